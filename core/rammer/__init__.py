@@ -1,0 +1,53 @@
+"""rammer: an ONNX model becomes a static table of small tasks, and any device with a plugin runs it.
+
+``rammer.compile(model, device="rocm")`` gives an ``Executable``; ``exe.run({name: array})`` runs it;
+``rammer.devices()`` lists what works here. Heavy modules load on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rammer.device.loader import DeviceStatus
+    from rammer.runtime.executable import Executable
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "compile", "devices"]
+
+
+def compile(model: str | Path | bytes | onnx.ModelProto, device: str = "", *, policy: str = "wavefront",
+            tune: str = "off", require: str = "", target: str = "",
+            options: Mapping[str, str] | None = None) -> Executable:  # fmt: skip
+    """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
+
+    Without ``device``, the first working device with a clock. Input shapes are not needed: each new set of
+    shapes is specialised at its first run. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
+    """
+    from rammer.runtime.session import open_executable
+
+    return open_executable(model, device, policy=policy, tune=tune, require=require, target=target,
+                           options=dict(options or {}))  # fmt: skip
+
+
+def devices() -> list[DeviceStatus]:
+    """Every installed device with its state; never raises because one of them is broken."""
+    from rammer.device.loader import Registry
+
+    return list(Registry().statuses())
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "errors"])
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        import importlib
+
+        return importlib.import_module("rammer.errors")
+    raise AttributeError(f"module 'rammer' has no attribute {name!r}")

@@ -1,0 +1,111 @@
+"""``rammer bench``: one table of all models, devices and peers, with the environment recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rammer.cli.common import collect_inputs, progress
+from rammer.cli.options import InputChoice, compile_options, parse_options, parse_shapes
+from rammer.errors import BadInput
+from rammer.report.environment import environment
+from rammer.report.table import duration, markdown, plain
+from rammer.runtime.bench import Effort, Row, bench_device, bench_onnxruntime
+
+HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
+PEERS = ("onnxruntime",)
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
+@click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), help="Repeatable.")
+@click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed runs.")
+@click.option("--iterations", type=click.IntRange(1), default=20, show_default=True, help="At least so many timed runs.")
+@click.option("--duration", "seconds", type=float, default=1.0, show_default=True, help="And at least so many seconds.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write rows and environment as JSON.")
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table as Markdown.")
+@compile_options
+def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str, ...], warmup: int, iterations: int,
+            seconds: float, json_file: Path | None, markdown_file: Path | None, shapes: tuple[str, ...], policy: str,
+            tune: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+    """Time MODELS on every DEVICE and PEER with the same inputs.
+
+    The ratio is a peer's median over the device's: above 1 the device is faster. Simulated times have no ratio.
+
+    Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
+    """
+    effort = Effort(warmup, iterations, seconds)
+    rows: list[Row] = []
+    for model in models:
+        for device in devices:
+            rows.append(_device(model, device, policy, tune, require, shapes, options, effort))
+        rows += [_peer(model, shapes, effort) for _ in peers]
+    facts = environment()
+    click.echo(table(rows, plain))
+    _write(json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
+    _write(markdown_file, document(rows, facts))
+
+
+def _device(model: Path, device: str, policy: str, tune: str, require: str, shapes: tuple[str, ...],
+            options: tuple[str, ...], effort: Effort) -> Row:  # fmt: skip
+    from rammer.runtime.session import open_executable
+
+    with progress(f"{model.name} for {device}") as sink:
+        exe = open_executable(model, device, policy=policy, tune=tune, require=require, options=parse_options(options),
+                              progress=sink)  # fmt: skip
+        inputs = exe.checked(collect_inputs(exe.head, InputChoice(shapes=parse_shapes(shapes))))
+        special = exe.prepare(inputs)
+    hardware = exe.backend.hardware.name
+    row = bench_device(model.stem, device, hardware, special, inputs, exe.backend.vdevice.simulated, effort)
+    exe.close()
+    return row
+
+
+def _peer(model: Path, shapes: tuple[str, ...], effort: Effort) -> Row:
+    from rammer.runtime.oracle import onnxruntime_session
+    from rammer.runtime.source import open_source
+
+    source = open_source(model)
+    loaded = source.model
+    inputs = collect_inputs(source.head, InputChoice(shapes=parse_shapes(shapes)))
+    hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
+    return bench_onnxruntime(model.stem, lambda: onnxruntime_session(loaded), inputs, hardware, effort)
+
+
+def _cells(rows: list[Row]) -> Iterator[list[Any]]:
+    peers = {r.model: r.median for r in rows if r.runner in PEERS}
+    for r in rows:
+        mark = " (simulated)" if r.simulated else ""
+        rated = r.model in peers and not r.simulated and r.runner not in PEERS
+        ratio = f"{peers[r.model] / r.median:.2f}x" if rated else ""
+        times = [f"{duration(t)}{mark}" for t in (r.median, r.p90, r.p99, r.first)]
+        yield [r.model, r.runner, r.hardware, *times, duration(r.compile), r.kernels or "", r.host_nodes, ratio]
+
+
+def table(rows: list[Row], form: Any) -> str:
+    """Measured rows first, simulated ones apart: they are never ranked together."""
+    parts = [list(_cells(rows))]
+    measured = [c for c, r in zip(parts[0], rows, strict=True) if not r.simulated]
+    simulated = [c for c, r in zip(parts[0], rows, strict=True) if r.simulated]
+    return "\n\n".join(str(form(part, HEADERS)) for part in (measured, simulated) if part)
+
+
+def document(rows: list[Row], facts: dict[str, str]) -> str:
+    """The Markdown result file: tables, then the environment."""
+    lines = "\n".join(f"- {k}: {v}" for k, v in facts.items())
+    return f"{table(rows, markdown)}\n\nMedians of whole runs, NumPy in and NumPy out.\n\n## Environment\n\n{lines}\n"
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(text)
+    except OSError as problem:
+        raise BadInput(f"cannot write {path}: {problem.strerror}") from problem

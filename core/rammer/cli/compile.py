@@ -1,0 +1,55 @@
+"""``rammer compile``: everything but the run; a file for later, or a report for hardware that is not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rammer.cli.common import progress
+from rammer.cli.options import compile_options, parse_options, parse_shapes
+from rammer.errors import BadInput
+from rammer.ir.operator import RKernel
+from rammer.report.table import duration, plain, size
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--device", required=True, metavar="NAME[:INDEX]")
+@click.option("--target", default="", help="Named hardware, e.g. sm_90a or gfx90a; needs none of it here.")
+@click.option("-o", "output", type=click.Path(path_type=Path), help="File to write; `rammer run FILE` runs it.")
+@compile_options
+def command(model: Path, device: str, target: str, output: Path | None, shapes: tuple[str, ...], policy: str, tune: str,
+            require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+    """Compile MODEL for a device and print what each kernel uses.
+
+    Example: rammer compile model.onnx --device cuda --target sm_90a -o model.rammer
+    """
+    from rammer.runtime.artifact import save_artifact
+    from rammer.runtime.session import open_executable
+
+    if output is not None and not output.parent.is_dir():
+        raise BadInput(f"cannot write {output}: its folder does not exist")
+    with progress(model.name) as sink:
+        exe = open_executable(model, device, policy=policy, tune=tune, require=require, target=target,
+                              options=parse_options(options), progress=sink)  # fmt: skip
+        compiled = exe.compile_only(parse_shapes(shapes))
+        chosen = exe.resources(compiled)
+    click.echo(plain([_row(k) for k in chosen], HEADERS))
+    arena = max((p.arena_bytes for p in compiled.programs), default=0)
+    click.echo(f"{exe.backend.hardware.name}: {len(chosen)} kernels, arena {size(arena)}, "
+               f"{sum(p.task_count for p in compiled.programs)} tasks, {len(compiled.host_nodes)} operators on the host")  # fmt: skip
+    click.echo("steps: " + ", ".join(f"{name} {duration(s)}" for name, s in compiled.seconds.items()))
+    if output is not None:
+        save_artifact(output, exe.artifact(compiled))
+        click.echo(f"wrote {output} ({size(output.stat().st_size)})")
+
+
+HEADERS = ["operator", "tile", "family", "tasks", "threads", "registers", "local", "spills", "predicted"]
+
+
+def _row(kernel: RKernel) -> list[str]:
+    operator, r = kernel.operator, kernel.resources
+    known = ["?" if v < 0 else str(v) for v in (r.registers, r.spills)]
+    return [operator.name, "x".join(map(str, operator.tile)), operator.family or "generic", str(operator.task_count),
+            str(r.threads), known[0], str(r.local_bytes), known[1], duration(kernel.crowded)]  # fmt: skip

@@ -1,0 +1,29 @@
+"""Commands load on use: ``rammer devices`` imports no ONNX, a warm ``run`` no compiler."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+#: Command -> module under ``rammer.cli`` whose ``command`` it is.
+COMMANDS = {
+    "devices": "devices", "run": "run", "compare": "compare", "inspect": "inspect", "bench": "bench",
+    "compile": "compile", "cache": "cache",
+}  # fmt: skip
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Commands in the order in which people meet them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command, imported now."""
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"rammer.cli.{COMMANDS[name]}").command
+        assert isinstance(command, click.Command)
+        return command

@@ -1,0 +1,48 @@
+"""The command ``rammer``: one file a command; expected errors print without a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import click
+
+import rammer
+from rammer.cli import lazy
+from rammer.errors import RammerError
+
+
+@click.group(cls=lazy.LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(rammer.__version__, prog_name="rammer")
+def cli() -> None:
+    """Compile ONNX models into static tables of tasks and run them on any device with a plugin.
+
+    Example: rammer run model.onnx --device rocm
+    """
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 good, 1 mismatch, 2 bad input, 3 device unavailable, 4 device failure."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as problem:
+        problem.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        print("rammer: interrupted; nothing was written by halves", file=sys.stderr)
+        sys.exit(130)
+    except RammerError as problem:
+        print(f"rammer: error: {problem}", file=sys.stderr)
+        if int(os.environ.get("RAMMER_DEBUG", "0") or 0) >= 2:
+            traceback.print_exc()
+        sys.exit(problem.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Options and parsing shared by the commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rammer.errors import BadInput
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NO_HINT = ""
+
+
+def compile_options(fn: F) -> F:
+    """--device, --require, --policy, --tune, --shape, --option."""
+    for option in (
+        click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Device-specific option; repeatable."),
+        click.option("--shape", "shapes", multiple=True, metavar="NAME:1x3x224x224", help="Shape of a dynamic input."),
+        click.option("--tune", type=click.Choice(["off", "quick", "full"]), default="off", show_default=True,
+                     help="off: cost model only; quick: measure 4 tiles an operator; full: 12."),
+        click.option("--policy", default="wavefront", show_default=True,
+                     help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto."),
+        click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
+    ):  # fmt: skip
+        fn = option(fn)
+    return fn
+
+
+def input_options(fn: F) -> F:
+    """--inputs, --input, --range, --seed."""
+    for option in (
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs."),
+        click.option("--range", "ranges", multiple=True, metavar="NAME:0..256",
+                     help="Range of a random input (high end excluded for integers)."),
+        click.option("--input", "single", multiple=True, metavar="NAME=@F.npy", help="One input from a .npy file."),
+        click.option("--inputs", "npz", type=click.Path(path_type=Path), help="All inputs from an .npz file."),
+    ):  # fmt: skip
+        fn = option(fn)
+    return fn
+
+
+@dataclass(frozen=True)
+class InputChoice:
+    """What the user said about inputs."""
+
+    npz: Path | None = None
+    single: Mapping[str, Path] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    seed: int = 0
+
+
+def parse_inputs(npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...], ranges: tuple[str, ...],
+                 seed: int) -> InputChoice:  # fmt: skip
+    """Options as typed -> InputChoice. BadInput shows the form that was expected."""
+    return InputChoice(npz, dict(map(_file, single)), parse_shapes(shapes), dict(map(_range, ranges)), seed)
+
+
+def parse_shapes(items: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """``x:1x3x224x224`` -> {"x": (1, 3, 224, 224)}; an empty shape is a scalar."""
+    result = {}
+    for item in items:
+        name, colon, text = item.rpartition(":")
+        if not colon or not re.fullmatch(r"(\d+(x\d+)*)?", text):
+            raise BadInput(f"--shape {item!r} is not NAME:EXTENTxEXTENT...", hint="for example --shape x:1x3x224x224")
+        result[name] = tuple(int(n) for n in text.split("x") if n)
+    return result
+
+
+def _file(item: str) -> tuple[str, Path]:
+    name, sign, path = item.partition("=@")
+    if not sign:
+        raise BadInput(f"--input {item!r} is not NAME=@FILE.npy", hint="for example --input x=@image.npy")
+    return name, Path(path)
+
+
+def _range(item: str) -> tuple[str, tuple[float, float]]:
+    name, colon, text = item.rpartition(":")
+    low, dots, high = text.partition("..")
+    try:
+        if colon and dots and float(low) < float(high):
+            return name, (float(low), float(high))
+    except ValueError:
+        pass
+    raise BadInput(f"--range {item!r} is not NAME:LOW..HIGH", hint="for example --range tokens:0..256")
+
+
+def parse_options(items: tuple[str, ...]) -> dict[str, str]:
+    """``key=value`` pairs."""
+    result = {}
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise BadInput(f"--option {item!r} is not KEY=VALUE")
+        result[key] = value
+    return result

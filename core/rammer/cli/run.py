@@ -1,0 +1,141 @@
+"""``rammer run``: one model, one device, and what came out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import numpy as np
+
+from rammer.cli.common import Array, collect_inputs, describe_array, progress
+from rammer.cli.options import compile_options, input_options, parse_inputs, parse_options
+from rammer.errors import BadInput, Mismatch
+from rammer.report.compare import HEADERS, differences, rows
+from rammer.report.table import duration, plain
+from rammer.runtime.executable import Executable, Specialised, Timing
+from rammer.runtime.inputs import load_npz
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--device", default="", metavar="NAME[:INDEX]", help="Default: the first working device with a clock.")
+@input_options
+@compile_options
+@click.option("--iterations", type=click.IntRange(1), default=1, show_default=True, help="Timed runs (median shown).")
+@click.option("--save-inputs", type=click.Path(path_type=Path), help="Write the inputs to an .npz file.")
+@click.option("--save-outputs", type=click.Path(path_type=Path), help="Write the outputs to an .npz file.")
+@click.option("--expected", type=click.Path(path_type=Path), help="Compare with the outputs in this .npz file.")
+@click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance (element-wise or L2).")
+@click.option("--atol", default=1e-5, show_default=True, help="Absolute tolerance, element-wise.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write what is printed as JSON ('-': stdout).")
+def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...],
+            ranges: tuple[str, ...], seed: int, policy: str, tune: str, require: str, options: tuple[str, ...],
+            iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None, rtol: float,
+            atol: float, json_file: Path | None) -> None:  # fmt: skip
+    """Run MODEL (an ONNX file, or a file written by `rammer compile`).
+
+    Example: rammer run model.onnx --device rocm --shape x:1x3x224x224 --iterations 20
+    """
+    from rammer.runtime.session import open_executable
+
+    choice = parse_inputs(npz, single, shapes, ranges, seed)
+    want = load_npz(expected) if expected else None
+    with progress(model.name) as sink:
+        exe = open_executable(model, device, policy=policy, tune=tune, require=require,
+                              options=parse_options(options), progress=sink)  # fmt: skip
+        inputs = collect_inputs(exe.head, choice)
+        special = exe.prepare(inputs)
+    outputs, timings = run_repeatedly(special, exe.checked(inputs), iterations)
+    report = build_report(exe, special, outputs, timings)
+    show(report, quiet=str(json_file) == "-")
+    save(save_inputs, inputs)
+    save(save_outputs, outputs)
+    found = differences(outputs, want, rtol, atol) if want is not None else []
+    if found:
+        report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in rows(found)]
+        click.echo(plain(rows(found), HEADERS), err=str(json_file) == "-")
+    write_json(json_file, report)
+    if not all(d.good for d in found):
+        raise Mismatch(f"{sum(not d.good for d in found)} of {len(found)} outputs differ from {expected}")
+
+
+def run_repeatedly(special: Specialised, inputs: dict[str, Array], count: int) -> tuple[dict[str, Array], list[Timing]]:
+    """One warm-up when more than one run is asked for, then ``count`` timed runs."""
+    if count > 1:
+        special.run(inputs)
+    timings = []
+    for _ in range(count):
+        outputs, timing = special.run(inputs)
+        timings.append(timing)
+    return outputs, timings
+
+
+def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array], timings: list[Timing]) -> dict[str, Any]:
+    """Everything that ``run`` prints, as plain data."""
+    hardware, device = exe.backend.hardware, exe.backend.vdevice
+    return {
+        "model": exe.head.name,
+        "device": f"{device.name}:{hardware.index}",
+        "hardware": f"{hardware.name} ({hardware.kind})",
+        "simulated": device.simulated,
+        "policy": exe.options.policy,
+        "compile_seconds": special.compile_seconds,
+        "kernels": special.kernels,
+        "tasks": sum(p.task_count for p in special.compiled.programs),
+        "host_nodes": [f"{s.node} ({s.why})" for s in special.compiled.host_nodes],
+        "device_seconds": median(t.device for t in timings),
+        "host_seconds": median(t.host for t in timings),
+        "latency_seconds": median(t.total for t in timings),
+        "iterations": len(timings),
+        "notes": list(timings[-1].notes),
+        "outputs": [dict(zip(["name", "type", "min", "max", "nan"], describe_array(n, a), strict=True))
+                    for n, a in outputs.items()],
+    }  # fmt: skip
+
+
+def show(report: dict[str, Any], quiet: bool = False) -> None:
+    """Print a report for people (on stderr when stdout carries JSON)."""
+    clock = "simulated" if report["simulated"] else "measured"
+    lines = [
+        f"model     {report['model']}",
+        f"device    {report['device']}: {report['hardware']}",
+        f"compile   {duration(report['compile_seconds'])} (policy {report['policy']}, "
+        f"{report['kernels']} launches, {report['tasks']} tasks)",
+        f"latency   {duration(report['device_seconds'])} on the device ({clock}); "
+        f"{duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
+        f"on host   {len(report['host_nodes'])} operators" + "".join(f"\n          {n}" for n in report["host_nodes"]),
+    ]
+    lines += [f"note      {note}" for note in report["notes"]]
+    click.echo("\n".join(lines), err=quiet)
+    table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]
+    click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
+
+
+def save(path: Path | None, arrays: dict[str, Array]) -> None:
+    """Write an .npz file in one step, so that an interruption leaves no half file."""
+    if path is None:
+        return
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        partial.replace(path)
+    except OSError as problem:
+        raise BadInput(f"cannot write {path}: {problem.strerror}") from problem
+
+
+def write_json(path: Path | None, report: dict[str, Any]) -> None:
+    """Write a report as JSON to a file, or to stdout for ``-``."""
+    if path is None:
+        return
+    text = json.dumps(report, indent=2)
+    if str(path) == "-":
+        click.echo(text)
+        return
+    try:
+        path.write_text(text + "\n")
+    except OSError as problem:
+        raise BadInput(f"cannot write {path}: {problem.strerror}") from problem

@@ -1,0 +1,181 @@
+"""The C dialects: OpenCL C, CUDA C++, host C99 and codelet C++, each one value of CTarget.
+
+Arithmetic is that of the element type; nothing here uses approximate ("fast-math") functions for
+float32. The preamble holds what C lacks: floor division, NaN-propagating extrema and the like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rammer.codegen.target import CTarget
+
+#: Suffix of helper functions by element type. Narrow integers compute in 32 bits.
+SUFFIX: dict[str, str] = {
+    "float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64", "uint32": "u32", "uint64": "u64",
+}  # fmt: skip
+
+_INTEGER = """
+{q} {t} rm_div_{s}({t} a, {t} b) {{ return b == 0 ? 0 : {minus} a / b; }}
+{q} {t} rm_fmod_{s}({t} a, {t} b) {{ return b == 0 {orminus} ? 0 : a % b; }}
+{q} {t} rm_floordiv_{s}({t} a, {t} b) {{ {t} d = rm_div_{s}(a, b), m = rm_fmod_{s}(a, b); return d - (m != 0 && (m < 0) != (b < 0)); }}
+{q} {t} rm_mod_{s}({t} a, {t} b) {{ {t} m = rm_fmod_{s}(a, b); return m + (m != 0 && (m < 0) != (b < 0) ? b : 0); }}
+{q} {t} rm_max_{s}({t} a, {t} b) {{ return a > b ? a : b; }}
+{q} {t} rm_min_{s}({t} a, {t} b) {{ return a < b ? a : b; }}
+{q} {t} rm_pow_{s}({t} a, {t} n) {{ {t} r = 1; for (; n > 0; n >>= 1, a *= a) if (n & 1) r *= a; return r; }}
+{q} {t} rm_shl_{s}({t} a, {t} n) {{ return n < {bits} ? a << n : 0; }}
+{q} {t} rm_shr_{s}({t} a, {t} n) {{ return n < {bits} ? a >> n : (a < 0 ? -1 : 0); }}
+"""
+_FLOAT = """
+{q} {t} rm_max_{s}({t} a, {t} b) {{ return ((a > b) | (a != a)) ? a : b; }}
+{q} {t} rm_min_{s}({t} a, {t} b) {{ return ((a < b) | (a != a)) ? a : b; }}
+{q} {t} rm_sign_{s}({t} a) {{ return a != a ? a : ({t})((a > 0) - (a < 0)); }}
+{q} {t} rm_mod_{s}({t} a, {t} b) {{ {t} m = {fmod}(a, b); return m != 0 && (m < 0) != (b < 0) ? m + b : m; }}
+{q} {t} rm_floordiv_{s}({t} a, {t} b) {{ {t} d = (a - rm_mod_{s}(a, b)) / b, f = {floor}(d); return b == 0 ? a / b : d - f > ({t})0.5 ? f + 1 : f; }}
+"""
+
+
+def helpers(qualifier: str, types: Mapping[str, str], overloaded: bool, double_guard: str = "") -> str:
+    """The helper functions of a dialect; ``overloaded`` spells ``floor`` alike for float and double.
+
+    ``double_guard`` is a preprocessor condition under which float64 exists.
+    """
+    parts = []
+    for name, suffix in SUFFIX.items():
+        spelling = types[name]
+        if name.startswith("float"):
+            plain = overloaded or name == "float64"
+            text = _FLOAT.format(q=qualifier, t=spelling, s=suffix, fmod="fmod" if plain else "fmodf",
+                                 floor="floor" if plain else "floorf")  # fmt: skip
+            guarded = name == "float64" and double_guard
+            parts.append(f"\n#if {double_guard}{text}#endif\n" if guarded else text)
+        else:
+            signed = name.startswith("int")
+            wide = spelling if not signed else types["u" + name]
+            parts.append(_INTEGER.format(
+                q=qualifier, t=spelling, s=suffix, bits=64 if name.endswith("64") else 32,
+                minus=f"b == ({spelling})-1 ? ({spelling})(0 - ({wide})a) :" if signed else "",
+                orminus="|| b == -1" if signed else ""))  # fmt: skip
+    return "".join(parts).replace("  ", " ")
+
+
+_STANDARD = {
+    "bool": "unsigned char", "int8": "signed char", "uint8": "unsigned char", "int16": "short",
+    "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int", "int64": "long long",
+    "uint64": "unsigned long long", "float32": "float", "float64": "double",
+}  # fmt: skip
+_OPENCL = _STANDARD | {
+    "bool": "uchar", "int8": "char", "uint8": "uchar", "uint16": "ushort", "uint32": "uint",
+    "int64": "long", "uint64": "ulong", "float16": "half",
+}  # fmt: skip
+_MATH = ("floor", "ceil", "round", "sqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
+         "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "pow", "fmod", "abs")  # fmt: skip
+_CUDA_HALF = """
+__device__ __forceinline__ float rm_load_f16(const unsigned short *p) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(*p)); return f; }
+__device__ __forceinline__ void rm_store_f16(unsigned short *p, float f) { unsigned short h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); *p = h; }
+"""
+
+#: Widths of the float32 vectors of a dialect. The types are ``rm_f{W}`` (values) and ``rm_i{W}`` (masks, 0 or -1).
+WIDTHS = (4, 8, 16)
+
+_VECTOR_OPENCL = """
+#define rm_f{w} float{w}
+#define rm_i{w} int{w}
+#define rm_vload{w}(p) vload{w}(0, p)
+#define rm_veven{w}(p) ((float{w})(vload{w}(0, p).even, vload{w}(0, (p) + {last}).odd))
+#define rm_vstore{w}(p, v) vstore{w}(v, 0, p)
+#define rm_splat{w}(x) ((float{w})(x))
+#define rm_mask{w}(p) vload{w}(0, p)
+#define rm_every{w}(x) ((int{w})(-(x)))
+#define rm_vsel{w}(m, a, b) select(b, a, m)
+inline static float{w} rm_vmax{w}(float{w} a, float{w} b) {{ return select(b, a, (a > b) | (a != a)); }}
+inline static float{w} rm_vmin{w}(float{w} a, float{w} b) {{ return select(b, a, (a < b) | (a != a)); }}
+"""
+_VECTOR_GNU = """
+typedef float rm_f{w} __attribute__((vector_size({bytes})));
+typedef int rm_i{w} __attribute__((vector_size({bytes})));
+typedef float rm_u{w} __attribute__((vector_size({bytes}), aligned(4), may_alias));
+typedef int rm_j{w} __attribute__((vector_size({bytes}), aligned(4), may_alias));
+#define rm_vload{w}(p) ((rm_f{w})*(const rm_u{w} *)(p))
+#define rm_vstore{w}(p, v) (*(rm_u{w} *)(p) = (v))
+#define rm_splat{w}(x) ((float)(x) - (rm_f{w}){{0}})
+#define rm_mask{w}(p) ((rm_i{w})*(const rm_j{w} *)(p))
+#define rm_every{w}(x) (-(int)(x) - (rm_i{w}){{0}})
+#define rm_vsel{w}(m, a, b) ((rm_f{w})(((rm_i{w})(a) & (m)) | ((rm_i{w})(b) & ~(m))))
+static inline rm_f{w} rm_veven{w}(const float *p) {{ return __builtin_shuffle(rm_vload{w}(p), rm_vload{w}(p + {last}), (rm_i{w}){{{even}}}); }}
+static inline rm_f{w} rm_vmax{w}(rm_f{w} a, rm_f{w} b) {{ rm_i{w} m = (a > b) | (a != a); return rm_vsel{w}(m, a, b); }}
+static inline rm_f{w} rm_vmin{w}(rm_f{w} a, rm_f{w} b) {{ rm_i{w} m = (a < b) | (a != a); return rm_vsel{w}(m, a, b); }}
+"""
+
+
+def vectors(template: str, opencl: bool) -> str:
+    """The vector types and functions of a dialect: OpenCL's own, or GNU C's with the functions applied lane by lane."""
+    parts = []
+    for w in WIDTHS:
+        # Lane k of a stride-2 load: the first half from vector 0, the second from the one that ends on its last element.
+        even = ", ".join(str(2 * k if 2 * k < w else 2 * k + 1) for k in range(w))
+        parts.append(template.format(w=w, bytes=4 * w, last=w - 1, even=even))
+        for fn in _MATH:
+            pair = fn in ("pow", "fmod")
+            name = {"round": "rint", "abs": "fabs"}.get(fn, fn)
+            if opencl:
+                parts.append(f"#define rm_v{fn}{w} {name}\n")
+            else:
+                head, call = ("rm_f{w} a, rm_f{w} b", "a[k], b[k]") if pair else ("rm_f{w} a", "a[k]")
+                parts.append(f"static inline rm_f{w} rm_v{fn}{w}({head.format(w=w)}) "
+                             f"{{ for (int k = 0; k < {w}; ++k) a[k] = {name}f({call}); return a; }}\n")  # fmt: skip
+    return "".join(parts)
+
+
+#: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.
+OPENCL = CTarget(
+    name="opencl", function="", global_="__global", local="__local", constant="__constant",
+    thread="(int)get_local_id(0)", threads="(int)get_local_size(0)", barrier="barrier(CLK_LOCAL_MEM_FENCE);",
+    types=_OPENCL,
+    functions={n: n for n in _MATH} | {
+        "round": "rint", "abs": "fabs", "load:float16": "vload_half({i}, {p})",
+        "store:float16": "vstore_half({v}, {i}, {p})"},
+    preamble="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
+    "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
+    + helpers("inline static", _OPENCL, overloaded=True, double_guard="defined(cl_khr_fp64)")
+    + vectors(_VECTOR_OPENCL, opencl=True),
+    vectors=WIDTHS,
+    restrict="restrict",
+)  # fmt: skip
+
+#: CUDA C++ under NVRTC; a thread block is one vEU. No ``restrict``: inputs may have been written by another vEU of
+#: the same launch, and read-only qualified pointers would license the non-coherent load path.
+CUDA = CTarget(
+    name="cuda", function="__device__", global_="", local="", constant="__device__ const",
+    thread="(int)threadIdx.x", threads="(int)blockDim.x", barrier="__syncthreads();",
+    types=_STANDARD | {"float16": "unsigned short"},
+    functions={"load:float16": "rm_load_f16({p} + {i})", "store:float16": "rm_store_f16({p} + {i}, {v})"},
+    preamble="#define RM_INF __int_as_float(0x7f800000)\n#define RM_NAN __int_as_float(0x7fc00000)\n"
+    + helpers("__device__ __forceinline__", _STANDARD, overloaded=False) + _CUDA_HALF,
+)  # fmt: skip
+
+#: Host C (C99 with GNU vectors) with one thread a task, for tests.
+C99 = CTarget(
+    name="c99", function="", global_="", local="", constant="static const", thread="0", threads="1", barrier="",
+    types=_STANDARD | {"float16": "_Float16"},
+    preamble="#include <math.h>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
+    + helpers("static inline", _STANDARD, overloaded=False)
+    + vectors(_VECTOR_GNU, opencl=False),
+    vectors=WIDTHS,
+    restrict="restrict",
+)  # fmt: skip
+
+#: C++ codelet text for one worker thread of an IPU tile.
+IPU = CTarget(
+    name="ipu", function="static", global_="", local="", constant="static const", thread="0", threads="1", barrier="",
+    types=_STANDARD,
+    preamble="#include <cmath>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
+    + helpers("static inline", _STANDARD, overloaded=False),
+    restrict="__restrict__",
+)  # fmt: skip
+
+
+def one_thread(target: CTarget) -> CTarget:
+    """The same dialect where one thread is a whole vEU (a CPU core): no strided loops, no barriers."""
+    return replace(target, name=f"{target.name}_one_thread", thread="0", threads="1", barrier="")

@@ -1,0 +1,254 @@
+"""Vector code: one statement computes a whole row of consecutive output elements.
+
+A ``LaneBlock`` is a scope in which one axis, the *lane*, stands for ``width`` consecutive indices. Float32
+expressions that depend on it become vectors; everything else stays scalar, and what vectors cannot
+express (gathers, tables, integer arithmetic on lanes) is computed lane by lane into a small array.
+Padding tests on the lane axis are assumed to hold: the caller computes the edges with scalar code
+(see ``rammer.codegen.rows``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from rammer.codegen import operations as ops
+from rammer.codegen.bounds import tidy
+from rammer.codegen.operations import Val
+from rammer.codegen.scalar import Block, Place
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Const, Expr, Load, Op, Ref
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_COMPARE = {"eq": "==", "lt": "<", "le": "<="}
+_LOGIC = {"and_": "&", "or_": "|", "xor": "^"}
+_CALLS = frozenset((
+    "floor", "ceil", "round", "sqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+    "asinh", "acosh", "atanh", "erf", "pow", "fmod", "abs", "max", "min"))  # fmt: skip
+
+
+@dataclass
+class LaneBlock(Block):
+    """A scope whose axis ``lane`` is ``width`` consecutive indices starting at the variable of that name."""
+
+    lane: str = ""
+    width: int = 0
+    kinds: dict[Expr, str] = field(default_factory=dict)
+
+    def child(self) -> Self:
+        """An inner scope with the same lanes."""
+        return type(self)(self.unit, self, lane=self.lane, width=self.width, kinds=self.kinds)
+
+    def _varies(self, e: Expr) -> bool:
+        return self.lane in ex.axes_of(e)
+
+    def _kind(self, e: Expr) -> str:
+        if e not in self.kinds:
+            self.kinds[e] = ex.dtype_of(e, self.unit.dtypes)
+        return self.kinds[e]
+
+    def let(self, value: Val) -> Val:
+        """Bind a value; vectors too."""
+        if value.atom or not value.lanes:
+            return super().let(value)
+        name = self.unit.fresh("v")
+        self.line(f"const rm_{'i' if value.dtype == 'bool' else 'f'}{self.width} {name} = {value.text};")
+        return Val(name, value.dtype, atom=True, lanes=self.width)
+
+    def value(self, e: Expr) -> Val:
+        """The value of an expression: a vector if it depends on the lane, else a scalar."""
+        if not self._varies(e):
+            return super().value(e)
+        kind = self._kind(e)
+        if kind not in ("float32", "bool"):
+            raise TypeError(f"{kind} values are computed lane by lane: {e}")
+        if isinstance(e, Load) and kind == "float32":
+            return self.load(e)
+        if not isinstance(e, Op) or any(self._kind(a) not in ("float32", "bool") for a in _typed(e)):
+            return self._each(e)
+        return self._operation(e)
+
+    def vector(self, e: Expr) -> str:
+        """A vector, copying a scalar to every lane."""
+        return self.spread(self.value(e))
+
+    def spread(self, value: Val) -> str:
+        """``value`` as a vector."""
+        if value.lanes:
+            return value.text
+        return f"rm_{'every' if value.dtype == 'bool' else 'splat'}{self.width}({value.text})"
+
+    def _operation(self, e: Op) -> Val:
+        w, fn = self.width, e.fn
+        args = [_literal(a, self._kind(e)) if fn not in _COMPARE else _literal(a, "float32") for a in e.args]
+        if fn == "where":
+            mask, yes, no = (self.vector(a) for a in (e.args[0], *args[1:]))
+            return (
+                Val(f"rm_vsel{w}({mask}, {yes}, {no})", "float32", lanes=w)
+                if self._kind(e) == "float32"
+                else self._each(e)
+            )
+        logical = fn in _LOGIC or fn == "not_"
+        if logical != (self._kind(e.args[0]) == "bool"):
+            return self._each(e)
+        if logical:
+            texts = [self.vector(a) for a in e.args]
+            return Val(
+                f"(~{texts[0]})" if fn == "not_" else f"({texts[0]} {_LOGIC[fn]} {texts[1]})", "bool", lanes=w
+            )
+        if fn in _INFIX or fn in _COMPARE:
+            # A scalar beside a vector applies to every lane, in OpenCL C and in GNU C.
+            left, right = (self.value(a).text for a in args)
+            dtype = "bool" if fn in _COMPARE else "float32"
+            return Val(f"({left} {_INFIX.get(fn) or _COMPARE[fn]} {right})", dtype, lanes=w)
+        if fn in _CALLS:
+            return Val(f"rm_v{fn}{w}({', '.join(self.vector(a) for a in args)})", "float32", lanes=w)
+        if fn == "neg":
+            return Val(f"(-{self.value(args[0]).text})", "float32", lanes=w)
+        if fn == "isnan":
+            value = self.let(self.value(args[0]))
+            return Val(f"({value.text} != {value.text})", "bool", lanes=w)
+        return self._each(e)
+
+    def _each(self, e: Expr) -> Val:
+        """``e`` lane by lane, through a small array."""
+        mask = self._kind(e) == "bool"
+        name, lane, k = self.unit.fresh("t"), self.unit.fresh("y"), self.unit.fresh("k")
+        self.line(f"{self.unit.target.types['int32' if mask else 'float32']} {name}[{self.width}];")
+        self.unit.ranges[lane] = self.unit.ranges[self.lane]
+        inner = Block(self.unit, self)
+        inner.line(f"const {self.unit.axis_type(self.unit.ranges[lane][1])} {lane} = {self.lane} + {k};")
+        value = inner.value(ex.substitute(e, {self.lane: Ref(lane)}))
+        inner.line(f"{name}[{k}] = {'-' if mask else ''}{value.text};")
+        self.lines += [
+            f"for (int {k} = 0; {k} < {self.width}; ++{k}) {{",
+            *(f"  {t}" for t in inner.lines),
+            "}",
+        ]
+        return self.let(
+            Val(f"rm_{'mask' if mask else 'vload'}{self.width}({name})", self._kind(e), lanes=self.width)
+        )
+
+    # --- loads --------------------------------------------------------------------------------
+
+    def load(self, e: Load) -> Val:
+        """A load: one vector where the lanes are one or two elements apart."""
+        if not self._varies(e):
+            return super().load(e)
+        e = Load(e.tensor, tuple(tidy(i) for i in e.indices), e.fill)
+        seen = self.known(e)
+        if seen is not None:
+            return seen
+        producer = self.unit.inlined.get(e.tensor)
+        straight = all(not self._varies(i) or self._rises(i) for i in e.indices)
+        if not straight or self.unit.dtypes[e.tensor] != "float32":
+            value = self._each(e)
+        elif producer is None:
+            value = self._stored(e)
+        else:
+            value = self._produced(e, producer)
+        value = self.let(value)
+        self.memo[e] = value
+        return value
+
+    def _rises(self, index: Expr) -> bool:
+        form = ex.affine(index)
+        return form is not None and form[0].get(self.lane, 0) > 0
+
+    def guard(self, e: Load) -> str:
+        """Only the tests that do not depend on the lane; the others hold in the interior."""
+        if e.fill is None:
+            return ""
+        pairs = zip(e.indices, self.unit.shapes[e.tensor], strict=True)
+        tests = [self.inside(i, n) for i, n in pairs if not self._varies(i)]
+        return " && ".join(t for t in tests if t)
+
+    def _stored(self, e: Load) -> Val:
+        place, guard = self.unit.places[e.tensor], self.guard(e)
+        step = self.stride(e.tensor, e.indices)
+        if step not in (1, 2):
+            return self._each(e)
+        address = f"{place.pointer} + {self.address(place, e.indices, self.unit.shapes[e.tensor] if not guard else None)}"
+        text = f"rm_{'vload' if step == 1 else 'veven'}{self.width}({address})"
+        if guard:
+            text = f"({guard} ? {text} : rm_splat{self.width}({ops.literal(self.unit.target, e.fill or 0, 'float32')}))"
+        return Val(text, "float32", lanes=self.width)
+
+    def stride(self, tensor: str, indices: tuple[Expr, ...]) -> int:
+        """Elements between the addresses of two neighbouring lanes."""
+        place = self.unit.places[tensor]
+        forms = [ex.affine(i) for i in indices]
+        return sum(
+            s * f[0].get(self.lane, 0) for s, f in zip(place.strides, forms, strict=True) if f is not None
+        )
+
+    def _produced(self, e: Load, producer: Compute) -> Val:
+        guard = self.guard(e)
+        if not guard:
+            return self.inline(producer, e.indices)
+        name = self.unit.fresh("v")
+        self.line(
+            f"rm_f{self.width} {name} = rm_splat{self.width}({ops.literal(self.unit.target, e.fill or 0, 'float32')});"
+        )
+        with self.nest(f"if ({guard})") as inner:
+            inner.line(f"{name} = {inner.spread(inner.inline(producer, e.indices))};")
+        return Val(name, "float32", atom=True, lanes=self.width)
+
+    def store(
+        self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[str, str]]
+    ) -> None:
+        """Write a row: one vector where the lanes are neighbours in memory, else lane by lane."""
+        shared = " && ".join(f"{x} {test}" for x, test in tests if x != self.lane)
+        single = " && ".join(f"{x} + k {test}" for x, test in tests if x == self.lane)
+        prefix, address = f"if ({shared}) " if shared else "", self.address(place, point)
+        step = place.strides[point.index(Ref(self.lane))]
+        if step == 1 and not single:
+            self.line(f"{prefix}rm_vstore{self.width}({place.pointer} + {address}, {self.spread(value)});")
+            return
+        name = self.unit.fresh("t")
+        self.line(f"float {name}[{self.width}];")
+        self.line(f"rm_vstore{self.width}({name}, {self.spread(value)});")
+        body = f"{place.pointer}[{address} + k * {step}] = {name}[k];"
+        self.line(
+            f"{prefix}for (int k = 0; k < {self.width}; ++k) {f'if ({single}) ' if single else ''}{body}"
+        )
+
+    # --- producers computed in place ----------------------------------------------------------
+
+    def inline(self, producer: Compute, indices: tuple[Expr, ...]) -> Val:
+        """The row of ``producer`` at ``indices``."""
+        if not any(self._varies(i) for i in indices):
+            return super().inline(producer, indices)
+        axes = dict(zip((a.name for a in producer.axes), (self._bound(i) for i in indices), strict=True))
+        if producer.reduce:
+            return self.reduction(producer, axes)
+        return self.let(self.value(ex.substitute(producer.body, axes)))
+
+    def reduction(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
+        """``c`` at ``axes``: a vector accumulator where it depends on the lane."""
+        if not any(self._varies(i) for i in axes.values()):
+            return super().reduction(c, axes)
+        total = self.unit.fresh("a")
+        self.line(f"rm_f{self.width} {total} = rm_splat{self.width}({ops.start(self.unit.target, c)});")
+        self.unit.wide.add(total)
+        self.over(c, total, axes)
+        return Val(total, "float32", atom=True, lanes=self.width)
+
+    def combine(self, c: Compute, total: str, value: Val) -> str:
+        """Statement that combines a row into the accumulator."""
+        if total not in self.unit.wide:
+            return super().combine(c, total, value)
+        if c.combiner in ("sum", "prod"):
+            return f"{total} {'+' if c.combiner == 'sum' else '*'}= {value.text};"
+        return f"{total} = rm_v{c.combiner}{self.width}({total}, {self.spread(value)});"
+
+
+def _typed(e: Op) -> list[Expr]:
+    """Arguments whose type matters: literals follow the others."""
+    return [a for a in e.args if not isinstance(a, Const)]
+
+
+def _literal(e: Expr, dtype: str) -> Expr:
+    return Const(e.value, dtype) if isinstance(e, Const) else e

@@ -1,0 +1,220 @@
+"""What a task of an operator computes where: stages, their boxes, and the on-chip memory they share.
+
+A *stage* is one loop nest. Producers connected at layer ``thread`` have no stage: their consumers
+compute them in place. A producer connected at layer ``veu`` has one, over the box its consumers read,
+and leaves its tile in scratch memory. The last stage computes every other output over the task's tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from rammer.codegen.bounds import Bound, Numbers, Span, clipped, fold, joined, numbers, span, tidy
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Expr, Interval, Ref, integer
+from rammer.ir.operator import ROperator
+from rammer.ir.types import TensorType, itemsize
+
+#: Scratch tiles start at multiples of this many bytes, the widest vector load.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One loop nest: the Computes it writes, its box (per axis) and the box's largest extents.
+
+    ``offset`` is the byte offset of its scratch tile, -1 when it writes outputs only.
+    """
+
+    computes: tuple[Compute, ...]
+    box: tuple[Bound, ...]
+    extents: tuple[int, ...]
+    offset: int = -1
+
+    @property
+    def root(self) -> Compute:
+        """The Compute whose axes the loops run over."""
+        return self.computes[-1]
+
+
+@dataclass
+class Layout:
+    """Boxes and stages of ``operator``; ``variables`` are run-time integers in order of definition.
+
+    ``ranges`` bounds every variable numerically. Task origins are ``o0, o1, ...``, clipped tile ends ``e0, e1, ...``; the box of the
+    staged Compute number ``j`` is ``l{j}_{axis}`` to ``h{j}_{axis}``.
+    """
+
+    operator: ROperator
+    types: Mapping[str, TensorType]
+    variables: dict[str, Expr] = field(default_factory=dict)
+    ranges: dict[str, Interval] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self.operator)
+        self.tile = self._tile()
+
+    @cached_property
+    def computes(self) -> dict[str, Compute]:
+        """Computes by name."""
+        return {c.name: c for c in self.operator.computes}
+
+    @cached_property
+    def staged(self) -> tuple[str, ...]:
+        """Computes with a scratch tile, in program order."""
+        names = {c.producer for c in self.operator.connections if c.layer == "veu"}
+        return tuple(c.name for c in self.operator.computes if c.name in names)
+
+    @cached_property
+    def inlined(self) -> dict[str, Compute]:
+        """Computes that their consumers compute in place."""
+        return {n: c for n, c in self.computes.items() if n not in self.staged}
+
+    def _tile(self) -> tuple[Bound, ...]:
+        result = []
+        for k, (axis, tile, count) in enumerate(
+            zip(self.operator.anchor.axes, self.operator.tile, self.operator.grid, strict=True)
+        ):
+            if count <= 1:
+                result.append(Bound(integer(0), integer(axis.extent)))
+                continue
+            self.ranges[f"o{k}"] = (0, (count - 1) * tile)
+            end = tidy(ex.add(f"o{k}", tile))
+            if axis.extent % tile:
+                self.variables[f"e{k}"] = fold("min", end, integer(axis.extent))
+                self.ranges[f"e{k}"] = (1, axis.extent)
+                end = Ref(f"e{k}")
+            result.append(Bound(Ref(f"o{k}"), end))
+        return tuple(result)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Stages in execution order. Raises ValueError where the operator is ill-formed."""
+        last = tuple(
+            self.computes[n] for n in self.computes if n in self.operator.outputs and n not in self.staged
+        )
+        boxes: dict[str, tuple[Bound, ...]] = {
+            n: self.tile for n in self.staged if n in self.operator.outputs
+        }
+        for c in last:
+            self._collect(c, self.tile, boxes)
+        for number, name in reversed(list(enumerate(self.staged))):
+            if name not in boxes:
+                raise ValueError(f"operator {self.operator.name}: nothing reads {name}")
+            boxes[name] = self._named(number, self.computes[name], boxes[name])
+            self._collect(self.computes[name], boxes[name], boxes)
+        extents = self._extents({**boxes, "": self.tile})
+        stages = [Stage((self.computes[n],), boxes[n], extents[n]) for n in self.staged]
+        if last:
+            stages.append(Stage(last, self.tile, extents[""]))
+        return _placed(stages, self._readers())
+
+    def _named(self, number: int, c: Compute, box: tuple[Bound, ...]) -> tuple[Bound, ...]:
+        """Give the bounds of a box names, unless they are literals or names already."""
+        result = []
+        for d, (b, axis) in enumerate(zip(box, c.axes, strict=True)):
+            ends = []
+            for letter, e in (("l", b.low), ("h", b.high)):
+                if not (ex.affine(e) is not None and len(ex.axes_of(e)) <= 1):
+                    name = f"{letter}{number}_{d}"
+                    self.variables[name] = e
+                    self.ranges[name] = (0, axis.extent)
+                    e = Ref(name)
+                ends.append(e)
+            result.append(Bound(ends[0], ends[1], b.solid))
+        return tuple(result)
+
+    def _collect(self, c: Compute, box: Sequence[Bound], boxes: dict[str, tuple[Bound, ...]]) -> None:
+        """Add to ``boxes`` what computing ``box`` of ``c`` reads of every staged tensor."""
+        axes: dict[str, Span] = {a.name: b.span for a, b in zip(c.axes, box, strict=True)}
+        axes |= {r.name: (integer(0), integer(r.extent - 1)) for r in c.reduce}
+        for load in c.loads:
+            if load.tensor not in self.computes:
+                continue
+            shape = self.types[load.tensor].shape
+            read = tuple(
+                clipped(span(i, axes), n, self.ranges) for i, n in zip(load.indices, shape, strict=True)
+            )
+            if load.tensor in self.inlined:
+                self._collect(self.inlined[load.tensor], read, boxes)
+            else:
+                known = boxes.get(load.tensor)
+                boxes[load.tensor] = read if known is None else joined(known, read)
+
+    def _readers(self) -> list[set[str]]:
+        """For each stage the staged tensors that it reads, directly or through inlined producers."""
+        last = [c for c in self.inlined.values() if c.name in self.operator.outputs]
+        return [self._reads([self.computes[n]]) for n in self.staged] + [self._reads(last)]
+
+    def _reads(self, computes: Sequence[Compute]) -> set[str]:
+        found: set[str] = set()
+        for c in computes:
+            for name in c.reads:
+                if name in self.inlined:
+                    found |= self._reads([self.inlined[name]])
+                elif name in self.computes:
+                    found.add(name)
+        return found
+
+    def _extents(self, boxes: Mapping[str, Sequence[Bound]]) -> dict[str, tuple[int, ...]]:
+        """Largest extents of each box over all tasks, by evaluating its bounds for every tile origin."""
+        values: dict[str, Numbers] = {}
+        rank = len(self.operator.tile)
+        for k, (tile, count) in enumerate(zip(self.operator.tile, self.operator.grid, strict=True)):
+            shape = [1] * rank
+            shape[k] = count
+            values[f"o{k}"] = (np.arange(count, dtype=np.int64) * tile).reshape(shape)
+        for name, e in self.variables.items():
+            values[name] = numbers(e, values)
+        return {
+            name: tuple(int((numbers(b.high, values) - numbers(b.low, values)).max(initial=0)) for b in box)
+            for name, box in boxes.items()
+        }
+
+
+def _check(operator: ROperator) -> None:
+    if operator.anchor.axes and not operator.tile:
+        raise ValueError(f"operator {operator.name} has no tile")
+    known = {(c.producer, c.consumer): c.layer for c in operator.connections}
+    inside = {c.name for c in operator.computes}
+    for c in operator.computes:
+        for name in c.reads:
+            if name in inside and known.get((name, c.name)) not in ("thread", "veu"):
+                raise ValueError(
+                    f"operator {operator.name}: {name} and {c.name} meet at no layer inside a task"
+                )
+
+
+def _placed(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, ...]:
+    """Give every staged tile a scratch offset: first fit among the tiles alive at the same time."""
+    count = len(stages)
+    result: list[Stage] = []
+    alive: list[tuple[int, int, int]] = []  # (offset, end, last reading stage)
+    for k, stage in enumerate(stages):
+        size = math.prod(stage.extents) * itemsize(stage.root.dtype)
+        name = stage.root.name
+        final = max((j for j in range(min(count, len(reads))) if name in reads[j]), default=-1)
+        if final < 0:
+            result.append(stage)
+            continue
+        alive = [a for a in alive if a[2] >= k]
+        offset = 0
+        for begin, end, _ in sorted(alive):
+            if offset + size <= begin:
+                break
+            offset = max(offset, -(-end // ALIGNMENT) * ALIGNMENT)
+        alive.append((offset, offset + size, final))
+        result.append(Stage(stage.computes, stage.box, stage.extents, offset))
+    return tuple(result)
+
+
+def scratch_of(stages: Sequence[Stage]) -> int:
+    """Bytes of scratch memory that the stages need together."""
+    ends = [s.offset + math.prod(s.extents) * itemsize(s.root.dtype) for s in stages if s.offset >= 0]
+    return max(ends, default=0)

@@ -1,0 +1,404 @@
+"""Scalar expressions to C text.
+
+A ``Block`` is a C scope under construction: ``value`` returns the text of an expression and appends the
+statements that it needs (the reductions and guarded producers computed in place) to the block first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from rammer.codegen import operations as ops
+from rammer.codegen.bounds import linear, tidy
+from rammer.codegen.operations import Val
+from rammer.codegen.target import CTarget
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Cast, Const, Expr, Interval, Load, Op, Ref, Table, integer
+from rammer.ir.types import TensorType
+
+INT32 = 2**31 - 1
+_INDEX = frozenset(("add", "sub", "mul", "neg", "min", "max", "floordiv", "mod"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stored tensor: C pointer, element strides, and the index that its first element has."""
+
+    pointer: str
+    dtype: str
+    strides: tuple[int, ...]
+    origin: tuple[Expr, ...]
+
+
+@dataclass
+class Unit:
+    """One C function under construction."""
+
+    target: CTarget
+    types: Mapping[str, TensorType]
+    inlined: Mapping[str, Compute]
+    places: Mapping[str, Place]
+    ranges: dict[str, Interval]
+    tables: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+    wide: set[str] = field(default_factory=set)  # names of vector accumulators
+
+    def __post_init__(self) -> None:
+        self.shapes = {n: t.shape for n, t in self.types.items()}
+        self.dtypes = {n: t.dtype for n, t in self.types.items()}
+
+    def fresh(self, letter: str) -> str:
+        """A new variable name."""
+        self.count += 1
+        return f"{letter}{self.count}"
+
+    def table(self, values: tuple[ex.Number, ...], dtype: str) -> str:
+        """Name of the file-scope table with these values."""
+        spelling = ops.ctype(self.target, dtype)
+        body = ", ".join(ops.literal(self.target, v, dtype) for v in values)
+        name = "rm_t" + hashlib.sha256(f"{spelling}:{body}".encode()).hexdigest()[:16]
+        text = f"{self.target.constant} {spelling} {name}[{len(values)}] = {{{body}}};"
+        # The guard lets functions that share a table stand in one translation unit.
+        self.tables[name] = f"#ifndef {name.upper()}\n#define {name.upper()}\n{text}\n#endif\n"
+        return name
+
+    def axis_type(self, extent: int) -> str:
+        """C type of a loop variable."""
+        return self.target.types["int32" if extent <= INT32 else "int64"]
+
+
+@dataclass
+class Block:
+    """Statements of one C scope; values already computed in it are shared."""
+
+    unit: Unit
+    parent: Block | None = None
+    lines: list[str] = field(default_factory=list)
+    memo: dict[Expr, Val] = field(default_factory=dict)
+
+    def line(self, text: str) -> None:
+        """Append one statement."""
+        self.lines.append(text)
+
+    def child(self) -> Self:
+        """An inner scope of the same kind, not yet closed."""
+        return type(self)(self.unit, self)
+
+    @contextmanager
+    def nest(self, head: str) -> Iterator[Self]:
+        """A child scope ``head { ... }``."""
+        child = self.child()
+        yield child
+        self.lines += [f"{head} {{", *(f"  {text}" for text in child.lines), "}"]
+
+    def loop(self, name: str, low: str, high: str, extent: int, step: int = 1) -> str:
+        """Head of a counting loop over a new variable already in ``unit.ranges``."""
+        kind = self.unit.axis_type(extent)
+        return f"for ({kind} {name} = {low}; {name} < {high}; {f'{name} += {step}' if step > 1 else f'++{name}'})"
+
+    def let(self, value: Val) -> Val:
+        """Bind a value to a constant of this scope, unless it is a name or literal already."""
+        if value.atom:
+            return value
+        name = self.unit.fresh("v")
+        self.line(f"const {ops.ctype(self.unit.target, value.cdtype)} {name} = {value.text};")
+        return Val(name, value.dtype, value.small, True)
+
+    def known(self, e: Expr) -> Val | None:
+        """The value of ``e`` if this scope or an outer one has it."""
+        scope: Block | None = self
+        while scope is not None:
+            if e in scope.memo:
+                return scope.memo[e]
+            scope = scope.parent
+        return None
+
+    # --- values -------------------------------------------------------------------------------
+
+    def value(self, e: Expr) -> Val:
+        """The C value of an expression whose axes are variables in scope."""
+        if isinstance(e, Const):
+            return Val(ops.literal(self.unit.target, e.value, e.dtype), e.dtype, atom=True)
+        if self._is_index(e):
+            return self.index(e)
+        if isinstance(e, Load):
+            return self.load(e)
+        if isinstance(e, Cast):
+            return ops.convert(self.unit.target, self.value(e.arg), e.dtype)
+        if isinstance(e, Table):
+            return Val(
+                f"{self.unit.table(e.values, e.dtype)}[{self.value(e.index).text}]", e.dtype, atom=True
+            )
+        if isinstance(e, Op) and e.fn == "where":
+            return self._where(e)
+        if isinstance(e, Op):
+            return ops.apply(self.unit.target, e.fn, self._arguments(e.args))
+        raise TypeError(f"not a scalar expression: {e!r}")
+
+    def _arguments(self, args: tuple[Expr, ...]) -> list[Val]:
+        """Arguments in their common type: that of the first one that is no literal."""
+        values = [None if isinstance(a, Const) else self.value(a) for a in args]
+        first = next((v for v in values if v is not None), None)
+        if first is None:
+            kind = next(a.dtype for a in args if isinstance(a, Const))
+            return [
+                Val(ops.literal(self.unit.target, a.value, kind), kind, atom=True)
+                for a in args
+                if isinstance(a, Const)
+            ]
+        small = all(v.small for v in values if v is not None) and all(
+            abs(int(a.value)) <= INT32
+            for a in args
+            if isinstance(a, Const) and not isinstance(a.value, float)
+        )
+        target, kind = self.unit.target, first.dtype
+        result = []
+        for a, v in zip(args, values, strict=True):
+            if isinstance(a, Const):
+                result.append(
+                    Val(ops.literal(target, a.value, "int32" if small else kind), kind, small, True)
+                )
+            elif v is not None:
+                result.append(v if small and v.dtype == kind else ops.convert(target, v, kind))
+        return result
+
+    def _where(self, e: Op) -> Val:
+        """``c ? a : b``; branches that need statements become an if, so that only one is computed."""
+        test = self.value(e.args[0])
+        arms = [self.child(), self.child()]
+        typed = [arm.value(a) for arm, a in zip(arms, e.args[1:], strict=True)]
+        open_ = [v for v, a in zip(typed, e.args[1:], strict=True) if not isinstance(a, Const)]
+        kind = (open_ or typed)[0].dtype
+        target = self.unit.target
+        parts = [
+            Val(ops.literal(target, a.value, kind), kind, atom=True)
+            if isinstance(a, Const)
+            else ops.convert(target, v, kind)
+            for v, a in zip(typed, e.args[1:], strict=True)
+        ]
+        if not arms[0].lines and not arms[1].lines:
+            return Val(f"({test.text} ? {parts[0].text} : {parts[1].text})", kind)
+        name = self.unit.fresh("v")
+        self.line(f"{ops.ctype(target, ops.compute_type(kind))} {name};")
+        for head, arm, part in zip((f"if ({test.text})", "else"), arms, parts, strict=True):
+            self.lines += [
+                f"{head} {{",
+                *(f"  {text}" for text in arm.lines),
+                f"  {name} = {part.text};",
+                "}",
+            ]
+        return Val(name, kind, atom=True)
+
+    # --- index arithmetic ---------------------------------------------------------------------
+
+    def _is_index(self, e: Expr) -> bool:
+        """Whether ``e`` is integer arithmetic over axes with known bounds."""
+        if isinstance(e, Ref):
+            return True
+        if isinstance(e, Const):
+            return e.dtype == "int64"
+        if isinstance(e, Table):
+            return e.dtype == "int64" and not isinstance(e.index, Const) and self._is_index(e.index)
+        return (
+            isinstance(e, Op)
+            and e.fn in _INDEX
+            and all(self._is_index(a) for a in e.args)
+            and bool(ex.axes_of(e))
+        )
+
+    def fits(self, e: Expr) -> bool:
+        """Whether every sub-expression fits 32 bits."""
+        return all(
+            (span := ex.interval(n, self.unit.ranges)) is not None and span[0] >= -INT32 and span[1] <= INT32
+            for n in ex.walk(e)
+        )
+
+    def index(self, e: Expr) -> Val:
+        """Integer arithmetic over axes, in 32 bits where all of it fits."""
+        e = tidy(e)
+        small = self.fits(e)
+        return Val(self._index(e, small), "int64", small, isinstance(e, Const | Ref))
+
+    def _index(self, e: Expr, small: bool) -> str:
+        target = self.unit.target
+        if isinstance(e, Const):
+            return ops.literal(target, e.value, "int32" if small else "int64")
+        if isinstance(e, Ref):
+            return e.axis if small else f"({target.types['int64']}){e.axis}"
+        if isinstance(e, Table):
+            return f"{self.unit.table(e.values, 'int32' if small else 'int64')}[{self.index(e.index).text}]"
+        if not isinstance(e, Op):
+            raise TypeError(f"not index arithmetic: {e}")
+        if e.fn in ("add", "sub", "mul"):
+            return self._sum(e, small)
+        args = [self._index(a, small) for a in e.args]
+        if e.fn in ("floordiv", "mod") and self._plain_division(e):
+            return f"({args[0]} {'/' if e.fn == 'floordiv' else '%'} {args[1]})"
+        if e.fn == "neg":
+            return f"(-{args[0]})"
+        return f"rm_{e.fn}_{'i32' if small else 'i64'}({', '.join(args)})"
+
+    def _sum(self, e: Op, small: bool) -> str:
+        """A sum of terms without inner parentheses."""
+        terms, constant = linear(e)
+        if len(terms) == 1 and e.fn == "mul" and next(iter(terms)) == e:
+            return f"({self._index(e.args[0], small)} * {self._index(e.args[1], small)})"
+        text = ""
+        for term in sorted(terms, key=str):
+            factor = terms[term]
+            part = self._index(term, small)
+            part = part if abs(factor) == 1 else f"{abs(factor)} * {part}"
+            text += f" {'-' if factor < 0 else '+'} {part}" if text else f"{'-' if factor < 0 else ''}{part}"
+        if constant:
+            text += f" {'-' if constant < 0 else '+'} {abs(constant)}"
+        return f"({text})"
+
+    def _plain_division(self, e: Op) -> bool:
+        """C's division equals Python's where the dividend is not negative and the divisor positive."""
+        spans = [ex.interval(a, self.unit.ranges) for a in e.args]
+        return spans[0] is not None and spans[1] is not None and spans[0][0] >= 0 and spans[1][0] > 0
+
+    # --- loads --------------------------------------------------------------------------------
+
+    def load(self, e: Load) -> Val:
+        """A load: of a stored tensor, or of a producer computed in place."""
+        e = Load(e.tensor, tuple(tidy(i) for i in e.indices), e.fill)
+        seen = self.known(e)
+        if seen is not None:
+            return seen
+        guard = self.guard(e)
+        producer = self.unit.inlined.get(e.tensor)
+        if producer is None:
+            text, dtype = self.element(e.tensor, e.indices, clamp=not guard), self.unit.places[e.tensor].dtype
+            fill = ops.literal(self.unit.target, e.fill, dtype) if e.fill is not None else ""
+            value = Val(f"({guard} ? {text} : {fill})" if guard else text, dtype)
+        elif not guard:
+            value = self.inline(producer, e.indices)
+        else:
+            value = self._guarded(e, producer, guard)
+        value = self.let(value)
+        self.memo[e] = value
+        return value
+
+    def _guarded(self, e: Load, producer: Compute, guard: str) -> Val:
+        name, target = self.unit.fresh("v"), self.unit.target
+        fill = ops.literal(target, e.fill if e.fill is not None else 0, producer.dtype)
+        self.line(f"{ops.ctype(target, ops.compute_type(producer.dtype))} {name} = {fill};")
+        with self.nest(f"if ({guard})") as inner:
+            inner.line(f"{name} = {inner.inline(producer, e.indices).text};")
+        return Val(name, producer.dtype, atom=True)
+
+    def guard(self, e: Load) -> str:
+        """The condition that the padded load ``e`` is inside its tensor; "" where it always is."""
+        if e.fill is None:
+            return ""
+        tests = [self.inside(i, n) for i, n in zip(e.indices, self.unit.shapes[e.tensor], strict=True)]
+        return " && ".join(t for t in tests if t)
+
+    def inside(self, index: Expr, extent: int) -> str:
+        """The condition that ``index`` is in ``[0, extent)``; "" where it always is."""
+        reach = ex.interval(index, self.unit.ranges)
+        value = self.value(index)
+        low = reach is None or reach[0] < 0
+        high = reach is None or reach[1] >= extent
+        if low and high and value.small:
+            # One comparison does for both ends.
+            return f"({self.unit.target.types['uint32']}){_paren(value)} < {extent}u"
+        tests = ([f"{value.text} >= 0"] if low else []) + ([f"{value.text} < {extent}"] if high else [])
+        return " && ".join(tests)
+
+    def element(self, tensor: str, indices: tuple[Expr, ...], clamp: bool = False) -> str:
+        """The text that reads one element of a stored tensor."""
+        place = self.unit.places[tensor]
+        shape = self.unit.shapes[tensor] if clamp else None
+        return ops.fetch(self.unit.target, place.pointer, self.address(place, indices, shape), place.dtype)
+
+    def address(self, place: Place, indices: tuple[Expr, ...], clamp: tuple[int, ...] | None = None) -> str:
+        """Element address. With ``clamp`` (the tensor's shape) data-dependent indices are clamped: a bad one must not read
+        foreign memory."""
+        total: Expr = integer(0)
+        extra: list[str] = []
+        for d, (i, stride, origin) in enumerate(zip(indices, place.strides, place.origin, strict=True)):
+            if stride == 0:
+                continue
+            if self._is_index(i) or isinstance(i, Const):
+                total = ex.add(total, ex.mul(Op("sub", (i, origin)), stride))
+                continue
+            text = ops.convert(self.unit.target, self.value(i), "int64").text
+            if clamp is not None:
+                text = f"rm_min_i64(rm_max_i64({text}, 0), {max(clamp[d] - 1, 0)})"
+            total = ex.add(total, ex.mul(ex.mul(origin, -1), stride))
+            extra.append(f"{text} * {stride}" if stride != 1 else text)
+        whole = self.index(total)
+        if extra and whole.text != "0":
+            extra.insert(0, whole.text)
+        return " + ".join(extra) if extra else whole.text
+
+    def store(
+        self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[str, str]]
+    ) -> None:
+        """Write ``value`` at ``point`` if all ``tests`` (axis, condition on it) hold."""
+        text = ops.convert(self.unit.target, value, place.dtype).text
+        statement = ops.put(self.unit.target, place.pointer, self.address(place, point), place.dtype, text)
+        condition = " && ".join(f"{x} {test}" for x, test in tests)
+        self.line(f"if ({condition}) {statement}" if tests else statement)
+
+    # --- producers computed in place ----------------------------------------------------------
+
+    def inline(self, producer: Compute, indices: tuple[Expr, ...]) -> Val:
+        """The element of ``producer`` at ``indices``, computed here."""
+        axes = dict(zip((a.name for a in producer.axes), (self._bound(i) for i in indices), strict=True))
+        if producer.reduce:
+            return self.reduction(producer, axes)
+        value = ops.convert(self.unit.target, self.value(ex.substitute(producer.body, axes)), producer.dtype)
+        return self.let(value)
+
+    def _bound(self, index: Expr) -> Expr:
+        """Indices that are no sums of axes get a name, since the producer's body repeats them."""
+        if ex.affine(index) is not None:
+            return index
+        name = self.unit.fresh("i")
+        reach = ex.interval(index, self.unit.ranges)
+        value = self.value(index)
+        small = value.small or (reach is not None and reach[0] >= -INT32 and reach[1] <= INT32)
+        self.line(f"const {self.unit.target.types['int32' if small else 'int64']} {name} = {value.text};")
+        self.unit.ranges[name] = reach if reach is not None else (-(2**62), 2**62)
+        return Ref(name)
+
+    def reduction(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
+        """``c`` at ``axes``: an accumulator and its loops, in order."""
+        target = self.unit.target
+        total = self.unit.fresh("a")
+        self.line(f"{ops.ctype(target, ops.compute_type(c.dtype))} {total} = {ops.start(target, c)};")
+        self.over(c, total, axes)
+        return Val(total, c.dtype, atom=True)
+
+    def over(self, c: Compute, total: str, axes: Mapping[str, Expr]) -> None:
+        """Combine the body of ``c`` over its reduction axes, in order, into ``total``."""
+        names = {r.name: self.unit.fresh("r") for r in c.reduce}
+        inside = {**axes, **{r: Ref(n) for r, n in names.items()}}
+        self._accumulate(c, total, inside, [(names[r.name], r.extent) for r in c.reduce])
+
+    def _accumulate(
+        self, c: Compute, total: str, axes: Mapping[str, Expr], over: list[tuple[str, int]]
+    ) -> None:
+        if not over:
+            self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
+            return
+        name, extent = over[0]
+        self.unit.ranges[name] = (0, max(extent - 1, 0))
+        with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
+            inner._accumulate(c, total, axes, over[1:])
+
+    def combine(self, c: Compute, total: str, value: Val) -> str:
+        """Statement that combines one value into the accumulator."""
+        return ops.combine(self.unit.target, c, total, value)
+
+
+def _paren(value: Val) -> str:
+    return value.text if value.atom or value.text.startswith("(") else f"({value.text})"

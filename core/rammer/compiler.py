@@ -1,0 +1,163 @@
+"""The staircase in one place: Graph -> ComputeGraph -> TileGraph -> RKernels -> RProgram, segment by segment.
+
+No step asks which device it serves; the backend's VDevice, candidates and kernels are all it knows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend, Binding
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import can_lower, lower
+from rammer.frontend.reader import Model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.operator import RKernel, ROperator
+from rammer.ir.program import Port
+from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.plan.build import build_program
+from rammer.plan.storage import assign_storage
+from rammer.plan.views import view_sources
+from rammer.plan.waits import dependences
+from rammer.profile.store import KernelStore
+from rammer.profile.tune import Tuner
+from rammer.runtime.host import HostNode
+from rammer.runtime.options import CompileOptions, Progress, quiet
+from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
+from rammer.schedule.policy import OperatorGraph
+from rammer.schedule.registry import parse_policy
+from rammer.tile.connect import connect
+
+
+@dataclass
+class Compiler:
+    """Compiles graphs for one backend. Keeps the tuner, so equal operators are tuned once."""
+
+    backend: Backend
+    options: CompileOptions = CompileOptions()
+    store: KernelStore = field(default_factory=KernelStore.default)
+    registry: Registry | None = None
+    progress: Progress = quiet
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.policy = parse_policy(self.options.policy)
+        self.tuner = Tuner(self.backend, self.store, self.options.tune, extra=self._extra,
+                           progress=lambda operator: self.progress("kernels", operator))  # fmt: skip
+
+    def _extra(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        if self.registry is None:
+            return ()
+        return self.registry.extra_kernels(self.backend.vdevice.name, operator, binding)
+
+    def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
+        """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open."""
+        self.seconds = {}
+        with self._step("bind"):
+            graph = bind(model, shapes)
+        return self.compile(graph)
+
+    def compile(self, graph: Graph) -> Compiled:
+        """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
+        with self._step("passes"):
+            graph, reports = Pipeline(default_passes()).run(graph)
+        segments: list[Segment] = []
+        for number, (nodes, why) in enumerate(split_segments(graph)):
+            if why:
+                segments.append(HostSegment(HostNode.of(graph, nodes[0]), why))
+            else:
+                segments.append(self._segment(subgraph(graph, nodes, number)))
+        return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
+
+    def _segment(self, graph: Graph) -> ProgramSegment:
+        with self._step("lower"):
+            compute = lower(graph)
+        return self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
+
+    def program(self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> ProgramSegment:
+        """From tensor expressions to a verified program."""
+        with self._step("storage"):
+            plan = assign_storage(compute)
+        with self._step("tile"):
+            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
+        binding = Binding(plan.graph.types, plan.storages)
+        with self._step("kernels"):
+            kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
+        with self._step("schedule"):
+            after = dependences(tile.operators, plan.storages)
+            schedule = self.policy(OperatorGraph(kernels, after), self.backend.vdevice)
+        with self._step("plan"):
+            program = build_program(compute.name, schedule, plan, inputs, outputs, plan.graph.constants,
+                                    policy=str(self.policy), vdevice=self.backend.vdevice)  # fmt: skip
+        constants = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
+        return ProgramSegment(program, constants, compute, tile, kernels)
+
+    def resources(self, compiled: Compiled) -> list[RKernel]:
+        """The chosen kernel of every operator with the resources that the device's compiler reports."""
+        result = []
+        for segment in compiled.segments:
+            if isinstance(segment, ProgramSegment):
+                binding = Binding(segment.program.types, segment.program.storage)
+                for operator in segment.program.operators:
+                    kernel = self.backend.kernel(operator, binding)
+                    self.progress("resources", operator.name)
+                    result.append(replace(kernel, resources=self.backend.profiler.resources(kernel, binding)))
+        return result
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        self.progress(name, "")
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def split_segments(graph: Graph) -> list[tuple[list[Node], str]]:
+    """Cut the nodes into device segments and single host nodes, in a legal order.
+
+    A node's depth counts the device/host borders on the way to it; nodes of one depth form a segment.
+    Returns (nodes, reason), with an empty reason for device segments.
+    """
+    depth_of: dict[str, int] = {}
+    groups: dict[int, list[tuple[Node, str]]] = {}
+    for node in graph.nodes:
+        why = can_lower(graph, node) or ""
+        depth = max((depth_of.get(i, 0) for i in node.inputs if i), default=0)
+        depth += (depth % 2 == 1) != bool(why)
+        depth_of.update({o: depth for o in node.outputs if o})
+        groups.setdefault(depth, []).append((node, why))
+    result: list[tuple[list[Node], str]] = []
+    for depth in sorted(groups):
+        if depth % 2:
+            result += [([node], why) for node, why in groups[depth]]
+        else:
+            result.append(([node for node, _ in groups[depth]], ""))
+    return result
+
+
+def subgraph(graph: Graph, nodes: list[Node], number: int) -> Graph:
+    """The graph of ``nodes``: inputs are values made elsewhere, outputs are values needed elsewhere."""
+    inside = {id(n) for n in nodes}
+    made = dict.fromkeys(o for n in nodes for o in n.outputs if o)
+    used = dict.fromkeys(i for n in nodes for i in n.inputs if i)
+    wanted = {i for n in graph.nodes if id(n) not in inside for i in n.inputs} | {v.name for v in graph.outputs}
+    external = {v.name: v.external for v in (*graph.inputs, *graph.outputs)}
+
+    def values(names: Iterator[str]) -> tuple[Value, ...]:
+        return tuple(Value(n, graph.types[n], external.get(n, "")) for n in names)
+
+    return replace(
+        graph, name=graph.name if number == 0 else f"{graph.name}_{number}", nodes=tuple(nodes),
+        inputs=values(i for i in used if i not in made and i not in graph.constants),
+        outputs=values(o for o in made if o in wanted),
+        constants={n: v for n, v in graph.constants.items() if n in used},
+    )  # fmt: skip
+
+
+def _ports(values: tuple[Value, ...]) -> tuple[Port, ...]:
+    return tuple(Port(v.external or v.name, v.name) for v in values)

@@ -1,0 +1,49 @@
+"""Hook specifications: every seam that a plugin can fill, and the manifest field each one feeds.
+
+Entry points in group ``rammer.devices`` name a module (or object) that implements any of these with
+``@rammer.device.hooks.hookimpl``. Hooks find and compose; the hot path is the protocols of
+``rammer.device.manifest``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from rammer.device.manifest import Binding, Device
+    from rammer.frontend.lowering import LoweringFn
+    from rammer.ir.operator import ROperator
+    from rammer.passes.pipeline import Pass
+    from rammer.schedule.policy import Policy
+
+PROJECT = "rammer"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class Hooks:
+    """The specifications. All return lists or mappings, which are concatenated over plugins."""
+
+    @hookspec
+    def rammer_devices(self) -> Sequence[Device]:  # type: ignore[empty-body]
+        """Device manifests. Memory layers: ``Backend.vdevice.layers``; kernel generation:
+        ``Backend.candidates`` and ``Backend.kernel``; profiling: ``Backend.profiler``; launch: ``Backend.load``."""
+
+    @hookspec
+    def rammer_policies(self) -> Sequence[Policy]:  # type: ignore[empty-body]
+        """Scheduling policies for ``--policy``."""
+
+    @hookspec
+    def rammer_passes(self) -> Sequence[Pass]:  # type: ignore[empty-body]
+        """Graph passes, run after the built-in ones."""
+
+    @hookspec
+    def rammer_lowerings(self) -> Mapping[tuple[str, str], LoweringFn]:  # type: ignore[empty-body]
+        """Lowerings by (domain, operator); they take precedence over the built-in ones."""
+
+    @hookspec
+    def rammer_kernels(self, device: str, operator: ROperator, binding: Binding) -> Sequence[ROperator]:  # type: ignore[empty-body]
+        """More tile and family candidates for ``operator`` on somebody else's device, tried first."""

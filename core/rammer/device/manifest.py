@@ -1,0 +1,163 @@
+"""Device: the frozen manifest that a plugin returns, and the protocols behind it.
+
+Importing a manifest imports no driver; ``probe`` and ``open`` do. The hot path is these typed
+protocols; hooks (``rammer.device.hooks``) only find and compose manifests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import RProgram, Storage
+from rammer.ir.types import TensorType
+
+#: Raised by one whenever a plugin written for the previous version would no longer work.
+API_VERSION = 1
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class MissingDependency(Exception):
+    """``probe`` or ``open`` needs a package or driver that is not there; ``name`` says which."""
+
+    def __init__(self, name: str, hint: str = "") -> None:
+        super().__init__(f"needs {name}" + (f": {hint}" if hint else ""))
+        self.name, self.hint = name, hint
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One unit that ``probe`` found: what it really is. ``memory`` in bytes; ``kind`` e.g. ``gpu``,
+    ``cpu``, ``simulator``; ``detail`` holds driver and platform versions for result files."""
+
+    index: int
+    name: str
+    kind: str
+    memory: int
+    detail: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """Which unit to open. ``target`` names hardware to compile for without running it; ``require``
+    refuses any other ``kind``; ``options`` are the device's own ``--option key=value`` pairs."""
+
+    index: int = 0
+    target: str = ""
+    require: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a kernel generator may know of the tensors: types of all, storages of the stored ones, and
+    which hold values known at compile time (``constants``), so that a kernel may want them packed."""
+
+    types: Mapping[str, TensorType]
+    storages: Mapping[str, Storage]
+    constants: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Outputs by ONNX name and the seconds that the program took on the device (host copies apart).
+
+    ``notes`` are facts a reader of the output must know, such as bytes streamed from the host.
+    """
+
+    outputs: dict[str, Array]
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+class Loaded(Protocol):
+    """A program resident on a device, ready for repeated runs."""
+
+    @property
+    def kernels(self) -> int:
+        """Kernel launches (or supersteps) of one run."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        """One run; inputs by ONNX name, already of the right type and shape."""
+        ...
+
+    def close(self) -> None:
+        """Free the device memory; further runs are errors."""
+        ...
+
+
+class Profiler(Protocol):
+    """Rammer's three measurements (section 4.3). A device with a clock must measure, not predict."""
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        """Seconds of one rTask alone on a vEU, and with every vEU running it."""
+        ...
+
+    def resources(self, kernel: RKernel, binding: Binding) -> Resources:
+        """Threads, registers, local memory of one rTask, from the compiler where it tells."""
+        ...
+
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        """Median seconds of a whole rProgram on random inputs."""
+        ...
+
+
+class Backend(Protocol):
+    """An opened device."""
+
+    @property
+    def vdevice(self) -> VDevice:
+        """The virtual device that programs are compiled for."""
+        ...
+
+    @property
+    def hardware(self) -> Hardware:
+        """What is really underneath."""
+        ...
+
+    @property
+    def profiler(self) -> Profiler:
+        """The three measurements."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Key of the kernel store: device, driver and generator versions."""
+        ...
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Tiles and kernel families worth trying for an untiled operator, best predicted first."""
+        ...
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """Source, resources and predicted times for a tiled operator; raises DeviceFailure if it does not compile."""
+        ...
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        """Compile every kernel, upload constants (by tensor name). DeviceFailure when memory does not suffice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A plugin's manifest. ``probe`` lists units ([] = no hardware) or raises MissingDependency;
+    ``open`` gives a Backend; ``targets`` are the names ``OpenOptions.target`` accepts."""
+
+    name: str
+    summary: str
+    probe: Callable[[], Sequence[Hardware]]
+    open: Callable[[OpenOptions], Backend]
+    targets: tuple[str, ...] = ()
+    simulated: bool = False
+    api: int = API_VERSION
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"device name {self.name!r} is no identifier")

@@ -1,0 +1,1 @@
+"""From ONNX files to Graphs, and from Graphs to tensor expressions."""

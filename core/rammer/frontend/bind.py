@@ -1,0 +1,330 @@
+"""From a Model and input shapes to a Graph: one forward walk that infers types and folds what is known.
+
+With static input shapes every shape computation in the model is a constant, so a single pass in
+topological order suffices: each operator is typed by ONNX's own inference (given the values of its
+known operands), evaluated if all operands are known, replaced by the taken branch (If with a known
+condition) or by its body (an operator that ONNX defines by others and nobody lowers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    TypeProto,
+    defs,
+    numpy_helper,
+    shape_inference,
+)
+
+import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
+from rammer.errors import BadInput
+from rammer.frontend import checks, functions
+from rammer.frontend import nodes as nd
+from rammer.frontend.lowering import REGISTRY
+from rammer.frontend.reader import Model
+from rammer.frontend.shapes import bound_shapes
+from rammer.ir.graph import Graph, Node, Value, verify_graph
+from rammer.ir.types import SHORT, TensorType, identifier
+
+#: A folded value above this stays an operator (a model may fill 400 MB of weights with one constant).
+MAX_FOLDED_BYTES: Final = 64 << 20
+#: Shape inference reads operand values only where they are shapes, axes or scales: all short.
+_MAX_INFERENCE_ELEMENTS: Final = 1024
+#: Operators whose result follows from the type of their input alone.
+_TYPE_ONLY: Final = frozenset({"Shape", "Size"})
+
+
+@dataclass
+class _Scope:
+    """Where operators are walked: what their names mean, at which opsets, and how results like to be called."""
+
+    values: dict[str, str]
+    opsets: Mapping[str, int]
+    #: ONNX name -> the ONNX name after which the result is named instead (a function's body has names of its own).
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+    def opset(self, proto: NodeProto) -> int:
+        """The version of the operator's domain."""
+        return self.opsets[_domain(proto)]
+
+
+def bind(model: Model, shapes: Mapping[str, tuple[int, ...]],
+         lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:  # fmt: skip
+    """``model`` with static types everywhere and everything folded that its input shapes determine.
+
+    ``shapes`` maps input names to extents (inputs with a static shape may be left out); ``lowered``
+    contains the (domain, operator) pairs to keep although ONNX defines them by other operators.
+    Raises BadInput for a shape that is missing or contradicts the model, for an operator that does not
+    accept its operands and for a shape that depends on run-time data.
+    """
+    walk = _Walk(lowered)
+    graph = model.proto.graph
+    extents = bound_shapes(model, shapes)
+    scope = _Scope({}, checks.opset_versions(model.proto.opset_import))
+    inputs = []
+    for port in model.inputs:
+        value = Value(identifier(port.name, walk.taken), TensorType(port.dtype, extents[port.name]), port.name)
+        scope.values[port.name] = value.name
+        walk.types[value.name] = value.type
+        inputs.append(value)
+    for name in model.outputs:
+        walk.reserved.setdefault(name, identifier(name, walk.taken))
+    walk.initializers(graph, scope)
+    walk.nodes_of(checks.sorted_nodes(graph), scope)
+    outputs = tuple(walk.output(name, scope) for name in dict.fromkeys(model.outputs))
+    return _assembled(model, walk, tuple(inputs), outputs)
+
+
+def _assembled(model: Model, walk: _Walk, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
+    read = {name for node in walk.nodes for name in node.inputs}
+    constants = {name: array for name, array in walk.known.items() if name in read}
+    for name, array in constants.items():
+        if str(array.dtype) not in SHORT:
+            raise BadInput(f"constant {name!r} has element type {array.dtype}, which is not supported",
+                           f"graph {model.name}", f"supported are tensors of {', '.join(SHORT)}")  # fmt: skip
+    types = {v.name: v.type for v in inputs}
+    types |= {name: TensorType(str(a.dtype), a.shape) for name, a in constants.items()}
+    types |= {o: walk.types[o] for node in walk.nodes for o in node.outputs if o}
+    result = Graph(identifier(model.name), inputs, outputs, tuple(walk.nodes), types, constants, model.opset)
+    verify_graph(result)
+    return result
+
+
+@dataclass
+class _Walk:
+    """The walk's state. A scope maps ONNX names to names of the Graph; ``known`` are constants by the latter."""
+
+    lowered: Container[tuple[str, str]]
+    nodes: list[Node] = field(default_factory=list)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    known: dict[str, np.ndarray] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    #: Graph outputs' ONNX name -> the identifier kept for them.
+    reserved: dict[str, str] = field(default_factory=dict)
+
+    def initializers(self, graph: GraphProto, scope: _Scope) -> None:
+        """Make the constants of ``graph`` known."""
+        for tensor in graph.initializer:
+            self.constant(tensor.name, numpy_helper.to_array(tensor), scope)
+        for sparse in graph.sparse_initializer:
+            dense = NodeProto(op_type="Constant", output=[sparse.values.name])
+            dense.attribute.add(name="sparse_value", type=AttributeProto.SPARSE_TENSOR).sparse_tensor.CopyFrom(sparse)
+            value = nd.evaluate_proto(dense, {}, {"": 13})[sparse.values.name]
+            self.constant(sparse.values.name, value, scope)
+
+    def constant(self, onnx_name: str, value: np.ndarray, scope: _Scope) -> None:
+        """Bind ``onnx_name`` to a known value."""
+        name = identifier(scope.titles.get(onnx_name, onnx_name), self.taken)
+        scope.values[onnx_name] = name
+        self.known[name] = value
+
+    def nodes_of(self, protos: Iterable[NodeProto], scope: _Scope) -> None:
+        """Walk over operators in topological order, extending ``scope`` by what they compute."""
+        for proto in protos:
+            self.step(proto, scope)
+
+    def step(self, proto: NodeProto, scope: _Scope) -> None:
+        """Fold, inline, expand or keep one operator, whichever is possible first."""
+        reads = {n: scope.values[n] for n in checks.node_reads(proto)}
+        operands = {n: self.known[name] for n, name in reads.items() if name in self.known}
+        if self.fold_type_only(proto, scope) or self.take_branch(proto, operands, scope):
+            return
+        types = {n: self.onnx_type(name) for n, name in reads.items()}
+        schema = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
+        inferred = _infer(schema, proto, types, operands, scope.opsets)
+        if any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
+            inferred |= self.types_by_body(schema, proto, types, scope)
+        if len(operands) == len(reads) and self.fold(proto, operands, inferred, scope):
+            return
+        if self.expand(schema, proto, types, scope):
+            return
+        self.keep(schema, proto, inferred, scope)
+
+    def onnx_type(self, name: str) -> TypeProto:
+        """The ONNX type of a value of the Graph."""
+        if name in self.known:
+            return nd.type_proto(self.known[name].dtype, self.known[name].shape)
+        return nd.type_proto(np.dtype(self.types[name].dtype), self.types[name].shape)
+
+    def fold_type_only(self, proto: NodeProto, scope: _Scope) -> bool:
+        """Shape and Size of a value whose type is known."""
+        if proto.op_type not in _TYPE_ONLY or _domain(proto):
+            return False
+        name = scope.values[proto.input[0]]
+        shape = self.known[name].shape if name in self.known else self.types[name].shape
+        if proto.op_type == "Size":
+            result = np.array(math.prod(shape), np.int64)
+        else:
+            ends = {a.name: a.i for a in proto.attribute}
+            # Python's slices clamp as Shape's start and end do.
+            result = np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
+        self.constant(proto.output[0], result, scope)
+        return True
+
+    def take_branch(self, proto: NodeProto, operands: Mapping[str, np.ndarray], scope: _Scope) -> bool:
+        """Inline the branch of an If whose condition is known."""
+        if proto.op_type != "If" or _domain(proto) or proto.input[0] not in operands:
+            return False
+        wanted = "then_branch" if bool(operands[proto.input[0]].all()) else "else_branch"
+        branch = next(a.g for a in proto.attribute if a.name == wanted)
+        inner = _Scope(dict(scope.values), scope.opsets)
+        self.initializers(branch, inner)
+        self.nodes_of(checks.sorted_nodes(branch, frozenset(scope.values)), inner)
+        for outer, result in zip(proto.output, branch.output, strict=True):
+            scope.values[outer] = inner.values[result.name]
+        return True
+
+    def fold(self, proto: NodeProto, operands: Mapping[str, np.ndarray], inferred: Mapping[str, TypeProto],
+             scope: _Scope) -> bool:  # fmt: skip
+        """Evaluate an operator all of whose operands are known, unless the result is large or random."""
+        static = {o: kind for o in proto.output if (kind := nd.tensor_type(inferred.get(o, TypeProto())))}
+        if nd.is_random(proto) or sum(t.nbytes for t in static.values()) > MAX_FOLDED_BYTES:
+            return False
+        if any(a.HasField("g") for a in proto.attribute):
+            return False
+        try:
+            values = nd.evaluate_proto(proto, operands, {"": 1, **scope.opsets})
+        except NotImplementedError:
+            # onnx.reference has no implementation: the operator stays and meets its lowering.
+            return False
+        except Exception as error:
+            what = f"{proto.op_type} fails on its constant operands: {nd.first_line(error)}"
+            raise BadInput(what, nd.node_title(proto), "check the model with onnx.checker") from error
+        for name, value in values.items():
+            self.constant(name, value.astype(static[name].dtype, copy=False) if name in static else value, scope)
+        return True
+
+    def types_by_body(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto],
+                      scope: _Scope) -> dict[str, TypeProto]:  # fmt: skip
+        """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
+        trial = _Walk((), types=dict(self.types), known=dict(self.known), taken=set(self.taken))
+        names = _Scope(dict(scope.values), scope.opsets)
+        if not trial.expand(schema, proto, types, names):
+            return {}
+        return {o: trial.onnx_type(names.values[o]) for o in proto.output if o}
+
+    def expand(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: _Scope) -> bool:
+        """Replace an operator without a lowering by the body that ONNX gives it."""
+        if (_domain(proto), proto.op_type) in self.lowered or not functions.has_function(schema):
+            return False
+        body = functions.expand_function(proto, types, scope.opset(proto))
+        if body is None:
+            return False
+        title = proto.name or proto.op_type
+        titles = {name: f"{title}_{name}" for node in body.nodes for name in node.output}
+        titles |= {formal: scope.titles.get(n, n) for formal, n in zip(body.outputs, proto.output, strict=False) if n}
+        actual = {formal: scope.values[n] for formal, n in zip(body.inputs, proto.input, strict=False) if n}
+        inner = _Scope(actual, {**scope.opsets, **body.opsets}, titles)
+        absent = set(body.inputs) - set(actual)
+        for index, node in enumerate(body.nodes):
+            self.step(_local(node, f"{title}/{node.name or node.op_type}_{index}", absent), inner)
+        for result, name in zip(body.outputs, proto.output, strict=False):
+            if name:
+                scope.values[name] = inner.values[result]
+        return True
+
+    def keep(self, schema: defs.OpSchema, proto: NodeProto, inferred: Mapping[str, TypeProto], scope: _Scope) -> None:
+        """Emit the operator as a Node."""
+        attributes, captured = _attributes(proto, scope.opsets)
+        inputs = tuple(scope.values[n] if n else "" for n in (*proto.input, *captured))
+        outputs = []
+        for onnx_name in proto.output:
+            kind = nd.tensor_type(inferred.get(onnx_name, TypeProto()))
+            if onnx_name and kind is None:
+                raise _untyped(proto, onnx_name, inferred.get(onnx_name))
+            outputs.append(self.result(onnx_name, kind, scope) if kind is not None else "")
+        title = proto.name or f"{proto.op_type}_{len(self.nodes)}"
+        self.nodes.append(Node(proto.op_type, inputs, tuple(outputs), attributes, title, _domain(proto),
+                               schema.since_version))  # fmt: skip
+
+    def result(self, onnx_name: str, kind: TensorType, scope: _Scope) -> str:
+        """The name of a value that a Node computes: the one kept for a graph output, else a new one."""
+        title = scope.titles.get(onnx_name, onnx_name)
+        name = self.reserved.get(title, "")
+        if not name or name in self.types:
+            name = identifier(title, self.taken)
+        scope.values[onnx_name] = name
+        self.types[name] = kind
+        return name
+
+    def output(self, onnx_name: str, scope: _Scope) -> Value:
+        """The Value of a graph output; one that is an input, a constant or another output gets an Identity."""
+        name, wanted = scope.values[onnx_name], self.reserved[onnx_name]
+        if name != wanted:
+            array = self.known.get(name)
+            self.types[wanted] = self.types[name] if array is None else TensorType(str(array.dtype), array.shape)
+            self.nodes.append(Node("Identity", (name,), (wanted,), {}, f"output {onnx_name}", "", 19))
+        return Value(wanted, self.types[wanted], onnx_name)
+
+
+def _domain(proto: NodeProto) -> str:
+    return "" if proto.domain == "ai.onnx" else proto.domain
+
+
+def _infer(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], operands: Mapping[str, np.ndarray],
+           opsets: Mapping[str, int]) -> dict[str, TypeProto]:  # fmt: skip
+    """Types of the node's outputs by name; those ONNX cannot infer are missing or incomplete."""
+    data: dict[str, TensorProto] = {
+        n: numpy_helper.from_array(a) for n, a in operands.items()
+        if a.size <= _MAX_INFERENCE_ELEMENTS and a.dtype.kind in "iufb"
+    }  # fmt: skip
+    imports = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()]
+    inferred: dict[str, TypeProto]
+    try:
+        inferred = shape_inference.infer_node_outputs(schema, proto, dict(types), data, opset_imports=imports)
+        return inferred
+    except shape_inference.InferenceError as error:
+        shown = ", ".join(f"{n}: {nd.tensor_type(types[n])}" for n in proto.input if n)
+        raise BadInput(f"{proto.op_type} does not accept its operands ({shown}): {nd.first_line(error)}",
+                       nd.node_title(proto), "check the input shapes given with --shape") from error  # fmt: skip
+
+
+def _untyped(proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
+    kind = inferred.WhichOneof("value") if inferred is not None else None
+    dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"
+    if kind not in (None, "tensor_type"):
+        what = f"{proto.op_type} gives {output!r} the type {kind.removesuffix('_type')}, which is not supported"
+        hint = "export the model without sequences and optionals"
+    elif dtype not in (*SHORT, "undefined"):
+        what = f"{proto.op_type} gives {output!r} the element type {dtype}, which is not supported"
+        hint = f"supported are tensors of {', '.join(SHORT)}"
+    else:
+        what = f"the shape of {output!r} depends on run-time data, which is not supported yet"
+        hint = f"cut the model before {proto.op_type}, or make its shape operands constants"
+    return BadInput(what, nd.node_title(proto), hint)
+
+
+def _attributes(proto: NodeProto, opsets: Mapping[str, int]) -> tuple[dict[str, Any], Sequence[str]]:
+    """The node's attributes as Python values, and the outer values its bodies capture."""
+    captured = list(dict.fromkeys(n for a in proto.attribute if a.HasField("g") for n in checks.free_values(a.g)))
+    attributes: dict[str, Any] = {}
+    for attribute in proto.attribute:
+        if attribute.HasField("g"):
+            data = attribute.g.SerializeToString()
+            attributes[attribute.name] = nd.SubGraph(data, tuple(captured), tuple(sorted(opsets.items())))
+            continue
+        try:
+            attributes[attribute.name] = nd.attribute_value(attribute)
+        except ValueError as error:
+            raise BadInput(str(error), nd.node_title(proto), "export the model without it") from error
+    return attributes, captured
+
+
+def _local(node: NodeProto, title: str, absent: set[str]) -> NodeProto:
+    """A node of a function's body under a name of its own; optional inputs that the caller left out become ``""``."""
+    result = NodeProto()
+    result.CopyFrom(node)
+    result.name = title
+    del result.input[:]
+    result.input.extend("" if n in absent else n for n in node.input)
+    return result

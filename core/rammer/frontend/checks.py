@@ -1,0 +1,273 @@
+"""What can be wrong with a model file, found at the door: each problem is a BadInput that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, external_data_helper
+
+from rammer.errors import BadInput
+from rammer.frontend.nodes import element_type, node_title
+from rammer.ir.types import SHORT
+
+#: Field number -> (name, wire type) of ModelProto (onnx.proto); 0 is a varint, 2 is length-delimited.
+_MODEL_FIELDS: Final = {
+    1: ("ir_version", 0), 2: ("producer_name", 2), 3: ("producer_version", 2), 4: ("domain", 2),
+    5: ("model_version", 0), 6: ("doc_string", 2), 7: ("graph", 2), 8: ("opset_import", 2),
+    14: ("metadata_props", 2), 20: ("training_info", 2), 25: ("functions", 2), 26: ("configuration", 2),
+}  # fmt: skip
+
+
+def parse_model(data: bytes, where: str) -> ModelProto:
+    """The model in ``data``; BadInput if it is empty, truncated or not ONNX."""
+    if not data:
+        raise BadInput("the model file is empty", where, "download or export the model again")
+    truncated = _truncation(data)
+    if truncated is not None:
+        raise BadInput(f"the model file is truncated: {truncated}", where, "download or copy the file again")
+    try:
+        model = ModelProto.FromString(data)
+    except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations
+        raise _not_onnx(where) from error
+    if not model.HasField("graph"):
+        raise _not_onnx(where)
+    if not model.opset_import:
+        raise BadInput("the model file is truncated: opset_import is missing", where, "download or copy the file again")
+    return model
+
+
+def _not_onnx(where: str) -> BadInput:
+    return BadInput("not an ONNX model", where, "give a .onnx file (an ONNX ModelProto in protobuf's binary format)")
+
+
+def _truncation(data: bytes) -> str | None:
+    """What is cut off, if ``data`` is the beginning of a ModelProto; None if it is whole or something else."""
+    position = 0
+    while position < len(data):
+        tag, start = _varint(data, position)
+        field = None if tag is None else _MODEL_FIELDS.get(tag >> 3)
+        if tag is None or field is None or field[1] != tag & 7:
+            return None
+        value, position = _varint(data, start)
+        if value is None:
+            return f"{field[0]} has no value"
+        if field[1] == 2:
+            if position + value > len(data):
+                return f"{field[0]} has {value} bytes, of which {len(data) - position} are there"
+            position += value
+    return None
+
+
+def _varint(data: bytes, position: int) -> tuple[int | None, int]:
+    """The number at ``position`` and where it ends; None if the data ends within it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            return None, position
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+    return None, position
+
+
+# External data -------------------------------------------------------------------------------------------------
+
+
+def all_graphs(model: ModelProto) -> Iterator[GraphProto]:
+    """The main graph and every sub-graph below it."""
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting.extend(g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs) if g.node or g.output)
+
+
+def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+    for graph in all_graphs(model):
+        yield from graph.initializer
+    nodes = [n for g in all_graphs(model) for n in g.node] + [n for f in model.functions for n in f.node]
+    for attribute in (a for node in nodes for a in node.attribute):
+        yield from (t for t in (attribute.t, *attribute.tensors) if t.data_location == TensorProto.EXTERNAL)
+
+
+def check_external_data(model: ModelProto, folder: Path | None, where: str) -> bool:
+    """Whether the model has external data. BadInput if any lies outside ``folder`` or is not there.
+
+    ``folder`` is None for a model that comes from memory, which can have none.
+    """
+    found = False
+    for tensor in _tensors(model):
+        if external_data_helper.uses_external_data(tensor):
+            _check_external_tensor(tensor, folder, where)
+            found = True
+    return found
+
+
+def _check_external_tensor(tensor: TensorProto, folder: Path | None, where: str) -> None:
+    info = external_data_helper.ExternalDataInfo(tensor)
+    place = f"tensor {tensor.name} of {where}"
+    if folder is None:
+        raise BadInput(f"external data {info.location!r} of a model that comes from memory", place,
+                       "give the path of the model file, or load the model with its external data")  # fmt: skip
+    root = folder.resolve()
+    path = (root / info.location).resolve()
+    if Path(info.location).is_absolute() or not path.is_relative_to(root):
+        raise BadInput(f"external data {info.location!r} lies outside the model's folder", place,
+                       "move the file beside the model and store its relative path")  # fmt: skip
+    if not path.is_file():
+        hint = f"put the file at {folder / info.location}"
+        raise BadInput(f"external data {info.location!r} is missing", place, hint)
+    needed = (info.offset or 0) + (info.length or 0)
+    if path.stat().st_size < needed:
+        raise BadInput(f"external data {info.location!r} is truncated: {needed} bytes are needed, "
+                       f"{path.stat().st_size} are there", place, "download or copy the file again")  # fmt: skip
+
+
+# Operators -----------------------------------------------------------------------------------------------------
+
+
+def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Domain -> version; the standard domain is ``""``."""
+    return {("" if i.domain == "ai.onnx" else i.domain): i.version for i in imports}
+
+
+def check_operators(model: ModelProto) -> None:
+    """BadInput naming the first operator that neither ONNX nor a function of the model defines."""
+    functions = {(f.domain, f.name) for f in model.functions}
+    scopes: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [
+        (g.node, opset_versions(model.opset_import)) for g in all_graphs(model)
+    ]
+    scopes += [(f.node, opset_versions(f.opset_import)) for f in model.functions]
+    for nodes, opsets in scopes:
+        for node in nodes:
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            if (node.domain, node.op_type) not in functions and not _known(node.op_type, domain, opsets.get(domain, 0)):
+                raise _unknown_operator(node, domain, opsets.get(domain, 0))
+
+
+def _known(op: str, domain: str, version: int) -> bool:
+    # Asking for a schema at version v finds the newest one up to v.
+    return version > 0 and defs.has(op, version, domain) and not defs.get_schema(op, version, domain).deprecated
+
+
+def _unknown_operator(node: NodeProto, domain: str, version: int) -> BadInput:
+    opset = f"opset {version}" if version else "which the model does not import"
+    what = f"unknown operator {node.op_type} in domain {domain or 'ai.onnx'}, {opset}"
+    schemas = defs.get_all_schemas_with_history()
+    names = sorted({s.name for s in schemas if s.domain == domain and _known(s.name, domain, version)})
+    close = difflib.get_close_matches(node.op_type, names, 1)
+    if not any(s.domain == domain for s in schemas):
+        hint = f"domain {domain} is not part of ONNX: export the model with standard operators only"
+    elif any((s.name, s.domain) == (node.op_type, domain) for s in schemas):
+        since = min(s.since_version for s in schemas if (s.name, s.domain) == (node.op_type, domain))
+        hint = f"it exists since opset {since}" if since > version else "it was removed: export with a newer opset"
+    else:
+        hint = f"the nearest known operator is {close[0]}" if close else "no known operator has a similar name"
+    return BadInput(what, node_title(node), hint)
+
+
+# Order ---------------------------------------------------------------------------------------------------------
+
+
+def sorted_nodes(graph: GraphProto, outer: frozenset[str] = frozenset()) -> list[NodeProto]:
+    """The nodes of ``graph`` in a topological order that keeps the file's order where it is one.
+
+    ``outer`` are the values that the graph may read besides its own. BadInput for a cycle, a value
+    that nothing computes and one that is computed twice.
+    """
+    available = {*outer, *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
+    available |= {t.values.name for t in graph.sparse_initializer}
+    producer = _producers(graph, available - outer)
+    reads = [node_reads(node) for node in graph.node]
+    for node, names in zip(graph.node, reads, strict=True):
+        for name in names:
+            if name not in producer and name not in available:
+                what = f"value {name!r} is read but nothing computes it"
+                raise BadInput(what, node_title(node), "export the model again")
+    order: list[NodeProto] = []
+    done = [False] * len(graph.node)
+    for first in range(len(graph.node)):
+        _visit(graph, first, reads, producer, done, order)
+    for value in graph.output:
+        if value.name not in producer and value.name not in available:
+            raise BadInput(f"output {value.name!r} is never computed", f"graph {graph.name}", "export the model again")
+    return order
+
+
+def checked_order(graph: GraphProto, outer: frozenset[str] = frozenset()) -> list[NodeProto]:
+    """``sorted_nodes``, after checking every sub-graph in the same way."""
+    order = sorted_nodes(graph, outer)
+    own = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {o for n in order for o in n.output}
+    for attribute in (a for node in order for a in node.attribute):
+        for body in (attribute.g, *attribute.graphs):
+            checked_order(body, outer | own)
+    return order
+
+
+def _producers(graph: GraphProto, given: set[str]) -> dict[str, int]:
+    producer: dict[str, int] = {}
+    for number, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if name in producer or name in given:
+                raise BadInput(f"value {name!r} is computed twice", node_title(node), "export the model again")
+            producer[name] = number
+    return producer
+
+
+def _visit(graph: GraphProto, first: int, reads: Sequence[Sequence[str]], producer: Mapping[str, int],
+           done: list[bool], order: list[NodeProto]) -> None:  # fmt: skip
+    """Append to ``order`` node ``first`` after all that it depends on (depth first, without recursion)."""
+    path: dict[int, Iterator[int]] = {}
+    if not done[first]:
+        path[first] = (producer[n] for n in reads[first] if n in producer)
+    while path:
+        number = next(reversed(path))
+        before = next(path[number], None)
+        if before is None:
+            del path[number]
+            done[number] = True
+            order.append(graph.node[number])
+        elif before in path:
+            chain = [graph.node[n].name or graph.node[n].op_type for n in list(path)[list(path).index(before) :]]
+            # Dependencies were followed backwards; people read data flow forwards.
+            ring = " -> ".join([chain[0], *reversed(chain[1:]), chain[0]])
+            raise BadInput(f"the graph has a cycle: {ring}", f"graph {graph.name}", "export the model again")
+        elif not done[before]:
+            path[before] = (producer[n] for n in reads[before] if n in producer)
+
+
+def node_reads(node: NodeProto) -> list[str]:
+    """Values a node reads, outer values that its sub-graphs capture included, each once."""
+    names = dict.fromkeys(n for n in node.input if n)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            names |= dict.fromkeys(free_values(graph))
+    return list(names)
+
+
+def free_values(graph: GraphProto) -> list[str]:
+    """Values that a sub-graph reads from the graphs around it."""
+    own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    own |= {o for node in graph.node for o in node.output}
+    reads = [n for node in graph.node for n in node_reads(node)] + [o.name for o in graph.output]
+    return list(dict.fromkeys(n for n in reads if n and n not in own))
+
+
+# Types ---------------------------------------------------------------------------------------------------------
+
+
+def check_port_type(kind: str, name: str, proto: TypeProto) -> str:
+    """The element type of an input or output of the model; BadInput if it cannot be held in a Graph."""
+    value = proto.WhichOneof("value")
+    dtype = element_type(proto.tensor_type.elem_type) if value == "tensor_type" else ""
+    if dtype in SHORT:
+        return dtype
+    shown = f"element type {dtype}" if dtype else f"type {(value or 'unknown').removesuffix('_type')}"
+    raise BadInput(f"{kind} {name!r} has {shown}, which is not supported", f"{kind} {name}",
+                   f"supported are tensors of {', '.join(SHORT)}")  # fmt: skip

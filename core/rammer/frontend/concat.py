@@ -1,0 +1,97 @@
+"""Piecewise bodies: one Compute whose regions come from different tensors (Concat, recurrent outputs).
+
+The convention, built by ``concat_body`` and ``piecewise`` and recognised by ``pieces``: a binary tree of
+``where(lt(axis, boundary), left, right)`` over output axes whose leaves are loads. The tree is balanced,
+so that a thousand pieces nest ten deep (a chain would overflow Python's parser and recursion limits).
+Where storage allows it, a later pass lets each producer write its piece straight into its slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Box, Compute
+from rammer.ir.expr import Const, Expr, Load, Op, Ref
+
+
+def concat_body(parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int,
+                fill: ex.Number = 0.0) -> Expr:  # fmt: skip
+    """Body of a concatenation along output axis ``dim``.
+
+    ``parts`` are (tensor, extent along ``dim``) in order; each tensor has the rank of ``axes``. Loads
+    carry ``fill`` because outside their region the index leaves the tensor; the value is never seen.
+    """
+    leaves: list[Expr] = []
+    start, sizes = 0, []
+    for tensor, extent in parts:
+        if extent == 0:
+            continue
+        indices: list[Expr] = [Ref(a.name) for a in axes]
+        indices[dim] = ex.add(axes[dim].name, -start)
+        single = extent == axes[dim].extent
+        leaves.append(Load(tensor, tuple(indices), None if single else fill))
+        sizes.append(extent)
+        start += extent
+    if not leaves:
+        tensor = parts[0][0]
+        return Load(tensor, tuple(Ref(a.name) for a in axes), fill)
+    return piecewise(axes[dim].name, sizes, leaves)
+
+
+def piecewise(axis: str, extents: Sequence[int], bodies: Sequence[Expr]) -> Expr:
+    """``bodies[i]`` on the i-th consecutive range of ``axis``; ``extents`` are the ranges' lengths (> 0)."""
+
+    def build(first: int, stop: int, start: int) -> Expr:
+        if stop - first == 1:
+            return bodies[first]
+        middle = (first + stop) // 2
+        boundary = start + sum(extents[first:middle])
+        test = Op("lt", (Ref(axis), ex.integer(boundary)))
+        return Op("where", (test, build(first, middle, start), build(middle, stop, boundary)))
+
+    return build(0, len(bodies), 0)
+
+
+def pieces(compute: Compute) -> list[tuple[Box, Load]] | None:
+    """The regions of a piecewise Compute, or None when it is none (or has a single piece).
+
+    Each entry is a half-open box of the output axes and the load that supplies it. The boxes
+    partition the output; empty ones are left out.
+    """
+    if compute.combiner is not None or not isinstance(compute.body, Op):
+        return None
+    found: list[tuple[Box, Load]] = []
+    whole = tuple((0, a.extent) for a in compute.axes)
+    places = {a.name: d for d, a in enumerate(compute.axes)}
+    return found if _collect(compute.body, whole, places, found) else None
+
+
+def _collect(body: Expr, box: Box, places: dict[str, int], found: list[tuple[Box, Load]]) -> bool:
+    if isinstance(body, Load):
+        if all(low < high for low, high in box):
+            found.append((box, body))
+        return True
+    split = _split(body)
+    if split is None:
+        return False
+    axis, boundary, left, right = split
+    dim = places[axis]
+    low, high = box[dim]
+    middle = min(max(boundary, low), high)
+    before = (*box[:dim], (low, middle), *box[dim + 1 :])
+    after = (*box[:dim], (middle, high), *box[dim + 1 :])
+    return _collect(left, before, places, found) and _collect(right, after, places, found)
+
+
+def _split(body: Expr) -> tuple[str, int, Expr, Expr] | None:
+    """``(axis, boundary, left, right)`` of ``where(lt(axis, boundary), left, right)``."""
+    if not isinstance(body, Op) or body.fn != "where":
+        return None
+    test, left, right = body.args
+    if not isinstance(test, Op) or test.fn != "lt":
+        return None
+    axis, boundary = test.args
+    if not isinstance(axis, Ref) or not isinstance(boundary, Const):
+        return None
+    return axis.axis, int(boundary.value), left, right

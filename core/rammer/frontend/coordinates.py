@@ -1,0 +1,102 @@
+"""Source coordinates and weights of Resize, computed at compile time.
+
+The formulas are ONNX's (operator Resize, attributes ``coordinate_transformation_mode``, ``nearest_mode``,
+``cubic_coeff_a``, ``antialias`` and ``exclude_outside``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rammer.frontend.lowering import CannotLower
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """One resized dimension: extents in elements, ``scale`` is output over input, ``roi`` relative."""
+
+    source: int
+    out: int
+    scale: float
+    roi: tuple[float, float] = (0.0, 1.0)
+
+    def coordinates(self, mode: str) -> Array:
+        """Source coordinate of each output position (float64, shape ``[out]``)."""
+        y = np.arange(self.out, dtype=np.float64)
+        width = self.scale * self.source
+        if mode == "align_corners":
+            return y * 0 if width == 1 else y * (self.source - 1) / (width - 1)
+        if mode == "asymmetric":
+            return y / self.scale
+        if mode == "tf_crop_and_resize":
+            return self._cropped(y, width)
+        if mode == "pytorch_half_pixel" and width == 1:
+            return y * 0 - 0.5
+        offset = 0.0
+        if mode == "half_pixel_symmetric":
+            offset = self.source / 2 * (1 - self.out / width)
+        elif mode not in ("half_pixel", "pytorch_half_pixel"):
+            raise CannotLower(f"Resize with coordinate_transformation_mode={mode!r}")
+        return offset + (y + 0.5) / self.scale - 0.5
+
+    def _cropped(self, y: Array, width: float) -> Array:
+        start, end = self.roi
+        span = (end - start) * (self.source - 1)
+        middle = y * 0 + span / 2 if width == 1 else y * span / (width - 1)
+        return middle + start * (self.source - 1)
+
+    def nearest(self, x: Array, mode: str) -> Array:
+        """Index of the nearest source element of coordinates ``x`` (int64, clamped)."""
+        rounded = {
+            "floor": lambda: np.floor(x),
+            "ceil": lambda: np.ceil(x),
+            "round_prefer_floor": lambda: np.ceil(x - 0.5),
+            "round_prefer_ceil": lambda: np.floor(x + 0.5),
+        }.get(mode)
+        if rounded is None:
+            raise CannotLower(f"Resize with nearest_mode={mode!r}")
+        return np.clip(rounded(), 0, self.source - 1).astype(np.int64)
+
+    def taps(self, x: Array, kernel: Kernel, exclude_outside: bool) -> tuple[Array, Array]:
+        """Indices (clamped) and weights of the source elements of each position, both ``[out, taps]``."""
+        shrink = min(self.scale, 1.0) if kernel.antialias else 1.0
+        below = int(np.floor(-kernel.radius / shrink)) + 1
+        steps = np.arange(below, 2 - below)
+        # ONNX prefers the left neighbour: at an integer coordinate the base lies one below it.
+        base = np.ceil(x) - 1
+        weights = kernel.weights((steps[None, :] - (x - base)[:, None]) * shrink)
+        index = base[:, None].astype(np.int64) + steps[None, :]
+        if exclude_outside:
+            weights = np.where((index < 0) | (index >= self.source), 0.0, weights)
+        if exclude_outside or kernel.antialias:
+            total = weights.sum(axis=1, keepdims=True)
+            weights = weights / np.where(total == 0, 1.0, total)
+        return np.clip(index, 0, self.source - 1), weights
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Interpolation kernel: ``linear`` (radius 1) or ``cubic`` (radius 2, coefficient ``a``)."""
+
+    mode: str
+    a: float = -0.75
+    antialias: bool = False
+
+    @property
+    def radius(self) -> int:
+        """Distance, in source elements, beyond which the weight is zero."""
+        return 1 if self.mode == "linear" else 2
+
+    def weights(self, distance: Array) -> Array:
+        """Weight at a signed distance (source elements)."""
+        d = np.abs(distance)
+        if self.mode == "linear":
+            return np.clip(1 - d, 0, 1)
+        near = (self.a + 2) * d**3 - (self.a + 3) * d**2 + 1
+        far = self.a * d**3 - 5 * self.a * d**2 + 8 * self.a * d - 4 * self.a
+        return np.where(d <= 1, near, np.where(d < 2, far, 0.0))

@@ -1,0 +1,82 @@
+"""Operators that ONNX defines by other operators: the body of one node, with its attributes filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs
+
+from rammer.frontend.checks import opset_versions
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What to run instead of a node: the body's nodes (names are local to it), its inputs and outputs in order."""
+
+    nodes: tuple[NodeProto, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opsets: Mapping[str, int]
+
+
+def has_function(schema: defs.OpSchema) -> bool:
+    """Whether ONNX gives the operator a body."""
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def expand_function(node: NodeProto, types: Mapping[str, TypeProto], opset: int) -> Expansion | None:
+    """The body of ``node`` at ``opset`` of its domain; None where ONNX defines none for these types.
+
+    ``types`` has the type of every input by name.
+    """
+    schema = defs.get_schema(node.op_type, opset, node.domain)
+    body = _context_body(schema, node, types, opset) or _plain_body(schema, opset)
+    if body is None:
+        return None
+    given = {a.name: a for a in node.attribute}
+    for name, declared in schema.attributes.items():
+        if name not in given and declared.default_value.type != AttributeProto.UNDEFINED:
+            given[name] = declared.default_value
+    nodes = tuple(_filled(n, given) for n in body.node)
+    opsets = {node.domain: opset, **opset_versions(body.opset_import)}
+    return Expansion(nodes, tuple(body.input), tuple(body.output), opsets)
+
+
+def _plain_body(schema: defs.OpSchema, opset: int) -> FunctionProto | None:
+    versions = [v for v in schema.function_opset_versions if v <= opset]
+    if not versions:
+        return None
+    data = schema.get_function_with_opset_version(max(versions))
+    return FunctionProto.FromString(data) if data else None
+
+
+def _context_body(schema: defs.OpSchema, node: NodeProto, types: Mapping[str, TypeProto],
+                  opset: int) -> FunctionProto | None:  # fmt: skip
+    versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+    if not versions:
+        return None
+    inputs = [types[n].SerializeToString() if n else b"" for n in node.input]
+    data = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), inputs)
+    return FunctionProto.FromString(data) if data else None
+
+
+def _filled(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
+    """``node`` with references to the function's attributes replaced by what the caller gave, sub-graphs included."""
+    result = NodeProto()
+    result.CopyFrom(node)
+    del result.attribute[:]
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            # An absent reference leaves the inner operator's own default.
+            if attribute.ref_attr_name in given:
+                result.attribute.append(given[attribute.ref_attr_name])
+                result.attribute[-1].name = attribute.name
+            continue
+        result.attribute.append(attribute)
+        for graph in (result.attribute[-1].g, *result.attribute[-1].graphs):
+            inner = [_filled(n, given) for n in graph.node]
+            if inner:
+                del graph.node[:]
+                graph.node.extend(inner)
+    return result

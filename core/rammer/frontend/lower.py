@@ -1,0 +1,62 @@
+"""Graph -> ComputeGraph: every node becomes tensor expressions through the registry of lowerings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
+from rammer.frontend.lowering import REGISTRY, CannotLower, Lowering
+from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
+from rammer.ir.graph import Graph, Node
+from rammer.ir.types import TensorType
+
+
+def lower_node(graph: Graph, node: Node, taken: set[str]) -> Lowering:
+    """Lower one node; its intermediates get names that are not in ``taken``, which grows.
+
+    Raises CannotLower when the operator has no tensor expression here, ValueError when a lowering
+    breaks its contract (an output missing, or of another type than shape inference says).
+    """
+    function = REGISTRY.get((node.domain, node.op))
+    if function is None:
+        raise CannotLower(f"{f'{node.domain}.' if node.domain else ''}{node.op} has no lowering")
+    context = Lowering(graph, node, taken=taken)
+    function(context)
+    for output in node.outputs:
+        if output and context.types.get(output) != graph.types[output]:
+            raise ValueError(
+                f"the lowering of {node.op} gives {context.types.get(output)} for output {output}, "
+                f"which is declared {graph.types[output]}\n  {node}"
+            )
+    return context
+
+
+def can_lower(graph: Graph, node: Node) -> str | None:
+    """None if ``node`` can be lowered, else the reason why it runs on the host."""
+    try:
+        lower_node(graph, node, set(graph.types))
+    except CannotLower as reason:
+        return str(reason)
+    return None
+
+
+def lower(graph: Graph) -> ComputeGraph:
+    """Lower every node of ``graph``, in order, and verify the result. Raises CannotLower, ValueError."""
+    taken = set(graph.types)
+    computes: list[Compute] = []
+    types: dict[str, TensorType] = {v.name: v.type for v in graph.inputs}
+    constants: dict[str, np.ndarray] = dict(graph.constants)
+    for node in graph.nodes:
+        context = lower_node(graph, node, taken)
+        computes += context.computes
+        constants |= context.constants
+        types |= context.types
+    outputs = tuple(v.name for v in graph.outputs)
+    used = {name for c in computes for name in c.reads} | set(outputs)
+    constants = {n: v for n, v in constants.items() if n in used}
+    types |= {n: TensorType(str(v.dtype), v.shape) for n, v in constants.items()}
+    aliases = {v.name: v.external or v.name for v in (*graph.inputs, *graph.outputs)}
+    result = ComputeGraph(graph.name, tuple(v.name for v in graph.inputs), outputs, tuple(computes), types,
+                          constants, aliases)  # fmt: skip
+    verify_compute_graph(result)
+    return result

@@ -1,0 +1,146 @@
+"""Element-wise arithmetic: unary functions, broadcasting binary and variadic operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import numpy as np
+
+from rammer.frontend.lowering import Lowering, LoweringFn, lowering
+from rammer.frontend.operands import apply, literal, operand, out_axes
+from rammer.ir.expr import Cast, Const, Expr
+from rammer.ir.types import is_float
+
+#: ONNX operator -> scalar operation, one operand.
+UNARY = {
+    "Neg": "neg", "Abs": "abs", "Sign": "sign", "Floor": "floor", "Ceil": "ceil", "Round": "round",
+    "Sqrt": "sqrt", "Exp": "exp", "Log": "log", "Erf": "erf", "Sin": "sin", "Cos": "cos", "Tan": "tan",
+    "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh",
+    "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh",
+}  # fmt: skip
+#: ONNX operator -> scalar operation, two broadcast operands of one type.
+BINARY = {
+    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div",
+    "BitwiseAnd": "and_", "BitwiseOr": "or_", "BitwiseXor": "xor",
+}  # fmt: skip
+#: ONNX operator -> scalar operation folded over any number of broadcast operands.
+VARIADIC = {"Min": "min", "Max": "max", "Sum": "add"}
+
+
+def _unary(fn: str) -> LoweringFn:
+    def lower(ctx: Lowering) -> None:
+        axes = out_axes(ctx)
+        ctx.emit(axes, apply(fn, operand(ctx, 0, axes)), output=0)
+
+    return lower
+
+
+def _binary(fn: str) -> LoweringFn:
+    def lower(ctx: Lowering) -> None:
+        axes = out_axes(ctx)
+        ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), output=0)
+
+    return lower
+
+
+def _variadic(fn: str) -> LoweringFn:
+    def lower(ctx: Lowering) -> None:
+        ctx.emit(out_axes(ctx), _folded(ctx, fn), output=0)
+
+    return lower
+
+
+def _folded(ctx: Lowering, fn: str) -> Expr:
+    axes = out_axes(ctx)
+    terms = [operand(ctx, i, axes) for i in range(len(ctx.node.inputs))]
+    return reduce(lambda a, b: apply(fn, a, b), terms)
+
+
+def _register(table: dict[str, str], maker: Callable[[str], LoweringFn]) -> None:
+    for op, fn in table.items():
+        lowering(op)(maker(fn))
+
+
+_register(UNARY, _unary)
+_register(BINARY, _binary)
+_register(VARIADIC, _variadic)
+
+
+@lowering("Mean")
+def mean(ctx: Lowering) -> None:
+    """Mean of the operands (not over an axis)."""
+    count = literal(len(ctx.node.inputs), ctx.out().dtype)
+    ctx.emit(out_axes(ctx), apply("div", _folded(ctx, "add"), count), output=0)
+
+
+@lowering("Reciprocal")
+def reciprocal(ctx: Lowering) -> None:
+    """``1 / x``."""
+    axes = out_axes(ctx)
+    ctx.emit(axes, apply("div", literal(1, ctx.out().dtype), operand(ctx, 0, axes)), output=0)
+
+
+@lowering("Mod")
+def modulo(ctx: Lowering) -> None:
+    """C's ``fmod`` (sign of the dividend) or, with ``fmod=0``, the sign of the divisor."""
+    axes = out_axes(ctx)
+    fn = "fmod" if ctx.attr("fmod", 0) else "mod"
+    ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), output=0)
+
+
+@lowering("BitShift")
+def bit_shift(ctx: Lowering) -> None:
+    """Shift left or right (unsigned)."""
+    axes = out_axes(ctx)
+    fn = "shl" if ctx.attr("direction") == "LEFT" else "shr"
+    ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), output=0)
+
+
+@lowering("BitwiseNot")
+def bitwise_not(ctx: Lowering) -> None:
+    """``x ^ all ones``."""
+    axes, dtype = out_axes(ctx), ctx.out().dtype
+    ones = -1 if np.issubdtype(np.dtype(dtype), np.signedinteger) else int(np.iinfo(dtype).max)
+    ctx.emit(axes, apply("xor", operand(ctx, 0, axes), literal(ones, dtype)), output=0)
+
+
+@lowering("Pow")
+def power(ctx: Lowering) -> None:
+    """``base ** exponent`` in the type of the base."""
+    axes, dtype = out_axes(ctx), ctx.out().dtype
+    base, exponent = operand(ctx, 0, axes), operand(ctx, 1, axes)
+    body = _small_power(base, exponent, dtype)
+    ctx.emit(axes, _general_power(ctx, base, exponent, dtype) if body is None else body, output=0)
+
+
+def _small_power(base: Expr, exponent: Expr, dtype: str) -> Expr | None:
+    """The exponents that networks use, without a transcendental function."""
+    if not isinstance(exponent, Const):
+        return None
+    if exponent.value == 1:
+        return base
+    if exponent.value == 2:
+        return apply("mul", base, base)
+    if exponent.value == 3:
+        return apply("mul", apply("mul", base, base), base)
+    if is_float(dtype) and exponent.value == 0.5:
+        return apply("sqrt", base)
+    return apply("div", literal(1, dtype), base) if is_float(dtype) and exponent.value == -1 else None
+
+
+def _general_power(ctx: Lowering, base: Expr, exponent: Expr, dtype: str) -> Expr:
+    kind = exponent.dtype if isinstance(exponent, Const) else ctx.type(ctx.input(1)).dtype
+    if kind == dtype:
+        return apply("pow", base, exponent)
+    if is_float(dtype):
+        return apply("pow", base, _converted(exponent, dtype))
+    # An integer base to a fractional power is computed as a float and truncated.
+    wide = kind if is_float(kind) else dtype
+    if wide == dtype:
+        return apply("pow", base, _converted(exponent, dtype))
+    return Cast(dtype, apply("pow", _converted(base, wide), exponent))
+
+
+def _converted(value: Expr, dtype: str) -> Expr:
+    return literal(value.value, dtype) if isinstance(value, Const) else Cast(dtype, value)

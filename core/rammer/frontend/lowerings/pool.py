@@ -1,0 +1,126 @@
+"""Pooling over windows and over whole images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rammer.frontend.lowering import CannotLower, Lowering, lowering
+from rammer.frontend.windows import Window, spatial_names, window_of
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Const, Expr, Op, Table
+from rammer.ir.types import is_float
+
+
+@lowering("MaxPool")
+def max_pool(ctx: Lowering) -> None:
+    """Maximum of each window; padding never wins. The Indices output has no lowering."""
+    if ctx.wants(1):
+        raise CannotLower("MaxPool with its Indices output")
+    x = ctx.input(0)
+    dtype = ctx.type(x).dtype
+    lowest: ex.Number = -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
+    window = _window(ctx)
+    reduce = window.taps
+    ctx.emit(_axes(ctx, window), window.load(x, ("n", "c"), lowest), reduce, "max" if reduce else None, output=0)
+
+
+@lowering("AveragePool")
+def average_pool(ctx: Lowering) -> None:
+    """Sum of each window divided by the number of elements that count."""
+    window = _window(ctx)
+    total = _window_sum(ctx, window, window.load(ctx.input(0), ("n", "c"), 0.0))
+    axes = _axes(ctx, window)
+    value = ctx.load(total, *[a.name for a in axes])
+    count = _counts(window, bool(ctx.attr("count_include_pad", 0)), ctx.type(ctx.input(0)).dtype)
+    ctx.emit(axes, Op("div", (value, count)), output=0)
+
+
+@lowering("LpPool")
+def lp_pool(ctx: Lowering) -> None:
+    """``(sum |x|^p)^(1/p)`` of each window; padding counts as zero."""
+    window = _window(ctx)
+    power = int(ctx.attr("p", 2))
+    total = _window_sum(ctx, window, raised(window.load(ctx.input(0), ("n", "c"), 0.0), power))
+    axes = _axes(ctx, window)
+    ctx.emit(axes, root(ctx.load(total, *[a.name for a in axes]), power), output=0)
+
+
+def raised(x: Expr, power: int) -> Expr:
+    """``|x|^power``; squares are written as products, which are exact and cheap."""
+    if power == 2:
+        return Op("mul", (x, x))
+    magnitude = Op("abs", (x,))
+    return magnitude if power == 1 else Op("pow", (magnitude, Const(power)))
+
+
+def root(x: Expr, power: int) -> Expr:
+    """The ``power``-th root of a non-negative ``x``."""
+    if power == 2:
+        return Op("sqrt", (x,))
+    return x if power == 1 else Op("pow", (x, Const(1.0 / power)))
+
+
+def _window(ctx: Lowering) -> Window:
+    kernel = [int(k) for k in ctx.attr("kernel_shape")]
+    return window_of(ctx, ctx.shape(ctx.input(0))[2:], kernel)
+
+
+def _axes(ctx: Lowering, window: Window) -> tuple[Axis, ...]:
+    batch, channels, *_ = ctx.shape(ctx.input(0))
+    return (Axis("n", batch), Axis("c", channels), *window.axes)
+
+
+def _window_sum(ctx: Lowering, window: Window, body: Expr) -> str:
+    return ctx.emit(_axes(ctx, window), body, window.taps, "sum" if window.taps else None, hint="sum")
+
+
+def _counts(window: Window, include_pad: bool, dtype: str) -> Expr:
+    """How many elements count in the window at each position: a product of one factor a dimension."""
+    constant = 1
+    result: Expr | None = None
+    for name, per_position in zip(window.names, _extents_counted(window, include_pad), strict=True):
+        if len(set(per_position)) == 1:
+            constant *= per_position[0]
+            continue
+        factor = Table(tuple(float(c) for c in per_position), ex.as_index(name), dtype)
+        result = factor if result is None else Op("mul", (result, factor))
+    if result is None:
+        return Const(constant, dtype)
+    return result if constant == 1 else Op("mul", (result, Const(constant, dtype)))
+
+
+def _extents_counted(window: Window, include_pad: bool) -> list[list[int]]:
+    result = []
+    for d, extent in enumerate(window.source):
+        low = -window.begin[d] if include_pad else 0
+        high = extent + window.end[d] if include_pad else extent
+        starts = [o * window.strides[d] - window.begin[d] for o in range(window.out[d])]
+        taps = [k * window.dilations[d] for k in range(window.kernel[d])]
+        result.append([sum(low <= s + t < high for t in taps) for s in starts])
+    return result
+
+
+@lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
+def global_pool(ctx: Lowering) -> None:
+    """Pooling over all spatial dimensions, which keep extent 1."""
+    x = ctx.input(0)
+    batch, channels, *extents = ctx.shape(x)
+    names = spatial_names(len(extents))
+    axes = (Axis("n", batch), Axis("c", channels), *[Axis(n, 1) for n in names])
+    reduce = tuple(Axis(f"k{n}", e) for n, e in zip(names, extents, strict=True))
+    value: Expr = ctx.load(x, "n", "c", *[r.name for r in reduce])
+    if ctx.node.op == "GlobalMaxPool":
+        ctx.emit(axes, value, reduce, "max", output=0)
+        return
+    power = int(ctx.attr("p", 2))
+    norm = ctx.node.op == "GlobalLpPool"
+    total = ctx.emit(axes, raised(value, power) if norm else value, reduce, "sum", hint="sum")
+    element = ctx.load(total, *[a.name for a in axes])
+    ctx.emit(axes, root(element, power) if norm else _mean(element, extents), output=0)
+
+
+def _mean(total: Expr, extents: Sequence[int]) -> Expr:
+    return Op("div", (total, Const(int(np.prod(extents)))))

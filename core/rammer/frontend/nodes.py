@@ -1,0 +1,195 @@
+"""Between ONNX protobufs and ``Node``: attributes, element types, and running one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from rammer.ir.graph import Node
+from rammer.ir.types import SHORT, TensorType
+
+#: Two runs of these give different results, so equal ones are not the same and none is a constant.
+RANDOM: Final = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SubGraph:
+    """A body of If, Loop or Scan: a serialised GraphProto.
+
+    ``captures`` are the names of outer values under which the bodies of one node read its last
+    ``len(captures)`` inputs; all bodies of a node have the same ones. ``opsets`` are the versions, by
+    domain, that the body's operators have.
+    """
+
+    proto: bytes
+    captures: tuple[str, ...] = ()
+    opsets: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def graph(self) -> GraphProto:
+        """The body as a protobuf."""
+        return GraphProto.FromString(self.proto)
+
+    def __str__(self) -> str:
+        graph = self.graph
+        return f"graph<{graph.name}, {len(graph.node)} nodes>"
+
+
+def attribute_value(attribute: AttributeProto) -> Any:
+    """Python scalar, string, tuple, ndarray or SubGraph; ValueError for sparse tensors and types."""
+    kind = attribute.type
+    if kind == AttributeProto.TENSOR:
+        return numpy_helper.to_array(attribute.t)
+    if kind == AttributeProto.GRAPH:
+        return SubGraph(attribute.g.SerializeToString())
+    if kind == AttributeProto.STRING:
+        return _text(attribute.s)
+    if kind == AttributeProto.STRINGS:
+        return tuple(_text(s) for s in attribute.strings)
+    if kind == AttributeProto.TENSORS:
+        return tuple(numpy_helper.to_array(t) for t in attribute.tensors)
+    if kind in (AttributeProto.FLOAT, AttributeProto.INT):
+        return helper.get_attribute_value(attribute)
+    if kind in (AttributeProto.FLOATS, AttributeProto.INTS):
+        return tuple(helper.get_attribute_value(attribute))
+    raise ValueError(f"attribute {attribute.name} has the unsupported kind {AttributeProto.AttributeType.Name(kind)}")
+
+
+def _text(data: bytes) -> str:
+    # Byte strings need not be UTF-8 in ONNX; surrogates keep them reversible.
+    return data.decode("utf-8", "surrogateescape")
+
+
+def attribute_proto(name: str, value: Any) -> AttributeProto:
+    """Inverse of ``attribute_value``."""
+    if isinstance(value, SubGraph):
+        return helper.make_attribute(name, value.graph)
+    if isinstance(value, np.ndarray):
+        return helper.make_attribute(name, numpy_helper.from_array(value))
+    if isinstance(value, str):
+        return helper.make_attribute(name, value.encode("utf-8", "surrogateescape"))
+    if isinstance(value, tuple):
+        items = [numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for v in value]
+        # An empty list has no type of its own; only lists of integers may be empty in practice.
+        return helper.make_attribute(name, items, attr_type=None if items else AttributeProto.INTS)
+    return helper.make_attribute(name, value)
+
+
+def node_proto(node: Node) -> NodeProto:
+    """``node`` as a protobuf whose formal inputs and outputs have the names of the Graph."""
+    formal = len(node.inputs) - len(captures(node))
+    proto = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
+    proto.input.extend(node.inputs[:formal])
+    proto.output.extend(node.outputs)
+    proto.attribute.extend(attribute_proto(k, v) for k, v in node.attributes.items())
+    return proto
+
+
+def captures(node: Node) -> tuple[str, ...]:
+    """The outer names that the bodies of ``node`` read; () for an operator without bodies."""
+    return next((body.captures for body in bodies(node)), ())
+
+
+def bodies(node: Node) -> list[SubGraph]:
+    """The sub-graphs of ``node``."""
+    return [v for v in node.attributes.values() if isinstance(v, SubGraph)]
+
+
+def node_title(proto: NodeProto) -> str:
+    """How messages name a node: its name, or else what it computes."""
+    name = proto.name or f"computing {', '.join(o for o in proto.output if o) or 'nothing'}"
+    return f"node {name} ({proto.op_type})"
+
+
+def tensor_type(proto: TypeProto) -> TensorType | None:
+    """The static type, or None where it is no tensor, its element type is unknown or an extent is not fixed."""
+    if proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.HasField("shape"):
+        return None
+    dtype = element_type(proto.tensor_type.elem_type)
+    dims = proto.tensor_type.shape.dim
+    if dtype not in SHORT or any(d.WhichOneof("value") != "dim_value" or d.dim_value < 0 for d in dims):
+        return None
+    return TensorType(dtype, tuple(d.dim_value for d in dims))
+
+
+def element_type(code: int) -> str:
+    """NumPy name of an ONNX element type (``float32``), or ONNX's own in lower case where NumPy has none."""
+    if code == onnx.TensorProto.STRING:
+        return "string"
+    if code == onnx.TensorProto.UNDEFINED or code not in onnx.TensorProto.DataType.values():
+        return "undefined"
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(code)))
+
+
+def type_proto(dtype: np.dtype[Any], shape: Sequence[int]) -> TypeProto:
+    """An ONNX tensor type."""
+    return helper.make_tensor_type_proto(element_code(dtype), tuple(shape))
+
+
+def element_code(dtype: np.dtype[Any]) -> int:
+    """ONNX's number of an element type; object and str arrays hold strings."""
+    return int(onnx.TensorProto.STRING if dtype.kind in "OSU" else helper.np_dtype_to_tensor_dtype(dtype))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, without its context."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class OneNode:
+    """One ONNX operator, run by ``onnx.reference``; arrays are found by the names in ``proto``.
+
+    ``opsets`` maps a domain to its version; ``outer`` are the names that sub-graphs read besides.
+    """
+
+    def __init__(self, proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int],
+                 outer: Iterable[str] = ()) -> None:  # fmt: skip
+        names = dict.fromkeys(n for n in (*proto.input, *outer) if n)
+        self.outputs = [o for o in proto.output if o]
+        graph = GraphProto(name="one_node", node=[proto])
+        graph.input.extend(onnx.ValueInfoProto(name=n, type=types[n]) for n in names)
+        graph.output.extend(onnx.ValueInfoProto(name=n) for n in self.outputs)
+        self._evaluator = ReferenceEvaluator(graph, opsets=dict(opsets))
+
+    def __call__(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The node's outputs by name."""
+        with np.errstate(all="ignore"):
+            results = self._evaluator.run(self.outputs, dict(values))
+        return {name: np.asarray(r) for name, r in zip(self.outputs, results, strict=True)}
+
+
+def evaluate_proto(proto: NodeProto, values: Mapping[str, np.ndarray],
+                   opsets: Mapping[str, int]) -> dict[str, np.ndarray]:  # fmt: skip
+    """Outputs by name of one operator without sub-graphs, given its inputs by name."""
+    types = {n: type_proto(values[n].dtype, values[n].shape) for n in proto.input if n}
+    return OneNode(proto, types, opsets)({n: values[n] for n in types})
+
+
+def evaluate_node(node: Node, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs by name of ``node``, given its inputs (captured ones included) by name."""
+    proto, names = node_proto(node), captures(node)
+    formal = len(proto.input)
+    feeds = {n: values[n] for n in proto.input if n}
+    # Bodies know outer values by their ONNX names, which must not clash with the Graph's: rename the inputs.
+    if names:
+        feeds = {f"{n}:input": values[n] for n in feeds}
+        feeds |= {outer: values[n] for outer, n in zip(names, node.inputs[formal:], strict=True)}
+        renamed = [f"{n}:input" if n else "" for n in proto.input]
+        del proto.input[:]
+        proto.input.extend(renamed)
+    types = {n: type_proto(a.dtype, a.shape) for n, a in feeds.items()}
+    opsets = {"": node.version, **{d: v for body in bodies(node) for d, v in body.opsets}, node.domain: node.version}
+    return OneNode(proto, types, opsets, names)(feeds)
+
+
+def is_random(node: Node | NodeProto) -> bool:
+    """Whether two runs of the operator may differ."""
+    return (node.op if isinstance(node, Node) else node.op_type) in RANDOM

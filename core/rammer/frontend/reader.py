@@ -1,0 +1,147 @@
+"""From a file to a Model: read, checked, functions inlined, opset upgraded; shapes still as the file has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import onnx
+from onnx import ModelProto, ValueInfoProto, external_data_helper, inliner, version_converter
+
+from rammer.errors import BadInput
+from rammer.frontend import checks
+from rammer.frontend.nodes import first_line
+from rammer.ir.port import InputPort
+
+__all__ = ["FALLBACK_OPSETS", "TARGET_OPSET", "InputPort", "Model", "read_model"]
+
+#: The opset that lowerings are written for; older models are upgraded to it.
+TARGET_OPSET: Final = 21
+#: Tried in this order for a model whose upgrade to the first one fails.
+FALLBACK_OPSETS: Final = (20, 18, 17, 13)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checked ONNX model. ``notes`` say what reading could not do (an upgrade that failed).
+
+    ``external`` tells that weights came from other files: the model file alone does not identify it.
+    """
+
+    proto: ModelProto = field(repr=False, compare=False)
+    path: Path | None
+    name: str
+    inputs: tuple[InputPort, ...]
+    outputs: tuple[str, ...]
+    opset: int
+    notes: tuple[str, ...] = ()
+    external: bool = False
+
+
+def read_model(source: str | Path | bytes | ModelProto) -> Model:
+    """Read a model from a path, its bytes or a protobuf. Raises BadInput for whatever is wrong with it.
+
+    A ModelProto is not changed, but the Model may share it.
+    """
+    path = Path(source) if isinstance(source, (str, Path)) else None
+    where = str(path) if path is not None else "the model in memory"
+    proto = source if isinstance(source, ModelProto) else checks.parse_model(_content(source), where)
+    folder = path.parent if path is not None else None
+    external = checks.check_external_data(proto, folder, where)
+    if external:
+        external_data_helper.load_external_data_for_model(proto, str(folder))
+    checks.check_operators(proto)
+    if proto.functions:
+        proto = inliner.inline_local_functions(proto)
+        checks.check_operators(proto)
+    for function in proto.functions:
+        raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")
+    proto = _ordered(proto)
+    proto, notes = _upgraded(proto)
+    return _model(proto, path, notes, external)
+
+
+def _content(source: str | Path | bytes) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    path = Path(source)
+    if path.is_dir():
+        raise BadInput("the model is a folder", str(path), "give the .onnx file in it")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise BadInput("model file not found", str(path), "check the path") from error
+    except OSError as error:
+        what = f"the model file cannot be read: {error.strerror}"
+        raise BadInput(what, str(path), "check its permissions") from error
+
+
+def _ordered(model: ModelProto) -> ModelProto:
+    """The model with its nodes in topological order: itself, if they are."""
+    order = checks.checked_order(model.graph)
+    if all(a is b for a, b in zip(order, model.graph.node, strict=True)):
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(order)
+    return result
+
+
+def _upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+    """The model at the first opset that ONNX's version converter reaches, and what it was not able to do."""
+    opset = checks.opset_versions(model.opset_import).get("", TARGET_OPSET)
+    notes: list[str] = []
+    for target in (TARGET_OPSET, *FALLBACK_OPSETS):
+        if opset >= target:
+            break
+        try:
+            return _restored(version_converter.convert_version(model, target), model), tuple(notes)
+        except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
+            notes.append(f"opset {opset} could not be upgraded to {target}: {first_line(error)}")
+    return model, tuple(notes)
+
+
+def _restored(converted: ModelProto, original: ModelProto) -> ModelProto:
+    """``converted`` with what the converter drops: the declared ports and the metadata of ``original``."""
+    for kept, given in ((converted.graph.input, original.graph.input), (converted.graph.output, original.graph.output)):
+        declared = {v.name: v for v in given}
+        for value in kept:
+            if value.name in declared:
+                value.CopyFrom(declared[value.name])
+    if not converted.metadata_props:
+        converted.metadata_props.extend(original.metadata_props)
+    return converted
+
+
+def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: bool) -> Model:
+    graph = proto.graph
+    # Up to IR version 3 every initialiser is listed as an input too; it is a constant all the same.
+    constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    inputs = tuple(_port(v) for v in graph.input if v.name not in constants)
+    for value in graph.output:
+        # Exporters may leave an output's type to be inferred.
+        if value.type.WhichOneof("value") is not None:
+            checks.check_port_type("output", value.name, value.type)
+    name = graph.name or (path.stem if path is not None else "model")
+    outputs = tuple(v.name for v in graph.output)
+    opset = checks.opset_versions(proto.opset_import).get("", TARGET_OPSET)
+    return Model(proto, path, name, inputs, outputs, opset, notes, external)
+
+
+def _port(value: ValueInfoProto) -> InputPort:
+    dtype = checks.check_port_type("input", value.name, value.type)
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        raise BadInput(f"input {value.name!r} declares no rank", f"input {value.name}",
+                       "export the model with the rank of its inputs (onnx.checker wants it too)")  # fmt: skip
+    return InputPort(value.name, dtype, tuple(_extent(d) for d in tensor.shape.dim))
+
+
+def _extent(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dim.WhichOneof("value") == "dim_value":
+        # Old exporters write -1 or 0 for "any extent".
+        return dim.dim_value if dim.dim_value > 0 else None
+    # "?" and the like mean "any extent" too, a different one at each place.
+    return dim.dim_param if any(c.isalnum() for c in dim.dim_param) else None

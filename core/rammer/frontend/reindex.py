@@ -1,0 +1,69 @@
+"""Index expressions of Reshape: which source element a row-major position of the output is.
+
+A position is a sum of terms ``coefficient * axis``. Dividing by a stride and reducing modulo an extent
+are simplified with the bounds of the axes, so that aligned splits and merges give the minimal forms:
+``i // k`` and ``i % k`` for a merged axis, ``i * k + j`` for a split one, ``i`` for an equal one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Expr
+from rammer.ir.types import row_major
+
+#: (axis, coefficient), coefficients positive.
+Term = tuple[Axis, int]
+
+
+def reshape_indices(source: tuple[int, ...], axes: Sequence[Axis]) -> tuple[Expr, ...]:
+    """Indices into a tensor of shape ``source`` of the element at row-major position ``axes``.
+
+    Both sides have the same number of elements; an empty tensor gets zeros.
+    """
+    target = tuple(a.extent for a in axes)
+    if 0 in source:
+        return tuple(ex.integer(0) for _ in source)
+    terms = [(a, s) for a, s in zip(axes, row_major(target), strict=True) if a.extent > 1]
+    return tuple(_digit(terms, s, n) for s, n in zip(row_major(source), source, strict=True))
+
+
+def _digit(terms: Sequence[Term], stride: int, extent: int) -> Expr:
+    """``(sum of terms) // stride % extent``."""
+    if extent == 1:
+        return ex.integer(0)
+    period = stride * extent
+    # Multiples of stride * extent change neither the quotient's residue nor the remainder below it.
+    kept = [(a, c) for a, c in terms if c % period]
+    whole = [(a, c // stride) for a, c in kept if c % stride == 0]
+    quotient, top = _quotient([(a, c) for a, c in kept if c % stride], stride)
+    total = ex.add(_sum(whole), quotient)
+    return total if _maximum(whole) + top < extent else ex.mod(total, extent)
+
+
+def _quotient(terms: Sequence[Term], divisor: int) -> tuple[Expr, int]:
+    """``(sum of terms) // divisor`` and its maximum."""
+    top = _maximum(terms) // divisor
+    if top == 0:
+        return ex.integer(0), 0
+    # Small terms cannot carry into a common factor of the large ones and of the divisor.
+    for count in range(1, len(terms) + 1):
+        factor = math.gcd(divisor, *(c for _, c in terms[:count]))
+        if _maximum(terms[count:]) < factor:
+            reduced = [(a, c // factor) for a, c in terms[:count]]
+            return ex.floordiv(_sum(reduced), divisor // factor), top
+    raise AssertionError("unreachable: with no term left over, any factor exceeds their maximum")
+
+
+def _sum(terms: Sequence[Term]) -> Expr:
+    total: Expr = ex.integer(0)
+    for axis, coefficient in terms:
+        total = ex.add(total, ex.mul(axis.name, coefficient))
+    return total
+
+
+def _maximum(terms: Sequence[Term]) -> int:
+    return sum(c * (a.extent - 1) for a, c in terms)

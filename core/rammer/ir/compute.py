@@ -1,0 +1,246 @@
+"""Compute: one tensor expression, the heart of the compiler.
+
+A Compute says what every element of one output tensor is: output axes, reduction axes, a combiner
+and a scalar body over loads. The NumPy result (``evaluate``), FLOP and byte counts, tile
+propagation, classification and C text all come from this one object.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from rammer.ir import expr as ex
+from rammer.ir.expr import Expr, Interval, Load, Op
+from rammer.ir.types import LONG, SHORT, TensorType
+
+Combiner: TypeAlias = Literal["sum", "max", "min", "prod"]
+Kind: TypeAlias = Literal["contraction", "window", "reduction", "map"]
+#: One half-open range per axis.
+Box: TypeAlias = "tuple[tuple[int, int], ...]"
+
+IDENTITY: dict[Combiner, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A named axis with its extent (elements)."""
+
+    name: str
+    extent: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.extent}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """``name[axes] = combiner[reduce] body``; ``origin`` names the ONNX node it came from."""
+
+    name: str
+    dtype: str
+    axes: tuple[Axis, ...]
+    body: Expr
+    reduce: tuple[Axis, ...] = ()
+    combiner: Combiner | None = None
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        names = [a.name for a in (*self.axes, *self.reduce)]
+        if len(set(names)) != len(names):
+            raise ValueError(f"compute {self.name}: an axis name occurs twice in {names}")
+        if bool(self.reduce) and self.combiner is None:
+            raise ValueError(f"compute {self.name}: reduction axes need a combiner")
+        unknown = ex.axes_of(self.body) - set(names)
+        if unknown:
+            raise ValueError(f"compute {self.name}: the body uses undeclared axes {sorted(unknown)}")
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {SHORT[self.dtype]}[{', '.join(map(str, self.axes))}]"
+        over = f"{self.combiner}[{', '.join(map(str, self.reduce))}] " if self.combiner else ""
+        tail = f"  # {self.origin}" if self.origin else ""
+        return f"{head} = {over}{self.body}{tail}"
+
+    @property
+    def type(self) -> TensorType:
+        """Type of the output tensor."""
+        return TensorType(self.dtype, self.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the output axes."""
+        return tuple(a.extent for a in self.axes)
+
+    @property
+    def loads(self) -> list[Load]:
+        """Every load of the body, outer before inner."""
+        return ex.loads(self.body)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Distinct tensors read, in order of first use."""
+        return tuple(dict.fromkeys(load.tensor for load in self.loads))
+
+    @property
+    def points(self) -> int:
+        """Number of body evaluations for the whole output."""
+        return math.prod(a.extent for a in (*self.axes, *self.reduce))
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations for the whole output (a combine step counts as one)."""
+        return self.points * (ex.flops(self.body) + (1 if self.reduce else 0))
+
+    @property
+    def kind(self) -> Kind:
+        """Contraction (product of two loads, summed), window, reduction or map."""
+        if self.combiner is None:
+            return "map"
+        if contraction_operands(self) is not None:
+            return "contraction"
+        return "window" if any(_slides(i, self) for ld in self.loads for i in ld.indices) else "reduction"
+
+    @staticmethod
+    def parse(text: str) -> Compute:
+        """Inverse of ``str``. Raises ValueError with the offending text."""
+        line, _, origin = text.partition("  # ")
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError(f"not a compute: {text!r}")
+        name, short, axes, over, reduce, body = match.groups()
+        combiner: Combiner | None = over  # type: ignore[assignment]
+        return Compute(name, LONG[short], _axes(axes), ex.parse(body), _axes(reduce or ""), combiner, origin)
+
+
+_LINE = re.compile(r"(\w+): (\w+)\[([^\]]*)\] = (?:(sum|max|min|prod)\[([^\]]*)\] )?(.*)")
+
+
+def _axes(text: str) -> tuple[Axis, ...]:
+    pairs = (item.split(":") for item in text.split(", ") if item)
+    return tuple(Axis(name, int(extent)) for name, extent in pairs)
+
+
+def _slides(index: Expr, compute: Compute) -> bool:
+    used = ex.axes_of(index)
+    return bool(used & {a.name for a in compute.axes}) and bool(used & {a.name for a in compute.reduce})
+
+
+def contraction_operands(compute: Compute) -> tuple[Load, Load] | None:
+    """The two loads of ``sum[k] a[..] * b[..]``, or None when ``compute`` is no contraction."""
+    body = compute.body
+    if compute.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul":
+        return None
+    a, b = body.args
+    if not (isinstance(a, Load) and isinstance(b, Load)):
+        return None
+    reduce = {r.name for r in compute.reduce}
+    return (a, b) if ex.axes_of(a) & reduce and ex.axes_of(b) & reduce else None
+
+
+def identity_load(load: Load, compute: Compute) -> bool:
+    """Whether ``load`` reads exactly the element that ``compute`` writes (same indices, in order)."""
+    return load.fill is None and load.indices == tuple(ex.Ref(a.name) for a in compute.axes)
+
+
+def read_boxes(compute: Compute, box: Box, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[Load, Box]]:
+    """Tile propagation: for each load the box of its tensor that an output ``box`` reads.
+
+    ``box`` bounds the output axes (half-open); reduction axes count whole. Boxes are clipped to the
+    tensor; a data-dependent index reads its whole axis. One box a load, never merged (Welder 4.2).
+    """
+    bounds: dict[str, Interval] = {a.name: (lo, hi - 1) for a, (lo, hi) in zip(compute.axes, box, strict=True)}
+    bounds |= {r.name: (0, r.extent - 1) for r in compute.reduce}
+    return [(load, load_box(load, bounds, shapes[load.tensor])) for load in compute.loads]
+
+
+def load_box(load: Load, bounds: Mapping[str, Interval], shape: tuple[int, ...]) -> Box:
+    """The clipped box of ``load``'s tensor read while the axes range over inclusive ``bounds``."""
+    result = []
+    for index, extent in zip(load.indices, shape, strict=True):
+        span = ex.interval(index, bounds) or (0, extent - 1)
+        low = min(max(span[0], 0), extent)
+        result.append((low, max(low, min(span[1] + 1, extent))))
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class ComputeGraph:
+    """Computes in topological order, with the types of all tensors and the values of constants.
+
+    ``constants`` maps a tensor to its value; ``aliases`` maps internal names of inputs and outputs to
+    the names the ONNX model gives them.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    computes: tuple[Compute, ...]
+    types: Mapping[str, TensorType]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        def ports(names: tuple[str, ...]) -> str:
+            return ", ".join(f"{n}: {self.types[n]}" for n in names)
+
+        lines = [f"computegraph {self.name}({ports(self.inputs)}) -> ({ports(self.outputs)})"]
+        lines += [f"  constant {n}: {self.types[n]}" for n in self.constants]
+        lines += [f"  compute {describe(c)}" for c in self.computes]
+        return "\n".join(lines)
+
+    @property
+    def producers(self) -> dict[str, Compute]:
+        """Tensor name -> the Compute that writes it."""
+        return {c.name: c for c in self.computes}
+
+    def consumers(self) -> dict[str, list[Compute]]:
+        """Tensor name -> Computes that read it, in program order."""
+        result: dict[str, list[Compute]] = {n: [] for n in self.types}
+        for c in self.computes:
+            for name in c.reads:
+                result[name].append(c)
+        return result
+
+
+def describe(compute: Compute) -> str:
+    """``str(compute)`` with its classification and cost."""
+    text, _, origin = str(compute).partition("  # ")
+    note = f"  [{compute.kind} {compute.flops / 1e6:.3g} MFLOP]"
+    return text + note + (f"  # {origin}" if origin else "")
+
+
+def verify_compute_graph(graph: ComputeGraph) -> None:
+    """Check definitions before uses, ranks, types and bounds. Raises ValueError naming the Compute."""
+    defined = {*graph.inputs, *graph.constants}
+    for c in graph.computes:
+        for problem in _problems(c, graph.types, defined):
+            raise ValueError(f"compute {c.name} (from {c.origin or 'a pass'}): {problem}\n  {c}")
+        defined.add(c.name)
+    missing = [n for n in graph.outputs if n not in defined]
+    if missing:
+        raise ValueError(f"compute graph {graph.name}: outputs {missing} are never computed")
+
+
+def _problems(c: Compute, types: Mapping[str, TensorType], defined: set[str]) -> Iterator[str]:
+    if c.name in defined:
+        yield "its output is defined twice"
+    if types.get(c.name) != c.type:
+        yield f"its output is declared {types.get(c.name)} but computes {c.type}"
+    bounds: dict[str, Interval] = {a.name: (0, a.extent - 1) for a in (*c.axes, *c.reduce)}
+    for load in c.loads:
+        if load.tensor not in defined:
+            yield f"{load.tensor} is used before it is defined"
+            continue
+        shape = types[load.tensor].shape
+        if len(load.indices) != len(shape):
+            yield f"{load} has {len(load.indices)} indices for rank {len(shape)}"
+            continue
+        for index, extent in zip(load.indices, shape, strict=True):
+            span = ex.interval(index, bounds) if c.points else None
+            if load.fill is None and span is not None and not 0 <= span[0] <= span[1] < extent:
+                yield f"{load}: index {index} covers {span} outside [0, {extent})"

@@ -1,0 +1,240 @@
+"""NumPy evaluation of Computes: the reference result, and the simulator's arithmetic.
+
+Affine loads become strided views, and a contraction of two views becomes one ``einsum``; anything
+else gathers. ``precise=True`` computes floats in float64, the reference that tests compare with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, ComputeGraph, contraction_operands
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
+from rammer.ir.types import is_float
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Elements of one evaluation block; larger Computes are evaluated along their first axes in turn.
+BLOCK = 1 << 24
+
+
+def _erf(x: Array) -> Array:
+    flat = np.asarray(x, dtype=np.float64).ravel()
+    return np.array([math.erf(v) for v in flat], dtype=x.dtype).reshape(x.shape)
+
+
+def _safe(fn: Callable[..., Array]) -> Callable[..., Array]:
+    """Integer division by zero and the like give NumPy's value without a warning."""
+
+    def wrapped(*args: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return fn(*args)
+
+    return wrapped
+
+
+def _divide(a: Array, b: Array) -> Array:
+    if np.issubdtype(np.result_type(a, b), np.floating):
+        return np.asarray(np.true_divide(a, b))
+    # ONNX integer Div truncates towards zero.
+    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))
+
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "min": np.minimum,
+    "max": np.maximum, "mod": np.mod, "floordiv": np.floor_divide, "fmod": np.fmod, "pow": np.power,
+    "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil,
+    "round": np.rint, "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "sin": np.sin, "cos": np.cos,
+    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh,
+    "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "erf": _erf, "eq": np.equal, "lt": np.less, "le": np.less_equal, "not_": np.logical_not,
+    "and_": np.bitwise_and, "or_": np.bitwise_or, "xor": np.bitwise_xor, "shl": np.left_shift,
+    "shr": np.right_shift, "isnan": np.isnan, "isinf": np.isinf, "where": np.where,
+}  # fmt: skip
+REDUCERS: dict[str, Callable[..., Array]] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+
+
+def evaluate(compute: Compute, tensors: Mapping[str, Array], precise: bool = False) -> Array:
+    """The whole output of ``compute``; ``precise`` keeps floats in float64."""
+    out_dtype = np.dtype("float64") if precise and is_float(compute.dtype) else np.dtype(compute.dtype)
+    if compute.points == 0:
+        start = {"sum": 0, "prod": 1}.get(compute.combiner or "", 0)
+        return np.full(compute.shape, start, dtype=out_dtype)
+    fast = _contract(compute, tensors, out_dtype)
+    if fast is not None:
+        return fast
+    return _blocks(compute, tensors, out_dtype, precise)
+
+
+def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = True) -> dict[str, Array]:
+    """Every tensor of ``graph`` (inputs and constants included) evaluated by NumPy."""
+    values: dict[str, Array] = {**graph.constants, **inputs}
+    for compute in graph.computes:
+        values[compute.name] = evaluate(compute, values, precise)
+    return values
+
+
+def _blocks(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array:
+    """Evaluate slice by slice along the first output axis when all points at once are too many."""
+    if not compute.axes or compute.points <= BLOCK or compute.axes[0].extent == 1:
+        return _dense(compute, tensors, {}, precise).astype(dtype)
+    first = compute.axes[0]
+    step = max(1, int(first.extent * BLOCK // compute.points))
+    parts = []
+    for start in range(0, first.extent, step):
+        size = min(step, first.extent - start)
+        shifted = ex.substitute(compute.body, {first.name: ex.add(first.name, start)})
+        part = Compute(compute.name, compute.dtype, (Axis(first.name, size), *compute.axes[1:]), shifted,
+                       compute.reduce, compute.combiner)  # fmt: skip
+        parts.append(_dense(part, tensors, {}, precise))
+    return np.concatenate(parts).astype(dtype)
+
+
+def _dense(compute: Compute, tensors: Mapping[str, Array], memo: dict[Expr, Array], precise: bool) -> Array:
+    axes = (*compute.axes, *compute.reduce)
+    body = _value(compute.body, axes, tensors, memo, precise)
+    body = np.broadcast_to(body, tuple(a.extent for a in axes))
+    if not compute.reduce:
+        return body
+    over = tuple(range(len(compute.axes), len(axes)))
+    wide = compute.combiner in ("sum", "prod") and not np.issubdtype(body.dtype, np.floating)
+    kwargs: dict[str, Any] = {"dtype": np.dtype(compute.dtype)} if wide else {}
+    return REDUCERS[compute.combiner or "sum"](body, axis=over, **kwargs)
+
+
+def _value(e: Expr, axes: tuple[Axis, ...], tensors: Mapping[str, Array], memo: dict[Expr, Array],
+           precise: bool) -> Array:  # fmt: skip
+    if e in memo:
+        return memo[e]
+
+    def sub(part: Expr) -> Array:
+        return _value(part, axes, tensors, memo, precise)
+
+    def kind(dtype: str) -> str:
+        return "float64" if precise and is_float(dtype) else dtype
+
+    result: Array
+    if isinstance(e, Const):
+        result = np.asarray(e.value, dtype=kind(e.dtype))
+    elif isinstance(e, Ref):
+        place = [a.name for a in axes].index(e.axis)
+        shape = [1] * len(axes)
+        shape[place] = axes[place].extent
+        result = np.arange(axes[place].extent, dtype=np.int64).reshape(shape)
+    elif isinstance(e, Table):
+        result = np.asarray(e.values, dtype=kind(e.dtype))[sub(e.index)]
+    elif isinstance(e, Cast):
+        result = _safe(lambda x: x.astype(kind(e.dtype)))(sub(e.arg))
+    elif isinstance(e, Load):
+        result = _load(e, axes, tensors, sub, precise)
+    else:
+        result = _safe(FUNCTIONS[e.fn])(*_harmonise([sub(a) for a in e.args], e))
+    memo[e] = result
+    return result
+
+
+def _harmonise(args: list[Array], e: Op) -> list[Array]:
+    """Literals take the type of the tensors beside them, as in C text and in NumPy's weak scalars."""
+    start = 1 if e.fn == "where" else 0
+    typed = [a.dtype for a, part in zip(args[start:], e.args[start:], strict=True) if not isinstance(part, Const)]
+    if not typed:
+        return args
+    return args[:start] + [
+        a.astype(typed[0]) if isinstance(part, Const) else a
+        for a, part in zip(args[start:], e.args[start:], strict=True)
+    ]
+
+
+def _load(load: Load, axes: tuple[Axis, ...], tensors: Mapping[str, Array], sub: Callable[[Expr], Array],
+          precise: bool) -> Array:  # fmt: skip
+    tensor = np.asarray(tensors[load.tensor])
+    if precise and np.issubdtype(tensor.dtype, np.floating):
+        tensor = tensor.astype(np.float64)
+    view = strided(load, axes, tensor)
+    if view is not None:
+        return view
+    indices = [sub(i).astype(np.int64) for i in load.indices]
+    if load.fill is None:
+        return np.asarray(tensor[tuple(indices)])
+    inside = np.logical_and.reduce(
+        np.broadcast_arrays(*[(i >= 0) & (i < n) for i, n in zip(indices, tensor.shape, strict=True)])
+    )
+    if 0 in tensor.shape:
+        return np.full(inside.shape, load.fill, tensor.dtype)
+    safe = tuple(np.clip(i, 0, n - 1) for i, n in zip(indices, tensor.shape, strict=True))
+    return np.where(inside, tensor[safe], np.asarray(load.fill, dtype=tensor.dtype))
+
+
+def strided(load: Load, axes: tuple[Axis, ...], tensor: Array) -> Array | None:
+    """The load over all ``axes`` as a strided view (extent 1 on axes it does not use), if affine."""
+    forms = [ex.affine(i) for i in load.indices]
+    if any(f is None for f in forms) or any(a.extent == 0 for a in axes):
+        return None
+    known = [f for f in forms if f is not None]
+    extents = {a.name: a.extent for a in axes}
+    spans = []
+    for coefficients, constant in known:
+        low = constant + sum(min(0, c * (extents[a] - 1)) for a, c in coefficients.items())
+        high = constant + sum(max(0, c * (extents[a] - 1)) for a, c in coefficients.items())
+        spans.append((low, high))
+    padding = [(max(0, -lo), max(0, hi - n + 1)) for (lo, hi), n in zip(spans, tensor.shape, strict=True)]
+    if any(p != (0, 0) for p in padding):
+        if load.fill is None:
+            raise IndexError(f"{load} reads outside {tensor.shape}")
+        tensor = np.pad(tensor, padding, constant_values=load.fill)
+    offset = sum((c + p[0]) * s for (_, c), p, s in zip(known, padding, tensor.strides, strict=True))
+    strides = [
+        sum(f[0].get(a.name, 0) * s for f, s in zip(known, tensor.strides, strict=True)) for a in axes
+    ]
+    used = {name for f in known for name in f[0]}
+    shape = tuple(a.extent if a.name in used else 1 for a in axes)
+    return _restride(tensor, offset, shape, tuple(strides))
+
+
+def _restride(tensor: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """A view starting ``offset`` bytes after the tensor's first element."""
+    flat = as_strided(tensor, shape=(1,), strides=(tensor.itemsize,))
+    address = flat.__array_interface__["data"][0] + offset
+    holder = _Holder(tensor, address, tensor.dtype, shape, strides)
+    return np.asarray(holder)
+
+
+class _Holder:
+    """Exposes an address inside ``owner`` through the array interface and keeps ``owner`` alive."""
+
+    def __init__(self, owner: Array, address: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+                 strides: tuple[int, ...]) -> None:  # fmt: skip
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3, "data": (address, True), "typestr": dtype.str, "shape": shape, "strides": strides,
+        }  # fmt: skip
+
+
+def _contract(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]) -> Array | None:
+    """``sum[k] a * b`` over strided views through einsum (and so BLAS)."""
+    operands = contraction_operands(compute)
+    if operands is None or not np.issubdtype(dtype, np.floating):
+        return None
+    axes = (*compute.axes, *compute.reduce)
+    terms: list[Any] = []
+    for load in operands:
+        view = strided(load, axes, np.asarray(tensors[load.tensor]).astype(dtype, copy=False))
+        if view is None:
+            return None
+        used = [i for i, a in enumerate(axes) if a.name in ex.axes_of(load)]
+        terms += [_squeeze(view, used), used]
+    covered = {i for used in terms[1::2] for i in used}
+    if not set(range(len(compute.axes))) <= covered:
+        return None
+    return np.asarray(np.einsum(*terms, list(range(len(compute.axes))), optimize=True)).astype(dtype, copy=False)
+
+
+def _squeeze(view: Array, used: list[int]) -> Array:
+    unused = tuple(i for i in range(view.ndim) if i not in used)
+    return view.squeeze(axis=unused)

@@ -1,0 +1,411 @@
+"""Scalar expressions: the body of a Compute and the index language of its loads.
+
+One small language serves both. Index expressions use integer operations only; ``interval`` bounds
+them, which is all that tile propagation (Welder, section 4.2) needs. Every expression prints as a
+Python expression and ``parse`` reads it back, so programs reload without a grammar of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+Number: TypeAlias = "int | float | bool"
+Interval: TypeAlias = "tuple[int, int]"  # inclusive bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal; ``dtype`` float32, int64 and bool print bare, others through ``const``."""
+
+    value: Number
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        kind: Callable[[Number], Number] = (
+            bool if self.dtype == "bool" else float if self.dtype.startswith("float") else int
+        )
+        object.__setattr__(self, "value", kind(self.value))
+
+    def __str__(self) -> str:
+        text = str(self.value) if isinstance(self.value, bool) else repr(self.value)
+        bare = {"float32", "int64", "bool"}
+        return text if self.dtype in bare else f"const({self.dtype}, {text})"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value of an axis (int64)."""
+
+    axis: str
+
+    def __str__(self) -> str:
+        return self.axis
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One element of ``tensor``. With ``fill``, indices outside the tensor give ``fill`` (padding)."""
+
+    tensor: str
+    indices: tuple[Expr, ...]
+    fill: Number | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.tensor}[{', '.join(map(str, self.indices)) or '()'}]"
+        return text if self.fill is None else f"pad({text}, {self.fill!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """``values[index]``: a constant table, such as the source rows of a Resize."""
+
+    values: tuple[Number, ...]
+    index: Expr
+    dtype: str = "int64"
+
+    def __str__(self) -> str:
+        return f"table({self.dtype}, [{', '.join(map(repr, self.values))}], {self.index})"
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Conversion to ``dtype`` (C rules: towards zero for float to integer)."""
+
+    dtype: str
+    arg: Expr
+
+    def __str__(self) -> str:
+        return f"cast({self.dtype}, {self.arg})"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A scalar operation named in ``OPS``."""
+
+    fn: str
+    args: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        if self.fn not in OPS:
+            raise ValueError(f"unknown scalar operation {self.fn!r}")
+        if len(self.args) != OPS[self.fn].arity:
+            raise ValueError(f"{self.fn} takes {OPS[self.fn].arity} arguments, got {len(self.args)}")
+
+    def __str__(self) -> str:
+        infix = INFIX.get(self.fn)
+        if infix is None:
+            return f"{self.fn}({', '.join(map(str, self.args))})"
+        left, right = (f"({a})" if _is_infix(a) else str(a) for a in self.args)
+        return f"{left} {infix} {right}"
+
+
+Expr: TypeAlias = "Const | Ref | Load | Table | Cast | Op"
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """Arity, result type rule (``same`` as the arguments or ``bool``) and cost in FLOP."""
+
+    arity: int
+    result: str = "same"
+    flops: int = 1
+
+
+#: Transcendentals count as 8 FLOP, the usual convention of roofline tables.
+OPS: dict[str, OpInfo] = {
+    **{n: OpInfo(2) for n in ("add", "sub", "mul", "div", "min", "max", "mod", "floordiv", "fmod")},
+    **{n: OpInfo(1) for n in ("neg", "abs", "sign", "floor", "ceil", "round", "sqrt")},
+    **{n: OpInfo(1, flops=8) for n in (
+        "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+        "asinh", "acosh", "atanh", "erf")},
+    "pow": OpInfo(2, flops=8),
+    **{n: OpInfo(2, "bool") for n in ("eq", "lt", "le")},
+    **{n: OpInfo(2) for n in ("and_", "or_", "xor", "shl", "shr")},
+    "not_": OpInfo(1, "bool"),
+    "isnan": OpInfo(1, "bool"),
+    "isinf": OpInfo(1, "bool"),
+    "where": OpInfo(3),
+}  # fmt: skip
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",
+}  # fmt: skip
+
+
+def _is_infix(e: Expr) -> bool:
+    return isinstance(e, Op) and e.fn in INFIX
+
+
+# --- construction -----------------------------------------------------------------------------
+
+
+def integer(value: int) -> Const:
+    """An int64 literal."""
+    return Const(value, "int64")
+
+
+def as_index(value: Expr | int | str) -> Expr:
+    """``3`` -> literal, ``"h"`` -> axis reference, expressions unchanged."""
+    if isinstance(value, int):
+        return integer(value)
+    return Ref(value) if isinstance(value, str) else value
+
+
+def add(a: Expr | int | str, b: Expr | int | str) -> Expr:
+    """Integer ``a + b``, folded where both are literals or one is zero."""
+    x, y = as_index(a), as_index(b)
+    if isinstance(x, Const) and isinstance(y, Const):
+        return integer(int(x.value) + int(y.value))
+    if x == integer(0):
+        return y
+    return x if y == integer(0) else Op("add", (x, y))
+
+
+def mul(a: Expr | int | str, b: int) -> Expr:
+    """Integer ``a * b`` with a literal factor, folded."""
+    x = as_index(a)
+    if isinstance(x, Const):
+        return integer(int(x.value) * b)
+    if b == 0:
+        return integer(0)
+    return x if b == 1 else Op("mul", (x, integer(b)))
+
+
+def floordiv(a: Expr | int | str, b: int) -> Expr:
+    """Integer floor division by a positive literal, folded."""
+    x = as_index(a)
+    if isinstance(x, Const):
+        return integer(int(x.value) // b)
+    return x if b == 1 else Op("floordiv", (x, integer(b)))
+
+
+def mod(a: Expr | int | str, b: int) -> Expr:
+    """Integer modulo (result in ``[0, b)``) by a positive literal, folded."""
+    x = as_index(a)
+    if isinstance(x, Const):
+        return integer(int(x.value) % b)
+    return integer(0) if b == 1 else Op("mod", (x, integer(b)))
+
+
+# --- traversal --------------------------------------------------------------------------------
+
+
+def children(e: Expr) -> tuple[Expr, ...]:
+    """Direct sub-expressions in evaluation order."""
+    if isinstance(e, Load):
+        return e.indices
+    if isinstance(e, Op):
+        return e.args
+    if isinstance(e, Table):
+        return (e.index,)
+    return (e.arg,) if isinstance(e, Cast) else ()
+
+
+def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
+    """``e`` with its children replaced."""
+    if isinstance(e, Load):
+        return replace(e, indices=kids)
+    if isinstance(e, Op):
+        return replace(e, args=kids)
+    if isinstance(e, Table):
+        return replace(e, index=kids[0])
+    return replace(e, arg=kids[0]) if isinstance(e, Cast) else e
+
+
+def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
+    """Rewrite top-down: where ``fn`` returns an expression it replaces the node (not revisited)."""
+    new = fn(e)
+    if new is not None:
+        return new
+    kids = children(e)
+    return rebuild(e, tuple(transform(k, fn) for k in kids)) if kids else e
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """All nodes, parents first."""
+    yield e
+    for kid in children(e):
+        yield from walk(kid)
+
+
+def loads(e: Expr) -> list[Load]:
+    """Every load, outer before inner (an index may itself be a load: Gather)."""
+    return [n for n in walk(e) if isinstance(n, Load)]
+
+
+def axes_of(e: Expr) -> set[str]:
+    """Names of the axes that ``e`` refers to."""
+    return {n.axis for n in walk(e) if isinstance(n, Ref)}
+
+
+def substitute(e: Expr, axes: Mapping[str, Expr]) -> Expr:
+    """Replace axis references."""
+    return transform(e, lambda n: axes.get(n.axis) if isinstance(n, Ref) else None)
+
+
+def rename_tensors(e: Expr, names: Mapping[str, str]) -> Expr:
+    """Replace tensor names in loads (index expressions included)."""
+
+    def rule(n: Expr) -> Expr | None:
+        if isinstance(n, Load) and n.tensor in names:
+            return Load(names[n.tensor], tuple(rename_tensors(i, names) for i in n.indices), n.fill)
+        return None
+
+    return transform(e, rule)
+
+
+def affine(e: Expr) -> tuple[dict[str, int], int] | None:
+    """``(coefficients, constant)`` if ``e`` is affine in the axes, else None."""
+    if isinstance(e, Const):
+        return ({}, int(e.value)) if not isinstance(e.value, float) else None
+    if isinstance(e, Ref):
+        return {e.axis: 1}, 0
+    if not isinstance(e, Op) or e.fn not in ("add", "sub", "mul", "neg"):
+        return None
+    parts = [affine(a) for a in e.args]
+    if any(p is None for p in parts):
+        return None
+    known = [p for p in parts if p is not None]
+    if e.fn == "neg":
+        return _scaled(known[0], -1)
+    left, right = known
+    if e.fn == "mul":
+        if right[0] and left[0]:
+            return None
+        return _scaled(left, right[1]) if not right[0] else _scaled(right, left[1])
+    right = right if e.fn == "add" else _scaled(right, -1)
+    names = {**left[0], **right[0]}
+    coefficients = {a: left[0].get(a, 0) + right[0].get(a, 0) for a in names}
+    return {a: c for a, c in coefficients.items() if c}, left[1] + right[1]
+
+
+def _scaled(part: tuple[dict[str, int], int], factor: int) -> tuple[dict[str, int], int]:
+    return ({a: c * factor for a, c in part[0].items() if c * factor}, part[1] * factor)
+
+
+def interval(e: Expr, box: Mapping[str, Interval]) -> Interval | None:
+    """Inclusive bounds of an integer expression over a box of axes; None if it depends on data."""
+    if isinstance(e, Const):
+        return (int(e.value), int(e.value)) if not isinstance(e.value, float) else None
+    if isinstance(e, Ref):
+        return box[e.axis]
+    if isinstance(e, Table):
+        inner = interval(e.index, box)
+        span = e.values if inner is None else e.values[max(inner[0], 0) : inner[1] + 1]
+        return (int(min(span)), int(max(span))) if span else None
+    if isinstance(e, Cast):
+        return interval(e.arg, box)
+    if isinstance(e, Load):
+        return None
+    parts = [interval(a, box) for a in e.args]
+    if any(p is None for p in parts):
+        return None
+    return _combine(e.fn, [p for p in parts if p is not None])
+
+
+def _combine(fn: str, p: list[Interval]) -> Interval | None:
+    """Interval arithmetic for the integer operations of the index language."""
+    if fn == "neg":
+        return -p[0][1], -p[0][0]
+    if fn == "where":
+        return min(p[1][0], p[2][0]), max(p[1][1], p[2][1])
+    if fn not in ("add", "sub", "mul", "min", "max", "floordiv", "mod"):
+        return None
+    (a, b), (c, d) = p
+    if fn == "add":
+        return a + c, b + d
+    if fn == "sub":
+        return a - d, b - c
+    if fn == "mul":
+        corners = (a * c, a * d, b * c, b * d)
+        return min(corners), max(corners)
+    if fn in ("min", "max"):
+        pick = min if fn == "min" else max
+        return pick(a, c), pick(b, d)
+    if c != d or c <= 0:
+        return None
+    if fn == "floordiv":
+        return a // c, b // c
+    return (a % c, b % c) if a // c == b // c else (0, c - 1)
+
+
+def flops(e: Expr) -> int:
+    """Floating-point operations of one evaluation, index arithmetic excluded."""
+    if isinstance(e, Load | Const | Ref | Table):
+        return 0
+    own = OPS[e.fn].flops if isinstance(e, Op) else 0
+    return own + sum(flops(k) for k in children(e))
+
+
+def dtype_of(e: Expr, tensors: Mapping[str, str]) -> str:
+    """Element type of ``e`` given the element types of the tensors it loads."""
+    if isinstance(e, Const | Table | Cast):
+        return e.dtype
+    if isinstance(e, Ref):
+        return "int64"
+    if isinstance(e, Load):
+        return tensors[e.tensor]
+    if OPS[e.fn].result == "bool":
+        return "bool"
+    args = e.args[1:] if e.fn == "where" else e.args
+    kinds = [dtype_of(a, tensors) for a in args]
+    typed = [k for a, k in zip(args, kinds, strict=True) if not isinstance(a, Const)]
+    return (typed or kinds)[0]
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def parse(text: str) -> Expr:
+    """Inverse of ``str``. Raises ValueError on anything that ``str`` does not print."""
+    return _read(ast.parse(text.strip(), mode="eval").body)
+
+
+def _read(node: ast.expr) -> Expr:
+    if isinstance(node, ast.Constant):
+        return _literal(node.value)
+    if isinstance(node, ast.Name):
+        return Const(math.inf if node.id == "inf" else math.nan) if node.id in ("inf", "nan") else Ref(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _read(node.operand)
+        if isinstance(inner, Const):
+            return replace(inner, value=-inner.value)
+    if isinstance(node, ast.BinOp):
+        return Op(_BINARY[type(node.op)], (_read(node.left), _read(node.right)))
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return Load(node.value.id, tuple(_read(i) for i in items))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return _call(node.func.id, node.args)
+    raise ValueError(f"not a scalar expression: {ast.unparse(node)}")
+
+
+def _literal(value: object) -> Const:
+    if isinstance(value, bool):
+        return Const(value, "bool")
+    if isinstance(value, int):
+        return Const(value, "int64")
+    if isinstance(value, float):
+        return Const(value, "float32")
+    raise ValueError(f"not a literal: {value!r}")
+
+
+def _call(name: str, args: list[ast.expr]) -> Expr:
+    if name == "pad":
+        inner, fill = _read(args[0]), _read(args[1])
+        if isinstance(inner, Load) and isinstance(fill, Const):
+            return replace(inner, fill=fill.value)
+    if name == "const":
+        literal = _read(args[1])
+        if isinstance(literal, Const):
+            return Const(literal.value, ast.unparse(args[0]))
+    if name == "cast":
+        return Cast(ast.unparse(args[0]), _read(args[1]))
+    if name == "table" and isinstance(args[1], ast.List):
+        values = [_read(v) for v in args[1].elts]
+        return Table(tuple(v.value for v in values if isinstance(v, Const)), _read(args[2]), ast.unparse(args[0]))
+    return Op(name, tuple(_read(a) for a in args))

@@ -1,0 +1,101 @@
+"""Graph: the model as ONNX operators with static types, after the frontend has bound its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rammer.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A named tensor; ``external`` is the name the ONNX model gives it."""
+
+    name: str
+    type: TensorType
+    external: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One ONNX operator. Absent optional inputs are ``""``; ``name`` is the node's ONNX name.
+
+    ``domain`` is "" for the standard operators; attribute values are Python scalars, tuples, strings
+    or NumPy arrays (tensor attributes), never protobufs (sub-graphs stay in ``proto``).
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    domain: str = ""
+    version: int = 0
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{k}={_attribute(v)}" for k, v in sorted(self.attributes.items()))
+        attributes = f" {{{shown}}}" if shown else ""
+        origin = f"  # {self.name}" if self.name else ""
+        args = ", ".join(i or "_" for i in self.inputs)
+        return f"{', '.join(o or '_' for o in self.outputs)} = {self.op}({args}){attributes}{origin}"
+
+
+def _attribute(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"tensor<{value.dtype}{list(value.shape)}>"
+    if isinstance(value, tuple):
+        return "[" + ",".join(map(str, value)) + "]"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in topological order with the type of every value and the data of every constant."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    types: Mapping[str, TensorType]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
+    opset: int = 0
+
+    def __str__(self) -> str:
+        def ports(values: tuple[Value, ...]) -> str:
+            return ", ".join(map(str, values))
+
+        lines = [f"graph {self.name}({ports(self.inputs)}) -> ({ports(self.outputs)})"]
+        lines += [f"  constant {n}: {self.types[n]}" for n in self.constants]
+        for node in self.nodes:
+            types = ", ".join(str(self.types.get(o, "?")) for o in node.outputs if o)
+            lines.append(f"  {types:<20} {node}")
+        return "\n".join(lines)
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of ``name`` if it is known at compile time."""
+        return self.constants.get(name)
+
+
+def verify_graph(graph: Graph) -> None:
+    """Check order, single definition and types. Raises ValueError naming the node."""
+    defined = {v.name for v in graph.inputs} | set(graph.constants)
+    for node in graph.nodes:
+        for name in node.inputs:
+            if name and name not in defined:
+                raise ValueError(f"value {name} is used before it is defined\n  {node}\nis the graph in topological order?")
+        for name in node.outputs:
+            if name in defined:
+                raise ValueError(f"value {name} is defined twice\n  {node}")
+            if name and name not in graph.types:
+                raise ValueError(f"value {name} has no type\n  {node}")
+        defined.update(o for o in node.outputs if o)
+    for value in graph.outputs:
+        if value.name not in defined:
+            raise ValueError(f"output {value.name} of graph {graph.name} is never computed")

@@ -1,0 +1,170 @@
+"""ROperator and RKernel: a group of connected Computes over one grid of equal, independent tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rammer.ir.compute import Box, Compute, load_box
+from rammer.ir.device import Scope
+from rammer.ir.expr import Interval
+from rammer.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Producer and consumer meet at a memory layer, named by its scope (``device`` = not fused)."""
+
+    producer: str
+    consumer: str
+    layer: Scope
+
+    def __str__(self) -> str:
+        return f"{self.producer} <{self.layer}> {self.consumer}"
+
+
+@dataclass(frozen=True, slots=True)
+class ROperator:
+    """Connected Computes with a tile: ``task_count`` independent tasks (Rammer, figure 6).
+
+    ``tile`` gives the elements per task along each output axis of the anchor, the last Compute. Every
+    output has the anchor's shape, so that the tasks partition it. ``family`` and ``config`` are the kernel family that the
+    tile was chosen for; a device that does not know the family uses its generic kernel.
+    """
+
+    name: str
+    computes: tuple[Compute, ...]
+    connections: tuple[Connection, ...]
+    outputs: tuple[str, ...]
+    tile: tuple[int, ...] = ()
+    family: str = ""
+    config: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tile and len(self.tile) != len(self.anchor.axes):
+            raise ValueError(f"operator {self.name}: tile {self.tile} does not fit axes {self.anchor.shape}")
+        if self.anchor.name not in self.outputs:
+            raise ValueError(f"operator {self.name}: its last compute {self.anchor.name} is no output")
+
+    @property
+    def anchor(self) -> Compute:
+        """The Compute whose output axes carry the task grid."""
+        return self.computes[-1]
+
+    @property
+    def main(self) -> Compute:
+        """The most expensive Compute: contraction before window before reduction before map."""
+        order = {"contraction": 0, "window": 1, "reduction": 2, "map": 3}
+        return min(self.computes, key=lambda c: (order[c.kind], -c.flops))
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of tiles along each output axis."""
+        return tuple(-(-a.extent // t) for a, t in zip(self.anchor.axes, self.tile, strict=True))
+
+    @property
+    def task_count(self) -> int:
+        """Number of independent tasks."""
+        return math.prod(self.grid)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Tensors read from outside, in order of first use."""
+        inside = {c.name for c in self.computes}
+        return tuple(dict.fromkeys(r for c in self.computes for r in c.reads if r not in inside))
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all tasks."""
+        return sum(c.flops for c in self.computes)
+
+    def task_box(self, index: int) -> Box:
+        """The half-open output box of task ``index`` (row-major over ``grid``), clipped to the shape."""
+        box = []
+        for axis, tile, count in reversed(list(zip(self.anchor.axes, self.tile, self.grid, strict=True))):
+            index, place = divmod(index, count)
+            box.append((place * tile, min((place + 1) * tile, axis.extent)))
+        return tuple(reversed(box))
+
+    def boxes(self, output: Box, types: Mapping[str, TensorType]) -> dict[str, Box]:
+        """Tile propagation backwards from an output box: the box of every tensor read or computed.
+
+        A tensor read by several loads gets the hull of their boxes; the boxes of single loads come
+        from ``rammer.ir.compute.read_boxes``.
+        """
+        result: dict[str, Box] = {name: output for name in self.outputs}
+        for c in reversed(self.computes):
+            if c.name not in result:
+                continue
+            bounds: dict[str, Interval] = {
+                a.name: (lo, hi - 1) for a, (lo, hi) in zip(c.axes, result[c.name], strict=True)
+            }
+            bounds |= {r.name: (0, r.extent - 1) for r in c.reduce}
+            for load in c.loads:
+                box = load_box(load, bounds, types[load.tensor].shape)
+                known = result.get(load.tensor)
+                result[load.tensor] = box if known is None else hull(known, box)
+        return result
+
+    def renamed(self, name: str) -> ROperator:
+        """The same operator under another name."""
+        return replace(self, name=name)
+
+    def head(self) -> str:
+        """One line: name, tile, tasks and kernel family."""
+        config = "".join(f" {k}={v}" for k, v in self.config)
+        family = f" family {self.family}{config}" if self.family else ""
+        tile = ", ".join(f"{a.name}={t}" for a, t in zip(self.anchor.axes, self.tile, strict=True))
+        return f"operator {self.name} tile[{tile}]{family}"
+
+    def __str__(self) -> str:
+        lines = [self.head()]
+        lines += [f"  compute {c}" for c in self.computes]
+        lines += [f"  connect {c}" for c in self.connections]
+        lines.append(f"  writes {', '.join(self.outputs)}")
+        return "\n".join(lines)
+
+
+def hull(a: Box, b: Box) -> Box:
+    """The smallest box that contains both; an empty box contributes nothing."""
+    if any(lo >= hi for lo, hi in a):
+        return b
+    if any(lo >= hi for lo, hi in b):
+        return a
+    return tuple((min(p[0], q[0]), max(p[1], q[1])) for p, q in zip(a, b, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one task needs of a vEU; -1 where the compiler cannot tell (shown as such)."""
+
+    threads: int = 1
+    registers: int = -1
+    local_bytes: int = 0
+    spills: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RKernel:
+    """An ROperator with its source for one device, resources and task times (seconds).
+
+    ``alone`` is one task on an otherwise idle device, ``crowded`` one task with every vEU running it; ``origin``
+    says where they come from: ``cost model``, ``measured`` or ``simulated``.
+    """
+
+    operator: ROperator
+    source: str
+    resources: Resources = Resources()
+    alone: float = 0.0
+    crowded: float = 0.0
+    origin: str = "cost model"
+
+    def task_time(self, busy: float) -> float:
+        """Task time with the fraction ``busy`` (0..1) of vEUs occupied, interpolated."""
+        return self.alone + (self.crowded - self.alone) * min(max(busy, 0.0), 1.0)
+
+    def operator_time(self, veus: int) -> float:
+        """Seconds for all tasks spread over ``veus`` units, without launch cost."""
+        tasks = self.operator.task_count
+        return -(-tasks // veus) * self.task_time(min(1.0, tasks / veus))

@@ -1,0 +1,132 @@
+"""Who writes each element of a buffer: the address map that the verifier reasons over.
+
+Exact, one entry an element: nothing here knows how storages were planned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Storage
+
+Ints = NDArray[np.int32]
+#: Offset, shape and strides.
+_Place: TypeAlias = "tuple[int, tuple[int, ...], tuple[int, ...]]"
+
+
+class WrittenTwice(Exception):
+    """Two writers, or one writer twice, touch the same element; ``first`` and ``second`` name them."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+        self.first, self.second = first, second
+
+
+@dataclass(frozen=True)
+class Write:
+    """One output of an operator, at its storage."""
+
+    operator: str
+    storage: Storage
+
+
+@dataclass
+class Owners:
+    """The writers of one buffer of ``size`` elements. Raises WrittenTwice when they collide."""
+
+    size: int
+    writes: Sequence[Write]
+    _map: Ints | None = None  # index into writes by element; None while one writer fills its span
+    _known: dict[_Place, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for write in self.writes:
+            if not injective(write.storage):
+                raise WrittenTwice(write.operator, write.operator)
+        if not self._simple():
+            self._map = self._painted()
+
+    def _simple(self) -> bool:
+        """One writer that fills a gapless range needs no map."""
+        if len(self.writes) != 1:
+            return False
+        low, high = self.writes[0].storage.span()
+        return high - low == math.prod(self.writes[0].storage.shape)
+
+    def _painted(self) -> Ints:
+        owner = np.full(self.size, -1, dtype=np.int32)
+        for i, write in enumerate(self.writes):
+            view = strided(owner, write.storage)
+            taken = view[view >= 0]
+            if taken.size:
+                raise WrittenTwice(self.writes[int(taken.flat[0])].operator, write.operator)
+            view[...] = i
+        return owner
+
+    def of(self, storage: Storage) -> tuple[tuple[str, ...], bool]:
+        """The operators that write elements of ``storage``, and whether every element has one."""
+        key = (storage.offset, storage.shape, storage.strides)
+        if key not in self._known:
+            self._known[key] = self._find(storage)
+        return self._known[key]
+
+    def _find(self, storage: Storage) -> tuple[tuple[str, ...], bool]:
+        low, high = storage.span()
+        if low >= high:
+            return (), True
+        if self._map is None:
+            if not self.writes:
+                return (), False
+            first, last = self.writes[0].storage.span()
+            touched = low < last and first < high
+            return (self.writes[0].operator,) if touched else (), first <= low and high <= last
+        counts = np.bincount((strided(self._map, storage) + 1).ravel(), minlength=len(self.writes) + 1)
+        found = dict.fromkeys(self.writes[i].operator for i in np.flatnonzero(counts[1:]).tolist())
+        return tuple(found), not counts[0]
+
+    def tasks(self, operator: ROperator) -> Ints:
+        """Per element of the buffer the task of ``operator`` that writes it, -1 where none does."""
+        result = np.full(self.size, -1, dtype=np.int32)
+        for write in self.writes:
+            if write.operator == operator.name:
+                strided(result, write.storage)[...] = task_grid(operator)
+        return result
+
+
+def strided(flat: Ints, storage: Storage) -> Ints:
+    """The elements of ``storage`` in a flat buffer, as a writable view. The span must lie in the buffer."""
+    size = flat.itemsize
+    # An empty tensor may sit at the very end of its buffer, where there is no element to point at.
+    return as_strided(flat[storage.offset :] if storage.offset < len(flat) else flat[:0],
+                      storage.shape, [s * size for s in storage.strides])  # fmt: skip
+
+
+def injective(storage: Storage) -> bool:
+    """Whether distinct indices surely have distinct addresses: every stride steps over all that is inside it."""
+    reach = 0
+    for stride, extent in sorted((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (extent - 1)
+    return True
+
+
+def task_grid(operator: ROperator) -> Ints:
+    """The task index of every element of the operator's output, in the anchor's shape."""
+    result = np.zeros((1,) * len(operator.anchor.axes), dtype=np.int32)
+    step = 1
+    for i, (axis, tile, count) in reversed(list(enumerate(
+        zip(operator.anchor.axes, operator.tile, operator.grid, strict=True)))):  # fmt: skip
+        shape = [1] * result.ndim
+        shape[i] = axis.extent
+        result = result + (np.arange(axis.extent, dtype=np.int32) // tile * step).reshape(shape)
+        step *= count
+    return result

@@ -1,0 +1,84 @@
+"""Element types and tensor types, the vocabulary every other module shares."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+#: dtype name -> short spelling used in printed text.
+SHORT: dict[str, str] = {
+    "float16": "f16", "float32": "f32", "float64": "f64", "bool": "b1",
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
+}  # fmt: skip
+LONG: dict[str, str] = {short: name for name, short in SHORT.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A dense tensor's element type and static shape (elements per axis)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in SHORT:
+            raise ValueError(f"unknown element type {self.dtype!r}; known: {', '.join(SHORT)}")
+
+    def __str__(self) -> str:
+        return f"{SHORT[self.dtype]}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes when stored densely."""
+        return self.size * itemsize(self.dtype)
+
+    @staticmethod
+    def parse(text: str) -> TensorType:
+        """Inverse of ``str``: ``f32[1,3]`` -> ``TensorType('float32', (1, 3))``."""
+        short, _, rest = text.strip().partition("[")
+        if short not in LONG or not rest.endswith("]"):
+            raise ValueError(f"not a tensor type: {text!r}")
+        return TensorType(LONG[short], tuple(int(n) for n in rest[:-1].split(",") if n))
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes per element of ``dtype``."""
+    return int(np.dtype(dtype).itemsize)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether ``dtype`` is a floating-point type."""
+    return dtype.startswith("float")
+
+
+def identifier(name: str, taken: set[str] | None = None) -> str:
+    """A C- and Python-safe identifier for an arbitrary ONNX name, unique among ``taken``."""
+    base = re.sub(r"\W", "_", name, flags=re.ASCII) or "t"
+    if not (base[0].isalpha() or base[0] == "_") or keyword.iskeyword(base) or base in ("inf", "nan"):
+        base = f"t{base}"
+    result, number = base, 1
+    while taken is not None and result in taken:
+        number += 1
+        result = f"{base}_{number}"
+    if taken is not None:
+        taken.add(result)
+    return result
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Element strides of a dense row-major tensor."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))

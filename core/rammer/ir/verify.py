@@ -1,0 +1,277 @@
+"""Proof that an RProgram is legal, from its text alone: addresses, rows and waits, not the planner's tables.
+
+Vector clocks say what each task knows to have finished. With them: every read follows the writes
+that produce its elements, every reuse of arena bytes follows all uses of the old value, nothing is
+written twice, outputs are written whole, and rows never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rammer.ir.clocks import Clocks, Deadlock, compute_clocks
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+from rammer.ir.owners import Owners, Write, WrittenTwice, strided
+from rammer.ir.program import Buffer, RProgram
+from rammer.ir.wellformed import VerifyError, check_form
+
+__all__ = ["VerifyError", "VerifyReport", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was proved: sizes of the program, operator pairs ordered by whole operators, reads that needed
+    single tasks looked at, and neighbouring arena buffers found in order."""
+
+    tasks: int
+    waits: int
+    operator_pairs: int
+    task_reads: int
+    arena_pairs: int
+    arena_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"verified: {self.tasks} tasks, {self.waits} waits, {self.operator_pairs} operator pairs ordered, "
+            f"{self.task_reads} single reads, {self.arena_pairs} reuses in {self.arena_bytes} arena bytes"
+        )
+
+
+def verify(
+    program: RProgram,
+    vdevice: VDevice | None = None,
+    *,
+    spinning: bool = False,
+    local_bytes: Callable[[ROperator], int] | None = None,
+) -> VerifyReport:
+    """Prove ``program`` legal, or raise VerifyError saying what is wrong and where.
+
+    ``local_bytes`` tells the bytes one task of an operator needs in the device's vEU layer; ``spinning``
+    asks that waiting rows can never keep the rows they wait for from running.
+    """
+    check_form(program)
+    try:
+        clocks = compute_clocks(program)
+    except Deadlock as stuck:
+        task = program.rows[stuck.veu][stuck.place]
+        where = f"v{stuck.veu} place {stuck.place}: {task.operator}[{task.index}]"
+        raise VerifyError(f"rows wait for each other in a circle: nothing can finish counter {stuck.counter}",
+                          where) from None  # fmt: skip
+    owners = _owners(program)
+    _check_outputs(program, owners)
+    reads = _Reads(program, clocks, owners)
+    reads.check()
+    pairs = _check_arena(program, clocks)
+    if vdevice is not None:
+        _check_resources(program, vdevice, spinning, local_bytes)
+    waits = sum(len(t.waits) for row in program.rows for t in row)
+    return VerifyReport(program.task_count, waits, len(reads.ordered), reads.single, pairs, program.arena_bytes)
+
+
+# --- writes -----------------------------------------------------------------------------------
+
+
+def _owners(program: RProgram) -> dict[str, Owners]:
+    """The writers of every buffer; raises where two of them collide or an input or constant is written."""
+    writes: dict[str, list[Write]] = {b.name: [] for b in program.buffers}
+    for operator in program.operators:
+        for tensor in operator.outputs:
+            storage = program.storage[tensor]
+            if program.buffer[storage.buffer].kind in ("input", "constant"):
+                kind = program.buffer[storage.buffer].kind
+                raise VerifyError(f"{tensor} is written into the {kind} buffer {storage.buffer}", operator.name)
+            if operator.task_count:
+                writes[storage.buffer].append(Write(operator.name, storage))
+    result = {}
+    for name, items in writes.items():
+        try:
+            result[name] = Owners(program.buffer[name].size, items)
+        except WrittenTwice as twice:
+            raise VerifyError(f"an element of buffer {name} is written by {twice.first} and again by {twice.second}",
+                              f"operator {twice.second}") from None  # fmt: skip
+    return result
+
+
+def _check_outputs(program: RProgram, owners: Mapping[str, Owners]) -> None:
+    for port in program.outputs:
+        storage = program.storage[port.tensor]
+        kind = program.buffer[storage.buffer].kind
+        if kind != "output":
+            raise VerifyError(f"output {port.external!r} lives in the {kind} buffer {storage.buffer}", port.tensor)
+        if not owners[storage.buffer].of(storage)[1]:
+            raise VerifyError(f"output {port.external!r} is not written whole", port.tensor)
+
+
+# --- reads ------------------------------------------------------------------------------------
+
+
+class _Reads:
+    """Every read after the writes that produce it: whole operators first, single tasks where that fails."""
+
+    def __init__(self, program: RProgram, clocks: Clocks, owners: Mapping[str, Owners]) -> None:
+        self.program, self.clocks, self.owners = program, clocks, owners
+        self.ordered: set[tuple[str, str]] = set()
+        self.single = 0
+        self.painted: dict[tuple[str, str], NDArray[np.int32]] = {}
+
+    def check(self) -> None:
+        for reader in self.program.operators:
+            if not reader.task_count:
+                continue
+            loose: dict[str, list[str]] = {}
+            for tensor in reader.inputs:
+                for writer in self._writers(reader, tensor):
+                    if not self._whole(writer, reader.name):
+                        loose.setdefault(tensor, []).append(writer)
+            if loose:
+                self._single_tasks(reader, loose)
+
+    def _writers(self, reader: ROperator, tensor: str) -> tuple[str, ...]:
+        storage = self.program.storage[tensor]
+        if self.program.buffer[storage.buffer].kind in ("input", "constant"):
+            return ()
+        writers, complete = self.owners[storage.buffer].of(storage)
+        if not complete:
+            raise VerifyError(f"{reader.name} reads {tensor}, parts of which nobody writes", f"buffer {storage.buffer}")
+        if reader.name in writers:
+            raise VerifyError(f"{reader.name} reads {tensor}, parts of which it writes itself", reader.name)
+        return writers
+
+    def _whole(self, writer: str, reader: str) -> bool:
+        if (writer, reader) in self.ordered:
+            return True
+        if self.clocks.operator_before(writer, reader):
+            self.ordered.add((writer, reader))
+            return True
+        return False
+
+    def _single_tasks(self, reader: ROperator, loose: Mapping[str, Sequence[str]]) -> None:
+        base = self.clocks.base[reader.name]
+        for index in range(reader.task_count):
+            boxes = reader.boxes(reader.task_box(index), self.program.types)
+            for tensor, writers in loose.items():
+                for writer in writers:
+                    needed = self._needed(tensor, writer, tuple(slice(lo, hi) for lo, hi in boxes[tensor]))
+                    self.single += 1
+                    if not self.clocks.tasks_before(needed + self.clocks.base[writer], base + index):
+                        raise self._race(reader.name, index, tensor, writer)
+
+    def _needed(self, tensor: str, writer: str, box: tuple[slice, ...]) -> NDArray[np.int64]:
+        """The tasks of ``writer`` that write elements of ``box`` of ``tensor``."""
+        storage = self.program.storage[tensor]
+        key = (storage.buffer, writer)
+        if key not in self.painted:
+            self.painted[key] = self.owners[storage.buffer].tasks(self.program.operator[writer])
+        found = np.unique(strided(self.painted[key], storage)[box]).astype(np.int64)
+        return found[found >= 0]
+
+    def _race(self, reader: str, index: int, tensor: str, writer: str) -> VerifyError:
+        task = self.clocks.base[reader] + index
+        where = f"v{self.clocks.veu[task]} place {self.clocks.place[task]}: {reader}[{index}]"
+        return VerifyError(f"{reader}[{index}] reads {tensor} before {writer} has surely written it", where,
+                           f"a wait for {writer} is missing")  # fmt: skip
+
+
+# --- arena ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    buffer: Buffer
+    writers: tuple[str, ...]
+    users: tuple[str, ...]
+    age: int
+
+
+def _uses(program: RProgram, clocks: Clocks) -> list[_Use]:
+    """Arena buffers that hold a value, with who touches them; ``age`` sorts them in any legal order of reuse."""
+    # What an operator knows grows strictly along happens-before, so its sum is a topological key.
+    age = clocks.known.astype(np.int64).sum(axis=1)
+    writers: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
+    for operator in program.operators:
+        if not operator.task_count:
+            continue
+        for tensor in (*operator.outputs, *operator.inputs):
+            users.setdefault(program.storage[tensor].buffer, []).append(operator.name)
+        for tensor in operator.outputs:
+            writers.setdefault(program.storage[tensor].buffer, []).append(operator.name)
+    return [
+        _Use(b, tuple(writers[b.name]), tuple(users[b.name]), min(int(age[clocks.number[w]]) for w in writers[b.name]))
+        for b in program.buffers
+        if b.kind == "arena" and b.nbytes and b.name in writers
+    ]
+
+
+def _check_arena(program: RProgram, clocks: Clocks) -> int:
+    """Sweep over arena addresses; returns how many neighbours in time were proved to be in order.
+
+    At each byte its buffers, sorted by age, must be ordered one after the other; the order of those further
+    apart follows, because every buffer between them has a writer.
+    """
+    uses = _uses(program, clocks)
+    checked: set[tuple[int, int]] = set()
+    active: list[tuple[int, int]] = []
+    for _, opens, i in _events(uses):
+        key = (uses[i].age, i)
+        if opens:
+            insort(active, key)
+            at = bisect_left(active, key)
+            pairs = [(active[at - 1], key)] if at else []
+            pairs += [(key, active[at + 1])] if at + 1 < len(active) else []
+        else:
+            at = bisect_left(active, key)
+            del active[at]
+            pairs = [(active[at - 1], active[at])] if 0 < at < len(active) else []
+        for (_, a), (_, b) in pairs:
+            if (a, b) not in checked:
+                _check_reuse(uses[a], uses[b], clocks)
+                checked.add((a, b))
+    return len(checked)
+
+
+def _events(uses: Sequence[_Use]) -> Iterator[tuple[int, bool, int]]:
+    """(byte, opens, use) in address order; at one address the buffers that end come first."""
+    events = [(u.buffer.offset, True, i) for i, u in enumerate(uses)]
+    events += [(u.buffer.offset + u.buffer.nbytes, False, i) for i, u in enumerate(uses)]
+    yield from sorted(events)
+
+
+def _check_reuse(old: _Use, new: _Use, clocks: Clocks) -> None:
+    for writer in new.writers:
+        for user in old.users:
+            if not clocks.operator_before(user, writer):
+                raise VerifyError(
+                    f"buffer {new.buffer.name} takes arena bytes of {old.buffer.name}, but its writer {writer} "
+                    f"may start before {user} is done with the old value",
+                    f"bytes {new.buffer.offset}..{new.buffer.offset + new.buffer.nbytes} and "
+                    f"{old.buffer.offset}..{old.buffer.offset + old.buffer.nbytes}",
+                )
+
+
+# --- resources --------------------------------------------------------------------------------
+
+
+def _check_resources(
+    program: RProgram, device: VDevice, spinning: bool, local_bytes: Callable[[ROperator], int] | None
+) -> None:
+    layer = device.layer("veu")
+    if local_bytes is not None and layer.capacity:
+        for operator in program.operators:
+            need = local_bytes(operator)
+            if need > layer.capacity:
+                raise VerifyError(f"a task of {operator.name} needs {need} bytes of {layer.name}, a vEU of "
+                                  f"{device.name} has {layer.capacity}", f"operator {operator.name}")  # fmt: skip
+    if spinning:
+        filled = [row for row in program.rows if row]
+        waiting = sum(any(t.waits for t in row) for row in filled)
+        # Once waiting rows hold every resident slot, the rows they wait for never start.
+        if len(filled) > device.resident and waiting >= device.resident:
+            raise VerifyError(f"{waiting} of {len(filled)} rows wait, but only {device.resident} vEUs of {device.name} "
+                              "are sure to run at once", f"program {program.name}")  # fmt: skip

@@ -1,0 +1,1 @@
+"""Graph -> Graph: each pass a frozen value whose ``str`` is its spelling; ``pipeline`` runs and verifies them."""

@@ -1,0 +1,49 @@
+"""Constant folding: an operator on constants -> its value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rammer.frontend.nodes import bodies, evaluate_node, is_random
+from rammer.ir.graph import Graph, Node
+from rammer.passes.rewrite import output_names, rebuilt
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """``y = Op(constants)`` -> constant ``y``, unless its results exceed ``limit`` bytes.
+
+    A graph output stays the result of a node: only what leads to it folds. Operators without an
+    implementation in ``onnx.reference``, random ones and those with sub-graphs stay.
+    """
+
+    limit: int = 64 << 20
+    name: ClassVar[str] = "fold"
+
+    def __str__(self) -> str:
+        return self.name if self.limit == 64 << 20 else f"{self.name}{{limit={self.limit}}}"
+
+    def __call__(self, graph: Graph) -> Graph:
+        known = dict(graph.constants)
+        outputs = output_names(graph)
+        nodes = [node for node in graph.nodes if not self._fold(node, graph, known, outputs)]
+        return graph if len(nodes) == len(graph.nodes) else rebuilt(graph, nodes, known)
+
+    def _fold(self, node: Node, graph: Graph, known: dict[str, np.ndarray], outputs: set[str]) -> bool:
+        """Whether ``node`` folds; its values are then in ``known``."""
+        results = [o for o in node.outputs if o]
+        if any(n and n not in known for n in node.inputs) or outputs.intersection(results):
+            return False
+        if is_random(node) or bodies(node) or sum(graph.types[o].nbytes for o in results) > self.limit:
+            return False
+        try:
+            values = evaluate_node(node, known)
+        except NotImplementedError:
+            return False
+        if any(values[o].shape != graph.types[o].shape for o in results):
+            return False
+        known |= {o: values[o].astype(graph.types[o].dtype, copy=False) for o in results}
+        return True

@@ -1,0 +1,129 @@
+"""Operators that change nothing -> their operand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final, TypeAlias
+
+import numpy as np
+
+from rammer.ir.graph import Graph, Node
+from rammer.passes.rewrite import output_names, producers, readers, rebuilt, renamed, scalar
+
+Test: TypeAlias = Callable[[Node, Graph], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveIdentities:
+    """``y = Identity(x)`` -> every reader of ``y`` reads ``x``; likewise all that acts as Identity here.
+
+    Dropout in inference, Cast to the same type, Reshape to the same shape, Transpose that moves
+    nothing, Concat and Sum of one operand, Pad by zero, multiplication by one, and so on. A graph
+    output takes over the name if another node computes the operand; else its Identity stays.
+    """
+
+    name: ClassVar[str] = "identity"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        names: dict[str, str] = {}
+        kept: list[Node] = []
+        # Outputs that no node may rename: the graph's own, and those taken over on the way.
+        fixed, made = output_names(graph), producers(graph)
+        read = readers(graph).keys()
+        changed = False
+        for node in graph.nodes:
+            source = None if read & set(node.outputs[1:]) else _operand(node, graph)
+            if source is None:
+                kept.append(node)
+                continue
+            while source in names:
+                source = names[source]
+            result = node.outputs[0]
+            if result not in fixed:
+                names[result] = source
+            elif source in made and source not in fixed:
+                names[source] = result
+            else:
+                trivial = node.op == "Identity" and not node.domain
+                kept.append(node if trivial else Node("Identity", (source,), (result,), {}, node.name, "", 19))
+                changed |= not trivial
+        return rebuilt(graph, renamed(kept, names)) if names or changed else graph
+
+
+def _operand(node: Node, graph: Graph) -> str | None:
+    """The operand that ``node`` returns unchanged, if it does."""
+    if node.domain or (any(node.outputs[1:]) and readers(graph).keys() & set(filter(None, node.outputs[1:]))):
+        return None
+    if node.op in ("Mul", "Div", "Add", "Sub", "Pow"):
+        return _neutral(node, graph)
+    test = _TESTS.get(node.op)
+    if test is None or graph.types[node.inputs[0]] != graph.types[node.outputs[0]]:
+        return None
+    return node.inputs[0] if test(node, graph) else None
+
+
+def _neutral(node: Node, graph: Graph) -> str | None:
+    """The other operand of a multiplication by one and the like (x + 0 turns -0 into 0, so -0 is its neutral)."""
+    a, b = node.inputs
+    sides = {"Mul": (a, b), "Add": (a, b)}.get(node.op, (b,))
+    for side in sides:
+        other = b if side == a else a
+        if graph.types[other] == graph.types[node.outputs[0]] and _is_neutral(node.op, graph.constant(side)):
+            return other
+    return None
+
+
+def _is_neutral(op: str, value: np.ndarray | None) -> bool:
+    if value is None or op not in ("Add", "Sub"):
+        return scalar(value, 1)
+    negative = np.signbit(value) if value.dtype.kind == "f" else np.full(value.shape, op == "Add")
+    return scalar(value, 0) and bool(np.all(negative == (op == "Add")))
+
+
+def _always(node: Node, graph: Graph) -> bool:
+    return True
+
+
+def _inference(node: Node, graph: Graph) -> bool:
+    # Until opset 12 the training mode is no operand, and a graph for inference does not have it.
+    return len(node.inputs) < 3 or not node.inputs[2] or scalar(graph.constant(node.inputs[2]), 0)
+
+
+def _in_place(node: Node, graph: Graph) -> bool:
+    order = node.attributes.get("perm")
+    rank = len(graph.types[node.inputs[0]].shape)
+    order = tuple(reversed(range(rank))) if order is None else order
+    # Axes of one element may move freely among the others.
+    long = [axis for axis in order if graph.types[node.inputs[0]].shape[axis] != 1]
+    return long == sorted(long)
+
+
+def _one_operand(node: Node, graph: Graph) -> bool:
+    return len(node.inputs) == 1
+
+
+def _forward(node: Node, graph: Graph) -> bool:
+    if len(node.inputs) < 5 or not node.inputs[4]:
+        return True
+    steps = graph.constant(node.inputs[4])
+    return steps is not None and bool(np.all(steps > 0))
+
+
+def _unpadded(node: Node, graph: Graph) -> bool:
+    return scalar(graph.constant(node.inputs[1]), 0) if len(node.inputs) > 1 else False
+
+
+#: Operator -> whether a node whose first operand has the type of its result returns that operand.
+_TESTS: Final[Mapping[str, Test]] = {
+    **dict.fromkeys(("Identity", "Cast", "CastLike", "Reshape", "Flatten", "Expand", "Squeeze", "Unsqueeze"), _always),
+    **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean", "Split"), _one_operand),
+    "Dropout": _inference,
+    "Transpose": _in_place,
+    "Tile": _always,
+    "Slice": _forward,
+    "Pad": _unpadded,
+}

@@ -1,0 +1,119 @@
+"""From a schedule and storages to a verified RProgram."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage
+from rammer.ir.types import itemsize
+from rammer.ir.verify import verify
+from rammer.plan.memory import Use, plan_memory
+from rammer.plan.waits import plan_waits, stage_order
+from rammer.schedule.policy import Schedule
+
+
+class StoragePlan(Protocol):
+    """Where every tensor lives: storages by tensor, and (dtype, elements) of every buffer."""
+
+    @property
+    def storages(self) -> Mapping[str, Storage]:
+        """Storage of every tensor that is not interior to an operator."""
+        ...
+
+    @property
+    def buffers(self) -> Mapping[str, tuple[str, int]]:
+        """Element type and number of elements by buffer."""
+        ...
+
+
+def build_program(
+    name: str,
+    schedule: Schedule,
+    storage: StoragePlan,
+    inputs: tuple[Port, ...],
+    outputs: tuple[Port, ...],
+    constants: Collection[str],
+    *,
+    policy: str = "custom",
+    vdevice: VDevice | None = None,
+) -> RProgram:
+    """Waits, arena offsets and buffers for ``schedule``; the result has passed ``ir.verify``.
+
+    ``constants`` names the constant tensors; those that no chosen operator reads are left out. Raises
+    ValueError for an output that no operator computes (upstream adds a copy), VerifyError for an illegal program.
+    """
+    operators = stage_order(schedule)
+    tensors = _tensors(operators, inputs, outputs)
+    storages = {t: storage.storages[t] for t in tensors}
+    kinds = _kinds(storages, inputs, outputs, constants)
+    _check_outputs(operators, outputs, storages, kinds)
+    waits = plan_waits(schedule, storages)
+    uses = _uses(operators, storages, storage.buffers, kinds)
+    memory = plan_memory(uses, waits.order)
+    buffers = tuple(Buffer(b, *storage.buffers[b], kind, memory.offsets.get(b, 0)) for b, kind in kinds.items())
+    program = RProgram(
+        name, policy, inputs, outputs, buffers, tuple(storages.values()), operators, waits.counters,
+        waits.rows, schedule.predicted,
+    )  # fmt: skip
+    verify(program, vdevice)
+    return program
+
+
+def _tensors(operators: Sequence[ROperator], inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> list[str]:
+    """Tensors that the program touches, each once: ports, then operands in operator order."""
+    used = [p.tensor for p in (*inputs, *outputs)]
+    for op in operators:
+        used += [*op.inputs, *op.outputs]
+    return list(dict.fromkeys(used))
+
+
+def _kinds(
+    storages: Mapping[str, Storage], inputs: tuple[Port, ...], outputs: tuple[Port, ...], constants: Collection[str]
+) -> dict[str, BufferKind]:
+    """Kind of every buffer in use; a buffer that holds both an input and an output is caught later."""
+    kinds: dict[str, BufferKind] = {s.buffer: "arena" for s in storages.values()}
+    kinds |= {storages[p.tensor].buffer: "output" for p in outputs}
+    kinds |= {storages[t].buffer: "constant" for t in constants if t in storages}
+    kinds |= {storages[p.tensor].buffer: "input" for p in inputs}
+    return kinds
+
+
+def _check_outputs(
+    operators: Sequence[ROperator],
+    outputs: tuple[Port, ...],
+    storages: Mapping[str, Storage],
+    kinds: Mapping[str, BufferKind],
+) -> None:
+    written = {storages[t].buffer for op in operators for t in op.outputs}
+    for port in outputs:
+        target = storages[port.tensor]
+        if kinds[target.buffer] != "output" or (target.buffer not in written and 0 not in target.shape):
+            raise ValueError(
+                f"internal: output {port.external!r} ({port.tensor}) lives in the {kinds[target.buffer]} buffer "
+                f"{target.buffer}, which no operator writes; it needs a copy compute before planning"
+            )
+
+
+def _uses(
+    operators: Sequence[ROperator],
+    storages: Mapping[str, Storage],
+    buffers: Mapping[str, tuple[str, int]],
+    kinds: Mapping[str, BufferKind],
+) -> list[Use]:
+    writers: dict[str, dict[str, None]] = {b: {} for b, kind in kinds.items() if kind == "arena"}
+    readers: dict[str, dict[str, None]] = {b: {} for b in writers}
+    for op in operators:
+        if not op.task_count:
+            continue
+        for tensors, table in ((op.outputs, writers), (op.inputs, readers)):
+            for buffer in (storages[t].buffer for t in tensors):
+                if buffer in table:
+                    table[buffer][op.name] = None
+    return [Use(b, _nbytes(*buffers[b]), tuple(writers[b]), tuple(readers[b])) for b in writers]
+
+
+def _nbytes(dtype: str, size: int) -> int:
+    return size * itemsize(dtype)

@@ -1,0 +1,67 @@
+"""Whether two storages of one buffer share an element: exact, because spans alone are not.
+
+Two channel slices of a batched concat interleave, so that their spans overlap although no element is
+shared; taking them as dependent would make a DenseNet block wait for itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rammer.ir.program import Storage
+
+#: Contiguous runs enumerated per storage; beyond it overlapping spans count as an overlap, which is safe.
+MAX_RUNS = 1 << 20
+
+
+def overlap(a: Storage, b: Storage) -> bool:
+    """Whether ``a`` and ``b`` (same buffer) have an element in common; over-approximates beyond ``MAX_RUNS``."""
+    (a_low, a_high), (b_low, b_high) = a.span(), b.span()
+    if a_low >= a_high or b_low >= b_high or a_high <= b_low or b_high <= a_low:
+        return False
+    x, y = _dims(a), _dims(b)
+    if _is_one_run(x) and _is_one_run(y):
+        return True
+    if max(_run_count(x), _run_count(y)) > MAX_RUNS:
+        return True
+    (starts, length), (others, other_length) = _runs(a_low, x), _runs(b_low, y)
+    # The last other run that starts before the end of each run is the only one that can reach it.
+    before = np.searchsorted(others, starts + length, side="left") - 1
+    return bool(np.any((before >= 0) & (others[before] + other_length > starts)))
+
+
+def _dims(storage: Storage) -> list[tuple[int, int]]:
+    """(stride, extent) pairs with positive strides, outermost first, contiguous neighbours merged."""
+    pairs = sorted(
+        ((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1 and s), reverse=True
+    )
+    merged: list[tuple[int, int]] = []
+    for stride, extent in pairs:
+        if merged and merged[-1][0] == stride * extent:
+            merged[-1] = (stride, merged[-1][1] * extent)
+        else:
+            merged.append((stride, extent))
+    return merged
+
+
+def _is_one_run(dims: list[tuple[int, int]]) -> bool:
+    return not dims or (len(dims) == 1 and dims[0][0] == 1)
+
+
+def _run_count(dims: list[tuple[int, int]]) -> int:
+    outer = dims[:-1] if dims and dims[-1][0] == 1 else dims
+    return math.prod(extent for _, extent in outer)
+
+
+def _runs(low: int, dims: list[tuple[int, int]]) -> tuple[NDArray[np.int64], int]:
+    """Sorted starts of the contiguous runs, and their common length."""
+    length = 1
+    if dims and dims[-1][0] == 1:
+        length, dims = dims[-1][1], dims[:-1]
+    starts = np.array([low], dtype=np.int64)
+    for stride, extent in dims:
+        starts = (starts[:, None] + stride * np.arange(extent, dtype=np.int64)).ravel()
+    return np.unique(starts), length

@@ -1,0 +1,255 @@
+"""The storage pass: which tensors own memory and which are views of, or slices of, other tensors' memory.
+
+A shape operator whose address is affine becomes a view of its source. The producers of a
+concatenation's pieces write straight into its buffer. An output keeps a dense buffer of its own, into
+which the producer behind a reshaping writes. Whatever needs two incompatible storages is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from rammer.frontend.concat import pieces
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
+from rammer.ir.expr import Expr, Load, Ref
+from rammer.ir.program import Storage
+from rammer.ir.types import TensorType, identifier
+from rammer.plan.address import dense, inverted, viewed
+
+Pieces = list[tuple[Box, Load]]
+
+
+@dataclass(frozen=True)
+class StoragePlan:
+    """``graph`` without the Computes that storage made unnecessary, and where every tensor lives.
+
+    ``storages`` has an entry for every tensor, eliminated ones included; ``buffers`` maps a buffer to
+    its element type and number of elements. ``graph.types`` keeps the types of all tensors.
+    """
+
+    graph: ComputeGraph
+    storages: Mapping[str, Storage]
+    buffers: Mapping[str, tuple[str, int]]
+
+
+def assign_storage(graph: ComputeGraph) -> StoragePlan:
+    """Storage of every tensor of ``graph`` (module docstring); results do not change, bit for bit."""
+    state = _Assigner(graph)
+    state.ports()
+    for name in graph.outputs:
+        state.write_behind(name)
+    for compute, parts in state.concatenations():
+        state.concatenate(compute, parts)
+    for compute in graph.computes:
+        state.settle(compute)
+    computes = tuple(state.remaining())
+    types = {**graph.types, **{c.name: c.type for c in computes}}
+    return StoragePlan(replace(graph, computes=computes, types=types), state.storages, state.buffers)
+
+
+@dataclass
+class _Assigner:
+    graph: ComputeGraph
+    storages: dict[str, Storage] = field(default_factory=dict)
+    buffers: dict[str, tuple[str, int]] = field(default_factory=dict)
+    #: Computes that need not run, and the copies that run in place of a concatenation.
+    eliminated: set[str] = field(default_factory=set)
+    copies: dict[str, list[Compute]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.producers = self.graph.producers
+        self.taken = set(self.graph.types)
+
+    def own(self, name: str) -> None:
+        """Give ``name`` a dense buffer of its own."""
+        kind = self.graph.types[name]
+        self.storages[name] = dense(name, name, kind.shape)
+        self.buffers[name] = (kind.dtype, kind.size)
+
+    def ports(self) -> None:
+        """Inputs, constants and outputs live in buffers of their own."""
+        for name in dict.fromkeys((*self.graph.inputs, *self.graph.constants, *self.graph.outputs)):
+            self.own(name)
+
+    def free(self, name: str) -> bool:
+        """Whether ``name`` is computed here and has no storage yet."""
+        return name in self.producers and name not in self.storages
+
+    def view_load(self, compute: Compute) -> Load | None:
+        """The load that ``compute`` only rearranges, or None."""
+        body = compute.body
+        if compute.combiner is not None or not isinstance(body, Load) or body.fill is not None:
+            return None
+        same = self.graph.types[body.tensor].dtype == compute.dtype
+        return body if same and compute.points > 0 else None
+
+    def place(self, name: str, storage: Storage) -> None:
+        """Let ``name`` live in ``storage`` and, where it only rearranges a free tensor, that one too."""
+        self.storages[name] = storage
+        self.write_behind(name)
+
+    def write_behind(self, name: str) -> None:
+        """Where ``name`` only rearranges a free tensor, let that one's producer write into its storage."""
+        compute = self.producers.get(name)
+        load = self.view_load(compute) if compute is not None else None
+        if compute is None or load is None or not self.free(load.tensor):
+            return
+        shape = self.graph.types[load.tensor].shape
+        storage = inverted(load.tensor, shape, load, compute.axes, self.storages[name])
+        if storage is not None and _contiguous(storage) >= _contiguous(self.storages[name]):
+            self.eliminated.add(name)
+            self.place(load.tensor, storage)
+
+    def concatenations(self) -> Iterator[tuple[Compute, Pieces]]:
+        """Piecewise Computes, the largest first: what a large one has placed, a smaller one may just view."""
+        found = []
+        for position, compute in enumerate(self.graph.computes):
+            parts = pieces(compute)
+            if parts and compute.points > 0 and self._same_type(compute, parts):
+                found.append((-compute.points, -position, compute, parts))
+        for *_, compute, parts in sorted(found, key=lambda f: f[:2]):
+            yield compute, parts
+
+    def _same_type(self, compute: Compute, parts: Pieces) -> bool:
+        return all(self.graph.types[load.tensor].dtype == compute.dtype for _, load in parts)
+
+    def concatenate(self, compute: Compute, parts: Pieces) -> None:
+        """Place the parts of a concatenation, or see that they already lie as it wants them."""
+        if self.free(compute.name):
+            ready = self._assembled(compute, parts)
+            if ready is not None:
+                self.storages[compute.name] = ready
+                self.eliminated.add(compute.name)
+                return
+            self.own(compute.name)
+        placed = [self._place_part(compute, box, load) for box, load in parts]
+        if not any(placed):
+            return
+        self.eliminated.add(compute.name)
+        self.copies[compute.name] = [
+            self._copy(compute, box, load) for (box, load), done in zip(parts, placed, strict=True) if not done
+        ]
+
+    def _assembled(self, compute: Compute, parts: Pieces) -> Storage | None:
+        """The storage of a concatenation whose parts already lie side by side (a prefix of a larger one)."""
+        origin = tuple(0 for _ in compute.axes)
+        whole: Storage | None = None
+        strides = [0] * len(compute.axes)
+        views = [self._part_view(compute, box, load) for box, load in parts]
+        if any(v is None for v in views):
+            return None
+        known = [v for v in views if v is not None]
+        first = next((v for v, (box, _) in zip(known, parts, strict=True) if _start(box) == origin), None)
+        if first is None or any(v.buffer != first.buffer for v in known):
+            return None
+        for d in range(len(strides)):
+            strides[d] = _step(d, known, parts, first)
+        whole = Storage(compute.name, first.buffer, first.offset, compute.shape, tuple(strides))
+        fits = (v == _slice(whole, box, v.tensor) for v, (box, _) in zip(known, parts, strict=True))
+        return whole if all(fits) else None
+
+    def _part_view(self, compute: Compute, box: Box, load: Load) -> Storage | None:
+        """Where the region ``box`` of a concatenation lies if its part has a storage; extent-1 axes get stride 0."""
+        source, local = self.storages.get(load.tensor), self._local(compute, box, load)
+        if source is None or local.fill is not None:
+            return None
+        return viewed(compute.name, local, _axes(compute, box), source)
+
+    def _local(self, compute: Compute, box: Box, load: Load) -> Load:
+        """``load`` in the axes of one region, without its guard where the region never leaves the tensor."""
+        shifts: dict[str, Expr] = {
+            a.name: ex.add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low
+        }
+        indices = tuple(_simple(ex.substitute(i, shifts)) for i in load.indices)
+        bounds = {a.name: (0, a.extent - 1) for a in _axes(compute, box)}
+        spans = [ex.interval(i, bounds) for i in indices]
+        shape = self.graph.types[load.tensor].shape
+        inside = all(s is not None and 0 <= s[0] <= s[1] < n for s, n in zip(spans, shape, strict=True))
+        return Load(load.tensor, indices, None if inside else load.fill)
+
+    def _place_part(self, compute: Compute, box: Box, load: Load) -> bool:
+        """Let the part's producer write into its slice. False if the part is taken or rearranged beyond strides."""
+        if not self.free(load.tensor):
+            return False
+        local = self._local(compute, box, load)
+        if local.fill is not None:
+            return False
+        target = _slice(self.storages[compute.name], box, load.tensor)
+        shape = self.graph.types[load.tensor].shape
+        storage = inverted(load.tensor, shape, local, _axes(compute, box), target)
+        if storage is None or _contiguous(storage) < _contiguous(target):
+            return False
+        self.place(load.tensor, storage)
+        return True
+
+    def _copy(self, compute: Compute, box: Box, load: Load) -> Compute:
+        """A Compute that copies one part into its slice."""
+        name = identifier(f"{load.tensor}_copy", self.taken)
+        self.storages[name] = _slice(self.storages[compute.name], box, name)
+        return Compute(name, compute.dtype, _axes(compute, box), self._local(compute, box, load), origin=compute.origin)
+
+    def settle(self, compute: Compute) -> None:
+        """Storage of what nothing constrained: a view where possible, else a buffer."""
+        if compute.name in self.storages:
+            return
+        load = self.view_load(compute)
+        view = viewed(compute.name, load, compute.axes, self.storages[load.tensor]) if load is not None else None
+        if view is None:
+            self.own(compute.name)
+            return
+        self.storages[compute.name] = view
+        self.eliminated.add(compute.name)
+
+    def remaining(self) -> Iterator[Compute]:
+        """The Computes that run, in topological order."""
+        for compute in self.graph.computes:
+            yield from self.copies.get(compute.name, ())
+            if compute.name not in self.eliminated:
+                yield compute
+
+
+def _contiguous(storage: Storage) -> bool:
+    """Whether neighbours along the last axis longer than 1 are neighbours in memory."""
+    steps = [s for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1]
+    return not steps or steps[-1] == 1
+
+
+def _start(box: Box) -> tuple[int, ...]:
+    return tuple(low for low, _ in box)
+
+
+def _axes(compute: Compute, box: Box) -> tuple[Axis, ...]:
+    """The axes of one region, counted from its start."""
+    return tuple(Axis(a.name, high - low) for a, (low, high) in zip(compute.axes, box, strict=True))
+
+
+def _slice(storage: Storage, box: Box, tensor: str) -> Storage:
+    """The region ``box`` of ``storage`` (axes of extent 1 get stride 0)."""
+    offset = storage.offset + sum(low * s for (low, _), s in zip(box, storage.strides, strict=True))
+    shape = tuple(high - low for low, high in box)
+    strides = tuple(s if n > 1 else 0 for s, n in zip(storage.strides, shape, strict=True))
+    return Storage(tensor, storage.buffer, offset, shape, strides)
+
+
+def _step(d: int, views: list[Storage], parts: Pieces, first: Storage) -> int:
+    """The stride along axis ``d`` that the views of the parts agree on, or that the distance of two gives."""
+    for view, (box, _) in zip(views, parts, strict=True):
+        if view.shape[d] > 1:
+            return view.strides[d]
+        start = _start(box)
+        if start[d] > 0 and not any(low for i, low in enumerate(start) if i != d):
+            return (view.offset - first.offset) // start[d]
+    return 0
+
+
+def _simple(index: Expr) -> Expr:
+    """An affine index with its terms collected."""
+    form = ex.affine(index)
+    if form is None:
+        return index
+    total: Expr = ex.integer(0)
+    for name, coefficient in form[0].items():
+        total = ex.add(total, ex.mul(Ref(name), coefficient))
+    return ex.add(total, form[1])

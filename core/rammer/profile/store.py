@@ -1,0 +1,146 @@
+"""KernelStore: what was measured once is not measured again. One sqlite file in the user's cache folder.
+
+Keys hash the device's fingerprint, the operator's signature and the tuning level. A corrupt or
+unwritable store is ignored with a warning and never gives a wrong result: entries are checked on reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from rammer.ir.operator import Resources
+
+#: Bumped when the meaning of an entry changes; older entries are then misses.
+STORE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TunedKernel:
+    """One kept candidate: tile, family, config, resources and task times (seconds)."""
+
+    tile: tuple[int, ...]
+    family: str
+    config: tuple[tuple[str, int], ...]
+    resources: Resources
+    alone: float
+    crowded: float
+    origin: str
+
+
+def cache_folder() -> Path:
+    """``$RAMMER_CACHE`` or the platform's user cache folder for rammer."""
+    return Path(os.environ.get("RAMMER_CACHE") or platformdirs.user_cache_dir("rammer"))
+
+
+def key_of(*parts: str) -> str:
+    """Content hash of the parts."""
+    digest = hashlib.sha256()
+    for part in (str(STORE_VERSION), *parts):
+        digest.update(len(part).to_bytes(8, "little") + part.encode())
+    return digest.hexdigest()
+
+
+class KernelStore:
+    """Maps keys to tuned kernels. ``path`` None keeps everything in memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.warning = ""
+        self._memory: dict[str, str] = {}
+        self._db = self._connect(path) if path is not None else None
+        self.hits = self.misses = 0
+
+    @staticmethod
+    def default() -> KernelStore:
+        """The user's store."""
+        return KernelStore(cache_folder() / "kernels.sqlite")
+
+    def _connect(self, path: Path) -> sqlite3.Connection | None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            db = sqlite3.connect(path, timeout=5, isolation_level=None)
+            db.execute("create table if not exists kernels (key text primary key, value text not null)")
+            db.execute("select count(*) from kernels").fetchone()
+            return db
+        except (OSError, sqlite3.Error) as problem:
+            self._warn(problem)
+            return None
+
+    def _warn(self, problem: Exception) -> None:
+        if not self.warning:
+            self.warning = f"kernel store {self.path} is ignored: {problem}"
+            print(f"rammer: warning: {self.warning}", file=sys.stderr)
+        self._db = None
+
+    def get(self, key: str) -> tuple[TunedKernel, ...] | None:
+        """The kernels kept under ``key``, or None."""
+        text = self._memory.get(key)
+        if text is None and self._db is not None:
+            try:
+                row = self._db.execute("select value from kernels where key = ?", (key,)).fetchone()
+                text = row[0] if row else None
+            except sqlite3.Error as problem:
+                self._warn(problem)
+        kernels = _decode(text) if text is not None else None
+        self.hits, self.misses = self.hits + (kernels is not None), self.misses + (kernels is None)
+        return kernels
+
+    def put(self, key: str, kernels: Sequence[TunedKernel]) -> None:
+        """Keep ``kernels``; one transaction, so an interruption leaves the store whole."""
+        text = json.dumps([asdict(k) for k in kernels])
+        self._memory[key] = text
+        if self._db is not None:
+            try:
+                self._db.execute("insert or replace into kernels values (?, ?)", (key, text))
+            except sqlite3.Error as problem:
+                self._warn(problem)
+
+    def count(self) -> int:
+        """Number of entries."""
+        if self._db is None:
+            return len(self._memory)
+        return int(self._db.execute("select count(*) from kernels").fetchone()[0])
+
+    def clear(self) -> int:
+        """Remove every entry; returns how many there were."""
+        count = self.count()
+        self._memory.clear()
+        if self._db is not None:
+            self._db.execute("delete from kernels")
+        return count
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+
+def _decode(text: str) -> tuple[TunedKernel, ...] | None:
+    """Entries as kernels, or None (a miss) if anything about them is not as ``put`` writes it."""
+    try:
+        return tuple(_kernel(item) for item in json.loads(text))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _kernel(item: dict[str, Any]) -> TunedKernel:
+    return TunedKernel(
+        tile=tuple(int(t) for t in item["tile"]),
+        family=str(item["family"]),
+        config=tuple((str(k), int(v)) for k, v in item["config"]),
+        resources=Resources(**item["resources"]),
+        alone=float(item["alone"]),
+        crowded=float(item["crowded"]),
+        origin=str(item["origin"]),
+    )

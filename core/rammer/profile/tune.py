@@ -1,0 +1,100 @@
+"""Tuning: from an untiled operator to its kernels, by the cost model alone or by measurement.
+
+Three levels. ``off`` trusts the cost model; ``quick`` measures the best few candidates; ``full`` the
+best dozen (Welder profiles its top 10 to 20). Measurements go to the kernel store, keyed by signature, so equal
+operators are tuned once, in this model and the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rammer.device.manifest import Backend, Binding
+from rammer.errors import DeviceFailure
+from rammer.ir.operator import RKernel, ROperator
+from rammer.profile.store import KernelStore, TunedKernel, key_of
+from rammer.tile.signature import signature
+
+#: Candidates measured and kept, by ``--tune`` level.
+MEASURED = {"off": 0, "quick": 4, "full": 12}
+KEPT = 3
+
+
+@dataclass
+class Tuner:
+    """Finds kernels for operators on one backend. ``extra`` gives third-party candidates, tried first;
+    ``progress`` is told each operator's name as it is done."""
+
+    backend: Backend
+    store: KernelStore
+    level: str = "off"
+    extra: Callable[[ROperator, Binding], Sequence[ROperator]] = lambda operator, binding: ()
+    progress: Callable[[str], None] = lambda name: None
+    measured: int = 0
+    _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
+
+    def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
+        """The kernels kept for ``operator``, fastest first. DeviceFailure when no candidate fits."""
+        sign = signature(operator, binding.types, binding.storages)
+        if sign not in self._seen:
+            self._seen[sign] = self._find(operator, binding, sign)
+        self.progress(operator.name)
+        return tuple(_moved(k, operator) for k in self._seen[sign])
+
+    def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
+        key = key_of(self.backend.fingerprint, sign, self.level)
+        kept = self.store.get(key)
+        if kept is not None:
+            return tuple(self._rebuilt(operator, binding, t) for t in kept)
+        options = [*self.extra(operator, binding), *self.backend.candidates(operator, binding)]
+        if not options:
+            layer = self.backend.vdevice.layer("veu")
+            raise DeviceFailure(
+                f"no tile of operator {operator.name} fits {layer.capacity} bytes of {layer.name}",
+                where=operator.anchor.origin, hint="a device with more memory per unit is needed for this model",
+            )  # fmt: skip
+        kernels = self._measure(options, binding) if MEASURED[self.level] else self._predict(options, binding)
+        if MEASURED[self.level]:
+            self.store.put(key, [_tuned(k) for k in kernels])
+        return kernels
+
+    def _predict(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
+        """The best-predicted candidate and the cheapest per vEU among the next few (Rammer's two kinds)."""
+        kernels = [self.backend.kernel(o, binding) for o in options[:KEPT]]
+        thrifty = min(kernels, key=_veu_seconds)
+        return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
+
+    def _measure(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
+        profiler, timed = self.backend.profiler, list[RKernel]()
+        for option in options[: MEASURED[self.level]]:
+            kernel = self.backend.kernel(option, binding)
+            alone, crowded = profiler.task_time(kernel, binding)
+            origin = "simulated" if self.backend.vdevice.simulated else "measured"
+            resources = profiler.resources(kernel, binding)
+            timed.append(replace(kernel, alone=alone, crowded=crowded, origin=origin, resources=resources))
+            self.measured += 1
+        veus = self.backend.vdevice.veus
+        ranked = sorted(timed, key=lambda k: k.operator_time(veus))
+        thrifty = min(timed, key=_veu_seconds)
+        return tuple(dict.fromkeys([*ranked[: KEPT - 1], thrifty]))
+
+    def _rebuilt(self, operator: ROperator, binding: Binding, tuned: TunedKernel) -> RKernel:
+        tiled = replace(operator, tile=tuned.tile, family=tuned.family, config=tuned.config)
+        kernel = self.backend.kernel(tiled, binding)
+        return replace(kernel, alone=tuned.alone, crowded=tuned.crowded, origin=tuned.origin, resources=tuned.resources)
+
+
+def _veu_seconds(kernel: RKernel) -> float:
+    return kernel.operator.task_count * kernel.crowded
+
+
+def _moved(kernel: RKernel, operator: ROperator) -> RKernel:
+    """``kernel`` of an equal operator, for this one."""
+    o = kernel.operator
+    return replace(kernel, operator=replace(operator, tile=o.tile, family=o.family, config=o.config))
+
+
+def _tuned(kernel: RKernel) -> TunedKernel:
+    o = kernel.operator
+    return TunedKernel(o.tile, o.family, o.config, kernel.resources, kernel.alone, kernel.crowded, kernel.origin)

@@ -1,0 +1,70 @@
+"""Comparing outputs with a reference: the three errors and a verdict. NaN never passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``worst``: max |a-b|; ``relative``: max |a-b|/|b| where b is not 0; ``l2``: ||a-b||/||b||."""
+
+    name: str
+    worst: float
+    relative: float
+    l2: float
+    good: bool
+    why: str = ""
+
+
+def difference(name: str, have: Array, want: Array, rtol: float, atol: float) -> Difference:
+    """Good when ``|a-b| <= atol + rtol*|b|`` everywhere, or the relative L2 error is at most ``rtol``.
+
+    Single elements near zero carry rounding of much larger terms, so the L2 error is the verdict's main figure; shape,
+    type kind and NaN (unless the reference has NaN in the same place) always count.
+    """
+    if have.shape != want.shape:
+        return Difference(name, np.inf, np.inf, np.inf, False, f"shape {have.shape} instead of {want.shape}")
+    if have.dtype.kind not in "biuf" or want.dtype.kind not in "biuf":
+        same = bool(np.array_equal(have, want))
+        return Difference(name, 0.0 if same else np.inf, 0.0, 0.0, same, "" if same else "values differ")
+    a, b = have.astype(np.float64), want.astype(np.float64)
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return Difference(name, np.nan, np.nan, np.nan, False, f"{int(np.isnan(a).sum())} NaN")
+    with np.errstate(all="ignore"):
+        gap = np.nan_to_num(np.abs(np.where(a == b, 0.0, a - b)), nan=0.0, posinf=np.inf)
+    size = np.abs(np.where(np.isfinite(b), b, 0.0))
+    worst = float(gap.max(initial=0.0))
+    relative = float((gap[size > 0] / size[size > 0]).max(initial=0.0))
+    norm = float(np.linalg.norm(size))
+    l2 = float(np.linalg.norm(gap)) / norm if norm else (0.0 if worst == 0 else np.inf)
+    good = bool((gap <= atol + rtol * size).all()) or l2 <= rtol
+    return Difference(name, worst, relative, l2, good, "" if good else "differs")
+
+
+def differences(have: Mapping[str, Array], want: Mapping[str, Array], rtol: float, atol: float) -> list[Difference]:
+    """One Difference for each expected output; a missing output is a mismatch."""
+    result = []
+    for name, array in want.items():
+        if name in have:
+            result.append(difference(name, have[name], array, rtol, atol))
+        else:
+            result.append(Difference(name, np.inf, np.inf, np.inf, False, "missing"))
+    return result
+
+
+def rows(found: list[Difference]) -> list[list[str]]:
+    """Table rows: output, max abs, max rel, relative L2, verdict."""
+    return [
+        [d.name, f"{d.worst:.3g}", f"{d.relative:.3g}", f"{d.l2:.3g}", "ok" if d.good else f"MISMATCH ({d.why})"]
+        for d in found
+    ]
+
+
+HEADERS = ["output", "max abs", "max rel", "rel L2", "verdict"]

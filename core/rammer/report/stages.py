@@ -1,0 +1,85 @@
+"""The printed form of each step, for ``inspect`` and ``--dump``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rammer.errors import BadInput
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+from rammer.report.table import duration
+from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
+
+
+def _each(compiled: Compiled, text: Callable[[ProgramSegment], str]) -> str:
+    parts = []
+    for segment in compiled.segments:
+        if isinstance(segment, HostSegment):
+            parts.append(f"host {segment.node}  ({segment.why})")
+        else:
+            parts.append(text(segment))
+    return "\n".join(parts)
+
+
+def graph(compiled: Compiled, device: VDevice) -> str:
+    """The Graph after all passes, and what each pass changed."""
+    reports = "\n".join(f"# pass {r}" for r in compiled.passes)
+    return f"{compiled.graph}\n{reports}"
+
+
+def compute(compiled: Compiled, device: VDevice) -> str:
+    """The tensor expressions."""
+    return _each(compiled, lambda s: str(s.compute))
+
+
+def tile(compiled: Compiled, device: VDevice) -> str:
+    """The tile-graph with the device's memory layers and the log of connections tried."""
+    return _each(compiled, lambda s: s.tile.describe(device) if s.tile else "")
+
+
+def kernels(compiled: Compiled, device: VDevice) -> str:
+    """Every operator's candidate kernels with resources and task times."""
+    return _each(compiled, lambda s: "\n".join(_operator_kernels(name, ks, device) for name, ks in s.kernels.items()))
+
+
+def _operator_kernels(name: str, found: tuple[RKernel, ...], device: VDevice) -> str:
+    thrifty = min(found, key=lambda k: k.operator.task_count * k.crowded)
+    lines = [f"operator {name}"]
+    for number, k in enumerate(found):
+        r = k.resources
+        marks = [m for m, yes in (("fastest", number == 0), ("least vEU time", k is thrifty)) if yes]
+        registers = "?" if r.registers < 0 else str(r.registers)
+        lines.append(
+            f"  kernel {name}.{number}  {k.operator.head()}  {k.operator.task_count} tasks  {r.threads} threads  "
+            f"{registers} regs  {r.local_bytes} B local  {duration(k.alone)} alone  {duration(k.crowded)} crowded  "
+            f"({k.origin})  {', '.join(marks)}"
+        )
+    return "\n".join(lines)
+
+
+def source(compiled: Compiled, device: VDevice) -> str:
+    """The source of every chosen kernel."""
+    return _each(compiled, lambda s: "\n".join(f"// {n}\n{ks[0].source}" for n, ks in s.kernels.items()))
+
+
+def program(compiled: Compiled, device: VDevice) -> str:
+    """The RProgram."""
+    return _each(compiled, lambda s: str(s.program))
+
+
+STAGES: dict[str, Callable[[Compiled, VDevice], str]] = {
+    "graph": graph, "compute": compute, "tile": tile, "kernels": kernels, "source": source, "program": program,
+}  # fmt: skip
+
+
+def write_dump(folder: Path, compiled: Compiled, device: VDevice) -> Iterator[Path]:
+    """Write ``00-graph.txt`` ... into ``folder`` and yield the paths. BadInput if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, (name, text) in enumerate(STAGES.items()):
+            path = folder / f"{number:02d}-{name}.txt"
+            path.write_text(text(compiled, device) + "\n")
+            yield path
+    except OSError as problem:
+        raise BadInput(f"cannot write to {folder}: {problem.strerror}") from problem

@@ -1,0 +1,34 @@
+"""Tables: aligned plain text on a terminal, Markdown for files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+
+def plain(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
+    """An aligned table; numbers keep the text they come with."""
+    return str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True))
+
+
+def markdown(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
+    """A GitHub-flavoured Markdown table."""
+    return str(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
+
+
+def duration(seconds: float) -> str:
+    """``12.3 ms`` and the like: three significant digits with a fitting unit."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def size(count: float) -> str:
+    """Bytes with a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return ""

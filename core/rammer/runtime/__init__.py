@@ -1,0 +1,1 @@
+"""Running: executables, sessions, and the operators that stay on the host."""

@@ -1,0 +1,126 @@
+"""Artifacts: a compiled model in one file, for ``rammer compile -o``, ``rammer run F`` and warm starts.
+
+A zip of JSON, program texts and one .npz of constants. No pickle; reading it imports no ONNX tooling
+unless an operator runs on the host. A file of another version or a damaged one is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput
+from rammer.ir.graph import Graph, Value
+from rammer.ir.program import RProgram
+from rammer.ir.types import TensorType
+from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Bumped whenever what is written changes meaning.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled model with what is needed to check and run it: the device and its fingerprint."""
+
+    compiled: Compiled
+    device: str
+    target: str
+    fingerprint: str
+    policy: str
+
+
+def save_artifact(path: Path, artifact: Artifact) -> None:
+    """Write in one step: a reader sees the old file or the whole new one. OSError if that fails."""
+    compiled = artifact.compiled
+    head: dict[str, Any] = {
+        "format": FORMAT, "device": artifact.device, "target": artifact.target, "fingerprint": artifact.fingerprint,
+        "policy": artifact.policy, "name": compiled.graph.name,
+        "inputs": [_port(v) for v in compiled.graph.inputs], "outputs": [_port(v) for v in compiled.graph.outputs],
+        "segments": [],
+    }  # fmt: skip
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with zipfile.ZipFile(partial, "w") as archive:
+        constants = {n: v for n, v in compiled.graph.constants.items() if n in _host_needs(compiled)}
+        archive.writestr("constants.npz", _pack(constants))
+        for number, segment in enumerate(compiled.segments):
+            head["segments"].append(_write_segment(archive, number, segment))
+        archive.writestr("head.json", json.dumps(head))
+    partial.replace(path)
+
+
+def _write_segment(archive: zipfile.ZipFile, number: int, segment: Segment) -> dict[str, str]:
+    if isinstance(segment, HostSegment):
+        archive.writestr(f"{number}.node", segment.node.to_bytes())
+        return {"kind": "host", "why": segment.why}
+    archive.writestr(f"{number}.program", str(segment.program))
+    archive.writestr(f"{number}.npz", _pack(segment.constants))
+    return {"kind": "program"}
+
+
+def _host_needs(compiled: Compiled) -> set[str]:
+    """Constants that host operators read or that are outputs themselves."""
+    needed = {n for s in compiled.segments if isinstance(s, HostSegment) for n in s.node.inputs}
+    return needed | {v.name for v in compiled.graph.outputs}
+
+
+def _port(value: Value) -> list[str]:
+    return [value.name, str(value.type), value.external]
+
+
+def _pack(arrays: Mapping[str, Array]) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether the file is a zip; an ONNX file never is."""
+    return path.is_file() and zipfile.is_zipfile(path)
+
+
+def load_artifact(path: Path) -> Artifact:
+    """Read an artifact. BadInput when it is damaged or of another format."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            head = json.loads(archive.read("head.json"))
+            if head["format"] != FORMAT:
+                raise BadInput(f"{path} has format {head['format']}, this rammer reads {FORMAT}",
+                               hint="compile the model again")  # fmt: skip
+            segments = tuple(_read_segment(archive, i, s) for i, s in enumerate(head["segments"]))
+            constants = _unpack(archive.read("constants.npz"))
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as problem:
+        raise BadInput(f"{path} is not a compiled model: {problem}", hint="compile the model again") from problem
+    inputs, outputs = (tuple(_value(p) for p in head[k]) for k in ("inputs", "outputs"))
+    types = {v.name: v.type for v in (*inputs, *outputs)}
+    graph = Graph(head["name"], inputs, outputs, (), types, constants)
+    return Artifact(Compiled(graph, segments), head["device"], head["target"], head["fingerprint"], head["policy"])
+
+
+def _value(port: list[str]) -> Value:
+    name, text, external = port
+    return Value(name, TensorType.parse(text), external)
+
+
+def _read_segment(archive: zipfile.ZipFile, number: int, entry: Mapping[str, str]) -> Segment:
+    if entry["kind"] == "host":
+        from rammer.runtime.host import HostNode
+
+        return HostSegment(HostNode.from_bytes(archive.read(f"{number}.node")), entry["why"])
+    program = RProgram.parse(archive.read(f"{number}.program").decode())
+    return ProgramSegment(program, _unpack(archive.read(f"{number}.npz")))
+
+
+def _unpack(data: bytes) -> dict[str, Array]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}

@@ -1,0 +1,80 @@
+"""Inputs for a model: random by default, or from files."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput
+from rammer.ir.port import InputPort
+from rammer.runtime.source import Head
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Integer inputs without --range are uniform in [0, 2): a valid index into any axis of two or more.
+DEFAULT_INTEGER_RANGE = (0.0, 2.0)
+
+
+def load_npz(path: Path) -> dict[str, Array]:
+    """All arrays of an .npz file; BadInput if it is none."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return {name: data[name] for name in data.files}
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as problem:
+        raise BadInput(f"{path} is not an .npz file of arrays: {problem}") from problem
+
+
+def load_npy(path: Path) -> Array:
+    """The array of a .npy file; BadInput if it is none."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as problem:
+        raise BadInput(f"{path} is not a .npy file: {problem}") from problem
+    if not isinstance(array, np.ndarray):
+        raise BadInput(f"{path} is not a .npy file", hint="for an .npz file use --inputs")
+    return array
+
+
+def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The input's shape with --shape applied; BadInput with the option to type where it stays dynamic."""
+    shape = shapes.get(port.name, tuple(port.shape))
+    if any(not isinstance(d, int) for d in shape):
+        declared = ",".join("?" if d is None else str(d) for d in port.shape)
+        guess = "x".join(str(d) if isinstance(d, int) else "1" for d in port.shape)
+        raise BadInput(f"input {port.name!r} has dynamic dimensions [{declared}]",
+                       hint=f"give its shape, for example --shape {port.name}:{guess}")  # fmt: skip
+    return tuple(int(d) for d in shape if isinstance(d, int))
+
+
+def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator,
+                 span: tuple[float, float] | None = None) -> Array:  # fmt: skip
+    """Floats N(0,1) or uniform in ``span``; integers uniform in ``span``; booleans fair."""
+    kind = np.dtype(dtype)
+    if kind == np.bool_:
+        return rng.random(shape) < 0.5
+    if np.issubdtype(kind, np.floating):
+        values = rng.standard_normal(shape) if span is None else rng.uniform(*span, shape)
+        return np.asarray(values).astype(kind)
+    low, high = span or DEFAULT_INTEGER_RANGE
+    return rng.integers(int(low), int(high), shape).astype(kind)
+
+
+def make_inputs(model: Head, *, shapes: Mapping[str, tuple[int, ...]], ranges: Mapping[str, tuple[float, float]],
+                seed: int, given: Mapping[str, Array]) -> dict[str, Array]:  # fmt: skip
+    """An array for every input: ``given`` where present, random otherwise."""
+    names = {p.name for p in model.inputs}
+    for what, keys in (("--shape", shapes), ("--range", ranges), ("--input", given)):
+        unknown = sorted(set(keys) - names)
+        if unknown:
+            raise BadInput(f"{what} names {unknown[0]!r}, which is no input of the model",
+                           hint=f"its inputs are: {', '.join(sorted(names))}")  # fmt: skip
+    rng = np.random.default_rng(seed)
+    return {
+        p.name: given[p.name] if p.name in given
+        else random_array(p.dtype, static_shape(p, shapes), rng, ranges.get(p.name))
+        for p in model.inputs
+    }  # fmt: skip

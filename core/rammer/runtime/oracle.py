@@ -1,0 +1,49 @@
+"""References to compare with: ONNX Runtime, ONNX's reference evaluator, or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput, DeviceUnavailable
+from rammer.frontend.reader import Model
+from rammer.runtime.inputs import load_npz
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+def expected_outputs(model: Model, against: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs of ``model`` by ``onnxruntime``, ``reference`` or an .npz file. BadInput for anything else."""
+    if against == "onnxruntime":
+        return run_onnxruntime(model, inputs)
+    if against == "reference":
+        from onnx.reference import ReferenceEvaluator
+
+        values = ReferenceEvaluator(model.proto).run(None, dict(inputs))
+        return dict(zip(model.outputs, map(np.asarray, values), strict=True))
+    if against.endswith(".npz"):
+        return load_npz(Path(against))
+    raise BadInput(f"unknown reference {against!r}", hint="use onnxruntime, reference or a file F.npz")
+
+
+def onnxruntime_session(model: Model, threads: int = 0) -> Any:
+    """A CPU inference session; ``threads`` 0 leaves ONNX Runtime's default (all cores)."""
+    try:
+        import onnxruntime
+    except ImportError as problem:
+        raise DeviceUnavailable("onnxruntime is not installed", hint="pip install onnxruntime") from problem
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    source = str(model.path) if model.path else model.proto.SerializeToString()
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def run_onnxruntime(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs of ONNX Runtime's CPU provider by name."""
+    session = onnxruntime_session(model)
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))

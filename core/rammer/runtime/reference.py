@@ -1,0 +1,19 @@
+"""The reference result of a Graph: every node run by ``onnx.reference``, slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rammer.frontend.nodes import evaluate_node
+from rammer.ir.graph import Graph
+
+
+def evaluate_graph(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs of ``graph``; inputs and outputs have the names that the ONNX model gives them."""
+    values = dict(graph.constants)
+    values |= {v.name: inputs[v.external or v.name] for v in graph.inputs}
+    for node in graph.nodes:
+        values |= evaluate_node(node, values)
+    return {v.external or v.name: values[v.name] for v in graph.outputs}

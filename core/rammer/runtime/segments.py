@@ -1,0 +1,74 @@
+"""Segments: a compiled model as an ordered list of device programs and host operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.graph import Graph
+from rammer.ir.operator import RKernel
+from rammer.ir.program import RProgram
+from rammer.tile.graph import TileGraph
+
+
+class HostOperator(Protocol):
+    """One operator that runs on the host (``rammer.runtime.host.HostNode``)."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Tensors it reads; "" for an absent one."""
+        ...
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by tensor name."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """Serialised form."""
+        ...
+
+
+@dataclass(frozen=True)
+class ProgramSegment:
+    """A part of the model that runs on the device, with every step it went through (None when reloaded)."""
+
+    program: RProgram
+    constants: Mapping[str, np.ndarray]
+    compute: ComputeGraph | None = None
+    tile: TileGraph | None = None
+    kernels: Mapping[str, tuple[RKernel, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HostSegment:
+    """One operator that has no tensor expression; it runs on the host and is shown. ``why`` says why."""
+
+    node: HostOperator
+    why: str
+
+
+Segment: TypeAlias = "ProgramSegment | HostSegment"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time of each step."""
+
+    graph: Graph
+    segments: tuple[Segment, ...]
+    passes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def host_nodes(self) -> list[HostSegment]:
+        """Operators that run on the host."""
+        return [s for s in self.segments if isinstance(s, HostSegment)]
+
+    @property
+    def programs(self) -> list[RProgram]:
+        """The programs, in order."""
+        return [s.program for s in self.segments if isinstance(s, ProgramSegment)]

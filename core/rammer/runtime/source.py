@@ -1,0 +1,99 @@
+"""ModelSource: a model file whose ports may be known from an earlier read, so that warm starts need no ONNX."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rammer
+from rammer.ir.port import InputPort
+from rammer.profile.store import cache_folder
+
+if TYPE_CHECKING:
+    import onnx
+
+    from rammer.frontend.reader import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What running needs to know of a model before its graph: name and ports."""
+
+    name: str
+    inputs: tuple[InputPort, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass
+class ModelSource:
+    """A model to compile. ``digest`` hashes the file's content ("" where it cannot identify the model,
+    as with external data); ``model`` reads and checks it on first use."""
+
+    read: Callable[[], Model] = field(repr=False)
+    digest: str = ""
+    path: Path | None = None
+
+    @cached_property
+    def model(self) -> Model:
+        """The checked ONNX model."""
+        return self.read()
+
+    @cached_property
+    def head(self) -> Head:
+        """Ports, from the cache of an earlier successful read of the same content or by reading."""
+        kept = self._head_file()
+        if kept is not None and kept.is_file():
+            try:
+                return _decode(json.loads(kept.read_text()))
+            except (OSError, ValueError, KeyError, TypeError):
+                kept.unlink(missing_ok=True)
+        head = Head(self.model.name, self.model.inputs, self.model.outputs)
+        if self.model.external:
+            self.digest = ""  # the content is in other files, too
+        elif kept is not None:
+            _keep(kept, head)
+        return head
+
+    def _head_file(self) -> Path | None:
+        return cache_folder() / "heads" / f"{self.digest}.json" if self.digest else None
+
+
+def open_source(source: str | Path | bytes | onnx.ModelProto) -> ModelSource:
+    """A source for a path, bytes or ModelProto; nothing is parsed yet."""
+
+    def read() -> Model:
+        from rammer.frontend.reader import read_model
+
+        return read_model(source)
+
+    path = Path(source) if isinstance(source, str | Path) else None
+    try:
+        data = path.read_bytes() if path is not None else source if isinstance(source, bytes) else b""
+    except OSError:
+        data = b""  # reading it properly says what is wrong
+    digest = hashlib.sha256(rammer.__version__.encode() + data).hexdigest() if data else ""
+    return ModelSource(read, digest, path)
+
+
+def _keep(path: Path, head: Head) -> None:
+    """Best effort: a read-only cache only makes the next start slower."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(head)))
+        partial.replace(path)
+    except OSError:
+        return
+
+
+def _decode(data: dict[str, object]) -> Head:
+    ports, outputs = data["inputs"], data["outputs"]
+    if not isinstance(ports, list) or not isinstance(outputs, list):
+        raise TypeError("not a model head")
+    inputs = tuple(InputPort(str(p["name"]), str(p["dtype"]), tuple(p["shape"])) for p in ports)
+    return Head(str(data["name"]), inputs, tuple(map(str, outputs)))

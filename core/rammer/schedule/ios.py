@@ -1,0 +1,147 @@
+"""IOS's policy (MLSys'21): stages of operator groups, found by exact dynamic programming over endings."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+from rammer.schedule.endings import Dag, Found, TooLarge, bits, blocks, search
+from rammer.schedule.place import Row, choices, levels_of, side_by_side
+from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+
+#: Transitions searched in one block before it is cut in two; the published Inception block has 5,040.
+MAX_TRANSITIONS = 20_000
+#: Operators in a block that is searched at all: larger ones never stay under MAX_TRANSITIONS unless nearly chains.
+MAX_OPERATORS = 48
+
+#: Dependences within a block, and (tasks, alone, crowded) of every kernel of each operator.
+_Signature: TypeAlias = "tuple[tuple[int, ...], tuple[tuple[tuple[int, float, float], ...], ...]]"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class IOSResult:
+    """Stages of operator names in order, the predicted seconds, and the size of the search.
+
+    ``exact`` is False when a block was cut where it has no cut vertex, because it exceeded the search limits.
+    """
+
+    stages: tuple[tuple[str, ...], ...]
+    seconds: float
+    transitions: int
+    schedules: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IOS:
+    """At most ``s`` groups (connected components) in a stage, at most ``r`` operators in a group.
+
+    The latency of a stage comes from the kernel times through ``place.side_by_side``: its groups share the vEUs.
+    """
+
+    r: int = 3
+    s: int = 8
+
+    def __post_init__(self) -> None:
+        if self.r < 1 or self.s < 1:
+            raise ValueError(f"r and s must be at least 1, got r={self.r}, s={self.s}")
+
+    @property
+    def name(self) -> str:
+        """Spelling for ``--policy``."""
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"ios{{r={self.r},s={self.s}}}"
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """Predicts the sum of stage latencies."""
+        found = self.search(graph, device)
+        chosen: dict[str, RKernel] = {}
+        rows: list[Row] = [[] for _ in range(device.veus)]
+        for stage in found.stages:
+            kernels = stage_kernels(graph, stage, device)
+            side_by_side(kernels, graph.after, device, rows)
+            chosen |= {k.operator.name: k for k in kernels}
+        return Schedule(tuple(chosen[n] for n in graph.names), found.stages, rows_of(rows), True, found.seconds)
+
+    def search(self, graph: OperatorGraph, device: VDevice) -> IOSResult:
+        """The best stages of each block, and how large the search was."""
+        dag = Dag.of(graph.names, graph.after)
+        search = _Search(self, graph, device)
+        return _joined([search.block([graph.names[i] for i in bits(mask)]) for mask in blocks(dag)])
+
+
+@dataclass
+class _Search:
+    """One search over one graph. Blocks that look alike (a network's repeated cells) are searched once."""
+
+    policy: IOS
+    graph: OperatorGraph
+    device: VDevice
+    known: dict[_Signature, Found | TooLarge] = field(default_factory=dict)
+
+    def block(self, names: Sequence[str]) -> IOSResult:
+        """Search one block; one beyond the limits is cut in two at a breadth-first level."""
+        found = self._found(names)
+        if isinstance(found, Found):
+            stages = tuple(tuple(names[i] for i in bits(mask)) for mask in found.stages)
+            return IOSResult(stages, found.cost, found.transitions, found.schedules, True)
+        _log.info("%s: a block from %s is cut in two (%s)", self.policy, names[0], found)
+        joined = _joined([self.block(half) for half in _halves(names, self.graph)])
+        return replace(joined, exact=False)
+
+    def _found(self, names: Sequence[str]) -> Found | TooLarge:
+        dag = Dag.of(names, self.graph.after)
+        key = (dag.pred, tuple(self._times(n) for n in names))
+        if key not in self.known:
+            try:
+                self.known[key] = self._exact(names, dag)
+            except TooLarge as limit:
+                self.known[key] = limit
+        return self.known[key]
+
+    def _times(self, name: str) -> tuple[tuple[int, float, float], ...]:
+        return tuple((k.operator.task_count, k.alone, k.crowded) for k in self.graph.kernels[name])
+
+    def _exact(self, names: Sequence[str], dag: Dag) -> Found:
+        if len(names) > MAX_OPERATORS:
+            raise TooLarge(f"{len(names)} operators")
+
+        def latency(ending: int) -> float:
+            return stage_latency(self.graph, [names[i] for i in bits(ending)], self.device)
+
+        return search(dag, latency, self.policy.r, self.policy.s, MAX_TRANSITIONS)
+
+
+def _joined(parts: Sequence[IOSResult]) -> IOSResult:
+    """Blocks one after another."""
+    return IOSResult(
+        tuple(stage for p in parts for stage in p.stages), sum(p.seconds for p in parts),
+        sum(p.transitions for p in parts), math.prod(p.schedules for p in parts), all(p.exact for p in parts),
+    )  # fmt: skip
+
+
+def stage_kernels(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> tuple[RKernel, ...]:
+    """The kernel choice under which the stage ends first."""
+    return min(choices(graph, stage, device), key=lambda kernels: side_by_side(kernels, graph.after, device))
+
+
+def stage_latency(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> float:
+    """Seconds of a stage (operators in topological order), launches included."""
+    return min(side_by_side(kernels, graph.after, device) for kernels in choices(graph, stage, device))
+
+
+def _halves(names: Sequence[str], graph: OperatorGraph) -> tuple[list[str], list[str]]:
+    """Two parts of about equal size with no edge from the second into the first."""
+    levels = [name for level in levels_of(names, graph.after) for name in level]
+    middle = len(levels) // 2
+    place = {name: i for i, name in enumerate(names)}
+    return sorted(levels[:middle], key=place.__getitem__), sorted(levels[middle:], key=place.__getitem__)

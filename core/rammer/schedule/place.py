@@ -1,0 +1,124 @@
+"""Placing equal tasks on the least loaded vEUs, and the kernel choices that the policies share."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+from rammer.schedule.policy import OperatorGraph
+
+#: Stands in for a task time of zero, so that unmeasured tasks still spread evenly (seconds).
+TINY = 1e-12
+
+Row = list[tuple[str, int]]
+
+
+def fastest(kernels: Sequence[RKernel], device: VDevice) -> RKernel:
+    """The kernel whose operator finishes first with the device to itself."""
+    return min(kernels, key=lambda k: k.operator_time(device.veus))
+
+
+def leanest(kernels: Sequence[RKernel]) -> RKernel:
+    """The resource-efficient kernel: least vEU time in all, with every vEU busy (Rammer, section 4.2)."""
+    return min(kernels, key=lambda k: k.operator.task_count * k.crowded)
+
+
+def spread(loads: NDArray[np.float64], tasks: int, seconds: float) -> NDArray[np.int64]:
+    """How many of ``tasks`` equal tasks each vEU gets, each task going to the least loaded one.
+
+    The same as one greedy step a task, in one sort: the slots ``load + i * seconds`` taken cheapest first.
+    """
+    # Never so small beside the loads that the slots below overflow.
+    step = max(seconds, TINY, 1e-9 * float(loads.max(initial=0.0)))
+    veus = len(loads)
+    if (loads == loads[0]).all():
+        return tasks // veus + (np.arange(veus) < tasks % veus).astype(np.int64)
+    # No vEU takes more than an even share plus what the fullest one is ahead by.
+    ahead = float(loads.max(initial=0.0) - loads.min(initial=0.0))
+    deep = min(tasks, -(-tasks // veus) + int(ahead / step) + 1)
+    if veus * deep > 4_000_000:  # one vEU is far ahead: step by step needs no table
+        return _greedy(loads, tasks, step)
+    # The slot of a vEU's (i+1)-th task costs what is on it before; rounding keeps equal sums equal.
+    slots = np.rint(loads * (1e6 / step)).astype(np.int64) + 1_000_000 * np.arange(deep)[:, None]
+    cheapest = np.argsort(slots.ravel(), kind="stable")[:tasks] % veus
+    return np.bincount(cheapest, minlength=veus)
+
+
+def _greedy(loads: NDArray[np.float64], tasks: int, step: float) -> NDArray[np.int64]:
+    counts = np.zeros(len(loads), dtype=np.int64)
+    heap = [(float(load), v) for v, load in enumerate(loads)]
+    heapq.heapify(heap)
+    for _ in range(tasks):
+        load, veu = heap[0]
+        counts[veu] += 1
+        heapq.heapreplace(heap, (load + step, veu))
+    return counts
+
+
+def fill(rows: Sequence[Row], name: str, counts: NDArray[np.int64]) -> None:
+    """Append ``counts[v]`` consecutive tasks of ``name`` to row v: runs stay together and print folded."""
+    first = 0
+    for veu in np.flatnonzero(counts).tolist():
+        last = first + int(counts[veu])
+        rows[veu] += [(name, i) for i in range(first, last)]
+        first = last
+
+
+def busy(kernels: Sequence[RKernel], device: VDevice) -> float:
+    """Fraction of the vEUs occupied while these operators run side by side."""
+    return min(1.0, sum(k.operator.task_count for k in kernels) / device.veus)
+
+
+def side_by_side(
+    kernels: Sequence[RKernel],
+    after: Mapping[str, Sequence[str]],
+    device: VDevice,
+    rows: Sequence[Row] | None = None,
+) -> float:
+    """Seconds for operators that share the vEUs, waiting only for each other's results; appends tasks to ``rows``.
+
+    List scheduling: level by level of the dependences among them, longest tasks first, onto the least
+    loaded vEUs. Each level costs one launch, since the executors that run in waves need as many.
+    """
+    chosen = {k.operator.name: k for k in kernels}
+    loads, finish = np.zeros(device.veus), dict[str, float]()
+    levels = levels_of(tuple(chosen), after)
+    for level in levels:
+        members = [chosen[n] for n in level]
+        share = busy(members, device)
+        for kernel in sorted(members, key=lambda k: -k.task_time(share)):
+            name, seconds = kernel.operator.name, kernel.task_time(share)
+            ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
+            counts = spread(np.maximum(loads, ready), kernel.operator.task_count, seconds)
+            used = counts > 0
+            loads[used] = np.maximum(loads[used], ready) + counts[used] * seconds
+            finish[name] = float(loads[used].max(initial=ready))
+            if rows is not None:
+                fill(rows, name, counts)
+    return float(loads.max(initial=0.0)) + len(levels) * device.launch
+
+
+def choices(graph: OperatorGraph, names: Sequence[str], device: VDevice) -> list[tuple[RKernel, ...]]:
+    """Kernel choices for operators side by side: the fastest, and once they fill the vEUs the leanest too."""
+    quick = tuple(fastest(graph.kernels[n], device) for n in names)
+    if sum(k.operator.task_count for k in quick) < device.veus:
+        return [quick]
+    lean = tuple(leanest(graph.kernels[n]) for n in names)
+    return [quick] if lean == quick else [quick, lean]
+
+
+def levels_of(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Breadth-first levels of ``names`` (in topological order), looking only at dependences among them."""
+    depth: dict[str, int] = {}
+    result: list[list[str]] = []
+    for name in names:
+        depth[name] = max((depth[p] + 1 for p in after.get(name, ()) if p in depth), default=0)
+        while len(result) <= depth[name]:
+            result.append([])
+        result[depth[name]].append(name)
+    return result

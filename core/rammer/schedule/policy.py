@@ -1,0 +1,71 @@
+"""What a policy gets and what it returns. Policies only propose; the verifier decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """Operators in topological order, each with its candidate kernels (fastest first).
+
+    All candidates of an operator share its name. ``after`` maps an operator to those whose results
+    it reads.
+    """
+
+    kernels: Mapping[str, tuple[RKernel, ...]]
+    after: Mapping[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Operators in topological order."""
+        return tuple(self.kernels)
+
+    def levels(self) -> list[list[str]]:
+        """Waves by breadth-first search: an operator's wave is one after its latest predecessor's."""
+        depth: dict[str, int] = {}
+        result: list[list[str]] = []
+        for name in self.kernels:
+            depth[name] = max((depth[p] + 1 for p in self.after.get(name, ())), default=0)
+            while len(result) <= depth[name]:
+                result.append([])
+            result[depth[name]].append(name)
+        return result
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A proposal: the kernel chosen for each operator, stages of operators, and every task's place.
+
+    ``rows[vEU]`` lists (operator, task index) in order. With ``barriers`` each stage waits for the
+    whole previous stage; without, only data dependences make a task wait. ``predicted`` is seconds.
+    """
+
+    kernels: tuple[RKernel, ...]
+    stages: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[tuple[str, int], ...], ...]
+    barriers: bool
+    predicted: float
+
+
+class Policy(Protocol):
+    """A scheduling policy; a frozen value whose ``str`` is its spelling on the command line."""
+
+    @property
+    def name(self) -> str:
+        """Spelling for ``--policy``."""
+        ...
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """Place every task of every operator exactly once."""
+        ...
+
+
+def rows_of(placed: Sequence[Sequence[tuple[str, int]]]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Freeze mutable rows."""
+    return tuple(tuple(row) for row in placed)

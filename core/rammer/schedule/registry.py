@@ -1,0 +1,81 @@
+"""Policies by the spelling that ``--policy`` takes, such as ``wavefront`` or ``ios{r=2,s=4}``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
+from typing import Any, ClassVar, cast
+
+from rammer.errors import BadInput
+from rammer.ir.device import VDevice
+from rammer.schedule.ios import IOS
+from rammer.schedule.policy import OperatorGraph, Policy, Schedule
+from rammer.schedule.sequential import Sequential
+from rammer.schedule.wavefront import Wavefront
+
+_SPELLING = re.compile(r"\s*([\w-]+)\s*(?:\{(.*)\})?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """Tries every built-in policy and keeps the best prediction."""
+
+    name: ClassVar[str] = "auto"
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """The schedule of the policy that ``choose`` picks."""
+        return self.choose(graph, device)[1]
+
+    def choose(self, graph: OperatorGraph, device: VDevice) -> tuple[Policy, Schedule]:
+        """The winning policy with its schedule; equal predictions go to the simpler policy."""
+        tried: list[tuple[Policy, Schedule]] = [(p, p(graph, device)) for p in _BASIC]
+        return min(tried, key=lambda pair: pair[1].predicted)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), IOS())
+
+
+def policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
+    """Every policy by its bare name, with default arguments; ``extra`` come from plugins."""
+    return {_bare(p): p for p in (*_BASIC, Auto(), *extra)}
+
+
+def _bare(policy: Policy) -> str:
+    return policy.name.partition("{")[0]
+
+
+def parse_policy(text: str, extra: Iterable[Policy] = ()) -> Policy:
+    """Inverse of ``str``; left-out arguments take their defaults. Raises BadInput with the nearest name."""
+    match = _SPELLING.fullmatch(text)
+    if match is None:
+        raise BadInput(f"not a policy: {text!r}", "--policy", "write NAME or NAME{key=value,...}, such as ios{r=3,s=8}")
+    name, arguments = match.groups()
+    known = policies(extra)
+    if name not in known:
+        near = get_close_matches(name, known, 1, 0.0)
+        raise BadInput(f"unknown policy {name!r}", "--policy", f"did you mean {near[0]}? Known: {', '.join(known)}")
+    return _with_arguments(known[name], arguments or "")
+
+
+def _with_arguments(policy: Policy, text: str) -> Policy:
+    allowed: set[str] = {f.name for f in fields(policy)} if is_dataclass(policy) else set()
+    values: dict[str, int] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = item.partition("=")
+        if key.strip() not in allowed:
+            hint = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes no arguments"
+            raise BadInput(f"policy {_bare(policy)} has no argument {key.strip()!r}", "--policy", hint)
+        try:
+            values[key.strip()] = int(value)
+        except ValueError:
+            raise BadInput(f"argument {key.strip()} of policy {_bare(policy)} must be an integer, got {value!r}",
+                           "--policy") from None  # fmt: skip
+    try:
+        return replace(cast(Any, policy), **values) if values else policy
+    except ValueError as problem:
+        raise BadInput(f"policy {_bare(policy)}: {problem}", "--policy") from problem

@@ -1,0 +1,35 @@
+"""Rammer's policy (OSDI'20, section 4.2): waves by breadth-first search, co-scheduled over the vEUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+from rammer.schedule.place import Row, choices, side_by_side
+from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Wavefront:
+    """All operators of a wave side by side; the fastest kernels until the wave fills the vEUs, then the
+    better of those and the resource-efficient ones. Only data dependences make a task wait."""
+
+    name: ClassVar[str] = "wavefront"
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """Predicts one launch a wave plus the time of the fullest vEU in each."""
+        chosen: dict[str, RKernel] = {}
+        rows: list[Row] = [[] for _ in range(device.veus)]
+        levels, seconds = graph.levels(), 0.0
+        for level in levels:
+            options = choices(graph, level, device)
+            best = min(options, key=lambda kernels: side_by_side(kernels, {}, device))
+            seconds += side_by_side(best, {}, device, rows)
+            chosen |= {k.operator.name: k for k in best}
+        stages = tuple(map(tuple, levels))
+        return Schedule(tuple(chosen[n] for n in graph.names), stages, rows_of(rows), False, seconds)
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,1 @@
+"""What plugin authors and the tests import: real models and checks."""

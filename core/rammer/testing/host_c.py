@@ -1,0 +1,168 @@
+"""Runs generated C on the host: compiles C99 functions with the system compiler and calls them task by task."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rammer.codegen.dialects import C99
+from rammer.codegen.emit import emit
+from rammer.codegen.target import CFunction, CTarget
+from rammer.device.manifest import Binding
+from rammer.errors import DeviceUnavailable
+from rammer.ir.compute import Compute
+from rammer.ir.evaluate import evaluate
+from rammer.ir.operator import Connection, ROperator
+from rammer.ir.program import Storage, dense
+from rammer.ir.types import TensorType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+COMPILER = shutil.which("gcc") or shutil.which("cc")
+CACHE = Path(tempfile.mkdtemp(prefix="rammer_codegen_"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator with the types of the tensors that it reads, and storages where they are not dense."""
+
+    operator: ROperator
+    types: Mapping[str, TensorType]
+    storages: Mapping[str, Storage]
+    values: Mapping[str, Array]
+
+    @property
+    def binding(self) -> Binding:
+        """Types of everything, storages of what is stored."""
+        types = {**self.types, **{c.name: c.type for c in self.operator.computes}}
+        stored = {n: dense(n, n, types[n].shape) for n in (*self.operator.inputs, *self.operator.outputs)}
+        return Binding(types, {**stored, **self.storages})
+
+
+def case(computes: Sequence[str | Compute], values: Mapping[str, Array], tile: Sequence[int] = (),
+         layers: Mapping[tuple[str, str], str] | str = "thread", outputs: Sequence[str] = (),
+         storages: Mapping[str, Storage] | None = None) -> Case:  # fmt: skip
+    """An operator from Compute texts. ``layers``: one layer for all connections, or one for each pair (others thread)."""
+    parsed = tuple(Compute.parse(c) if isinstance(c, str) else c for c in computes)
+    names = {c.name for c in parsed}
+    connections = []
+    for c in parsed:
+        for read in c.reads:
+            if read in names:
+                layer = layers if isinstance(layers, str) else layers.get((read, c.name), "thread")
+                connections.append(Connection(read, c.name, layer))  # type: ignore[arg-type]
+    tile = tuple(tile) if tile or not parsed[-1].axes else parsed[-1].shape
+    operator = ROperator("op", parsed, tuple(connections), tuple(outputs) or (parsed[-1].name,), tile)
+    types = {n: TensorType(str(v.dtype), v.shape) for n, v in values.items()}
+    return Case(operator, types, storages or {}, values)
+
+
+def reference(item: Case) -> dict[str, Array]:
+    """Outputs in float64."""
+    known: dict[str, Array] = dict(item.values)
+    for c in item.operator.computes:
+        known[c.name] = evaluate(c, known, precise=True)
+    return {n: known[n] for n in item.operator.outputs}
+
+
+def compile_c(
+    functions: Sequence[CFunction], target: CTarget = C99, flags: Sequence[str] = ("-O1",)
+) -> ctypes.CDLL:
+    """One shared library with all functions."""
+    if COMPILER is None:
+        raise DeviceUnavailable("no C compiler on this machine", hint="install gcc or clang")
+    source = target.preamble + "".join({f.name: f.text for f in functions}.values())
+    stem = CACHE / hashlib.sha256((source + " ".join(flags)).encode()).hexdigest()[:20]
+    path, library = stem.with_suffix(".c"), stem.with_suffix(".so")
+    if not library.exists():
+        path.write_text(source)
+        command = [COMPILER, "-std=gnu11", *flags, "-Wall", "-Werror", "-Wno-unused", "-Wno-psabi", "-march=native", "-shared", "-fPIC",
+                   "-o", str(library), str(path), "-lm"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{done.stderr}\n{source}"
+    return ctypes.CDLL(str(library))
+
+
+class Guarded:
+    """A tensor placed by its storage in a buffer of sentinels, to catch writes elsewhere."""
+
+    def __init__(self, storage: Storage, value: Array | None, dtype: str, rng: np.random.Generator) -> None:
+        low, high = storage.span()
+        self.buffer = rng.integers(1, 100, max(high, 1) + 16).astype(dtype)
+        kind = np.dtype(dtype).itemsize
+        strides = tuple(s * kind for s in storage.strides)
+        self.view = np.lib.stride_tricks.as_strided(self.buffer[storage.offset :], storage.shape, strides)
+        if value is not None:
+            self.view[...] = value
+        self.before = self.buffer.copy()
+        self.pointer = ctypes.c_void_p(self.buffer.ctypes.data + storage.offset * kind)
+
+    def untouched_outside(self) -> bool:
+        """Whether nothing but the tensor itself changed."""
+        after = self.buffer.copy()
+        saved = self.view.copy()
+        self.view[...] = 0
+        blank = self.buffer.copy()
+        self.buffer[...] = self.before
+        self.view[...] = 0
+        same = bool(np.array_equal(blank, self.buffer, equal_nan=blank.dtype.kind == "f"))
+        self.buffer[...] = after
+        assert np.array_equal(self.view, saved, equal_nan=saved.dtype.kind == "f")
+        return same
+
+
+def run(item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0) -> dict[str, Array]:
+    """Run every task in random order; returns the outputs. Checks that nothing else was written."""
+    rng = np.random.default_rng(seed)
+    binding = item.binding
+    tensors = {
+        name: Guarded(binding.storages[name], item.values.get(name), binding.types[name].dtype, rng)
+        for name, _ in function.arguments
+    }
+    room = np.frombuffer(rng.bytes(function.scratch + 192), dtype=np.uint8).copy()
+    start = -room.ctypes.data % 64
+    entry = getattr(library, function.name)
+    entry.restype = None
+    pointers = [tensors[name].pointer for name, _ in function.arguments]
+    guard = room[start + function.scratch :].copy()
+    for task in rng.permutation(item.operator.task_count):
+        entry(*pointers, ctypes.c_void_p(room.ctypes.data + start), ctypes.c_int(int(task)))
+    assert np.array_equal(room[start + function.scratch :], guard), "wrote past the scratch memory"
+    for name, written in function.arguments:
+        if written:
+            assert tensors[name].untouched_outside(), f"wrote outside {name}"
+        else:
+            assert np.array_equal(
+                tensors[name].buffer, tensors[name].before, equal_nan=tensors[name].buffer.dtype.kind == "f"
+            )
+    return {name: tensors[name].view.copy() for name in item.operator.outputs}
+
+
+def check(item: Case, target: CTarget = C99, tolerance: float = 1e-5) -> CFunction:
+    """Emit, compile, run all tasks in random order and compare with the float64 reference."""
+    function = emit(item.operator, item.binding, target)
+    got = run(item, function, compile_c([function], target))
+    for name, expected in reference(item).items():
+        close(got[name], expected, tolerance, function.text)
+    return function
+
+
+def close(got: Array, expected: Array, tolerance: float, text: str = "") -> None:
+    """Exact for integers; relative L2 error for floats, with equal NaN and infinite elements."""
+    assert got.shape == expected.shape
+    if got.dtype.kind != "f":
+        assert np.array_equal(got, expected), text
+        return
+    odd = ~np.isfinite(expected)
+    assert np.array_equal(got[odd], expected[odd].astype(got.dtype), equal_nan=True), text
+    a, b = got[~odd].astype(np.float64), expected[~odd].astype(np.float64)
+    error = float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))
+    assert error <= tolerance, f"relative L2 error {error}\n{text}"

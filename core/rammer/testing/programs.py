@@ -1,0 +1,136 @@
+"""Small operators, devices and random programs for tests of policies, planners, verifiers and executors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.expr import Load, Op, Ref, add
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import Port, RProgram, Storage, dense
+from rammer.plan.build import build_program
+from rammer.schedule.policy import OperatorGraph, Policy, Schedule
+
+
+def device(veus: int, launch: float = 1e-6, resident: int = 0) -> VDevice:
+    """A device with ``veus`` units and 1 KiB of local memory each; ``launch`` in seconds."""
+    layers = (MemoryLayer("global", "device", 0, 1e11), MemoryLayer("local", "veu", 1024, 1e12))
+    return VDevice("small", "a device for tests", veus, layers, 1e9, launch, resident=resident)
+
+
+def adding(name: str, length: int, reads: Sequence[str], tile: int, shift: int = 0) -> ROperator:
+    """``name[i] = sum of t[i + shift]`` over ``reads``, in tasks of ``tile`` elements; zero beyond the end."""
+    loads = [Load(t, (add("i", shift),), 0.0 if shift else None) for t in reads]
+    body: Load | Op = loads[0]
+    for load in loads[1:]:
+        body = Op("add", (body, load))
+    return ROperator(name, (Compute(name, "float32", (Axis("i", length),), body),), (), (name,), (tile,))
+
+
+def stencil(name: str, length: int, read: str, tile: int, reach: int = 1) -> ROperator:
+    """``name[i] = read[i - reach] + read[i + reach]``, zero outside, in tasks of ``tile`` elements."""
+    left, right = (Load(read, (add("i", d),), 0.0) for d in (-reach, reach))
+    return ROperator(name, (Compute(name, "float32", (Axis("i", length),), Op("add", (left, right))),), (), (name,),
+                     (tile,))  # fmt: skip
+
+
+def summing(name: str, length: int, read: str, tile: int, extent: int) -> ROperator:
+    """``name[i] = sum over k of read[k]``: every task reads all ``extent`` elements."""
+    body = Load(read, (Ref("k"),))
+    compute = Compute(name, "float32", (Axis("i", length),), body, (Axis("k", extent),), "sum")
+    return ROperator(name, (compute,), (), (name,), (tile,))
+
+
+def copying(name: str, shape: tuple[int, ...], read: str, tile: tuple[int, ...]) -> ROperator:
+    """``name = read``, element by element."""
+    axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(shape))
+    body = Load(read, tuple(Ref(a.name) for a in axes))
+    return ROperator(name, (Compute(name, "float32", axes, body),), (), (name,), tile)
+
+
+def kernel(operator: ROperator, alone: float = 1e-6, crowded: float = 0.0) -> RKernel:
+    """A kernel without source; ``crowded`` defaults to ``alone`` (seconds a task)."""
+    return RKernel(operator, "", Resources(), alone, crowded or alone)
+
+
+@dataclass
+class Net:
+    """Operators over buffers, as the storage planner would leave them. The last operator feeds the output."""
+
+    operators: list[ROperator] = field(default_factory=list)
+    storages: dict[str, Storage] = field(default_factory=dict)
+    buffers: dict[str, tuple[str, int]] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()
+
+    def tensor(self, name: str, *shape: int) -> Net:
+        """A float32 tensor in a buffer of its own."""
+        self.storages[name] = dense(name, f"b_{name}", shape)
+        self.buffers[f"b_{name}"] = ("float32", self.storages[name].span()[1])
+        return self
+
+    def add(self, operator: ROperator) -> Net:
+        """An operator, with buffers for those outputs that have none yet."""
+        self.operators.append(operator)
+        for c in operator.computes:
+            if c.name in operator.outputs and c.name not in self.storages:
+                self.tensor(c.name, *c.shape)
+        return self
+
+    @property
+    def after(self) -> Mapping[str, tuple[str, ...]]:
+        """Data dependences."""
+        from rammer.plan.waits import dependences
+
+        return dependences(self.operators, self.storages)
+
+    def graph(self, seconds: Mapping[str, float] | None = None) -> OperatorGraph:
+        """One kernel for each operator; ``seconds`` per task by operator, 1 us where not given."""
+        times = seconds or {}
+        kernels = {o.name: (kernel(o, times.get(o.name, 1e-6)),) for o in self.operators}
+        return OperatorGraph(kernels, self.after)
+
+    def schedule(self, policy: Policy, veus: int) -> Schedule:
+        """What ``policy`` proposes for ``veus`` units."""
+        return policy(self.graph(), device(veus))
+
+    def program(self, policy: Policy, veus: int, outputs: Sequence[str] = ()) -> RProgram:
+        """A verified program; the inputs are the tensors that nothing writes and that are no constants."""
+        made = {t for o in self.operators for t in o.outputs}
+        read = dict.fromkeys(t for o in self.operators for t in o.inputs)
+        inputs = [t for t in read if t not in made and self._is_source(t)]
+        results = outputs or [self.operators[-1].anchor.name]
+        return build_program("net", self.schedule(policy, veus), self, tuple(Port(t, t) for t in inputs),
+                             tuple(Port(t, t) for t in results), self.constants, policy=policy.name)  # fmt: skip
+
+    def _is_source(self, tensor: str) -> bool:
+        """Neither a constant nor a view of something computed."""
+        written = {self.storages[t].buffer for o in self.operators for t in o.outputs}
+        return tensor not in self.constants and self.storages[tensor].buffer not in written
+
+
+def recurrent_net(layers: int, steps: int, tasks: int) -> Net:
+    """A grid of cells, each reading the one below and the one before: the shape of an unrolled LSTM."""
+    net = Net().tensor("x", tasks)
+    for t in range(steps):
+        for layer in range(layers):
+            below = f"h{layer - 1}_{t}" if layer else "x"
+            reads = [below, f"h{layer}_{t - 1}"] if t else [below]
+            net.add(adding(f"h{layer}_{t}", tasks, reads, 1))
+    return net
+
+
+def random_net(random: Random, operators: int, length: int = 24) -> Net:
+    """A random DAG of additions and stencils over vectors, tasks of random size; the last one ties up loose ends."""
+    net = Net().tensor("x", length)
+    names, unread = ["x"], set[str]()
+    for i in range(operators):
+        reads = random.sample(names, min(len(names), random.randint(1, 3)))
+        tile = random.randint(1, length)
+        op = stencil(f"t{i}", length, reads[0], tile) if random.random() < 0.3 else adding(f"t{i}", length, reads, tile)
+        unread = (unread - set(op.inputs)) | {op.name}
+        names.append(op.name)
+        net.add(op)
+    return net.add(adding("y", length, sorted(unread), random.randint(1, length)))

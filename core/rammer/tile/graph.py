@@ -1,0 +1,78 @@
+"""TileGraph: every edge between Computes carries the memory layer at which the two meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rammer.ir.compute import Compute, ComputeGraph
+from rammer.ir.device import VDevice
+from rammer.ir.operator import Connection, ROperator
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One connection that was tried: what it predicted (seconds) and whether it was kept."""
+
+    subject: str
+    layer: str
+    apart: float
+    together: float
+    kept: bool
+    why: str
+
+    def __str__(self) -> str:
+        verdict = "kept" if self.kept else "dropped"
+        figures = f"{self.together * 1e6:.3g} us together, {self.apart * 1e6:.3g} us apart"
+        return f"{verdict:<8}{self.subject} <{self.layer}>  {figures}  ({self.why})"
+
+
+@dataclass(frozen=True)
+class TileGraph:
+    """Operators without tiles in topological order, the edges between them, and the decisions.
+
+    Edges inside an operator carry the layer at which they are connected; all others meet at
+    ``device``, the lowest layer that tasks share.
+    """
+
+    graph: ComputeGraph
+    operators: tuple[ROperator, ...]
+    decisions: tuple[Decision, ...] = ()
+    edges: tuple[Connection, ...] = field(default=())
+
+    def owner(self) -> Mapping[str, str]:
+        """Compute name -> operator name."""
+        return {c.name: o.name for o in self.operators for c in o.computes}
+
+    def describe(self, device: VDevice) -> str:
+        """The tile-graph with the device's own layer names, and the log of decisions."""
+        lines = [f"tilegraph {self.graph.name} on {device.name}"]
+        for layer in device.layers:
+            lines.append(f"  layer {layer.name} <{layer.scope}> {layer.capacity} B {layer.bandwidth / 1e9:.4g} GB/s")
+        for operator in self.operators:
+            lines.append(f"  operator {operator.name} = {chain(operator, device)}")
+        lines += [f"  edge {e.producer} <{device.layer(e.layer).name}> {e.consumer}" for e in self.edges]
+        lines += [f"  {d}" for d in self.decisions]
+        return "\n".join(lines)
+
+
+def chain(operator: ROperator, device: VDevice) -> str:
+    """``a <register> b <register> c``: the operator's Computes with the layers between them."""
+    layer_into: dict[str, str] = {}
+    for connection in operator.connections:
+        layer_into[connection.consumer] = device.layer(connection.layer).name
+    parts = [operator.computes[0].name]
+    for c in operator.computes[1:]:
+        parts.append(f"<{layer_into.get(c.name, '-')}> {c.name}")
+    return " ".join(parts)
+
+
+def device_edges(graph: ComputeGraph, owner: Mapping[str, str]) -> tuple[Connection, ...]:
+    """Edges between different operators: they meet at the device layer."""
+    produced: dict[str, Compute] = graph.producers
+    return tuple(
+        Connection(name, c.name, "device")
+        for c in graph.computes
+        for name in c.reads
+        if name in produced and owner[name] != owner[c.name]
+    )

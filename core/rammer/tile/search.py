@@ -1,0 +1,105 @@
+"""Tile search: which tile shapes are worth trying for an operator, best predicted first.
+
+Seeds are tiles that give each vEU one, two, four, ... tasks, split from the outer or the inner axes;
+a short local search halves and doubles single axes from the best seeds. Layers and operators are
+searched apart (Welder, section 4.4): only the device layer's tile is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+
+from rammer.device.manifest import Binding
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+from rammer.ir.types import TensorType
+from rammer.tile.traffic import TaskCost, task_cost
+
+#: Tasks per vEU that the seeds aim at.
+ROUNDS = (1, 2, 4, 8, 32)
+
+
+def candidates(operator: ROperator, binding: Binding, device: VDevice, count: int = 8) -> list[ROperator]:
+    """Up to ``count`` tiled copies of ``operator`` whose footprint fits, best predicted first.
+
+    Empty when not even single-element tiles fit the vEU's memory.
+    """
+    ranked = ranked_tiles(operator, binding.types, device)
+    return [replace(operator, tile=tile) for _, tile, _ in ranked[:count]]
+
+
+def ranked_tiles(operator: ROperator, types: Mapping[str, TensorType], device: VDevice,
+                 step: Mapping[str, int] | None = None) -> list[tuple[float, tuple[int, ...], TaskCost]]:  # fmt: skip
+    """(predicted seconds, tile, cost) of every tile tried that fits, sorted. ``step`` asks that the tile
+    along an axis be a multiple (or the whole extent), as register-tiled kernel families need."""
+    shape = operator.anchor.shape
+    steps = tuple((step or {}).get(a.name, 1) for a in operator.anchor.axes)
+    tried: dict[tuple[int, ...], tuple[float, TaskCost] | None] = {}
+    capacity = device.layer("veu").capacity
+
+    def measure(tile: tuple[int, ...]) -> float:
+        if tile not in tried:
+            tiled = replace(operator, tile=tile)
+            cost = task_cost(tiled, types, device)
+            fits = not capacity or cost.footprint <= capacity
+            tried[tile] = (cost.total(tiled.task_count, device), cost) if fits else None
+        known = tried[tile]
+        return known[0] if known else float("inf")
+
+    seeds = sorted({_round(t, shape, steps) for t in _seeds(shape, device.veus)}, key=lambda t: (measure(t), t))
+    for seed in seeds[:3]:
+        _descend(seed, shape, steps, measure)
+    if not any(tried.values()):
+        _descend(_round((1,) * len(shape), shape, steps), shape, steps, measure)
+    found = [(known[0], tile, known[1]) for tile, known in tried.items() if known is not None]
+
+    def rank(item: tuple[float, tuple[int, ...], TaskCost]) -> tuple[float, int, tuple[int, ...]]:
+        predicted, tile, cost = item
+        return predicted, cost.traffic * replace(operator, tile=tile).task_count, tile
+
+    return sorted(found, key=rank)
+
+
+def _seeds(shape: tuple[int, ...], veus: int) -> Iterator[tuple[int, ...]]:
+    """Tiles for about ``ROUNDS`` tasks a vEU: cut the outer axes first, the inner first, or evenly."""
+    yield shape
+    for rounds in ROUNDS:
+        for order in (range(len(shape)), range(len(shape) - 1, -1, -1)):
+            tile, want = list(shape), veus * rounds
+            for d in order:
+                parts = min(want, max(shape[d], 1))
+                tile[d] = -(-shape[d] // parts) if parts else 1
+                want = -(-want // max(1, -(-shape[d] // max(tile[d], 1))))
+            yield tuple(max(1, t) for t in tile)
+        even, want = list(shape), veus * rounds
+        while want > 1 and max(even, default=1) > 1:
+            d = max(range(len(even)), key=lambda i: (even[i], -i))
+            even[d], want = -(-even[d] // 2), -(-want // 2)
+        yield tuple(max(1, t) for t in even)
+
+
+def _round(tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(max(1, min(n, -(-t // s) * s)) for t, n, s in zip(tile, shape, steps, strict=True))
+
+
+def _descend(tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...],
+             measure: Callable[[tuple[int, ...]], float]) -> None:  # fmt: skip
+    """Move to the best neighbour (one axis halved or doubled, or one up and one down) while it gains."""
+    best = measure(tile)
+    for _ in range(6):
+        around = {_round(t, shape, steps) for t in _neighbours(tile)}
+        if not around:
+            return
+        nearest = min(around, key=lambda t: (measure(t), t))
+        if measure(nearest) >= best:
+            return
+        tile, best = nearest, measure(nearest)
+
+
+def _neighbours(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    factors = (1, 2, -2)
+    moves = [m for m in product(factors, repeat=len(tile)) if 1 <= sum(f != 1 for f in m) <= 2]
+    for move in moves:
+        yield tuple(t * f if f > 0 else max(1, t // -f) for t, f in zip(tile, move, strict=True))

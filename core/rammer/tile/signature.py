@@ -1,0 +1,36 @@
+"""Signatures: equal operators on different tensors are analysed and tuned once (Welder's sub-graph cache)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rammer.ir import expr as ex
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Storage
+from rammer.ir.types import TensorType
+
+
+def signature(operator: ROperator, types: Mapping[str, TensorType],
+              storages: Mapping[str, Storage] | None = None) -> str:  # fmt: skip
+    """A text that is equal for operators that differ only in tensor names and ONNX origins.
+
+    With ``storages``, strides count too (offsets do not): then equal signatures mean equal kernels.
+    """
+    names: dict[str, str] = {}
+    for name in (*operator.inputs, *(c.name for c in operator.computes)):
+        names[name] = f"t{len(names)}"
+    lines = [f"{new}: {types[old]}{_strides(old, storages)}" for old, new in names.items()]
+    for c in operator.computes:
+        body = ex.rename_tensors(c.body, names)
+        lines.append(str(replace(c, name=names[c.name], body=body, origin="")))
+    lines += [f"{names[c.producer]} <{c.layer}> {names[c.consumer]}" for c in operator.connections]
+    lines.append(f"writes {' '.join(names[o] for o in operator.outputs)}")
+    lines.append(f"tile {operator.tile} {operator.family} {operator.config}")
+    return "\n".join(lines)
+
+
+def _strides(name: str, storages: Mapping[str, Storage] | None) -> str:
+    if storages is None or name not in storages:
+        return ""
+    return f" strides {list(storages[name].strides)}"

@@ -1,0 +1,85 @@
+"""Footprint and traffic of one task, the two figures that rank tiles (Welder, section 4.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Box, Compute
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+from rammer.ir.types import TensorType, itemsize
+
+#: One vEU alone may draw this many times its fair share of the device's bandwidth: a few cores saturate a
+#: memory controller. Measured on devices with a clock; this value only ranks tiles before tuning.
+LONE_BANDWIDTH_SHARE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCost:
+    """Cost of one full-size task: bytes moved through the device layer (rounded up to transactions),
+    bytes of vEU memory, FLOP, and the predicted seconds alone and with all vEUs busy."""
+
+    traffic: int
+    footprint: int
+    flops: int
+    alone: float
+    crowded: float
+
+    def total(self, tasks: int, device: VDevice) -> float:
+        """Predicted seconds for ``tasks`` tasks on the whole device, one launch included."""
+        rounds, rest = divmod(tasks, device.veus)
+        partial = self.alone + (self.crowded - self.alone) * rest / device.veus if rest else 0.0
+        return rounds * self.crowded + partial + device.launch
+
+
+def box_bytes(box: Box, tensor: TensorType, transaction: int) -> int:
+    """Bytes of the coalesced transactions that read ``box`` of a row-major ``tensor``."""
+    run, outer, merged = itemsize(tensor.dtype), 1, True
+    for (low, high), extent in zip(reversed(box), reversed(tensor.shape), strict=True):
+        if merged:
+            run *= high - low
+        else:
+            outer *= high - low
+        merged = merged and high - low == extent
+    return outer * -(-run // transaction) * transaction
+
+
+def points(compute: Compute, box: Box) -> int:
+    """Body evaluations of ``compute`` for an output ``box``."""
+    return math.prod(hi - lo for lo, hi in box) * math.prod(r.extent for r in compute.reduce)
+
+
+def task_cost(operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> TaskCost:
+    """Cost of the operator's first task (the full tile), recomputation in overlapping tiles included."""
+    boxes = operator.boxes(operator.task_box(0), types)
+    inside = {c.name for c in operator.computes}
+    transaction = device.layer("device").transaction
+    traffic = sum(
+        box_bytes(box, types[name], transaction)
+        for name, box in boxes.items()
+        if name not in inside or name in operator.outputs
+    )
+    work = 0
+    for c in operator.computes:
+        if c.name in boxes:
+            work += points(c, boxes[c.name]) * max(1, ex.flops(c.body) + (1 if c.reduce else 0))
+    share = device.layer("device").bandwidth / device.veus
+    compute_time = work / device.flops
+    alone = max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))
+    crowded = max(compute_time, traffic / share)
+    return TaskCost(traffic, footprint(operator, boxes, types, device), work, alone, crowded)
+
+
+def footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str, TensorType], device: VDevice) -> int:
+    """Bytes of vEU memory one task needs: tiles connected there, and all it reads where the device stages."""
+    inside = {c.name: c for c in operator.computes}
+    held = {c.producer for c in operator.connections if c.layer == "veu"}
+    total = 0
+    for name, box in boxes.items():
+        staged = device.staged and (name not in inside or name in operator.outputs)
+        if name in held or staged:
+            total += math.prod(hi - lo for lo, hi in box) * itemsize(types[name].dtype)
+    return total

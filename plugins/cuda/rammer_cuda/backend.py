@@ -1,0 +1,96 @@
+"""The opened CUDA device: a GPU, or an architecture to compile for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
+from rammer.errors import BadInput, DeviceUnavailable
+from rammer.ir.device import VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import RProgram
+from rammer.tile.search import candidates as tile_candidates
+from rammer.tile.traffic import task_cost
+
+from rammer_cuda.compile import compile_cubin, version
+from rammer_cuda.profiler import CudaProfiler
+from rammer_cuda.source import task_kernel, translation_unit
+from rammer_cuda.targets import TARGETS
+
+#: Generic tiles offered to the tuner.
+GENERIC_TILES = 12
+
+
+def open_backend(options: OpenOptions) -> Backend:
+    """A GPU, or a target without one. BadInput for an unknown target, DeviceUnavailable for --require."""
+    if options.require and options.require != "gpu":
+        raise DeviceUnavailable(f"cuda:{options.index} is a gpu, not a {options.require}")
+    if options.target:
+        if options.target not in TARGETS:
+            raise BadInput(f"unknown CUDA target {options.target!r}", hint=f"one of: {', '.join(TARGETS)}")
+        unit = Hardware(0, f"{TARGETS[options.target].description} (compile only)", "gpu", 0)
+        return CudaBackend(TARGETS[options.target], unit, options.target, present=False)
+    from rammer_cuda.hardware import architecture, probe_gpus, virtual_device
+
+    unit = probe_gpus()[options.index]
+    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), present=True)
+
+
+class CudaBackend:
+    """One GPU (``present``) or one architecture."""
+
+    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool) -> None:
+        self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
+
+    @property
+    def profiler(self) -> CudaProfiler:
+        """Measurements on the GPU; resources from ptxas."""
+        return CudaProfiler(self)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hardware, architecture, compiler and the text of the kernel generators."""
+        return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {_generator_hash()}"
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Tiles of the generic family whose scratch memory fits, best predicted first."""
+        tiles = tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
+        limit = self.vdevice.layer("veu").capacity
+        return [t for t in tiles if task_kernel(t, binding).shared <= limit]
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """Text and predicted times; ``profiler.resources`` compiles it."""
+        made = task_kernel(operator, binding)
+        cost = task_cost(operator, binding.types, self.vdevice)
+        resources = Resources(made.threads, local_bytes=made.shared)
+        return RKernel(operator, made.text, resources, cost.alone, cost.crowded)
+
+    def resources(self, operator: ROperator, binding: Binding) -> Resources:
+        """Registers, shared memory and spills from ptxas for this architecture."""
+        made = task_kernel(operator, binding)
+        found = compile_cubin(translation_unit([made]), self.arch).resources[made.entry]
+        return replace(Resources(made.threads), registers=found.registers, local_bytes=found.shared, spills=found.spills)
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        """The program, compiled, resident and captured in a CUDA graph."""
+        if not self.present:
+            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
+                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
+        from rammer_cuda.executor import CudaProgram
+
+        return CudaProgram(program, constants, self.arch, self.hardware.index)
+
+
+def _generator_hash() -> str:
+    """Content hash of everything that writes kernel text: this package and the core's emitter."""
+    import rammer.codegen
+
+    digest = hashlib.sha256()
+    for folder in (Path(__file__).parent, *map(Path, rammer.codegen.__path__)):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,103 @@
+"""NVRTC: source to cubin, without a GPU, with the resources that ptxas reports. Cubins are kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rammer.errors import DeviceFailure
+from rammer.profile.store import cache_folder
+
+from rammer_cuda.driver import check, nvrtc
+
+#: No -use_fast_math: float32 keeps IEEE division, square root and denormals. FMA contraction stays on, as in every peer.
+OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """What ptxas says of one kernel: registers a thread, static shared bytes, bytes spilled a thread."""
+
+    registers: int
+    shared: int
+    spills: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """Machine code with ptxas' report by kernel name."""
+
+    code: bytes
+    resources: dict[str, KernelResources]
+
+
+def compile_cubin(source: str, arch: str) -> Cubin:
+    """Machine code of ``source`` for ``arch`` (``sm_90a``). DeviceFailure with the compiler's first errors."""
+    path = _kept(source, arch)
+    if path.is_file() and (log := path.with_suffix(".log")).is_file():
+        return Cubin(path.read_bytes(), parse_ptxas(log.read_text()))
+    code, log_text = _compile(source, arch)
+    _keep(path, code, log_text)
+    return Cubin(code, parse_ptxas(log_text))
+
+
+def version() -> str:
+    """NVRTC's version, ``13.0``."""
+    major, minor = check(nvrtc().nvrtcVersion(), "asking NVRTC's version")
+    return f"{major}.{minor}"
+
+
+def _compile(source: str, arch: str) -> tuple[bytes, str]:
+    api = nvrtc()
+    program = check(api.nvrtcCreateProgram(source.encode(), b"rammer.cu", 0, [], []), "creating a program")
+    flags = [f.encode() for f in (*OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v")]
+    try:
+        status = api.nvrtcCompileProgram(program, len(flags), flags)[0]
+        log = b" " * check(api.nvrtcGetProgramLogSize(program), "reading the log's size")
+        check(api.nvrtcGetProgramLog(program, log), "reading the log")
+        text = log.decode(errors="replace").rstrip("\0 ")
+        if int(status) != 0:
+            errors = [line for line in text.splitlines() if "error" in line] or text.splitlines()
+            raise DeviceFailure("NVRTC rejected a kernel:\n" + "\n".join(errors[:5]), where=f"target {arch}")
+        code = b" " * check(api.nvrtcGetCUBINSize(program), "reading the code's size")
+        check(api.nvrtcGetCUBIN(program, code), "reading the code")
+        return code, text
+    finally:
+        api.nvrtcDestroyProgram(program)
+
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_USED = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_SPILL = re.compile(r"(\d+) bytes spill stores")
+
+
+def parse_ptxas(log: str) -> dict[str, KernelResources]:
+    """Resources by kernel from the text of ``ptxas -v``."""
+    result: dict[str, KernelResources] = {}
+    for part in re.split(r"(?=Compiling entry function)", log):
+        entry = _ENTRY.search(part)
+        if entry:
+            found = [int(m.group(1)) if (m := p.search(part)) else 0 for p in (_USED, _SHARED, _SPILL)]
+            result[entry.group(1)] = KernelResources(*found)
+    return result
+
+
+def _kept(source: str, arch: str) -> Path:
+    key = hashlib.sha256("\0".join((source, arch, version(), *OPTIONS)).encode()).hexdigest()
+    return cache_folder() / "cuda" / f"{key}.cubin"
+
+
+def _keep(path: Path, code: bytes, log: str) -> None:
+    """Best effort: without a writable cache every process compiles again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for target, data in ((path.with_suffix(".log"), log.encode()), (path, code)):
+            partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+            partial.write_bytes(data)
+            partial.replace(target)
+    except OSError:
+        return

@@ -1,0 +1,40 @@
+"""Calls into the CUDA driver and NVRTC through cuda.bindings, with errors as exceptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rammer.device.manifest import MissingDependency
+from rammer.errors import DeviceFailure
+
+HINT = "pip install -e 'plugins/cuda[cu13]' (or [cu12]) from the checkout"
+
+
+def driver() -> Any:
+    """The module ``cuda.bindings.driver``; MissingDependency without it."""
+    try:
+        from cuda.bindings import driver as module
+    except ImportError as problem:
+        raise MissingDependency("cuda-bindings", HINT) from problem
+    return module
+
+
+def nvrtc() -> Any:
+    """The module ``cuda.bindings.nvrtc``; MissingDependency without it or its library."""
+    try:
+        from cuda.bindings import nvrtc as module
+
+        module.nvrtcVersion()
+    except ImportError as problem:
+        raise MissingDependency("cuda-bindings", HINT) from problem
+    except Exception as problem:  # the loader raises its own kinds when libnvrtc is not found
+        raise MissingDependency("nvidia-cuda-nvrtc", HINT) from problem
+    return module
+
+
+def check(result: tuple[Any, ...], what: str) -> Any:
+    """The value of a driver call, or DeviceFailure that names the call's purpose and the error."""
+    status, values = result[0], result[1:]
+    if int(status) != 0:
+        raise DeviceFailure(f"{what} failed: {getattr(status, 'name', status)}")
+    return values[0] if len(values) == 1 else values

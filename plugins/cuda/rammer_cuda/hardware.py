@@ -1,0 +1,78 @@
+"""What GPU there is, asked of the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rammer.device.manifest import Hardware, MissingDependency
+from rammer.ir.device import VDevice
+
+from rammer_cuda.driver import HINT, check, driver
+from rammer_cuda.targets import gpu
+
+#: fp32 lanes an SM by compute capability (CUDA C++ programming guide, "Compute Capabilities").
+CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 9): 128, (9, 0): 128, (10, 0): 128, (12, 0): 128}
+
+
+def gpu_count() -> int:
+    """Number of GPUs; 0 without a driver or hardware."""
+    api = driver()
+    try:
+        if int(api.cuInit(0)[0]) != 0:
+            return 0
+    except RuntimeError:  # cuda.bindings raises this when libcuda is absent
+        return 0
+    return int(check(api.cuDeviceGetCount(), "counting GPUs"))
+
+
+def probe_gpus() -> list[Hardware]:
+    """One Hardware a GPU. MissingDependency where there is a GPU but no CuPy."""
+    count = gpu_count()
+    if count:
+        cupy()
+    return [_hardware(i) for i in range(count)]
+
+
+def cupy() -> Any:
+    """The module ``cupy``; MissingDependency without it."""
+    try:
+        import cupy as module
+    except ImportError as problem:
+        raise MissingDependency("cupy", HINT) from problem
+    return module
+
+
+def attribute(index: int, name: str) -> int:
+    """A device attribute by its driver name, without the ``CU_DEVICE_ATTRIBUTE_`` prefix."""
+    api = driver()
+    key = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(check(api.cuDeviceGetAttribute(key, check(api.cuDeviceGet(index), "finding a GPU")), f"reading {name}"))
+
+
+def _hardware(index: int) -> Hardware:
+    api = driver()
+    handle = check(api.cuDeviceGet(index), "finding a GPU")
+    name = check(api.cuDeviceGetName(128, handle), "reading a GPU's name").split(b"\0")[0].decode()
+    memory = int(check(api.cuDeviceTotalMem(handle), "reading a GPU's memory"))
+    version = int(check(api.cuDriverGetVersion(), "reading the driver's version"))
+    detail = {"driver CUDA": f"{version // 1000}.{version % 1000 // 10}", "architecture": architecture(index)}
+    return Hardware(index, name, "gpu", memory, detail)
+
+
+def architecture(index: int) -> str:
+    """``sm_90a`` and the like: the architecture-specific target where there is one."""
+    major, minor = attribute(index, "COMPUTE_CAPABILITY_MAJOR"), attribute(index, "COMPUTE_CAPABILITY_MINOR")
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def virtual_device(index: int, unit: Hardware) -> VDevice:
+    """The VDevice of GPU ``index``, every figure from the driver but the lanes an SM."""
+    capability = attribute(index, "COMPUTE_CAPABILITY_MAJOR"), attribute(index, "COMPUTE_CAPABILITY_MINOR")
+    # Double data rate: two transfers a memory clock (kHz) on a bus of so many bits.
+    bandwidth = 2e3 * attribute(index, "MEMORY_CLOCK_RATE") * attribute(index, "GLOBAL_MEMORY_BUS_WIDTH") / 8
+    return gpu(
+        unit.detail["architecture"], unit.name,
+        sms=attribute(index, "MULTIPROCESSOR_COUNT"), clock=1e3 * attribute(index, "CLOCK_RATE"),
+        cores=CORES.get(capability, 128), shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK"),
+        memory=unit.memory, bandwidth=bandwidth, source="CUDA driver",
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A simulator of GraphCore's GC2: bulk-synchronous supersteps over tiles with enforced local memory."""

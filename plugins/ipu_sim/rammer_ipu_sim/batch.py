@@ -1,0 +1,302 @@
+"""A batch of tasks as NumPy work: what the exchange delivers, and the Computes over what it delivered.
+
+The tasks of a batch differ in their tiles' places only. Each Compute is rewritten so that the batch's
+grid becomes extra axes, local axes count from zero, and every load reads a staged box (or an interior tensor of the
+same task) by local indices. Boxes shared by all tasks along a grid axis are held once; the accounts
+charge every task for its own copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.expr import Cast, Expr, Load, Number, Op, Ref, Table, integer
+from rammer.ir.types import TensorType
+from rammer_ipu_sim.memory import poison_value
+from rammer_ipu_sim.spans import Numbers, Span, Spans, axis_spans, constant, is_affine, join, load_spans, propagate
+from rammer_ipu_sim.supersteps import Batch
+
+
+@dataclass(frozen=True)
+class Held:
+    """A box held in the tasks' local memory, ``[shared grid..., box...]``.
+
+    ``spans`` are uniform over the batch; ``dims`` the grid axes' lengths (1 = shared).
+    """
+
+    name: str
+    spans: Spans
+    dims: tuple[int, ...]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Elements per axis of the box."""
+        return tuple(int(s.size.max(initial=0)) for s in self.spans)
+
+
+@dataclass(frozen=True)
+class Stage(Held):
+    """A box that the exchange delivers. Outside the tensor it holds ``fill`` (None = poison).
+
+    ``loads`` are the positions, among all loads of outside tensors in the operator, that it serves.
+    """
+
+    tensor: str
+    fill: Number | None
+    loads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Evaluate ``compute`` into ``held``; ``masks`` are copies of it with a fill outside the tensor."""
+
+    compute: Compute
+    held: Held
+    masks: tuple[tuple[str, Number], ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run needs: ``stages``, then ``steps``, then ``outputs`` (tensor -> held name)."""
+
+    batch: Batch
+    stages: tuple[Stage, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[tuple[str, str], ...]
+    auxiliary: Mapping[str, Numbers]
+
+
+def output_spans(batch: Batch, clip: bool) -> Spans:
+    """The batch's output boxes, clipped to the tensor or all of full tile size."""
+    rank, result = len(batch.coordinates), []
+    for d, (places, tile) in enumerate(zip(batch.coordinates, batch.operator.tile, strict=True)):
+        shape = tuple(len(places) if i == d else 1 for i in range(rank))
+        low = np.asarray(places, dtype=np.int64).reshape(shape) * tile
+        high = low + tile - 1
+        extent = batch.operator.anchor.axes[d].extent
+        result.append(Span(low, np.minimum(high, extent - 1) if clip else high))
+    return tuple(result)
+
+
+def plan_batch(batch: Batch, types: Mapping[str, TensorType]) -> Plan:
+    """Rewrite the batch's operator for its tasks."""
+    return _Planner(batch, types).plan()
+
+
+@dataclass
+class _Planner:
+    """``sources`` finds what a load of a Compute reads: (compute, load) -> held box."""
+
+    batch: Batch
+    types: Mapping[str, TensorType]
+    auxiliary: dict[str, Numbers] = field(default_factory=dict)
+    masks: dict[str, dict[str, Number]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.operator = self.batch.operator
+        self.rank = len(self.batch.coordinates)
+        self.output = output_spans(self.batch, clip=False)
+        self.spans = propagate(self.operator, self.output, self.types, clip=False)
+        self.inside = {c.name for c in self.operator.computes}
+        self.sources: dict[tuple[str, Load], Stage] = {}
+        self.stages = self._stages()
+        self.held: dict[str, Held] = {}
+
+    def plan(self) -> Plan:
+        """Rewrite every needed Compute in order, then copy out outputs held in larger boxes."""
+        drafts = [self._rewrite(c) for c in self.operator.computes if c.name in self.spans]
+        outputs = []
+        for name in self.operator.outputs:
+            if self._fits(name):
+                outputs.append((name, name))
+                continue
+            drafts.append(self._copy(name))
+            outputs.append((name, drafts[-1].held.name))
+        steps = tuple(Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items()), s.shape) for s in drafts)
+        return Plan(self.batch, self.stages, steps, tuple(outputs), self.auxiliary)
+
+    # --- what the exchange delivers -----------------------------------------------------------
+
+    def _stages(self) -> tuple[Stage, ...]:
+        groups: dict[tuple[str, str, bool], list[tuple[str, Load, Spans, int]]] = {}
+        position = 0
+        for c in self.operator.computes:
+            for load in c.loads:
+                if load.tensor in self.inside:
+                    continue
+                if c.name in self.spans:
+                    spans = self._box(c, load)
+                    groups.setdefault((load.tensor, repr(load.fill), is_affine(load)), []).append(
+                        (c.name, load, spans, position)
+                    )
+                position += 1
+        result: list[Stage] = []
+        for members in groups.values():
+            for part in _merged(members):
+                stage = self._stage(f"__s{len(result)}", part)
+                self.sources.update({(c, load): stage for c, load, _, _ in part})
+                result.append(stage)
+        return tuple(result)
+
+    def _box(self, c: Compute, load: Load) -> Spans:
+        axes = axis_spans(c, self.spans[c.name], self.rank)
+        return load_spans(load, axes, self.types[load.tensor].shape, self.rank, clip=False)
+
+    def _stage(self, name: str, members: list[tuple[str, Load, Spans, int]]) -> Stage:
+        spans = _hull([m[2] for m in members])
+        load = members[0][1]
+        loads = tuple(m[3] for m in members)
+        return Stage(name, spans, self._dims(spans), load.tensor, load.fill, loads)
+
+    def _dims(self, spans: Spans) -> tuple[int, ...]:
+        return np.broadcast_shapes((1,) * self.rank, *[s.low.shape for s in spans])
+
+    # --- rewriting ----------------------------------------------------------------------------
+
+    def _fits(self, name: str) -> bool:
+        pairs = zip(self.spans[name], self.output, strict=True)
+        return all(a.low.shape == b.low.shape and np.all(a.low == b.low) and np.all(a.high == b.high) for a, b in pairs)
+
+    def _copy(self, name: str) -> Step:
+        axes = self.operator.anchor.axes
+        compute = Compute(f"__out_{name}", self.types[name].dtype, axes, Load(name, tuple(Ref(a.name) for a in axes)))
+        self.spans[compute.name] = self.output
+        return self._rewrite(compute)
+
+    def _rewrite(self, c: Compute) -> Step:
+        spans = tuple(s.uniform() for s in self.spans[c.name])
+        names = {a.name: s.low for a, s in zip(c.axes, spans, strict=True)}
+        names |= {r.name: constant(0, self.rank) for r in c.reduce}
+        scope = _Scope(self, c, names)
+        body = scope.value(c.body)
+        grid = sorted(scope.used)
+        extents = [int(s.size.max(initial=0)) for s in spans]
+        axes = [Axis(f"__g{i}", len(self.batch.coordinates[i])) for i in grid]
+        axes += [Axis(a.name, n) for a, n in zip(c.axes, extents, strict=True)]
+        dims = tuple(len(self.batch.coordinates[i]) if i in scope.used else 1 for i in range(self.rank))
+        held = Held(c.name, spans, dims)
+        self.held[c.name] = held
+        compute = Compute(c.name, c.dtype, tuple(axes), body, c.reduce, c.combiner)
+        return Step(compute, held, (), (*dims, *extents))
+
+    def table(self, values: Numbers) -> str:
+        """The name under which an array over the grid can be loaded."""
+        name = f"__a{len(self.auxiliary)}"
+        self.auxiliary[name] = np.ascontiguousarray(values)
+        return name
+
+    def masked(self, name: str, fill: Number) -> str:
+        """The copy of an interior tensor that holds ``fill`` outside its own extents."""
+        known = self.masks.setdefault(name, {})
+        for copy, value in known.items():
+            if repr(value) == repr(fill):
+                return copy
+        copy = f"{name}__fill{len(known)}"
+        known[copy] = fill
+        return copy
+
+
+def _merged(members: list[tuple[str, Load, Spans, int]]) -> list[list[tuple[str, Load, Spans, int]]]:
+    """One delivery for all loads where their hull is no larger than the boxes one by one."""
+    if len(members) == 1:
+        return [members]
+    together = _volume(_hull([m[2] for m in members]))
+    distinct: list[list[tuple[str, Load, Spans, int]]] = []
+    for member in members:
+        match = next((d for d in distinct if _equal(d[0][2], member[2])), None)
+        if match is None:
+            distinct.append([member])
+        else:
+            match.append(member)
+    return [members] if together <= sum(_volume(d[0][2]) for d in distinct) else distinct
+
+
+def _hull(boxes: list[Spans]) -> Spans:
+    spans = boxes[0]
+    for box in boxes[1:]:
+        if not _equal(spans, box):
+            spans = join(spans, box)
+    return tuple(s.uniform() for s in spans)
+
+
+def _equal(a: Spans, b: Spans) -> bool:
+    return all(np.array_equal(p.low, q.low) and np.array_equal(p.high, q.high) for p, q in zip(a, b, strict=True))
+
+
+def _volume(spans: Spans) -> int:
+    return math.prod(int(s.size.max(initial=0)) for s in spans)
+
+
+@dataclass
+class _Scope:
+    """Rewriting of one Compute: ``low`` gives every axis's first value for each task of the batch."""
+
+    planner: _Planner
+    compute: Compute
+    low: Mapping[str, Numbers]
+    used: set[int] = field(default_factory=set)
+
+    def value(self, e: Expr) -> Expr:
+        """``e`` in local axes, with the same value."""
+        if isinstance(e, Ref):
+            return self._plus(Ref(e.axis), self.low[e.axis])
+        if isinstance(e, Load):
+            return self._load(e)
+        if isinstance(e, Table):
+            # Tiles at the edge compute points outside the tensor, whose indices may leave the table.
+            top = Op("min", (self.value(e.index), integer(len(e.values) - 1)))
+            return Table(e.values, Op("max", (top, integer(0))), e.dtype)
+        if isinstance(e, Cast | Op):
+            return ex.rebuild(e, tuple(self.value(k) for k in ex.children(e)))
+        return e
+
+    def _plus(self, e: Expr, values: Numbers) -> Expr:
+        """``e`` plus an array over the grid."""
+        if values.size == 0 or np.all(values == values.flat[0]):
+            first = int(values.flat[0]) if values.size else 0
+            return ex.add(e, first)
+        return Op("add", (e, Load(self.planner.table(values), self._grid(values.shape))))
+
+    def _grid(self, dims: tuple[int, ...]) -> tuple[Expr, ...]:
+        self.used |= {i for i, n in enumerate(dims) if n > 1}
+        return tuple(Ref(f"__g{i}") if n > 1 else integer(0) for i, n in enumerate(dims))
+
+    def _load(self, load: Load) -> Expr:
+        interior = load.tensor in self.planner.inside
+        held: Held = self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
+        name, dims, fixed = held.name, held.dims, is_affine(load)
+        if interior and fixed and load.fill is not None and self._leaves(load, held):
+            name = self.planner.masked(name, load.fill)
+            dims = np.broadcast_shapes(dims, *[s.low.shape for s in held.spans])
+        indices = []
+        for index, span in zip(load.indices, held.spans, strict=True):
+            local, exact = self._index(index, span.low)
+            fixed = fixed and exact
+            indices.append(local)
+        dtype = self.planner.types[load.tensor].dtype
+        missing = load.fill if load.fill is not None and not is_affine(load) else poison_value(dtype)
+        return Load(name, (*self._grid(dims), *indices), None if fixed else missing)
+
+    def _index(self, index: Expr, start: Numbers) -> tuple[Expr, bool]:
+        """``index - start`` in local axes, and whether it is affine in them."""
+        form = ex.affine(index)
+        if form is None:
+            return self._plus(self.value(index), -start), False
+        shift: Numbers = form[1] - start
+        local: Expr = integer(0)
+        for axis, c in form[0].items():
+            shift = shift + c * self.low[axis]
+            local = ex.add(local, ex.mul(axis, c))
+        local = self._plus(local, shift)
+        return local, ex.affine(local) is not None
+
+    def _leaves(self, load: Load, held: Held) -> bool:
+        shape = self.planner.types[load.tensor].shape
+        return any(np.any(s.low < 0) or np.any(s.high >= n) for s, n in zip(held.spans, shape, strict=True))

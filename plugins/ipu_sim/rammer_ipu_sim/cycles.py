@@ -1,0 +1,210 @@
+"""Cycle accounts: what a superstep costs on the chip, from its tasks' exact boxes.
+
+Compute: a task takes the longer of its arithmetic and its local memory traffic; tiles run their tasks one after
+another and the slowest tile counts. Exchange: the tile that receives or sends most counts; a box that several
+tasks share is sent once (the fabric broadcasts) and received by each. Every exchange starts with a chip-wide sync.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.program import Storage
+from rammer.ir.types import TensorType, itemsize
+from rammer_ipu_sim.batch import output_spans
+from rammer_ipu_sim.chip import Chip
+from rammer_ipu_sim.memory import Home
+from rammer_ipu_sim.spans import Numbers, Spans, axis_spans, join, load_spans, propagate
+from rammer_ipu_sim.supersteps import Batch
+
+Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+
+@dataclass(frozen=True)
+class TaskCosts:
+    """Per task of a batch (arrays over its grid): bytes delivered, bytes written, bytes of local memory, cycles."""
+
+    received: Numbers
+    written: Numbers
+    footprint: Numbers
+    compute: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class StepCycles:
+    """Cycles of one superstep by phase. ``rounds`` > 1 where the tasks' boxes do not fit in a tile at once.
+
+    ``streamed`` is bytes from host memory.
+    """
+
+    operators: tuple[str, ...]
+    tasks: int
+    rounds: int
+    compute: int
+    exchange: int
+    sync: int
+    stream: int
+    streamed: int = 0
+
+    @property
+    def total(self) -> int:
+        """All cycles."""
+        return self.compute + self.exchange + self.sync + self.stream
+
+
+def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Spans], list[tuple[str, list[Spans]]]]:
+    """Clipped boxes of all Computes, and of what each outside tensor's loads read."""
+    rank = len(batch.coordinates)
+    spans = propagate(batch.operator, output_spans(batch, clip=True), types, clip=True)
+    inside = {c.name for c in batch.operator.computes}
+    reads: dict[str, list[Spans]] = {}
+    for c in batch.operator.computes:
+        if c.name in spans:
+            axes = axis_spans(c, spans[c.name], rank)
+            for load in c.loads:
+                if load.tensor not in inside:
+                    box = load_spans(load, axes, types[load.tensor].shape, rank, clip=True)
+                    reads.setdefault(load.tensor, []).append(box)
+    return spans, list(reads.items())
+
+
+def elements(spans: Spans, rank: int) -> Numbers:
+    """Elements of a box, per task."""
+    result = np.ones((1,) * rank, dtype=np.int64)
+    for s in spans:
+        result = result * s.size
+    return result
+
+
+def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
+    """Costs of every task of the batch."""
+    operator, rank = batch.operator, len(batch.coordinates)
+    spans, reads = exact(batch, types)
+    received = np.zeros((1,) * rank, dtype=np.int64)
+    for name, boxes in reads:
+        received = received + _delivered(boxes, rank) * itemsize(types[name].dtype)
+    output = output_spans(batch, clip=True)
+    written = elements(output, rank) * sum(itemsize(types[n].dtype) for n in operator.outputs)
+    held = {c.producer for c in operator.connections if c.layer == "veu"}
+    footprint = received
+    for name in {*held, *operator.outputs} & set(spans):
+        footprint = footprint + elements(spans[name], rank) * itemsize(types[name].dtype)
+    compute = np.full((1,) * rank, float(chip.launch_cycles))
+    for c in operator.computes:
+        if c.name in spans:
+            compute = compute + _arithmetic(c, elements(spans[c.name], rank), chip)
+    traffic = (received + written) / chip.local_bytes
+    shape = batch.tasks.shape
+    return TaskCosts(*(np.broadcast_to(a, shape) for a in (received, written, footprint, np.maximum(compute, traffic))))
+
+
+def _delivered(boxes: list[Spans], rank: int) -> Numbers:
+    """Elements that must be delivered for loads of one tensor: their hull, or each box where that is less."""
+    hull = boxes[0]
+    for box in boxes[1:]:
+        hull = join(hull, box)
+    apart = sum((elements(b, rank) for b in boxes[1:]), elements(boxes[0], rank))
+    return np.minimum(elements(hull, rank), apart)
+
+
+def _arithmetic(c: Compute, points: Numbers, chip: Chip) -> Counts:
+    """Cycles of ``points`` outputs of ``c``: fewer outputs than threads leave issue slots empty."""
+    each = max(1, ex.flops(c.body) + (1 if c.reduce else 0)) * math.prod(r.extent for r in c.reduce)
+    rate = chip.matrix_flops if c.kind == "contraction" else chip.vector_flops
+    busy = np.maximum(np.minimum(points, chip.threads), 1) / chip.threads
+    return np.asarray(points * each / rate / busy, dtype=np.float64)
+
+
+class Accountant:
+    """Counts a superstep's cycles tile by tile. ``staging`` is what a tile has left for its tasks (bytes)."""
+
+    def __init__(self, chip: Chip, homes: Mapping[str, Home], storages: Mapping[str, Storage],
+                 types: Mapping[str, TensorType], staging: int) -> None:  # fmt: skip
+        self.chip, self.homes, self.storages, self.types, self.staging = chip, homes, storages, types, staging
+
+    def superstep(self, whole: Sequence[Batch], streamed: int = 0) -> StepCycles:
+        """Cycles of the batches of one superstep, during which ``streamed`` bytes come from the host."""
+        costs = [task_costs(b, self.types, self.chip) for b in whole]
+        veus = np.concatenate([b.veus.ravel() for b in whole])
+        orders = np.concatenate([b.orders.ravel() for b in whole])
+        parts = {k: np.concatenate([getattr(c, k).ravel() for c in costs])
+                 for k in ("received", "written", "footprint", "compute")}  # fmt: skip
+        rounds = self._rounds(veus, orders, parts["footprint"])
+        count = int(rounds.max(initial=0)) + 1
+        place = rounds * self.chip.tiles + veus
+        size = count * self.chip.tiles
+
+        def by_round(values: Any) -> Any:
+            return np.bincount(place, weights=values, minlength=size).reshape(count, -1).max(axis=1).sum()
+
+        sent, stored = self._senders(whole)
+        exchange = max(by_round(parts["received"]), sent) + max(by_round(parts["written"]), stored)
+        return StepCycles(
+            tuple(dict.fromkeys(b.operator.name for b in whole)), len(veus), count,
+            math.ceil(by_round(parts["compute"])), math.ceil(exchange / self.chip.exchange_bytes),
+            2 * count * self.chip.sync_cycles, math.ceil(streamed / self.chip.host_bytes * self.chip.clock), streamed,
+        )  # fmt: skip
+
+    def _rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:
+        """The round of each task: a tile stages as many tasks at once, in row order, as fit."""
+        rounds = np.zeros(len(veus), dtype=np.int64)
+        full = np.bincount(veus, weights=footprint, minlength=self.chip.tiles)
+        if full.max(initial=0) <= self.staging:
+            return rounds
+        used: dict[int, tuple[int, int]] = {}
+        for i in np.argsort(orders, kind="stable"):
+            tile, need = int(veus[i]), int(footprint[i])
+            number, taken = used.get(tile, (0, 0))
+            if taken and taken + need > self.staging:
+                number, taken = number + 1, 0
+            used[tile] = (number, taken + need)
+            rounds[i] = number
+        return rounds
+
+    def _senders(self, whole: Sequence[Batch]) -> tuple[float, float]:
+        """Most bytes that one home tile sends, and most that one receives back."""
+        sent, stored = np.zeros(self.chip.tiles), np.zeros(self.chip.tiles)
+        for batch in whole:
+            for name, boxes in exact(batch, self.types)[1]:
+                for box in boxes:
+                    self._spread(sent, name, box)
+            for name in batch.operator.outputs:
+                self._spread(stored, name, output_spans(batch, clip=True))
+        return float(sent.max()), float(stored.max())
+
+    def _spread(self, tiles: Counts, name: str, box: Spans) -> None:
+        """Add the bytes of all different boxes of a tensor, evenly over the home tiles of the range they cover."""
+        storage = self.storages[name]
+        if storage.buffer not in self.homes:
+            return
+        home = self.homes[storage.buffer]
+        low = [int(s.low.min(initial=0)) for s in box]
+        high = [int(s.high.max(initial=-1)) for s in box]
+        if any(b < a for a, b in zip(low, high, strict=True)):
+            return
+        ends = [(a * s, b * s) for a, b, s in zip(low, high, storage.strides, strict=True)]
+        first = (storage.offset + sum(min(e) for e in ends)) // home.block
+        last = (storage.offset + sum(max(e) for e in ends)) // home.block
+        different = elements(box, box[0].low.ndim if box else 0).sum() if box else 1
+        tiles[first : last + 1] += float(different) * itemsize(self.types[name].dtype) / (last - first + 1)
+
+
+def report(steps: Sequence[StepCycles], chip: Chip) -> str:
+    """The cycle table of a program, one line a superstep and a total."""
+    head = f"{'step':>5} {'tasks':>6} {'rounds':>6} {'compute':>10} {'exchange':>10} {'sync':>8} {'stream':>10}  operators"
+    lines = [f"{chip}", head]
+    for number, s in enumerate(steps):
+        names = ", ".join(s.operators[:4]) + (f" and {len(s.operators) - 4} more" if len(s.operators) > 4 else "")
+        lines.append(f"{number:>5} {s.tasks:>6} {s.rounds:>6} {s.compute:>10} {s.exchange:>10} {s.sync:>8} {s.stream:>10}  {names}")
+    sums = [sum(getattr(s, k) for s in steps) for k in ("tasks", "rounds", "compute", "exchange", "sync", "stream")]
+    lines.append(f"{'total':>5} {sums[0]:>6} {sums[1]:>6} {sums[2]:>10} {sums[3]:>10} {sums[4]:>8} {sums[5]:>10}")
+    seconds = sum(s.total for s in steps) / chip.clock
+    lines.append(f"{sum(s.total for s in steps)} cycles, {seconds * 1e6:.1f} us simulated")
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""Tile memory: where every buffer's blocks live, and the bytes themselves.
+
+A buffer is striped over the tiles in equal blocks at one offset in every tile (its home). Memory that holds
+nothing yet, or nothing any more, holds a pattern that is NaN in every float type.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.ir.program import Buffer
+from rammer.ir.types import is_float, itemsize
+from rammer_ipu_sim.chip import Chip
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Repeated, these 16 bits are a quiet NaN as float16, float32 and float64, and an implausible integer.
+POISON = np.uint16(0x7FF5)
+
+#: Home blocks start and end at multiples of this many bytes, the widest element.
+GRAIN = 8
+
+
+def poison_value(dtype: str) -> float | int | bool:
+    """One poisoned element of ``dtype``: what a task finds where nothing was delivered."""
+    if is_float(dtype):
+        return float("nan")
+    return np.full(4, POISON).view(dtype)[0].item()  # type: ignore[no-any-return]
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> Array:
+    """An array full of poison."""
+    return np.full(shape, poison_value(dtype), dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Block ``k`` of ``buffer`` (``block`` elements) lives in tile ``k`` at byte ``offset``; ``blocks`` tiles are used."""
+
+    buffer: Buffer
+    offset: int
+    block: int
+    blocks: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken in a tile."""
+        return self.block * itemsize(self.buffer.dtype)
+
+
+def home(buffer: Buffer, offset: int, tiles: int) -> Home:
+    """Stripe ``buffer`` over ``tiles`` tiles in blocks rounded up to 8 bytes."""
+    grain = GRAIN // itemsize(buffer.dtype)
+    block = -(-max(1, -(-buffer.size // tiles)) // grain) * grain
+    return Home(buffer, offset, block, -(-buffer.size // block))
+
+
+def plan_homes(buffers: Sequence[Buffer], tiles: int) -> dict[str, Home]:
+    """A home for every buffer, arena buffers above all others. The result's height is ``height(homes)``."""
+    homes: dict[str, Home] = {}
+    top = 0
+    for b in buffers:
+        if b.kind != "arena":
+            homes[b.name] = home(b, top, tiles)
+            top += homes[b.name].nbytes
+    return homes | _arena([b for b in buffers if b.kind == "arena"], top, tiles)
+
+
+def _arena(buffers: Sequence[Buffer], base: int, tiles: int) -> dict[str, Home]:
+    """Each buffer goes above all that lie wholly below it in the program's arena.
+
+    Of two buffers whose byte ranges in the program are disjoint one lies wholly below the other, so their homes are disjoint
+    too: only buffers that share memory in the program can share it here.
+    """
+    homes: dict[str, Home] = {}
+    ends: list[int] = []
+    tops: list[int] = []
+    waiting: list[tuple[int, int]] = []
+    for b in sorted(buffers, key=lambda b: (b.offset, b.name)):
+        waiting.sort()
+        while waiting and waiting[0][0] <= b.offset:
+            end, top = waiting.pop(0)
+            ends.append(end)
+            tops.append(max(top, tops[-1] if tops else base))
+        below = bisect_right(ends, b.offset)
+        homes[b.name] = home(b, tops[below - 1] if below else base, tiles)
+        waiting.append((b.offset + b.nbytes, homes[b.name].offset + homes[b.name].nbytes))
+    return homes
+
+
+def height(homes: Mapping[str, Home]) -> int:
+    """Bytes of the fullest tile."""
+    return max((h.offset + h.nbytes for h in homes.values()), default=0)
+
+
+class Memory:
+    """The home region of all tiles, ``[tiles, bytes]``; access by whole buffers, as the exchange does."""
+
+    def __init__(self, chip: Chip, homes: Mapping[str, Home]) -> None:
+        self.homes = homes
+        width = -(-max(height(homes), GRAIN) // GRAIN) * GRAIN
+        self.words = np.full((chip.tiles, width // 2), POISON, dtype=np.uint16)
+
+    def _blocks(self, name: str) -> Array:
+        h = self.homes[name]
+        size = itemsize(h.buffer.dtype)
+        first = h.offset // size
+        rows: Array = self.words.view(h.buffer.dtype)
+        return rows[: h.blocks, first : first + h.block]
+
+    def read(self, name: str) -> Array:
+        """A flat copy of a buffer, gathered from its home blocks."""
+        return self._blocks(name).reshape(-1)[: self.homes[name].buffer.size].copy()
+
+    def write(self, name: str, values: Array) -> None:
+        """Scatter a flat buffer to its home blocks; the rest of the last block stays as it is."""
+        h, blocks = self.homes[name], self._blocks(name)
+        whole = h.buffer.size // h.block
+        blocks[:whole] = values[: whole * h.block].reshape(whole, h.block)
+        if whole < h.blocks:
+            blocks[whole, : h.buffer.size - whole * h.block] = values[whole * h.block :]
+
+    def poison(self, name: str) -> None:
+        """Nothing in this buffer is valid any more."""
+        h = self.homes[name]
+        self.words[: h.blocks, h.offset // 2 : (h.offset + h.nbytes) // 2] = POISON

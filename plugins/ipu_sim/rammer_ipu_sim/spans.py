@@ -1,0 +1,189 @@
+"""Tile propagation over many tasks at once: bounds as arrays over the grid of a batch of tasks.
+
+Every array here has one axis per output axis of the operator's anchor, of length one where the value is
+the same for all tiles along that axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Cast, Const, Expr, Load, Ref, Table
+from rammer.ir.operator import ROperator
+from rammer.ir.types import TensorType
+
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Inclusive bounds of one axis for every task of a batch; ``high < low`` is empty."""
+
+    low: Numbers
+    high: Numbers
+
+    @property
+    def size(self) -> Numbers:
+        """Elements, never negative."""
+        return np.maximum(self.high - self.low + 1, 0)
+
+    def uniform(self) -> Span:
+        """The same lower bounds with the largest size everywhere."""
+        size = int(self.size.max(initial=0))
+        return Span(self.low, self.low + size - 1)
+
+
+Spans: TypeAlias = "tuple[Span, ...]"
+
+
+def constant(value: int, rank: int) -> Numbers:
+    """``value`` for every task of a grid of ``rank`` axes."""
+    return np.full((1,) * rank, value, dtype=np.int64)
+
+
+def is_affine(load: Load) -> bool:
+    """Whether every index is affine in the axes."""
+    return all(ex.affine(i) is not None for i in load.indices)
+
+
+def bounds(e: Expr, axes: Mapping[str, Span], rank: int) -> Span | None:
+    """``rammer.ir.expr.interval`` for all tasks of a batch at once; None if ``e`` depends on data."""
+    form = ex.affine(e)
+    if form is not None:
+        low = high = constant(form[1], rank)
+        for name, c in form[0].items():
+            a = axes[name]
+            low = low + c * (a.low if c > 0 else a.high)
+            high = high + c * (a.high if c > 0 else a.low)
+        return Span(low, high)
+    if isinstance(e, Const | Load):
+        return None
+    if isinstance(e, Ref):
+        return axes[e.axis]
+    if isinstance(e, Cast):
+        return bounds(e.arg, axes, rank)
+    if isinstance(e, Table):
+        return _table(e, bounds(e.index, axes, rank), rank)
+    parts = [bounds(a, axes, rank) for a in (e.args[1:] if e.fn == "where" else e.args)]
+    known = [p for p in parts if p is not None]
+    return _combine(e.fn, known) if len(known) == len(parts) else None
+
+
+def _table(e: Table, inner: Span | None, rank: int) -> Span | None:
+    values = np.asarray(e.values)
+    if not len(values):
+        return None
+    if inner is None:
+        return Span(constant(int(values.min()), rank), constant(int(values.max()), rank))
+    first = np.clip(inner.low, 0, len(values) - 1)
+    last = np.clip(inner.high, first, len(values) - 1)
+    pairs, place = np.unique(np.stack(np.broadcast_arrays(first, last), -1).reshape(-1, 2), axis=0, return_inverse=True)
+    shape = np.broadcast_shapes(first.shape, last.shape)
+    low = np.array([int(values[a : b + 1].min()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(shape)
+    high = np.array([int(values[a : b + 1].max()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(shape)
+    return Span(low, high)
+
+
+def _combine(fn: str, p: list[Span]) -> Span | None:
+    if fn == "neg":
+        return Span(-p[0].high, -p[0].low)
+    if len(p) != 2:
+        return None
+    a, b = p
+    if fn == "where":
+        return Span(np.minimum(a.low, b.low), np.maximum(a.high, b.high))
+    if fn in ("add", "min", "max"):
+        pick = {"add": np.add, "min": np.minimum, "max": np.maximum}[fn]
+        return Span(pick(a.low, b.low), pick(a.high, b.high))
+    if fn == "sub":
+        return Span(a.low - b.high, a.high - b.low)
+    if fn == "mul":
+        corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
+        return Span(np.minimum.reduce(corners), np.maximum.reduce(corners))
+    if fn not in ("floordiv", "mod") or np.any(b.low != b.high) or np.any(b.low <= 0):
+        return None
+    first, last = a.low // b.low, a.high // b.low
+    if fn == "floordiv":
+        return Span(first, last)
+    same = first == last
+    return Span(np.where(same, a.low % b.low, 0), np.where(same, a.high % b.low, b.low - 1))
+
+
+def load_spans(load: Load, axes: Mapping[str, Span], shape: tuple[int, ...], rank: int, clip: bool) -> Spans:
+    """What ``load`` reads of its tensor: clipped to the tensor, or (``clip=False``) as the indices say.
+
+    Indices that depend on data read their whole axis. Loads that are not affine are clipped in any case.
+    """
+    result = []
+    clip = clip or not is_affine(load)
+    for index, extent in zip(load.indices, shape, strict=True):
+        span = bounds(index, axes, rank) or Span(constant(0, rank), constant(extent - 1, rank))
+        if clip:
+            low = np.clip(span.low, 0, extent)
+            span = Span(low, np.maximum(low - 1, np.minimum(span.high, extent - 1)))
+        result.append(span)
+    return tuple(result)
+
+
+def axis_spans(compute: Compute, spans: Spans, rank: int) -> dict[str, Span]:
+    """Bounds of all axes of ``compute``: output axes over ``spans``, reduction axes whole."""
+    axes = {a.name: s for a, s in zip(compute.axes, spans, strict=True)}
+    return axes | {r.name: Span(constant(0, rank), constant(r.extent - 1, rank)) for r in compute.reduce}
+
+
+def join(a: Spans, b: Spans) -> Spans:
+    """The hull of two boxes, task by task; an empty box contributes nothing."""
+    empty_a, empty_b = _empty(a), _empty(b)
+    result = []
+    for p, q in zip(a, b, strict=True):
+        low = np.where(empty_a, q.low, np.where(empty_b, p.low, np.minimum(p.low, q.low)))
+        high = np.where(empty_a, q.high, np.where(empty_b, p.high, np.maximum(p.high, q.high)))
+        result.append(_narrow(Span(low, high)))
+    return tuple(result)
+
+
+def _empty(spans: Spans) -> Any:
+    result: Any = False
+    for s in spans:
+        result = result | (s.high < s.low)
+    return result
+
+
+def _narrow(span: Span) -> Span:
+    """Drop grid axes along which both bounds are constant, so that equal boxes stay recognisable."""
+    low, high = np.broadcast_arrays(span.low, span.high)
+    for d in range(low.ndim):
+        if low.shape[d] > 1:
+            first = (slice(None),) * d + (slice(0, 1),)
+            if np.all(low == low[first]) and np.all(high == high[first]):
+                low, high = low[first], high[first]
+    return Span(low, high)
+
+
+def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool) -> dict[str, Spans]:
+    """The box of every Compute of ``operator`` from the tasks' output boxes, backwards.
+
+    ``clip=True`` gives what the tasks really need; ``clip=False`` boxes of one size for all tasks, which
+    may lie partly outside their tensors.
+    """
+    rank = len(output)
+    inside = {c.name for c in operator.computes}
+    result: dict[str, Spans] = {name: output for name in operator.outputs}
+    for c in reversed(operator.computes):
+        if c.name not in result:
+            continue
+        if not clip:
+            result[c.name] = tuple(s.uniform() for s in result[c.name])
+        axes = axis_spans(c, result[c.name], rank)
+        for load in c.loads:
+            if load.tensor in inside:
+                box = load_spans(load, axes, types[load.tensor].shape, rank, clip)
+                known = result.get(load.tensor)
+                result[load.tensor] = box if known is None else join(known, box)
+    return result

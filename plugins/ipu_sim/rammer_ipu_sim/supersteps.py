@@ -1,0 +1,169 @@
+"""From waves to supersteps, and from the tasks of a superstep to batches that NumPy can run at once.
+
+A superstep reads everything at its start and writes everything at its end. A wave becomes several
+supersteps where a task reads what an earlier task of its own row wrote in the same wave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Buffer, RProgram, Storage, WaveTask, waves
+
+Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tasks of one operator whose tiles form a product: tile ``coordinates`` along every anchor axis.
+
+    ``tasks``, ``veus`` and ``orders`` (position in the row) have one axis per anchor axis. ``lost`` names the load whose transfer is dropped
+    (-1 = none), a fault that tests inject.
+    """
+
+    operator: ROperator
+    coordinates: tuple[tuple[int, ...], ...]
+    tasks: Indices
+    veus: Indices
+    orders: Indices
+    lost: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A task with its row and its place in it."""
+
+    veu: int
+    order: int
+    index: int
+
+
+def supersteps(program: RProgram) -> list[dict[str, list[Placed]]]:
+    """The tasks of every superstep, by operator name in order of first appearance."""
+    depends = _Conflicts(program)
+    position = [0] * program.veus
+    result: list[dict[str, list[Placed]]] = []
+    for wave in waves(program):
+        phases: list[dict[str, list[Placed]]] = []
+        rows: dict[int, dict[str, int]] = {}
+        # Sorting is stable: within a row the tasks keep their order.
+        for item in sorted(wave, key=lambda t: t.veu):
+            phase = _phase(item, rows.setdefault(item.veu, {}), depends)
+            while len(phases) <= phase:
+                phases.append({})
+            placed = Placed(item.veu, position[item.veu], item.task.index)
+            phases[phase].setdefault(item.task.operator, []).append(placed)
+            position[item.veu] += 1
+        result += phases
+    return result
+
+
+def _phase(item: WaveTask, earlier: dict[str, int], depends: _Conflicts) -> int:
+    """The first phase after every earlier task of the row on which this one depends."""
+    name = item.task.operator
+    phase = max(earlier.values(), default=0)
+    for other, place in earlier.items():
+        if other != name and depends(other, name):
+            phase = max(phase, place + 1)
+    earlier[name] = phase
+    return phase
+
+
+class _Conflicts:
+    """Whether a later operator must see what an earlier one wrote, or must write after it."""
+
+    def __init__(self, program: RProgram) -> None:
+        self.program = program
+        self.known: dict[tuple[str, str], bool] = {}
+
+    def __call__(self, earlier: str, later: str) -> bool:
+        key = (earlier, later)
+        if key not in self.known:
+            self.known[key] = self._compute(self.program.operator[earlier], self.program.operator[later])
+        return self.known[key]
+
+    def _compute(self, earlier: ROperator, later: ROperator) -> bool:
+        places, buffers = self.program.storage, self.program.buffer
+        for wrote in earlier.outputs:
+            if any(overlap(places[wrote], places[n], buffers) for n in later.inputs if n in places):
+                return True
+            for writes in later.outputs:
+                apart = places[wrote].buffer != places[writes].buffer
+                if apart and overlap(places[wrote], places[writes], buffers):
+                    return True
+        return False
+
+
+def overlap(a: Storage, b: Storage, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether two storages may share memory (by the hull of their addresses)."""
+    if a.buffer == b.buffer:
+        (p, q), (r, s) = a.span(), b.span()
+        return p < s and r < q
+    x, y = buffers[a.buffer], buffers[b.buffer]
+    if x.kind != "arena" or y.kind != "arena":
+        return False
+    return x.offset < y.offset + y.nbytes and y.offset < x.offset + x.nbytes
+
+
+def batches(operator: ROperator, placed: Sequence[Placed]) -> list[Batch]:
+    """Group ``placed`` tasks into products of tile coordinates."""
+    grid = operator.grid
+    veus = np.full(grid, -1, dtype=np.int64)
+    orders = np.full(grid, -1, dtype=np.int64)
+    for p in placed:
+        veus.reshape(-1)[p.index] = p.veu
+        orders.reshape(-1)[p.index] = p.order
+    index = np.arange(veus.size, dtype=np.int64).reshape(grid)
+    whole = Batch(operator, tuple(tuple(range(n)) for n in grid), index, veus, orders)
+    return [_part(whole, places) for places in _products(veus >= 0)]
+
+
+def _part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batch:
+    """The tasks of ``whole`` at the product of positions ``places``."""
+    cell = np.ix_(*places) if places else ()
+    coordinates = tuple(tuple(c[i] for i in part) for c, part in zip(whole.coordinates, places, strict=True))
+    return Batch(whole.operator, coordinates, whole.tasks[cell], whole.veus[cell], whole.orders[cell], lost)
+
+
+def halves(batch: Batch) -> list[Batch]:
+    """The batch cut in two along its longest axis."""
+    sizes = [len(c) for c in batch.coordinates]
+    axis = sizes.index(max(sizes))
+    middle = sizes[axis] // 2
+    parts = []
+    for piece in (range(middle), range(middle, sizes[axis])):
+        parts.append(_part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost))
+    return parts
+
+
+def _products(present: Any) -> list[tuple[tuple[int, ...], ...]]:
+    """A boolean grid as disjoint products of coordinates."""
+    if present.ndim == 0:
+        return [()] if present else []
+    if present.all():
+        return [tuple(tuple(range(n)) for n in present.shape)] if present.size else []
+    if present.ndim == 1:
+        return [(tuple(int(i) for i in np.flatnonzero(present)),)] if present.any() else []
+    alike: dict[bytes, list[int]] = {}
+    for i, plane in enumerate(present):
+        if plane.any():
+            alike.setdefault(np.packbits(plane).tobytes(), []).append(i)
+    return [(tuple(rows), *rest) for rows in alike.values() for rest in _products(present[rows[0]])]
+
+
+def isolate(whole: Sequence[Batch], task: int, load: int) -> list[Batch]:
+    """The same batches with ``task`` in one of its own whose ``load`` loses its transfer."""
+    result: list[Batch] = []
+    for batch in whole:
+        if task not in batch.tasks:
+            result.append(batch)
+            continue
+        result += [_part(batch, places) for places in _products(batch.tasks != task)]
+        spot = np.argwhere(batch.tasks == task)[0]
+        result.append(_part(batch, [[int(i)] for i in spot], load))
+    return result

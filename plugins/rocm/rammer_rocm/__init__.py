@@ -1,0 +1,1 @@
+"""OpenCL devices for rammer: AMD GPUs first, and any CPU with an OpenCL runtime."""

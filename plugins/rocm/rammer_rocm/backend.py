@@ -1,0 +1,111 @@
+"""The opened OpenCL device."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
+from rammer.errors import BadInput, DeviceUnavailable
+from rammer.ir.device import VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import RProgram
+from rammer.tile.search import candidates as tile_candidates
+from rammer.tile.traffic import task_cost
+
+from rammer_rocm.executor import OpenClProgram
+from rammer_rocm.kernels import task_function
+from rammer_rocm.profiler import OpenClProfiler
+from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
+
+#: ``--option executor=...``: one launch a wave, or one launch a program (CPUs only).
+EXECUTORS = ("single", "waves")
+#: Generic tiles offered to the tuner.
+GENERIC_TILES = 4
+
+
+def open_backend(options: OpenOptions) -> Backend:
+    """The unit that ``options`` name. DeviceUnavailable where there is none or it is of another kind."""
+    found = units()
+    if options.index >= len(found):
+        raise DeviceUnavailable(
+            f"rocm:{options.index} does not exist, {len(found)} OpenCL unit(s) found",
+            hint="on a machine without a GPU driver: pip install intel-opencl-rt intel-cmplr-lib-rt",
+        )
+    device = found[options.index]
+    if options.require and kind_of(device) != options.require:
+        raise DeviceUnavailable(
+            f"rocm:{options.index} is a {kind_of(device)} ({device.name.strip()}), not a {options.require}",
+            hint="leave out --require, or name another unit (rammer devices lists them)",
+        )
+    return OpenClBackend(device, options)
+
+
+class OpenClBackend:
+    """One OpenCL unit with a context and an in-order queue."""
+
+    def __init__(self, device: Any, options: OpenOptions) -> None:
+        cl = opencl()
+        self.vdevice: VDevice = virtual_device(device)
+        self.hardware: Hardware = hardware(options.index, device)
+        self.single = _single(options.options, self.vdevice.threads)
+        try:
+            self.context = cl.Context([device])
+            self.queue = cl.CommandQueue(self.context)
+        except cl.Error as problem:
+            raise DeviceUnavailable(f"{device.name.strip()} cannot be opened: {problem}") from problem
+
+    @property
+    def profiler(self) -> OpenClProfiler:
+        """Real measurements on this unit."""
+        return OpenClProfiler(self.vdevice, self.load)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Device, driver and the text of the kernel generators."""
+        detail = self.hardware.detail
+        return f"rocm {self.hardware.name} {detail['platform_version']} {detail['driver']} {generator_hash()}"
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Tiles and families, best predicted first."""
+        return tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """Text and predicted times. It is compiled when measured or loaded, together with its neighbours: a
+        build costs more by its number than by its length."""
+        function = task_function(operator, binding, self.vdevice)
+        cost = task_cost(operator, binding.types, self.vdevice)
+        resources = Resources(threads=self.vdevice.threads, local_bytes=function.scratch)
+        return RKernel(operator, function.text, resources, cost.alone, cost.crowded)
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        """The program, compiled and resident."""
+        return OpenClProgram(self.context, self.queue, self.vdevice, program, constants, self.single)
+
+
+def _single(options: Mapping[str, str], threads: int) -> bool:
+    unknown = sorted(set(options) - {"executor"})
+    if unknown:
+        raise BadInput(f"device rocm has no option {unknown[0]!r}", hint="known: executor=single|waves")
+    executor = options.get("executor", "single" if threads == 1 else "waves")
+    if executor not in EXECUTORS:
+        raise BadInput(f"unknown executor {executor!r}", hint=f"one of: {', '.join(EXECUTORS)}")
+    if executor == "single" and threads > 1:
+        raise BadInput("executor=single runs on CPUs only", hint="use executor=waves")
+    return executor == "single"
+
+
+def generator_hash() -> str:
+    """Content hash of everything that writes kernel text: this package and the core's emitter."""
+    import rammer.codegen
+
+    digest = hashlib.sha256()
+    for folder in (Path(__file__).parent, *map(Path, rammer.codegen.__path__)):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+

@@ -1,0 +1,46 @@
+"""Compiling OpenCL C, with errors that a reader can use."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from rammer.errors import DeviceFailure
+
+from rammer_rocm.units import opencl
+
+#: Lines of a build log that are worth showing.
+LOG_LINES = 12
+
+
+def build(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
+    """The built program (from pyopencl's binary cache where it was built before).
+
+    Raises DeviceFailure with the first error lines of the build log.
+    """
+    cl = opencl()
+    with warnings.catch_warnings():
+        # Runtimes print a banner into the log of every build; pyopencl warns of any output.
+        warnings.simplefilter("ignore")
+        try:
+            return cl.Program(context, source).build(options=list(options))
+        except cl.Error as problem:
+            raise DeviceFailure("an OpenCL kernel does not compile", where=_errors(str(problem))) from problem
+
+
+def _errors(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower()] or lines
+    return "\n      ".join(telling[:LOG_LINES])
+
+
+def standard(device: Any) -> tuple[str, ...]:
+    """Build options: the newest language version of ours that the device accepts."""
+    return ("-cl-std=CL3.0",) if version(device) >= (3, 0) else ("-cl-std=CL2.0",) if version(device) >= (2, 0) else ()
+
+
+def version(device: Any) -> tuple[int, int]:
+    """OpenCL C version of ``device``, from ``OpenCL C <major>.<minor> ...``."""
+    words = device.opencl_c_version.split()
+    major, _, minor = words[2].partition(".")
+    return int(major), int(minor)

@@ -1,0 +1,318 @@
+"""Running RPrograms on an OpenCL device: one memory buffer, one table, launches on an in-order queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from rammer.device.manifest import Array, Binding, RunResult
+from rammer.errors import DeviceFailure
+from rammer.ir.device import VDevice
+from rammer.ir.program import Port, RProgram, Task, waves
+from rammer.ir.types import itemsize
+
+from rammer_rocm.build import build, standard
+from rammer_rocm.kernels import task_function
+from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT
+from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.source import LINE_WORDS, RUN_WORDS, Shape, program_text
+from rammer_rocm.units import opencl
+
+#: Bytes between parts of the memory buffer: a page, so that parts share no cache line or TLB entry by accident.
+PART = 4096
+#: Bytes past the end that vector kernels may read (never use): wider than any vector.
+SLACK = 4096
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Byte addresses inside the one device buffer: of every program buffer and of packed constants."""
+
+    buffers: Mapping[str, int]
+    packed: Mapping[str, int]
+    nbytes: int
+
+
+def constant_tensors(program: RProgram) -> frozenset[str]:
+    """Tensors that live in constant buffers."""
+    return frozenset(s.tensor for s in program.storages if program.buffer[s.buffer].kind == "constant")
+
+
+def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> Memory:
+    """Addresses: constants (only in the forms that kernels read), arena, inputs, outputs."""
+    raw, packed = set[str](), dict[str, int]()
+    for function in functions.values():
+        for a in function.arguments:
+            if a.packing is None:
+                raw.add(program.storage[a.tensor].buffer)
+            else:
+                packed[f"{a.tensor}@{a.packing.key}"] = a.packing.size * 4
+    raw |= {program.storage[port.tensor].buffer for port in program.outputs}
+    place, buffers, forms = 0, dict[str, int](), dict[str, int]()
+    for name, nbytes in packed.items():
+        forms[name] = place
+        place += _rounded(nbytes, 64)
+    for buffer in program.buffers:
+        if buffer.kind == "constant" and buffer.name in raw:
+            buffers[buffer.name] = place
+            place += _rounded(buffer.nbytes, 64)
+    place = _rounded(place, PART)
+    for buffer in program.buffers:
+        if buffer.kind == "arena":
+            buffers[buffer.name] = place + buffer.offset
+    place = _rounded(place + program.arena_bytes, PART)
+    for buffer in program.buffers:
+        if buffer.kind in ("input", "output"):
+            buffers[buffer.name] = place
+            place = _rounded(place + buffer.nbytes, PART)
+    return Memory(buffers, forms, place + SLACK)
+
+
+def _rounded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows as data: ``starts[wave * veus + veu]`` indexes ``runs``, ``filled`` counts a wave's busy rows."""
+
+    starts: Array
+    runs: Array
+    filled: Array
+    sets: tuple[tuple[int, ...], ...]
+    kernel_of_wave: tuple[int, ...]
+
+
+def make_table(program: RProgram, function_of: Mapping[str, int], row_of: Mapping[str, int]) -> Table:
+    """Fold every wave's rows into runs of equally spaced tasks of one operator."""
+    starts, runs, filled = [0], list[tuple[int, ...]](), list[int]()
+    members: dict[tuple[int, ...], int] = {}
+    kernel_of_wave = []
+    for wave in waves(program):
+        rows: list[list[Task]] = [[] for _ in range(program.veus)]
+        for placed in wave:
+            rows[placed.veu].append(placed.task)
+        for row in rows:
+            runs += _runs(row, function_of, row_of)
+            starts.append(len(runs))
+        filled.append(sum(1 for row in rows if row))
+        used = tuple(sorted({function_of[t.task.operator] for t in wave}))
+        kernel_of_wave.append(members.setdefault(used, len(members)))
+    flat = np.array(runs or [(0,) * RUN_WORDS], dtype=np.int32)
+    return Table(np.array(starts, np.int32), flat, np.array(filled or [0], np.int32), tuple(members),
+                 tuple(kernel_of_wave))  # fmt: skip
+
+
+def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[str, int]) -> list[tuple[int, ...]]:
+    result = []
+    for operator, group in groupby(row, key=lambda t: t.operator):
+        indices = [t.index for t in group]
+        while indices:
+            step = indices[1] - indices[0] if len(indices) > 1 else 1
+            count = 1
+            while count < len(indices) and indices[count] == indices[0] + count * step:
+                count += 1
+            result.append((function_of[operator], row_of[operator], indices[0], count, step))
+            del indices[:count]
+    return result
+
+
+class OpenClProgram:
+    """A program resident on an OpenCL device."""
+
+    def __init__(self, context: Any, queue: Any, device: VDevice, program: RProgram,
+                 constants: Mapping[str, Array], single: bool) -> None:  # fmt: skip
+        self.program, self.queue, self.single = program, queue, single
+        binding = Binding(program.types, program.storage, constant_tensors(program))
+        used = {task.operator for row in program.rows for task in row}
+        functions = {o.name: task_function(o, binding, device) for o in program.operators if o.name in used}
+        self.memory = lay_out(program, functions)
+        distinct = {f.name: f for f in functions.values()}
+        numbers = {name: i for i, name in enumerate(distinct)}
+        arguments, row_of = self._arguments(functions)
+        self.table = make_table(program, {o: numbers[f.name] for o, f in functions.items()}, row_of)
+        scratch = _rounded(max((f.scratch for f in distinct.values()), default=0), PART)
+        shape = Shape(program.veus, device.threads, scratch)
+        # With one launch the groups are the device's units, however many rows the program has.
+        self.groups = min(program.veus, device.veus) if single else program.veus
+        self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
+        dialect = CPU_DIALECT if device.threads == 1 else GPU_DIALECT
+        text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
+        self.binary = build(context, text, standard(context.devices[0]))
+        self._upload(context, arguments, constants, functions, self.groups * scratch if device.threads == 1 else 0)
+        self.threads, self.epoch = device.threads, 0
+        self._prepare(context)
+
+    @property
+    def kernels(self) -> int:
+        """Launches of one run."""
+        return 1 if self.single else len(self.table.kernel_of_wave)
+
+    def _arguments(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
+        """The byte address of every pointer of every operator, and where each operator's addresses start."""
+        addresses, row_of = list[int](), dict[str, int]()
+        for name, function in functions.items():
+            row_of[name] = len(addresses)
+            addresses += [self._address(a.tensor, a.packing.key if a.packing else "") for a in function.arguments]
+        return np.array(addresses or [0], np.int64), row_of
+
+    def _address(self, tensor: str, packing: str = "") -> int:
+        if packing:
+            return self.memory.packed[f"{tensor}@{packing}"]
+        storage = self.program.storage[tensor]
+        size = itemsize(self.program.buffer[storage.buffer].dtype)
+        return self.memory.buffers[storage.buffer] + storage.offset * size
+
+    def _check_memory(self, device: Any, scratch: int) -> None:
+        limits = (("one allocation", self.memory.nbytes, int(device.max_mem_alloc_size)),
+                  ("memory", self.memory.nbytes + scratch, int(device.global_mem_size)))  # fmt: skip
+        for what, need, limit in limits:
+            if need > limit:
+                raise DeviceFailure(
+                    f"program {self.program.name} needs {need} bytes of {what}, {device.name.strip()} has {limit}",
+                    hint="use a smaller batch, or a device with more memory",
+                )
+
+    def _upload(self, context: Any, arguments: Array, constants: Mapping[str, Array],
+                functions: Mapping[str, TaskFunction], scratch: int) -> None:  # fmt: skip
+        cl = opencl()
+        flags = cl.mem_flags
+        try:
+            self.buffer = cl.Buffer(context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, self.memory.nbytes)
+            self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
+            tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
+            self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]
+            self._upload_constants(constants, functions)
+        except cl.MemoryError as problem:
+            raise DeviceFailure(f"out of device memory: {self.memory.nbytes} bytes wanted ({problem})") from problem
+
+    def _upload_constants(self, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction]) -> None:
+        for name in sorted(constant_tensors(self.program)):
+            if self.program.storage[name].buffer in self.memory.buffers:
+                self._write(name, constants[name])
+        done = set[str]()
+        for argument in (a for f in functions.values() for a in f.arguments):
+            if argument.packing is not None:
+                key = f"{argument.tensor}@{argument.packing.key}"
+                if key not in done:
+                    done.add(key)
+                    values = np.ascontiguousarray(argument.packing.make(constants[argument.tensor]), np.float32)
+                    self._copy(values, self.memory.packed[key])
+
+    def _prepare(self, context: Any) -> None:
+        """Kernels with all arguments set, so that a run only enqueues them."""
+        cl = opencl()
+        arguments, starts, runs, filled = self.tables
+        common = (self.buffer, arguments, starts, runs, self.spill)
+        veus, count = self.program.veus, len(self.table.kernel_of_wave)
+        self.launches: list[Any] = []
+        if self.single:
+            words = max(1, count * (LINE_WORDS + veus))
+            self.sync = cl.Buffer(context, cl.mem_flags.READ_WRITE, words * 4)
+            self._reset()
+            kernel = cl.Kernel(self.binary, "program")
+            kernel.set_args(*common, filled, self.sync, np.int32(1), np.int32(count))
+            self.launches.append(kernel)
+            return
+        for wave, number in enumerate(self.table.kernel_of_wave):
+            kernel = cl.Kernel(self.binary, f"wave_{number}")
+            kernel.set_args(*common, np.int32(wave * veus))
+            self.launches.append(kernel)
+
+    def _reset(self) -> None:
+        """Counters to zero: at the start, after an aborted run, and before the epochs would overflow."""
+        cl = opencl()
+        cl.enqueue_fill_buffer(self.queue, self.sync, np.int32(0), 0, self.sync.size)
+        self.queue.finish()
+        self.epoch = 0
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        """One run. ``seconds`` is wall time from the first enqueue to the end of the last kernel."""
+        for port in self.program.inputs:
+            self._write(port.tensor, inputs[port.external])
+        seconds = self.execute()
+        return RunResult({p.external: self._read(p) for p in self.program.outputs}, seconds)
+
+    def execute(self) -> float:
+        """Run on the inputs already there; seconds. Raises DeviceFailure when the device reports an error."""
+        cl = opencl()
+        size, local = (self.groups * self.threads,), (self.threads,)
+        if self.single:
+            self.epoch += 1
+            self.launches[0].set_arg(7, np.int32(self.epoch))
+        start = time.perf_counter()
+        try:
+            for kernel in self.launches:
+                cl.enqueue_nd_range_kernel(self.queue, kernel, size, local)
+            self.queue.finish()
+        except cl.Error as problem:
+            if self.single:
+                self._reset()
+            raise DeviceFailure(f"program {self.program.name} failed on the device: {problem}") from problem
+        seconds = time.perf_counter() - start
+        if self.single and (self.epoch + 2) * self.program.veus > 2**31 - 1:
+            self._reset()
+        return seconds
+
+    def poison(self) -> None:
+        """Fill arena, inputs and outputs with NaN (all bits set): what a run does not write then shows."""
+        cl = opencl()
+        for buffer in self.program.buffers:
+            if buffer.kind != "constant" and buffer.nbytes:
+                cl.enqueue_copy(self.queue, self.buffer, np.full(buffer.nbytes, 255, np.uint8),
+                                dst_offset=self.memory.buffers[buffer.name])  # fmt: skip
+
+    def _write(self, tensor: str, values: Array) -> None:
+        """Host values into a tensor's storage."""
+        storage = self.program.storage[tensor]
+        buffer = self.program.buffer[storage.buffer]
+        if not buffer.nbytes:
+            return
+        dtype = np.dtype(buffer.dtype)
+        if storage.offset == 0 and values.size == buffer.size and _dense(storage.shape, storage.strides):
+            self._copy(np.ascontiguousarray(values, dtype), self.memory.buffers[storage.buffer])
+            return
+        image = np.zeros(buffer.size, dtype)
+        opencl().enqueue_copy(self.queue, image, self.buffer, src_offset=self.memory.buffers[storage.buffer])
+        _view(image, storage.offset, storage.shape, storage.strides)[...] = values
+        self._copy(image, self.memory.buffers[storage.buffer])
+
+    def _copy(self, values: Array, address: int) -> None:
+        if values.nbytes:
+            opencl().enqueue_copy(self.queue, self.buffer, values, dst_offset=address)
+
+    def _read(self, port: Port) -> Array:
+        storage = self.program.storage[port.tensor]
+        buffer = self.program.buffer[storage.buffer]
+        image = np.empty(buffer.size, np.dtype(buffer.dtype))
+        if buffer.nbytes:
+            opencl().enqueue_copy(self.queue, image, self.buffer, src_offset=self.memory.buffers[storage.buffer])
+        return np.ascontiguousarray(_view(image, storage.offset, storage.shape, storage.strides)).reshape(storage.shape)
+
+    def close(self) -> None:
+        """Free the device memory."""
+        for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
+            buffer.release()
+        self.launches.clear()
+
+
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for n, s in zip(reversed(shape), reversed(strides), strict=True):
+        if n != 1 and s != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _view(image: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """The elements of a storage inside a flat image of its buffer."""
+    if 0 in shape:
+        return np.empty(shape, image.dtype)
+    return as_strided(image[offset:], shape, tuple(s * image.itemsize for s in strides))

@@ -1,0 +1,200 @@
+"""Make an OpenCL runtime reachable before pyopencl is imported.
+
+The loader inside the pyopencl wheel reads one folder of ``*.icd`` files, each naming a driver library. A
+machine without a system-wide driver can still run OpenCL on its CPU through the PyPI packages
+``intel-opencl-rt`` and ``intel-cmplr-lib-rt``, but the ``.icd`` file they ship names a path that does not
+exist and the libraries find each other only where pip put both packages into one folder.
+:func:`prepare_icd` therefore builds a private folder that holds the system's ``.icd`` files (so that AMD
+GPUs and PoCL stay visible) next to one that names the installed Intel library, loads what that library
+needs, and points ``OCL_ICD_VENDORS`` at the folder.
+
+No function here raises for a missing runtime: the report says what was found and why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import site
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+VENDORS_VARIABLE: Final = "OCL_ICD_VENDORS"
+SYSTEM_VENDORS: Final = Path("/etc/OpenCL/vendors")
+EMBEDDED_ICD: Final = "rammer-intel.icd"
+RUNTIME_PACKAGE: Final = "intel-opencl-rt"
+SUPPORT_PACKAGE: Final = "intel-cmplr-lib-rt"
+_RUNTIME_LIBRARY: Final = "libintelocl.so"
+# libintlc.so itself is a linker script, only the versioned file can be loaded; it comes first since the other
+# three resolve symbols in it.
+_PRELOADED: Final = ("libintlc.so.5", "libirng.so", "libimf.so", "libsvml.so")
+
+
+@dataclass(frozen=True)
+class IcdReport:
+    """What :func:`prepare_icd` found and did.
+
+    ``vendors_dir`` is the folder the OpenCL loader reads, ``system_icds`` the file names of the system's
+    drivers in it, ``embedded`` the path of the pip-installed driver library (None where there is none, see
+    ``why``).
+    """
+
+    vendors_dir: str
+    system_icds: tuple[str, ...]
+    embedded: str | None
+    why: str
+
+
+_lock = threading.Lock()
+_report: IcdReport | None = None
+
+
+def prepare_icd() -> IcdReport:
+    """Point the OpenCL loader at every runtime of this machine; call it before ``import pyopencl``.
+
+    Later calls return the first report and touch nothing. A user's own ``OCL_ICD_VENDORS`` is respected.
+    """
+    global _report
+    with _lock:
+        if _report is None:
+            _report = _prepare()
+        return _report
+
+
+def _prepare() -> IcdReport:
+    chosen = os.environ.get(VENDORS_VARIABLE)
+    # A child process inherits the folder its parent made; it still has to load the support libraries itself.
+    if chosen and not (Path(chosen) / EMBEDDED_ICD).is_file():
+        return IcdReport(chosen, _icd_names(Path(chosen)), None, f"{VENDORS_VARIABLE} was set by the user")
+    system = _system_icds()
+    names = tuple(sorted(system))
+    library, why = _load_runtime()
+    if library is None:
+        if chosen:
+            # The inherited folder names a library that this process cannot load; the default is better.
+            del os.environ[VENDORS_VARIABLE]
+        return IcdReport(str(SYSTEM_VENDORS), names, None, why)
+    if "pyopencl" in sys.modules:
+        why += "; pyopencl was imported before, so its loader may not look again"
+    folder = _vendors_folder({**system, EMBEDDED_ICD: f"{library}\n".encode()})
+    os.environ[VENDORS_VARIABLE] = str(folder)
+    return IcdReport(str(folder), names, str(library), why)
+
+
+def _icd_names(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(path.name for path in folder.glob("*.icd")))
+    except OSError:
+        return ()
+
+
+def _system_icds() -> dict[str, bytes]:
+    """The system's readable ``.icd`` files by name; an unreadable one is left out, as the loader would do."""
+    found: dict[str, bytes] = {}
+    for name in _icd_names(SYSTEM_VENDORS):
+        try:
+            found[name] = (SYSTEM_VENDORS / name).read_bytes()
+        except OSError:
+            continue
+    return found
+
+
+def _load_runtime() -> tuple[Path | None, str]:
+    """The Intel CPU driver with its support libraries loaded, and a sentence on what came of it."""
+    if not sys.platform.startswith("linux"):
+        return None, f"the embedded runtime is set up on Linux only, this is {sys.platform}"
+    library = _installed_file(RUNTIME_PACKAGE, _RUNTIME_LIBRARY)
+    if library is None:
+        return None, f"{RUNTIME_PACKAGE} is not installed (pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE})"
+    for name in _PRELOADED:
+        support = _installed_file(SUPPORT_PACKAGE, name)
+        if support is None:
+            return None, f"{name} is missing (pip install {SUPPORT_PACKAGE})"
+        try:
+            # RTLD_GLOBAL: the driver is opened later by the loader and must find these symbols.
+            ctypes.CDLL(str(support), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            return None, f"{support} cannot be loaded: {error}"
+    version = importlib.metadata.version(RUNTIME_PACKAGE) if _has(RUNTIME_PACKAGE) else "of unknown version"
+    return library, f"{RUNTIME_PACKAGE} {version}"
+
+
+def _has(package: str) -> bool:
+    try:
+        importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _installed_file(package: str, name: str) -> Path | None:
+    """Where pip put the file ``name`` of ``package``; the prefixes' lib folders are tried as well."""
+    candidates: list[Path] = []
+    if _has(package):
+        distribution = importlib.metadata.distribution(package)
+        candidates += [Path(str(file.locate())) for file in distribution.files or () if file.name == name]
+    roots = dict.fromkeys((sys.prefix, sys.base_prefix, site.getuserbase()))
+    candidates += [Path(root) / "lib" / name for root in roots]
+    # normpath, not resolve: the file may be a link whose target's folder lacks the sibling libraries.
+    return next((Path(os.path.normpath(path)) for path in candidates if path.is_file()), None)
+
+
+def _vendors_folder(files: dict[str, bytes]) -> Path:
+    """A folder holding exactly ``files``, in the user's cache, or a temporary one if that is unwritable."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    try:
+        parent = Path(platformdirs.user_cache_dir("rammer", appauthor=False)) / "icd"
+        parent.mkdir(parents=True, exist_ok=True)
+        return _publish(files, parent, parent / digest.hexdigest()[:16])
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="rammer-icd-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _write_all(files, folder)
+        return folder
+
+
+def _publish(files: dict[str, bytes], parent: Path, target: Path) -> Path:
+    """Write ``files`` beside ``target`` and rename: no other process ever sees a half-written folder."""
+    if _holds(target, files):
+        return target
+    staging = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+    try:
+        _write_all(files, staging)
+        if target.exists():
+            # Somebody changed a file in it; the name states the content, so it is replaced.
+            target.rename(staging / "replaced")
+        staging.rename(target)
+    except OSError:
+        # Another process publishing the same content may have won the race, which is as good.
+        if not _holds(target, files):
+            raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(target / "replaced", ignore_errors=True)
+    return target
+
+
+def _write_all(files: dict[str, bytes], folder: Path) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def _holds(folder: Path, files: dict[str, bytes]) -> bool:
+    try:
+        return set(_icd_names(folder)) == set(files) and all(
+            (folder / name).read_bytes() == content for name, content in files.items()
+        )
+    except OSError:
+        return False

@@ -1,0 +1,18 @@
+"""Kernel families: ``generic`` for everything, ``panel`` for contractions on CPUs."""
+
+from __future__ import annotations
+
+from rammer.device.manifest import Binding
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT, generic
+from rammer_rocm.kernels.task import TaskFunction
+
+__all__ = ["task_function"]
+
+
+def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
+    """The text of one task of a tiled operator; an unknown family is computed by the generic kernel.
+    """
+    return generic(operator, binding, CPU_DIALECT if device.threads == 1 else GPU_DIALECT)

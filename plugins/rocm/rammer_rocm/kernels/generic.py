@@ -1,0 +1,28 @@
+"""The generic family: the core's C emitter in the OpenCL dialect, for every operator there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rammer.codegen.dialects import OPENCL, one_thread
+from rammer.codegen.emit import emit
+from rammer.codegen.target import CTarget
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.task import Argument, TaskFunction
+
+#: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no limit of its own.
+CPU_DIALECT = replace(one_thread(OPENCL), local="__global")
+GPU_DIALECT = OPENCL
+
+
+def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:
+    """The task function of ``operator``; DeviceFailure where OpenCL C lacks an element type."""
+    function = emit(operator, binding, dialect)
+    arguments = tuple(
+        Argument(name, dialect.types[binding.types[name].dtype], written) for name, written in function.arguments
+    )
+    # Inlining every task into the table walk would only lengthen the build: a call costs nanoseconds.
+    text = f"__attribute__((noinline)) {function.text}" if function.text.startswith("void") else function.text
+    return TaskFunction(function.name, text, arguments, function.scratch)

@@ -1,0 +1,351 @@
+"""The ``panel`` family: contractions as CPU cores like them (Goto and van de Geijn, 2008; BLIS).
+
+One work-item computes one task. The column operand is read in place where its columns are consecutive,
+else gathered once into a panel ``[K][columns]`` in the core's scratch memory; constant operands are packed
+when the program is loaded. A register tile of ``mr`` rows by ``nv`` vectors sums over all of K with
+explicit fused multiply-adds, then the following maps are applied to it on its way to memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.expr import Load
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, contiguous, product_of, whole
+from rammer_rocm.kernels.gather import Gather
+from rammer_rocm.kernels.packing import pack_columns, pack_rows
+from rammer_rocm.kernels.task import Argument, Packing, TaskFunction, Unsuited
+from rammer_rocm.kernels.vector import Vector, vector_type
+
+#: Operations of an epilogue that may be unrolled over the register tile's rows.
+UNROLLED_EPILOGUE = 12
+
+
+def panel(operator: ROperator, binding: Binding, lanes: int) -> TaskFunction:
+    """The task function of an operator whose config says ``mr`` (rows) and ``nv`` (vectors of ``lanes``).
+
+    Raises Unsuited for operators that are no float32 contraction with element-wise followers.
+    """
+    config = dict(operator.config)
+    product = product_of(operator, binding)
+    return _Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes).function()
+
+
+@dataclass
+class Text:
+    """Lines with indentation."""
+
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+
+    def line(self, text: str) -> None:
+        """One line; an opening brace at its end indents what follows, a leading closing one ends that."""
+        self.depth -= text.startswith("}")
+        self.lines.append("  " * self.depth + text)
+        self.depth += text.endswith("{")
+
+    def all(self, texts: Iterable[str]) -> None:
+        """Several lines."""
+        for text in texts:
+            self.line(text)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How the microkernel steps through an operand: pointer at k = 0 and elements per step of each reduction axis."""
+
+    pointer: str
+    steps: Mapping[str, int]
+    row_step: int = 1
+
+
+class _Panel:
+    def __init__(self, product: Product, binding: Binding, mr: int, nv: int, lanes: int) -> None:
+        self.p, self.binding, self.mr, self.nv, self.lanes = product, binding, mr, nv, lanes
+        self.text = Text()
+        self.arguments: dict[tuple[str, str], Argument] = {}
+        self.scratch = 0
+        self.flat = {r.name: s for r, s in self._flat_k()}
+
+    def _flat_k(self) -> list[tuple[ex.Ref, int]] | list[tuple[object, int]]:
+        step, result = self.p.depth, []
+        for r in self.p.main.reduce:
+            step //= r.extent
+            result.append((r, step))
+        return result
+
+    # --- the function ---------------------------------------------------------------------------
+
+    def function(self) -> TaskFunction:
+        self._origins()
+        a, b = self._rows_operand(), self._columns_operand()
+        vector = self.lanes
+        full = self.nv * vector
+        self.text.line("for (int c = 0; c < cols;) {")
+        if self.nv > 1:
+            self.text.line(f"if (cols - c > {full - vector}) {{")
+            self._row_blocks(a, b, self.nv)
+            self.text.line(f"c += {full};")
+            self.text.line("} else {")
+        self._row_blocks(a, b, 1)
+        self.text.line(f"c += {vector};")
+        if self.nv > 1:
+            self.text.line("}")
+        self.text.line("}")
+        return self._finish()
+
+    def _finish(self) -> TaskFunction:
+        arguments = tuple(self.arguments.values())
+        parts = [
+            f"__global {'' if a.written else 'const '}float *restrict p{k}" for k, a in enumerate(arguments)
+        ]
+        head = f"({', '.join([*parts, '__global char *scratch', 'int task'])}) {{\n"
+        body = head + "\n".join(self.text.lines) + "\n}\n"
+        name = "panel_" + hashlib.sha256(body.encode()).hexdigest()[:20]
+        return TaskFunction(name, f"__attribute__((noinline)) void {name}{body}", arguments, self.scratch)
+
+    def pointer(self, tensor: str, written: bool = False, packing: Packing | None = None) -> str:
+        """Name of the parameter for ``tensor``."""
+        key = (tensor, packing.key if packing else "")
+        self.arguments.setdefault(key, Argument(tensor, "float", written, packing))
+        return f"p{list(self.arguments).index(key)}"
+
+    def _origins(self) -> None:
+        """Tile coordinates ``t_``, origins ``o_`` and clipped extents ``e_`` of every axis."""
+        operator, step = self.p.operator, self.p.operator.task_count
+        for axis, tile, count in zip(self.p.main.axes, operator.tile, operator.grid, strict=True):
+            step //= count
+            place = "0" if count == 1 else f"task / {step} % {count}"
+            self.text.line(f"const int t_{axis.name} = {place};")
+            self.text.line(f"const int o_{axis.name} = t_{axis.name} * {tile};")
+            rest = f"{axis.extent} - o_{axis.name}"
+            size = str(tile) if axis.extent % tile == 0 else f"min({tile}, {rest})"
+            self.text.line(f"const int e_{axis.name} = {size};")
+        self.text.line(f"const int rows = {f'e_{self.p.row}' if self.p.row else '1'};")
+        self.text.line(f"const int cols = {' * '.join(f'e_{c}' for c in self.p.columns)};")
+
+    def address(self, steps: Access, skip: Iterable[str] = (), extra: Iterable[str] = ()) -> str:
+        """Element address of the task's first point, without the axes in ``skip``."""
+        parts = [str(steps.constant)] if steps.constant else []
+        for axis, step in steps.steps.items():
+            if axis not in skip and axis not in self.flat:
+                parts.append(f"{self._origin(axis)} * {step}")
+        return " + ".join([*parts, *extra]) or "0"
+
+    def _origin(self, axis: str) -> str:
+        name, _, divisor = axis.partition(QUOTIENT)
+        return f"(o_{name} / {divisor})" if divisor else f"o_{name}"
+
+    # --- operands -------------------------------------------------------------------------------
+
+    def _rows_operand(self) -> Operand:
+        p, a = self.p, self.p.a
+        if a.tensor in self.binding.constants:
+            packing, coordinates = pack_rows(p, self.mr)
+            pointer = self.pointer(a.tensor, packing=packing)
+            block = p.depth * self.mr
+            blocks = -(-p.rows // self.mr)
+            place = self._row_major(coordinates)
+            self.text.line(f"__global const float *A = {pointer} + (size_t)({place}) * {blocks * block};")
+            return Operand("A", {r: s * self.mr for r, s in self.flat.items()}, 0)
+        if a.fill is not None:
+            raise Unsuited("the row operand is padded")
+        steps = access(a, self.binding)
+        pointer = self.pointer(a.tensor)
+        self.text.line(f"__global const float *A = {pointer} + ({self.address(steps)});")
+        return Operand("A", {r: steps.step(r) for r in self.flat}, steps.step(p.row) if p.row else 0)
+
+    def _row_major(self, coordinates: Iterable[tuple[str, int]]) -> str:
+        text = "0"
+        for name, count in coordinates:
+            text = f"({text}) * {count} + {name}"
+        return text
+
+    def _columns_operand(self) -> Operand:
+        p, b = self.p, self.p.b
+        if b.tensor in self.binding.constants and b.tensor not in p.before and len(p.columns) == 1:
+            packing, coordinates = pack_columns(p, self.nv * self.lanes)
+            pointer = self.pointer(b.tensor, packing=packing)
+            size = -(-p.width // (self.nv * self.lanes)) * p.depth * self.nv * self.lanes
+            self.text.line(f"__global const float *B = {pointer} + (size_t)({self._row_major(coordinates)}) * {size};")
+            self.packed_columns = True
+            return Operand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()})
+        self.packed_columns = False
+        if b.tensor not in p.before and b.fill is None:
+            steps = access(b, self.binding)
+            if contiguous(steps, p):
+                self.text.line(f"__global const float *B = {self.pointer(b.tensor)} + ({self.address(steps)});")
+                return Operand("B", {r: steps.step(r) for r in self.flat})
+        return self._gathered()
+
+    def _gathered(self) -> Operand:
+        """The panel ``[K][stride]`` in scratch memory; the stride avoids multiples of 4 KiB (cache sets)."""
+        stride = -(-self.p.width // self.lanes) * self.lanes + self.lanes
+        stride += self.lanes * (stride % 1024 == 0)
+        self.scratch = (self.p.depth + 1) * stride * 4
+        self.text.line("__global float *panel = (__global float *)scratch;")
+        self.text.all(Gather(self.p, self.binding, self.lanes, stride, self.flat, self.pointer, self._origin).lines())
+        self.text.line("__global const float *B = panel;")
+        return Operand("B", {r: s * stride for r, s in self.flat.items()})
+
+    # --- the microkernel ------------------------------------------------------------------------
+
+    def _row_blocks(self, a: Operand, b: Operand, nv: int) -> None:
+        text, mr = self.text, self.mr
+        place = "c"
+        if self.packed_columns:
+            full = self.nv * self.lanes
+            place = f"c / {full} * {full * self.p.depth} + c % {full}" if self.nv > 1 else f"c * {self.p.depth}"
+        text.line(f"for (int r = 0; r < rows; r += {mr}) {{")
+        text.line(f"__global const float *b = B + {place};")
+        if a.row_step or not self.p.row:
+            for i in range(mr):
+                # Rows past the end repeat the last one; they are never stored.
+                row = f"min(r + {i}, rows - 1) * {a.row_step}" if self.p.row and a.row_step else "0"
+                text.line(f"__global const float *a{i} = {a.pointer} + {row};")
+        else:
+            packed = self.arguments_packed_rows()
+            text.line(f"__global const float *a = {a.pointer} + {'r * ' + str(self.p.depth) if packed else '0'};")
+        kind = vector_type(self.lanes)
+        for i in range(mr):
+            text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
+        self._k_loops(a, b, nv)
+        self._epilogue(nv)
+        text.line("}")
+
+    def arguments_packed_rows(self) -> bool:
+        """Whether A is a packed copy (blocks of ``mr`` rows follow each other)."""
+        return self.p.a.tensor in self.binding.constants
+
+    def _k_loops(self, a: Operand, b: Operand, nv: int) -> None:
+        """A loop over each group of reduction axes that both operands step through evenly."""
+        groups = merged([(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce])
+        for n, (extent, _, _) in enumerate(groups):
+            self.text.line(f"for (int k{n} = 0; k{n} < {extent}; ++k{n}) {{")
+        a_off = " + ".join(f"k{n} * {s}" for n, (_, s, _) in enumerate(groups)) or "0"
+        b_off = " + ".join(f"k{n} * {s}" for n, (_, _, s) in enumerate(groups)) or "0"
+        vector, text = self.lanes, self.text
+        text.line(f"const int ka = {a_off}, kb = {b_off};")
+        for j in range(nv):
+            text.line(f"const {vector_type(vector)} b{j} = vload{vector}({j}, b + kb);")
+        rowwise = bool(a.row_step or not self.p.row) 
+        for i in range(self.mr):
+            source = f"a{i}[ka]" if rowwise and not self._packed_single() else f"a[ka + {i}]"
+            fmas = " ".join(f"s{i}_{j} = fma(w, b{j}, s{i}_{j});" for j in range(nv))
+            text.line(f"{{ const {vector_type(vector)} w = {source}; {fmas} }}")
+        for _ in groups:
+            text.line("}")
+
+    def _packed_single(self) -> bool:
+        return False
+
+    # --- the epilogue ---------------------------------------------------------------------------
+
+    def _epilogue(self, nv: int) -> None:
+        """Apply the following maps to the register tile and store what the operator writes."""
+        cost = sum(ex.flops(c.body) for c in self.p.after)
+        if self.mr * nv * max(cost, 1) <= UNROLLED_EPILOGUE * 16:
+            for i in range(self.mr):
+                self.text.line(f"if (r + {i} < rows) {{" if i else "{")
+                for j in range(nv):
+                    self._finish_vector(f"r + {i}", f"s{i}_{j}", j)
+                self.text.line("}")
+            return
+        count = self.mr * nv
+        values = ", ".join(f"s{i}_{j}" for i in range(self.mr) for j in range(nv))
+        self.text.line(f"{vector_type(self.lanes)} tile[{count}] = {{{values}}};")
+        self.text.line(f"for (int i = 0; i < min({self.mr}, rows - r); ++i) {{")
+        for j in range(nv):
+            self._finish_vector("r + i", f"tile[i * {nv} + {j}]", j)
+        self.text.line("}")
+
+    def _finish_vector(self, row: str, total: str, j: int) -> None:
+        p, text = self.p, self.text
+        text.line("{")
+        text.line(f"const int row = {row}, col = c + {j * self.lanes};")
+        names = {p.main.name: "total"}
+        text.line(f"const {vector_type(self.lanes)} total = {total};")
+        self._store(p.main.name, names)
+        for number, c in enumerate(p.after):
+            names_of_axes = dict(zip((a.name for a in c.axes), (a.name for a in p.main.axes), strict=True))
+            vector = Vector(self.lanes, lambda ld, m=names_of_axes: self._load(ld, names, m), f"v{number}_")
+            result = vector.value(c.body)
+            text.all(vector.lines)
+            names[c.name] = result
+            self._store(c.name, names)
+        text.line("}")
+
+    def _steps(self, load: Load, axes: Mapping[str, str]) -> Access:
+        renamed = ex.substitute(load, {old: ex.Ref(new) for old, new in axes.items()})
+        if not isinstance(renamed, Load) or load.fill is not None:
+            raise Unsuited(f"{load} in an epilogue")
+        return access(renamed, self.binding)
+
+    def _load(self, load: Load, names: Mapping[str, str], axes: Mapping[str, str]) -> str:
+        if load.tensor in names:
+            return names[load.tensor]
+        steps, p = self._steps(load, axes), self.p
+        pointer = self.pointer(load.tensor)
+        base = self._point(steps)
+        if not any(steps.step(c) and p.tile[c] > 1 for c in p.columns):
+            return f"({vector_type(self.lanes)})({pointer}[{base}])"
+        if contiguous(steps, p):
+            return f"vload{self.lanes}(0, {pointer} + ({base} + col))"
+        lanes = (f"{pointer}[{base} + {self._scattered(steps, f'min(col + {n}, cols - 1)')}]" for n in range(self.lanes))
+        return f"({vector_type(self.lanes)})({', '.join(lanes)})"
+
+    def _point(self, steps: Access) -> str:
+        """Address of column 0 in row ``row``."""
+        row = [f"row * {steps.step(self.p.row)}"] if self.p.row and steps.step(self.p.row) else []
+        return self.address(steps, extra=row)
+
+    def _scattered(self, steps: Access, column: str) -> str:
+        """Address of ``column`` relative to column 0 where columns are not consecutive elements."""
+        parts, below = [], ""
+        for axis in reversed(self.p.columns):
+            if steps.step(axis) and self.p.tile[axis] > 1:
+                index = f"({column}) / ({below})" if below else f"({column})"
+                wrapped = index if axis == self.p.columns[0] else f"({index} % e_{axis})"
+                parts.append(f"{wrapped} * {steps.step(axis)}")
+            below = f"{below} * e_{axis}" if below else f"e_{axis}"
+        return " + ".join(parts) or "0"
+
+    def _store(self, name: str, names: Mapping[str, str]) -> None:
+        p = self.p
+        if name not in p.operator.outputs:
+            return
+        compute = next(c for c in (p.main, *p.after) if c.name == name)
+        axes = dict(zip((a.name for a in compute.axes), (a.name for a in p.main.axes), strict=True))
+        steps = self._steps(Load(name, tuple(ex.Ref(a.name) for a in compute.axes)), axes)
+        pointer, base, value = self.pointer(name, written=True), self._point(steps), names[name]
+        lane = f"for (int n = 0; n < min({self.lanes}, cols - col); ++n)"
+        if contiguous(steps, p):
+            self.text.line(f"if (col + {self.lanes} <= cols) vstore{self.lanes}({value}, 0, {pointer} + ({base} + col));")
+            self.text.line("else {")
+            target = f"{pointer}[{base} + col + n]"
+        else:
+            self.text.line("{")
+            target = f"{pointer}[{base} + {self._scattered(steps, 'col + n')}]"
+        self.text.line(f"float lane[{self.lanes}]; vstore{self.lanes}({value}, 0, lane);")
+        self.text.line(f"{lane} {target} = lane[n];")
+        self.text.line("}")
+
+
+def merged(axes: list[tuple[str, int, int, int]]) -> list[tuple[int, int, int]]:
+    """Join neighbouring reduction axes (extent, step of A, step of B) wherever both steps allow it."""
+    result: list[tuple[int, int, int]] = []
+    for _, extent, a, b in axes:
+        if extent == 1:
+            continue
+        if result and result[-1][1] == a * extent and result[-1][2] == b * extent:
+            result[-1] = (result[-1][0] * extent, a, b)
+        else:
+            result.append((extent, a, b))
+    return result

@@ -1,0 +1,106 @@
+"""Scalar bodies as OpenCL vector expressions, float32 only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rammer.codegen.operations import literal
+from rammer.ir import expr as ex
+from rammer.ir.expr import Const, Expr, Load, Op
+
+from rammer_rocm.kernels.generic import CPU_DIALECT
+from rammer_rocm.kernels.task import Unsuited
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_COMPARE = {"eq": "==", "lt": "<", "le": "<="}
+_CALLS = {
+    "abs": "fabs", "floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt", "pow": "pow",
+    **{n: n for n in ("exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+                      "asinh", "acosh", "atanh", "erf")},
+}  # fmt: skip
+
+
+def vector_type(width: int) -> str:
+    """``float`` or ``float16`` and the like."""
+    return "float" if width == 1 else f"float{width}"
+
+
+@dataclass
+class Vector:
+    """Writes statements of ``width`` lanes into ``lines``; ``load`` gives the text of a load.
+
+    Every operation gets a name of its own, so that a value used twice is written once.
+    """
+
+    width: int
+    load: Callable[[Load], str]
+    prefix: str = "v"
+    lines: list[str] = field(default_factory=list)
+    known: dict[Expr, str] = field(default_factory=dict)
+
+    def value(self, e: Expr) -> str:
+        """Name of a floating-point value. Raises Unsuited for what vectors cannot express."""
+        if e not in self.known:
+            self.known[e] = self._named(self._text(e), vector_type(self.width))
+        return self.known[e]
+
+    def _named(self, text: str, kind: str) -> str:
+        name = f"{self.prefix}{len(self.lines)}"
+        self.lines.append(f"const {kind} {name} = {text};")
+        return name
+
+    def _text(self, e: Expr) -> str:
+        if isinstance(e, Const):
+            if isinstance(e.value, bool):
+                raise Unsuited("a truth value as a number")
+            return f"({vector_type(self.width)})({literal(CPU_DIALECT, float(e.value), 'float32')})"
+        if isinstance(e, Load):
+            return self.load(e)
+        if not isinstance(e, Op):
+            raise Unsuited(f"{e} in a vector expression")
+        if e.fn in ("max", "min"):
+            return self._extremum(e)
+        if e.fn == "where":
+            return self.select(self.mask(e.args[0]), self.value(e.args[1]), self.value(e.args[2]))
+        args = [self.value(a) for a in e.args]
+        if e.fn in _INFIX:
+            return f"{args[0]} {_INFIX[e.fn]} {args[1]}"
+        if e.fn == "neg":
+            return f"-{args[0]}"
+        if e.fn in _CALLS:
+            return f"{_CALLS[e.fn]}({', '.join(args)})"
+        raise Unsuited(f"{e.fn} in a vector expression")
+
+    def _extremum(self, e: Op) -> str:
+        """NumPy's maximum and minimum: NaN wins. Beside a literal one comparison is enough."""
+        sign = ">" if e.fn == "max" else "<"
+        first, second = (self.value(a) for a in e.args)
+        if isinstance(e.args[1], Const):
+            return self.select(f"({second} {sign} {first})", second, first)
+        test = f"({first} {sign} {second})"
+        if not isinstance(e.args[0], Const):
+            test = f"({test} | ({first} != {first}))"
+        return self.select(test, first, second)
+
+    def select(self, mask: str, yes: str, no: str) -> str:
+        """``mask ? yes : no`` by lane."""
+        return f"({mask} ? {yes} : {no})" if self.width == 1 else f"select({no}, {yes}, {mask})"
+
+    def mask(self, e: Expr) -> str:
+        """Text of a condition: an integer vector of -1 and 0."""
+        if isinstance(e, Op) and e.fn in _COMPARE:
+            return f"({self.value(e.args[0])} {_COMPARE[e.fn]} {self.value(e.args[1])})"
+        if isinstance(e, Op) and e.fn in ("and_", "or_"):
+            joined = " & " if e.fn == "and_" else " | "
+            return f"({joined.join(self.mask(a) for a in e.args)})"
+        if isinstance(e, Op) and e.fn == "not_":
+            return f"(!{self.mask(e.args[0])})"
+        if isinstance(e, Op) and e.fn == "isnan":
+            return f"({self.value(e.args[0])} != {self.value(e.args[0])})"
+        raise Unsuited(f"{e} as a condition")
+
+
+def inline(load: Load, producer: Expr, axes: tuple[str, ...]) -> Expr:
+    """The body of a map at the point that ``load`` reads."""
+    return ex.substitute(producer, dict(zip(axes, load.indices, strict=True)))

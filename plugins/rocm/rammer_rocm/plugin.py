@@ -1,0 +1,36 @@
+"""The entry point: the manifest of the ``rocm`` device. Importing it loads no driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rammer.device.hooks import hookimpl
+from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
+
+
+def probe() -> Sequence[Hardware]:
+    """OpenCL units, AMD GPUs first; raises MissingDependency without pyopencl."""
+    from rammer_rocm.units import hardware, units
+
+    return [hardware(i, unit) for i, unit in enumerate(units())]
+
+
+def open_device(options: OpenOptions) -> Backend:
+    """The backend of one unit, or of the AMD target named by ``options.target`` without hardware."""
+    from rammer_rocm.backend import open_backend
+
+    return open_backend(options)
+
+
+DEVICE = Device(
+    name="rocm",
+    summary="OpenCL: an AMD GPU, else another GPU, else the CPU",
+    probe=probe,
+    open=open_device,
+)
+
+
+@hookimpl
+def rammer_devices() -> Sequence[Device]:
+    """The one manifest of this plugin."""
+    return [DEVICE]

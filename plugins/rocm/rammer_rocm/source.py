@@ -1,0 +1,106 @@
+"""The OpenCL program of an RProgram: task functions and the kernels that walk the table.
+
+Two executors share them. ``waves``: one launch a wave, one work-group a vEU. ``single``: one launch
+for the whole program, where work-groups claim the rows of a wave and meet at its end; a group that
+has nothing to claim only waits for rows that running groups hold, so it finishes with any number of
+co-resident groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rammer.codegen.target import CTarget
+
+from rammer_rocm.kernels.task import TaskFunction
+
+#: 32-bit words of one run in the table: function, argument row, first task, count, step.
+RUN_WORDS = 5
+#: 32-bit words between the counters of two waves: one cache line.
+LINE_WORDS = 16
+
+_WALK = """  for (int r = starts[{row}]; r < starts[{row} + 1]; ++r) {{
+    __global const int *run = runs + r * {words};
+    __global const long *a = arguments + run[1];
+    for (int i = 0, task = run[2]; i < run[3]; ++i, task += run[4]) {{
+      switch (run[0]) {{
+{cases}      }}{barrier}
+    }}
+  }}
+"""
+_PARAMETERS = (
+    "__global char *memory, __global const long *arguments, __global const int *starts, "
+    "__global const int *runs, __global char *spill"
+)
+_SINGLE = """{head}
+__kernel void program({parameters}, __global const int *filled, volatile __global atomic_int *sync, int epoch, int waves)
+{{
+  {scratch}
+  for (int wave = 0; wave < waves; ++wave) {{
+    volatile __global atomic_int *done = sync + wave * {line};
+    volatile __global atomic_int *claims = sync + waves * {line} + wave * {veus};
+    for (int i = 0; i < {veus}; ++i) {{
+      const int veu = ((int)get_group_id(0) + i) % {veus};
+      const int row = wave * {veus} + veu;
+      if (starts[row] == starts[row + 1]) continue;
+      int idle = epoch - 1;
+      if (!atomic_compare_exchange_strong_explicit(claims + veu, &idle, epoch, memory_order_acq_rel, memory_order_relaxed, memory_scope_device)) continue;
+{walk}      atomic_fetch_add_explicit(done, 1, memory_order_release, memory_scope_device);
+    }}
+    while (atomic_load_explicit(done, memory_order_acquire, memory_scope_device) < filled[wave] * epoch);
+  }}
+}}
+"""
+_WAVE = """{head}
+__kernel void wave_{number}({parameters}, int first)
+{{
+  {scratch}
+  const int row = first + (int)get_group_id(0);
+{walk}}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU."""
+
+    veus: int
+    threads: int
+    scratch: int
+
+
+def program_text(functions: Sequence[TaskFunction], sets: Sequence[Sequence[int]], shape: Shape,
+                 dialect: CTarget, single: bool) -> str:  # fmt: skip
+    """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
+    ``single`` there is one kernel, ``program``, that calls them all."""
+    parts = [dialect.preamble]
+    parts += [f.text for f in functions]
+    head = f"__attribute__((reqd_work_group_size({shape.threads}, 1, 1)))"
+    if single:
+        walk = _walk(functions, range(len(functions)), "row", shape)
+        parts.append(_SINGLE.format(head=head, parameters=_PARAMETERS, scratch=_scratch(shape), walk=walk,
+                                    veus=shape.veus, line=LINE_WORDS))  # fmt: skip
+        return "\n".join(parts)
+    for number, members in enumerate(sets):
+        walk = _walk(functions, members, "row", shape)
+        parts.append(_WAVE.format(head=head, number=number, parameters=_PARAMETERS, scratch=_scratch(shape), walk=walk))
+    return "\n".join(parts)
+
+
+def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: Shape) -> str:
+    cases = "".join(f"        case {i}: {_call(functions[i])}; break;\n" for i in members)
+    # Tasks of a row may depend on each other: the whole group must have finished one before the next.
+    fence = "\n      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);" if shape.threads > 1 else ""
+    return _WALK.format(row=row, words=RUN_WORDS, cases=cases, barrier=fence)
+
+
+def _call(function: TaskFunction) -> str:
+    pointers = [f"(__global {a.ctype} *)(memory + a[{k}])" for k, a in enumerate(function.arguments)]
+    return f"{function.name}({', '.join([*pointers, 'scratch', 'task'])})"
+
+
+def _scratch(shape: Shape) -> str:
+    if shape.threads == 1:
+        return f"__global char *scratch = spill + get_group_id(0) * (size_t){shape.scratch};"
+    return f"__local char scratch[{max(shape.scratch, 4)}] __attribute__((aligned(64)));"

@@ -1,0 +1,161 @@
+"""Finding OpenCL units and describing them as Hardware and VDevice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from rammer.device.manifest import Hardware, MissingDependency
+from rammer.ir.device import MemoryLayer, VDevice
+
+from rammer_rocm.icd import prepare_icd
+
+#: Bytes per second of two DDR channels, the least a desktop CPU has (JEDEC DDR4-2933, 23.5 GB/s each).
+CPU_DRAM = 47e9
+#: FLOP per cycle and lane of one fused multiply-add unit. Cores with two units (Intel server parts, Zen 5)
+#: reach twice that; a low estimate only scales all predictions alike.
+FLOP_PER_LANE = 2
+#: Seconds of one wave boundary: a launch on an in-order queue (2 to 3 us on CPU runtimes, 5 us on GPUs).
+CPU_LAUNCH, GPU_LAUNCH = 3e-6, 5e-6
+#: Work-items that cooperate on one task on a GPU: four wavefronts of 64.
+GPU_THREADS = 256
+
+
+def opencl() -> Any:
+    """The pyopencl module, with every driver of this machine reachable. Raises MissingDependency."""
+    prepare_icd()
+    try:
+        import pyopencl
+    except ImportError as problem:
+        raise MissingDependency("pyopencl", f"pip install pyopencl ({problem})") from problem
+    return pyopencl
+
+
+def units() -> list[Any]:
+    """OpenCL devices: AMD GPUs, then other GPUs, then CPUs, then anything else; [] when there is none."""
+    cl = opencl()
+    try:
+        found = [device for platform in cl.get_platforms() for device in _devices(platform)]
+    except cl.Error:
+        # The loader reports "no platform" as an error; to us that is an empty machine.
+        return []
+    return sorted(found, key=_rank)
+
+
+def _devices(platform: Any) -> list[Any]:
+    cl = opencl()
+    try:
+        return list(platform.get_devices())
+    except cl.Error:
+        return []
+
+
+def kind_of(device: Any) -> str:
+    """``gpu``, ``cpu`` or ``accelerator``."""
+    types = opencl().device_type
+    if device.type & types.GPU:
+        return "gpu"
+    return "cpu" if device.type & types.CPU else "accelerator"
+
+
+def _rank(device: Any) -> int:
+    kind = kind_of(device)
+    amd = bool(re.search(r"\bAMD\b|Advanced Micro", f"{device.vendor} {device.platform.vendor}"))
+    return {"gpu": 0 if amd else 1, "cpu": 2}.get(kind, 3)
+
+
+def hardware(index: int, device: Any) -> Hardware:
+    """What unit ``index`` really is."""
+    detail = {
+        "platform": device.platform.name.strip(),
+        "platform_version": device.platform.version.strip(),
+        "driver": device.driver_version.strip(),
+        "opencl_c": device.opencl_c_version.strip(),
+        "vendor": device.vendor.strip(),
+        "compute_units": str(device.max_compute_units),
+    }
+    return Hardware(index, device.name.strip(), kind_of(device), int(device.global_mem_size), detail)
+
+
+def virtual_device(device: Any) -> VDevice:
+    """The VDevice of an OpenCL unit; ``source`` of each figure says where it comes from."""
+    return _gpu(device) if kind_of(device) == "gpu" else _cpu(device)
+
+
+def _cpu(device: Any) -> VDevice:
+    cores, lanes = int(device.max_compute_units), max(1, int(device.native_vector_width_float))
+    clock, clock_source = _clock(device)
+    cache, cache_source = _l2_bytes(device)
+    layers = (
+        MemoryLayer("dram", "device", int(device.global_mem_size), CPU_DRAM, 64, "two DDR4-2933 channels"),
+        # 32 bytes a cycle between L2 and L1 on every x86 core since Haswell (vendors' optimisation guides).
+        MemoryLayer("cache", "veu", cache, cores * clock * 32, 64, cache_source),
+        MemoryLayer("register", "thread", 32 * 4 * lanes, cores * clock * 64, 4 * lanes, "32 vector registers"),
+    )
+    return VDevice(
+        name="opencl_cpu",
+        description=device.name.strip(),
+        veus=cores,
+        layers=layers,
+        flops=clock * FLOP_PER_LANE * lanes,
+        launch=CPU_LAUNCH,
+        threads=1,
+        vector=lanes,
+        resident=cores,
+        source=f"OpenCL device info; {clock_source}",
+    )
+
+
+def _gpu(device: Any) -> VDevice:
+    groups = int(device.max_compute_units)
+    threads = min(GPU_THREADS, int(device.max_work_group_size))
+    clock = max(1, int(device.max_clock_frequency)) * 1e6
+    layers = (
+        # 16 bytes a cycle per compute unit: within 30% of gfx906, gfx90a and H200 data sheets.
+        MemoryLayer("vram", "device", int(device.global_mem_size), groups * clock * 8, 64, "estimate per unit"),
+        MemoryLayer("lds", "veu", int(device.local_mem_size), groups * clock * 128, 4, "CL_DEVICE_LOCAL_MEM_SIZE"),
+        # 256 registers a work-item is the architectural limit of both AMD and NVIDIA.
+        MemoryLayer("register", "thread", 255 * 4, groups * clock * 512, 4, "255 registers a work-item"),
+    )
+    return VDevice(
+        name="opencl_gpu",
+        description=device.name.strip(),
+        veus=groups,
+        layers=layers,
+        # 64 lanes a compute unit (AMD CDNA and GCN instruction set manuals), one FMA each a cycle.
+        flops=clock * 64 * FLOP_PER_LANE,
+        launch=GPU_LAUNCH,
+        threads=threads,
+        vector=1,
+        resident=groups,
+        source="OpenCL device info",
+    )
+
+
+def _clock(device: Any) -> tuple[float, str]:
+    """Clock in Hz; some CPU runtimes answer 0, then the kernel's figure, then 2 GHz."""
+    if device.max_clock_frequency > 0:
+        return device.max_clock_frequency * 1e6, "CL_DEVICE_MAX_CLOCK_FREQUENCY"
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    match = re.search(r"^cpu MHz\s*:\s*([\d.]+)", text, re.MULTILINE)
+    return (float(match.group(1)) * 1e6, "/proc/cpuinfo") if match else (2e9, "assumed 2 GHz")
+
+
+def _l2_bytes(device: Any) -> tuple[int, str]:
+    """Bytes of one core's L2."""
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, size = (folder / "level").read_text().strip(), (folder / "size").read_text().strip()
+        except OSError:
+            continue
+        if level == "2" and re.fullmatch(r"\d+K", size):
+            return int(size[:-1]) * 1024, str(folder)
+    known = int(device.global_mem_cache_size)
+    # Some runtimes report the shared last level: half a megabyte is what every recent core has at least.
+    return min(known, 1 << 19) if known else 1 << 18, "CL_DEVICE_GLOBAL_MEM_CACHE_SIZE"
+
+

@@ -1,0 +1,170 @@
+"""Runs ONNX node models through reading, binding, lowering and NumPy evaluation.
+
+``node_cases`` lists the node tests that ship with onnx; ``check_node_case`` runs one with its own data
+and once more with fresh random floats against ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from rammer.errors import BadInput
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.lowering import CannotLower
+from rammer.frontend.reader import TARGET_OPSET, read_model
+from rammer.ir.compute import Compute, ComputeGraph
+from rammer.ir.evaluate import run_graph
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Inputs that decide shapes or geometry: the models people export have them as constants, node tests as
+#: graph inputs, which the harness turns into constants.
+STATIC_INPUTS: dict[str, tuple[int, ...]] = {
+    **{op: (1,) for op in (
+        "Reshape", "Expand", "Tile", "Unsqueeze", "Squeeze", "Split", "CumSum", "CumProd", "ReduceSum", "ReduceMean",
+        "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+        "ReduceSumSquare", "Upsample", "TopK", "OneHot", "Trilu", "Col2Im", "AffineGrid", "CenterCropPad")},
+    "ConstantOfShape": (0,), "Range": (0, 1, 2), "Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "Resize": (1, 2, 3),
+    "LSTM": (4,), "GRU": (4,), "RNN": (4,), "Dropout": (1, 2), "Clip": (),
+}  # fmt: skip
+
+
+def lower_model(model: ModelProto, inputs: Mapping[str, Array]) -> ComputeGraph:
+    """The model lowered at the shapes of ``inputs``. Raises CannotLower."""
+    fixed = with_static_inputs(model, inputs)
+    read = read_model(fixed)
+    wanted = {p.name for p in read.inputs}
+    return lower(bind(read, {n: a.shape for n, a in inputs.items() if n in wanted}))
+
+
+def run_node_model(model: ModelProto, inputs: Mapping[str, Array], precise: bool = False) -> list[Array]:
+    """Outputs of ``model`` in its own order, by NumPy evaluation of its Computes. Raises CannotLower."""
+    graph = lower_model(model, inputs)
+    for compute in graph.computes:
+        assert Compute.parse(str(compute)) == compute, f"does not reload: {compute}"
+    internal = {external: name for name, external in graph.aliases.items()}
+    known = {n: inputs[graph.aliases[n]] for n in graph.inputs}
+    values = run_graph(graph, known, precise)
+    return [np.asarray(values[internal[o.name]]) for o in model.graph.output]
+
+
+def with_static_inputs(model: ModelProto, inputs: Mapping[str, Array]) -> ModelProto:
+    """``model`` with the inputs listed in STATIC_INPUTS turned into initialisers."""
+    names = {
+        node.input[i]
+        for node in model.graph.node
+        for i in STATIC_INPUTS.get(node.op_type, ())
+        if i < len(node.input) and node.input[i]
+    }
+    result = ModelProto()
+    result.CopyFrom(model)
+    kept = [v for v in result.graph.input if v.name not in names]
+    result.graph.initializer.extend(
+        numpy_helper.from_array(inputs[v.name], v.name) for v in model.graph.input if v.name in names
+    )
+    del result.graph.input[:]
+    result.graph.input.extend(kept)
+    return result
+
+
+def node_model(op: str, inputs: Mapping[str, Array], outputs: int = 1, opset: int = TARGET_OPSET,
+               **attributes: Any) -> ModelProto:  # fmt: skip
+    """A model of one node. An input named "" is absent; output names are ``y0, y1, ...``."""
+    names = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(op, list(inputs), names, **attributes)
+    ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+             for n, a in inputs.items() if n]  # fmt: skip
+    results = [helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in names]
+    graph = helper.make_graph([node], op.lower(), ports, results)
+    for value in graph.output:
+        value.ClearField("type")
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+@functools.cache
+def _all_cases() -> tuple[Any, ...]:
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tuple(load_model_tests(kind="node"))
+
+
+def node_cases(*ops: str) -> list[Any]:
+    """The node tests of onnx whose model consists of one of ``ops``, as pytest parameters."""
+    return [pytest.param(c, id=c.name) for c in _all_cases() if [n.op_type for n in c.model.graph.node][0] in ops
+            and len(c.model.graph.node) == 1]  # fmt: skip
+
+
+def check_node_case(case: Any) -> None:
+    """Pass, skip (declined, with the reason) or fail: evaluation in both precisions and on fresh data."""
+    for given, expected in case.data_sets:
+        inputs = {v.name: a for v, a in zip(case.model.graph.input, given, strict=True)}
+        if any(not isinstance(a, np.ndarray | np.generic) for a in inputs.values()):
+            pytest.skip("declined: sequence or optional inputs")
+        inputs = {n: np.asarray(a) for n, a in inputs.items()}
+        try:
+            for precise in (False, True):
+                actual = run_node_model(case.model, inputs, precise)
+                compare(actual, expected, case.rtol, case.atol)
+        except (CannotLower, BadInput) as reason:
+            pytest.skip(f"declined: {reason}")
+        _check_fresh(case, inputs)
+
+
+def compare(actual: Sequence[Array], expected: Sequence[Array], rtol: float, atol: float) -> None:
+    """Same shapes and values; NaN only where NaN is expected."""
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected, strict=True):
+        assert a.shape == np.shape(e), f"shape {a.shape}, expected {np.shape(e)}"
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=atol)
+
+
+def _check_fresh(case: Any, inputs: Mapping[str, Array]) -> None:
+    """Random floats of the same shapes against ONNX Runtime, where that runs the model."""
+    rng = np.random.default_rng()
+    static = {v.name for v in case.model.graph.input} - {
+        v.name for v in with_static_inputs(case.model, inputs).graph.input
+    }
+    fresh = {
+        n: rng.uniform(0.1, 1.0, a.shape).astype(a.dtype) if a.dtype.kind == "f" and n not in static else a
+        for n, a in inputs.items()
+    }
+    expected = ort_outputs(case.model, fresh)
+    if expected is not None:
+        loose = any(a.dtype == np.float16 for a in fresh.values())
+        compare(run_node_model(case.model, fresh), expected, 1e-2 if loose else 1e-4, 1e-3 if loose else 1e-6)
+
+
+def ort_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Array] | None:
+    """ONNX Runtime's outputs, None if it does not run the model."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return list(session.run(None, dict(inputs)))
+    except Exception:  # ORT's own exceptions derive from Exception only; it lacks this operator, type or opset
+        return None
+
+
+def check_random(op: str, inputs: Mapping[str, Array], outputs: int = 1, opset: int = TARGET_OPSET,
+                 rtol: float = 1e-4, atol: float = 1e-5, **attributes: Any) -> ComputeGraph:  # fmt: skip
+    """One node on the given data against ONNX Runtime, in both precisions. Returns the lowered graph."""
+    model = node_model(op, inputs, outputs, opset, **attributes)
+    expected = ort_outputs(onnx.shape_inference.infer_shapes(model), {n: a for n, a in inputs.items() if n})
+    assert expected is not None, f"ONNX Runtime does not run {op}"
+    for precise in (False, True):
+        compare(run_node_model(model, inputs, precise), expected, rtol, atol)
+    return lower_model(model, inputs)

@@ -1,0 +1,205 @@
+"""IOS: published search sizes exactly, and the optimum of brute force on small graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rammer.ir.operator import RKernel
+from rammer.schedule import ios as module
+from rammer.schedule.endings import Dag, TooLarge, bits, blocks, search
+from rammer.schedule.ios import IOS, stage_latency
+from rammer.schedule.policy import OperatorGraph
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.programs import adding, device, kernel, random_net, recurrent_net
+
+After = Mapping[str, Sequence[str]]
+
+#: Fire module with complex bypass (SqueezeNet): the bypass convolution joins after the concat.
+SQUEEZE = {"squeeze": [], "expand1": ["squeeze"], "expand3": ["squeeze"], "concat": ["expand1", "expand3"],
+           "bypass": [], "add": ["concat", "bypass"]}  # fmt: skip
+#: Inception V3's widest block (Mixed_7b): four branches, two of them forked, and their concat.
+INCEPTION = {"a": [], "b": [], "b13": ["b"], "b31": ["b"], "c": [], "c33": ["c"], "c13": ["c33"], "c31": ["c33"],
+             "pool": [], "p": ["pool"], "concat": ["a", "b13", "b31", "c13", "c31", "p"]}  # fmt: skip
+
+
+def unpruned(after: After) -> tuple[int, int, int]:
+    dag = Dag.of(list(after), after)
+    found = search(dag, lambda ending: 1.0, r=dag.size, s=dag.size, limit=10**6)
+    return dag.size, found.transitions, found.schedules
+
+
+def width(after: After) -> int:
+    dag = Dag.of(list(after), after)
+    ancestors = dag.ancestors()
+
+    def apart(part: tuple[int, ...]) -> bool:
+        return all(not (ancestors[i] >> j | ancestors[j] >> i) & 1 for i, j in combinations(part, 2))
+
+    return max(d for d in range(1, dag.size + 1) if any(map(apart, combinations(range(dag.size), d))))
+
+
+def test_squeezenet_block_has_the_published_counts() -> None:
+    assert width(SQUEEZE) == 3
+    assert unpruned(SQUEEZE) == (6, 60, 152)
+
+
+def test_inception_block_has_the_published_counts() -> None:
+    assert width(INCEPTION) == 6
+    size, transitions, schedules = unpruned(INCEPTION)
+    assert (size, transitions) == (11, 5040)
+    assert schedules == 4_410_136  # published as 4.4e6
+
+
+def test_a_chain_of_n_has_two_to_the_n_minus_one_schedules() -> None:
+    chain = {f"o{i}": [f"o{i - 1}"] if i else [] for i in range(7)}
+    assert unpruned(chain) == (7, 7 * 8 // 2, 2**6)
+
+
+def random_graph(seed: int, operators: int) -> OperatorGraph:
+    random = Random(seed)
+    kernels: dict[str, tuple[RKernel, ...]] = {}
+    after: dict[str, tuple[str, ...]] = {}
+    for i in range(operators):
+        name = f"o{i}"
+        after[name] = tuple(f"o{j}" for j in range(i) if random.random() < 0.35)
+        kernels[name] = tuple(
+            kernel(adding(name, random.randint(1, 9), ["x"], 1), random.uniform(1e-6, 5e-6), random.uniform(2e-6, 9e-6))
+            for _ in range(random.randint(1, 2))
+        )
+    return OperatorGraph(kernels, after)
+
+
+def components(part: frozenset[str], after: After) -> list[set[str]]:
+    groups: list[set[str]] = []
+    for name in part:
+        touching = [g for g in groups if any(name in after[m] or m in after[name] for m in g)]
+        groups = [g for g in groups if g not in touching] + [set().union({name}, *touching)]
+    return groups
+
+
+def brute_force(graph: OperatorGraph, r: int, s: int, veus: int) -> float:
+    """The cheapest way to cut the graph into first stage and rest, over all of them, without memory."""
+
+    def best(done: frozenset[str]) -> float:
+        left = [n for n in graph.names if n not in done]
+        if not left:
+            return 0.0
+        costs = []
+        for count in range(1, len(left) + 1):
+            for part in map(frozenset, combinations(left, count)):
+                groups = components(part, graph.after)
+                legal = all(p in done or p in part for n in part for p in graph.after[n])
+                if legal and len(groups) <= s and all(len(g) <= r for g in groups):
+                    stage = [n for n in graph.names if n in part]
+                    costs.append(stage_latency(graph, stage, device(veus)) + best(done | part))
+        return min(costs)
+
+    return best(frozenset())
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 8))
+def test_equals_brute_force(seed: int, operators: int, r: int, s: int, veus: int) -> None:
+    graph = random_graph(seed, operators)
+    result = IOS(r, s).search(graph, device(veus))
+    assert result.exact
+    assert result.seconds == pytest.approx(brute_force(graph, r, s, veus), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_equals_brute_force_on_eight_operators(seed: int) -> None:
+    graph = random_graph(seed, 8)
+    assert IOS(3, 8).search(graph, device(5)).seconds == pytest.approx(brute_force(graph, 3, 8, 5), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 9))
+def test_stages_are_legal_and_cost_what_is_predicted(seed: int, operators: int) -> None:
+    graph, unit = random_graph(seed, operators), device(4)
+    policy = IOS(2, 2)
+    schedule = policy(graph, unit)
+    done: set[str] = set()
+    for stage in schedule.stages:
+        groups = components(frozenset(stage), graph.after)
+        assert len(groups) <= 2 and all(len(g) <= 2 for g in groups)
+        assert all(p in done or p in stage for n in stage for p in graph.after[n])
+        done |= set(stage)
+    assert done == set(graph.names)
+    latency = sum(stage_latency(graph, stage, unit) for stage in schedule.stages)
+    assert schedule.predicted == pytest.approx(latency, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 10**6))
+def test_less_pruning_never_costs_more(seed: int) -> None:
+    graph, unit = random_graph(seed, 8), device(6)
+    seconds = {(r, s): IOS(r, s).search(graph, unit).seconds for r in (1, 2, 3, 8) for s in (1, 2, 3, 8)}
+    for (r, s), value in seconds.items():
+        for (more_r, more_s), other in seconds.items():
+            if more_r >= r and more_s >= s:
+                assert other <= value * (1 + 1e-9)
+
+
+def test_blocks_end_at_operators_that_all_paths_cross() -> None:
+    after = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"], "f": ["d"]}
+    dag = Dag.of(list(after), after)
+    assert [list(bits(b)) for b in blocks(dag)] == [[0], [1, 2, 3], [4, 5]]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 8))
+def test_cutting_into_blocks_loses_nothing_without_pruning(seed: int, operators: int) -> None:
+    graph, unit = random_graph(seed, operators), device(3)
+    dag = Dag.of(graph.names, graph.after)
+    whole = search(dag, lambda e: stage_latency(graph, [graph.names[i] for i in bits(e)], unit), 8, 8, 10**6)
+    assert IOS(8, 8).search(graph, unit).seconds <= whole.cost * (1 + 1e-9)
+
+
+def test_stage_sharing_beats_one_after_another() -> None:
+    kernels = {n: (kernel(adding(n, 4, ["x"], 1), 1e-6),) for n in ("a", "b", "c")}
+    schedule = IOS()(OperatorGraph(kernels, {"a": (), "b": (), "c": ()}), device(12))
+    assert schedule.stages == (("a", "b", "c"),) and schedule.barriers
+    assert schedule.predicted == pytest.approx(1e-6 + 1e-6)
+
+
+def test_a_block_beyond_the_limit_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = recurrent_net(layers=4, steps=5, tasks=2)
+    graph, unit = net.graph(), device(4)
+    exact = IOS().search(graph, unit)
+    monkeypatch.setattr(module, "MAX_TRANSITIONS", 50)
+    cut = IOS().search(graph, unit)
+    assert exact.exact and not cut.exact
+    assert exact.seconds <= cut.seconds and cut.transitions < exact.transitions
+    assert net.program(IOS(), 4).task_count == 40
+
+
+def test_the_search_stops_at_its_limit() -> None:
+    dag = Dag.of(list(INCEPTION), INCEPTION)
+    with pytest.raises(TooLarge, match="more than 5039 transitions for 11 operators"):
+        search(dag, lambda e: 1.0, 11, 11, 5039)
+
+
+def test_alike_blocks_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(module, "search", lambda *args: calls.append(1) or search(*args))
+    kernels, after, last = {}, {}, ()
+    for cell in range(5):
+        for name in SQUEEZE:
+            kernels[f"{name}{cell}"] = (kernel(adding(f"{name}{cell}", 3, ["x"], 1), 1e-6),)
+            after[f"{name}{cell}"] = tuple(f"{p}{cell}" for p in SQUEEZE[name]) or last
+        last = (f"add{cell}",)
+    result = IOS().search(OperatorGraph(kernels, after), device(4))
+    assert result.exact and len(calls) == 1
+
+
+def test_programs_of_ios_verify() -> None:
+    for seed in range(8):
+        net = random_net(Random(seed), 10)
+        for policy in (IOS(), IOS(1, 2), Wavefront()):
+            assert net.program(policy, 5).veus == 5

@@ -1,0 +1,187 @@
+"""Policies: every task placed once, waves as Rammer draws them, kernels chosen by what fills the vEUs."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rammer.errors import BadInput
+from rammer.ir.operator import RKernel
+from rammer.schedule.ios import IOS
+from rammer.schedule.place import fastest, fill, leanest, side_by_side, spread
+from rammer.schedule.policy import OperatorGraph, Schedule
+from rammer.schedule.registry import Auto, parse_policy, policies
+from rammer.schedule.sequential import Sequential
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.programs import adding, device, kernel, random_net
+
+
+def graph_of(kernels: dict[str, list[RKernel]], after: dict[str, tuple[str, ...]]) -> OperatorGraph:
+    return OperatorGraph({n: tuple(ks) for n, ks in kernels.items()}, after)
+
+
+def simple(name: str, tasks: int, alone: float, crowded: float = 0.0) -> RKernel:
+    return kernel(adding(name, tasks, ["x"], 1), alone, crowded)
+
+
+def placed(schedule: Schedule) -> Tally[tuple[str, int]]:
+    return Tally(task for row in schedule.rows for task in row)
+
+
+def loads(schedule: Schedule, seconds: dict[str, float]) -> list[float]:
+    return [sum(seconds[name] for name, _ in row) for row in schedule.rows]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 40), st.sampled_from(sorted(policies())))
+def test_every_policy_places_every_task_once(seed: int, operators: int, veus: int, policy: str) -> None:
+    net = random_net(Random(seed), operators)
+    schedule = net.schedule(parse_policy(policy), veus)
+    assert placed(schedule) == {(o.name, i): 1 for o in net.operators for i in range(o.task_count)}
+    assert len(schedule.rows) == veus
+    assert sorted(n for stage in schedule.stages for n in stage) == sorted(o.name for o in net.operators)
+    assert schedule.predicted > 0
+
+
+def test_sequential_deals_tasks_round_robin() -> None:
+    graph = graph_of({"a": [simple("a", 5, 2e-6, 4e-6)], "b": [simple("b", 2, 1e-6)]}, {"a": (), "b": ("a",)})
+    schedule = Sequential()(graph, device(4, launch=1e-6))
+    assert schedule.rows == (
+        (("a", 0), ("a", 4), ("b", 0)), (("a", 1), ("b", 1)), (("a", 2),), (("a", 3),)
+    )  # fmt: skip
+    assert schedule.stages == (("a",), ("b",)) and schedule.barriers
+    # a: two rounds with every vEU busy; b: one round; a launch each.
+    assert schedule.predicted == pytest.approx(2 * 4e-6 + 1e-6 + 2 * 1e-6)
+
+
+def test_sequential_takes_the_fastest_kernel() -> None:
+    slow, quick = simple("a", 2, 9e-6), simple("a", 8, 1e-6)
+    graph = graph_of({"a": [slow, quick]}, {"a": ()})
+    assert Sequential()(graph, device(8)).kernels == (quick,)
+    assert Sequential()(graph, device(1)).kernels == (quick,)
+    assert fastest([simple("a", 2, 3e-6), quick], device(1)).operator.task_count == 2
+
+
+def test_wavefront_runs_a_wave_side_by_side() -> None:
+    after = {"a": (), "b": (), "c": ("a", "b")}
+    graph = graph_of({"a": [simple("a", 2, 4e-6)], "b": [simple("b", 4, 2e-6)], "c": [simple("c", 4, 1e-6)]}, after)
+    schedule = Wavefront()(graph, device(4, launch=0.5e-6))
+    assert schedule.stages == (("a", "b"), ("c",)) and not schedule.barriers
+    # The long tasks of a go first; b's four tasks pile up beside them.
+    assert [row[:-1] for row in schedule.rows] == [
+        (("a", 0),), (("a", 1),), (("b", 0), ("b", 1)), (("b", 2), ("b", 3))
+    ]  # fmt: skip
+    assert loads(schedule, {"a": 4e-6, "b": 2e-6, "c": 1e-6}) == pytest.approx([5e-6] * 4)
+    assert schedule.predicted == pytest.approx(4e-6 + 1e-6 + 2 * 0.5e-6)
+    assert Sequential()(graph, device(4, launch=0.5e-6)).predicted == pytest.approx(4e-6 + 2e-6 + 1e-6 + 3 * 0.5e-6)
+
+
+def test_wavefront_is_quick_while_vEUs_are_idle_and_lean_when_they_are_full() -> None:
+    def kernels(name: str) -> list[RKernel]:
+        # fastest: 8 tasks, 8 vEU-seconds in all; leanest: 2 tasks, 4 vEU-seconds.
+        return [simple(name, 8, 1e-6), simple(name, 2, 2e-6)]
+
+    one = graph_of({"a": kernels("a")}, {"a": ()})
+    assert Wavefront()(one, device(16)).kernels[0].operator.task_count == 8
+    names = [f"o{i}" for i in range(8)]
+    many = graph_of({n: kernels(n) for n in names}, {n: () for n in names})
+    schedule = Wavefront()(many, device(16))
+    assert {k.operator.task_count for k in schedule.kernels} == {2}
+    assert schedule.predicted == pytest.approx(2e-6 + 1e-6)  # 16 lean tasks fill 16 vEUs once; fastest: 4 us
+
+
+def test_wavefront_keeps_the_fastest_where_lean_predicts_worse() -> None:
+    quick, lean = simple("a", 8, 1e-6), simple("a", 1, 6e-6)
+    assert leanest([quick, lean]) is lean
+    schedule = Wavefront()(graph_of({"a": [quick, lean]}, {"a": ()}), device(4))
+    assert schedule.kernels == (quick,)
+
+
+def test_runs_stay_together_on_a_row() -> None:
+    graph = graph_of({"a": [simple("a", 10, 1e-6)]}, {"a": ()})
+    rows = Wavefront()(graph, device(4)).rows
+    assert [[i for _, i in row] for row in rows] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(0, 60), st.integers(1, 9))
+def test_spread_is_greedy_list_scheduling(start: list[int], tasks: int, seconds: int) -> None:
+    counts = spread(np.array(start, dtype=float) * 1e-6, tasks, seconds * 1e-6)
+    greedy = list(start)
+    for _ in range(tasks):
+        greedy[greedy.index(min(greedy))] += seconds
+    assert counts.sum() == tasks
+    assert sorted(s + c * seconds for s, c in zip(start, counts.tolist(), strict=True)) == sorted(greedy)
+
+
+def test_spread_with_one_vEU_far_ahead_of_many_others() -> None:
+    counts = spread(np.array([5.0] + [0.0] * 4999), 10_000, 1e-3)
+    assert counts[0] == 0 and counts.sum() == 10_000 and set(counts[1:].tolist()) <= {2, 3}
+
+
+def test_tasks_without_a_time_still_spread() -> None:
+    assert spread(np.zeros(4), 8, 0.0).tolist() == [2, 2, 2, 2]
+
+
+def test_fill_numbers_tasks_in_row_order() -> None:
+    rows: list[list[tuple[str, int]]] = [[], [], []]
+    fill(rows, "a", np.array([2, 0, 1]))
+    assert rows == [[("a", 0), ("a", 1)], [], [("a", 2)]]
+
+
+def test_groups_of_one_stage_overlap() -> None:
+    # Two chains, long-short and short-long: levels in lockstep would take 4 + 4, side by side it is 5.
+    ks = [simple("a", 1, 4e-6), simple("b", 1, 1e-6), simple("a2", 1, 1e-6), simple("b2", 1, 4e-6)]
+    after = {"a2": ("a",), "b2": ("b",)}
+    assert side_by_side(ks, after, device(2, launch=0.0)) == pytest.approx(5e-6)
+
+
+def test_task_times_depend_on_how_many_vEUs_are_busy() -> None:
+    half = side_by_side([simple("a", 2, 1e-6, 3e-6)], {}, device(4, launch=0.0))
+    assert half == pytest.approx(2e-6)
+
+
+def test_auto_keeps_the_best_prediction() -> None:
+    net = random_net(Random(7), 12)
+    graph, unit = net.graph(), device(6)
+    best = min(p(graph, unit).predicted for name, p in policies().items() if name != "auto")
+    policy, schedule = Auto().choose(graph, unit)
+    assert schedule.predicted == best == policy(graph, unit).predicted == Auto()(graph, unit).predicted
+
+
+@pytest.mark.parametrize("text", ["sequential", "wavefront", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}"])
+def test_policies_parse_from_their_spelling(text: str) -> None:
+    policy = parse_policy(text)
+    assert str(policy) == policy.name == text
+    assert parse_policy(str(policy)) == policy
+
+
+def test_left_out_arguments_take_defaults() -> None:
+    assert parse_policy("ios") == IOS()
+    assert parse_policy("ios{s=4}") == IOS(3, 4)
+    assert parse_policy(" ios { r = 1 , s = 2 } ") == IOS(1, 2)
+
+
+@pytest.mark.parametrize(("text", "what", "hint"), [
+    ("wavefornt", "unknown policy 'wavefornt'", "did you mean wavefront?"),
+    ("ios{q=3}", "policy ios has no argument 'q'", "it takes r, s"),
+    ("sequential{r=3}", "policy sequential has no argument 'r'", "it takes no arguments"),
+    ("ios{r=x}", "argument r of policy ios must be an integer, got 'x'", ""),
+    ("ios{r=0}", "policy ios: r and s must be at least 1, got r=0, s=8", ""),
+    ("ios{r=3", "not a policy: 'ios{r=3'", "write NAME"),
+])  # fmt: skip
+def test_bad_spellings_say_what_is_wrong(text: str, what: str, hint: str) -> None:
+    with pytest.raises(BadInput) as error:
+        parse_policy(text)
+    assert error.value.what == what and hint in error.value.hint
+
+
+def test_policies_from_plugins_are_found() -> None:
+    class Mine(Sequential):
+        name = "mine"
+
+    assert parse_policy("mine", extra=[Mine()]).name == "mine"

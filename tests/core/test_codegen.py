@@ -244,7 +244,7 @@ def test_an_output_read_with_a_halo_is_written_once_by_each_task(rng: np.random.
 
 
 def test_scalars_and_empty_tensors(rng: np.random.Generator) -> None:
-    check(case(["s: f32[] = sum[i:30] x[i]", "y: f32[] = sqrt(abs(s[()]))"], {"x": rand(rng, 30)}))
+    check(case(["s: f32[] = sum[i:30] x[i]", "y: f32[] = sqrt(s[()])"], {"x": rand(rng, 30) ** 2}))
     check(case(["y: f32[i:0] = x[i] * 2.0"], {"x": rand(rng, 0)}, (1,)))
     check(case(["y: f32[i:3] = sum[j:0] x[i, j]"], {"x": rand(rng, 3, 0)}, (2,)))
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from rammer.ir.operator import RKernel
 from rammer.schedule import ios as module
-from rammer.schedule.endings import Dag, TooLarge, bits, blocks, search
+from rammer.schedule.endings import Dag, Found, TooLarge, bits, blocks, search
 from rammer.schedule.ios import IOS, stage_latency
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.wavefront import Wavefront
@@ -83,7 +82,18 @@ def components(part: frozenset[str], after: After) -> list[set[str]]:
     return groups
 
 
-def brute_force(graph: OperatorGraph, r: int, s: int, veus: int) -> float:
+def ancestors(name: str, after: After) -> set[str]:
+    return {a for p in after[name] for a in {p} | ancestors(p, after)}
+
+
+def crosses_a_cut(part: frozenset[str], graph: OperatorGraph) -> bool:
+    """Whether ``part`` reaches over an operator that is on one path with all others."""
+    before = {n: ancestors(n, graph.after) for n in graph.names}
+    cuts = [c for c in graph.names if all(n == c or n in before[c] or c in before[n] for n in graph.names)]
+    return any(any(c in before[n] for n in part) and any(n == c or n in before[c] for n in part) for c in cuts)
+
+
+def brute_force(graph: OperatorGraph, r: int, s: int, veus: int, crossing: bool = False) -> float:
     """The cheapest way to cut the graph into first stage and rest, over all of them, without memory."""
 
     def best(done: frozenset[str]) -> float:
@@ -95,6 +105,7 @@ def brute_force(graph: OperatorGraph, r: int, s: int, veus: int) -> float:
             for part in map(frozenset, combinations(left, count)):
                 groups = components(part, graph.after)
                 legal = all(p in done or p in part for n in part for p in graph.after[n])
+                legal = legal and (crossing or not crosses_a_cut(part, graph))
                 if legal and len(groups) <= s and all(len(g) <= r for g in groups):
                     stage = [n for n in graph.names if n in part]
                     costs.append(stage_latency(graph, stage, device(veus)) + best(done | part))
@@ -110,6 +121,14 @@ def test_equals_brute_force(seed: int, operators: int, r: int, s: int, veus: int
     result = IOS(r, s).search(graph, device(veus))
     assert result.exact
     assert result.seconds == pytest.approx(brute_force(graph, r, s, veus), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 8))
+def test_unpruned_it_equals_brute_force_over_the_whole_graph(seed: int, operators: int, veus: int) -> None:
+    graph = random_graph(seed, operators)
+    whole = brute_force(graph, operators, operators, veus, crossing=True)
+    assert IOS(operators, operators).search(graph, device(veus)).seconds == pytest.approx(whole, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -186,9 +205,16 @@ def test_the_search_stops_at_its_limit() -> None:
 
 
 def test_alike_blocks_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(module, "search", lambda *args: calls.append(1) or search(*args))
-    kernels, after, last = {}, {}, ()
+    calls: list[Dag] = []
+
+    def counted(dag: Dag, latency: Callable[[int], float], r: int, s: int, limit: int) -> Found:
+        calls.append(dag)
+        return search(dag, latency, r, s, limit)
+
+    monkeypatch.setattr(module, "search", counted)
+    kernels: dict[str, tuple[RKernel, ...]] = {}
+    after: dict[str, tuple[str, ...]] = {}
+    last: tuple[str, ...] = ()
     for cell in range(5):
         for name in SQUEEZE:
             kernels[f"{name}{cell}"] = (kernel(adding(f"{name}{cell}", 3, ["x"], 1), 1e-6),)

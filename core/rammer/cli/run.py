@@ -78,7 +78,7 @@ def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array
     hardware, device = exe.backend.hardware, exe.backend.vdevice
     return {
         "model": exe.head.name,
-        "device": f"{device.name}:{hardware.index}",
+        "device": exe.device,
         "hardware": f"{hardware.name} ({hardware.kind})",
         "simulated": device.simulated,
         "policy": exe.options.policy,

@@ -89,12 +89,14 @@ _VECTOR_OPENCL = """
 #define rm_mask{w}(p) vload{w}(0, p)
 #define rm_every{w}(x) ((int{w})(-(x)))
 #define rm_vsel{w}(m, a, b) select(b, a, m)
+#define rm_within{w}(i, s, n) (((uint{w})((uint)(i)) + (uint)(s) * (uint{w})({lanes})) < (uint{w})(n))
 inline static float{w} rm_vmax{w}(float{w} a, float{w} b) {{ return select(b, a, (a > b) | (a != a)); }}
 inline static float{w} rm_vmin{w}(float{w} a, float{w} b) {{ return select(b, a, (a < b) | (a != a)); }}
 """
 _VECTOR_GNU = """
 typedef float rm_f{w} __attribute__((vector_size({bytes})));
 typedef int rm_i{w} __attribute__((vector_size({bytes})));
+typedef unsigned rm_w{w} __attribute__((vector_size({bytes})));
 typedef float rm_u{w} __attribute__((vector_size({bytes}), aligned(4), may_alias));
 typedef int rm_j{w} __attribute__((vector_size({bytes}), aligned(4), may_alias));
 #define rm_vload{w}(p) ((rm_f{w})*(const rm_u{w} *)(p))
@@ -102,6 +104,7 @@ typedef int rm_j{w} __attribute__((vector_size({bytes}), aligned(4), may_alias))
 #define rm_splat{w}(x) ((float)(x) - (rm_f{w}){{0}})
 #define rm_mask{w}(p) ((rm_i{w})*(const rm_j{w} *)(p))
 #define rm_every{w}(x) (-(int)(x) - (rm_i{w}){{0}})
+#define rm_within{w}(i, s, n) (((unsigned)(i) + (unsigned)(s) * (rm_w{w}){{{lanes}}}) < (unsigned)(n))
 #define rm_vsel{w}(m, a, b) ((rm_f{w})(((rm_i{w})(a) & (m)) | ((rm_i{w})(b) & ~(m))))
 static inline rm_f{w} rm_veven{w}(const float *p) {{ return __builtin_shuffle(rm_vload{w}(p), rm_vload{w}(p + {last}), (rm_i{w}){{{even}}}); }}
 static inline rm_f{w} rm_vmax{w}(rm_f{w} a, rm_f{w} b) {{ rm_i{w} m = (a > b) | (a != a); return rm_vsel{w}(m, a, b); }}
@@ -115,7 +118,8 @@ def vectors(template: str, opencl: bool) -> str:
     for w in WIDTHS:
         # Lane k of a stride-2 load: the first half from vector 0, the second from the one that ends on its last element.
         even = ", ".join(str(2 * k if 2 * k < w else 2 * k + 1) for k in range(w))
-        parts.append(template.format(w=w, bytes=4 * w, last=w - 1, even=even))
+        lanes = ", ".join(map(str, range(w)))
+        parts.append(template.format(w=w, bytes=4 * w, last=w - 1, even=even, lanes=lanes))
         for fn in _MATH:
             pair = fn in ("pow", "fmod")
             name = {"round": "rint", "abs": "fabs"}.get(fn, fn)

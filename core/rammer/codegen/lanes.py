@@ -3,8 +3,8 @@
 A ``LaneBlock`` is a scope in which one axis, the *lane*, stands for ``width`` consecutive indices. Float32
 expressions that depend on it become vectors; everything else stays scalar, and what vectors cannot
 express (gathers, tables, integer arithmetic on lanes) is computed lane by lane into a small array.
-Padding tests on the lane axis are assumed to hold: the caller computes the edges with scalar code
-(see ``rammer.codegen.rows``).
+Padding tests on the lane axis are assumed to hold unless the scope is ``padded``: the caller computes the
+interior with one, the edges with another (see ``rammer.codegen.rows``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Self
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
 from rammer.codegen.operations import Val
-from rammer.codegen.scalar import Block, Place
+from rammer.codegen.scalar import Block
+from rammer.codegen.unit import INT32, Place
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Const, Expr, Load, Op, Ref
@@ -35,11 +36,14 @@ class LaneBlock(Block):
 
     lane: str = ""
     width: int = 0
+    padded: bool = False
     kinds: dict[Expr, str] = field(default_factory=dict)
 
     def child(self) -> Self:
         """An inner scope with the same lanes."""
-        return type(self)(self.unit, self, lane=self.lane, width=self.width, kinds=self.kinds)
+        return type(self)(
+            self.unit, self, lane=self.lane, width=self.width, padded=self.padded, kinds=self.kinds
+        )
 
     def _varies(self, e: Expr) -> bool:
         return self.lane in ex.axes_of(e)
@@ -158,23 +162,59 @@ class LaneBlock(Block):
         return form is not None and form[0].get(self.lane, 0) > 0
 
     def guard(self, e: Load) -> str:
-        """Only the tests that do not depend on the lane; the others hold in the interior."""
+        """Only the tests that do not depend on the lane."""
         if e.fill is None:
             return ""
         pairs = zip(e.indices, self.unit.shapes[e.tensor], strict=True)
         tests = [self.inside(i, n) for i, n in pairs if not self._varies(i)]
         return " && ".join(t for t in tests if t)
 
+    def _lane_tests(self, e: Load) -> list[tuple[Expr, int]]:
+        """Indices along the lane, with the extents they must stay in, of a load that meets padding."""
+        if e.fill is None or not self.padded:
+            return []
+        pairs = zip(e.indices, self.unit.shapes[e.tensor], strict=True)
+        return [(i, n) for i, n in pairs if self._varies(i) and any(self.leaves(i, n))]
+
     def _stored(self, e: Load) -> Val:
         place, guard = self.unit.places[e.tensor], self.guard(e)
         step = self.stride(e.tensor, e.indices)
         if step not in (1, 2):
             return self._each(e)
-        address = f"{place.pointer} + {self.address(place, e.indices, self.unit.shapes[e.tensor] if not guard else None)}"
-        text = f"rm_{'vload' if step == 1 else 'veven'}{self.width}({address})"
-        if guard:
-            text = f"({guard} ? {text} : rm_splat{self.width}({ops.literal(self.unit.target, e.fill or 0, 'float32')}))"
-        return Val(text, "float32", lanes=self.width)
+        tests = self._lane_tests(e)
+        if tests:
+            return self._masked(e, guard, step, tests)
+        text = self._row(
+            place, self.address(place, e.indices, None if guard else self.unit.shapes[e.tensor]), step
+        )
+        return Val(f"({guard} ? {text} : {self._fill(e)})" if guard else text, "float32", lanes=self.width)
+
+    def _row(self, place: Place, address: str, step: int) -> str:
+        return f"rm_{'vload' if step == 1 else 'veven'}{self.width}({place.pointer} + {address})"
+
+    def _fill(self, e: Load) -> str:
+        return f"rm_splat{self.width}({ops.literal(self.unit.target, e.fill or 0, 'float32')})"
+
+    def _masked(self, e: Load, guard: str, step: int, tests: list[tuple[Expr, int]]) -> Val:
+        """A row that may reach into padding: read whole where that stays inside the tensor's memory, then masked."""
+        place, w = self.unit.places[e.tensor], self.width
+        reach = place.reach
+        if reach is None:
+            return self._each(e)
+        name = self.unit.fresh("v")
+        self.line(f"rm_f{w} {name} = {self._fill(e)};")
+        with self.nest(f"if ({guard})" if guard else "") as inner:
+            at = inner.let(Val(self.address(place, e.indices), "int64", small=reach <= INT32 // 2)).text
+            masks = []
+            for index, extent in tests:
+                lane_step = (ex.affine(index) or ({}, 0))[0].get(self.lane, 0)
+                masks.append(f"rm_within{w}({self.unit.index(index).text}, {lane_step}, {extent})")
+            with inner.nest(f"if ({at} >= 0 && {at} + {(w - 1) * step} < {reach})") as whole:
+                row = self._row(place, at, step)
+                whole.line(f"{name} = rm_vsel{w}({' & '.join(masks)}, {row}, {name});")
+            with inner.nest("else") as lanes:
+                lanes.line(f"{name} = {lanes._each(e).text};")
+        return Val(name, "float32", atom=True, lanes=w)
 
     def stride(self, tensor: str, indices: tuple[Expr, ...]) -> int:
         """Elements between the addresses of two neighbouring lanes."""
@@ -186,12 +226,12 @@ class LaneBlock(Block):
 
     def _produced(self, e: Load, producer: Compute) -> Val:
         guard = self.guard(e)
+        if self._lane_tests(e):
+            return self._each(e)
         if not guard:
             return self.inline(producer, e.indices)
         name = self.unit.fresh("v")
-        self.line(
-            f"rm_f{self.width} {name} = rm_splat{self.width}({ops.literal(self.unit.target, e.fill or 0, 'float32')});"
-        )
+        self.line(f"rm_f{self.width} {name} = {self._fill(e)};")
         with self.nest(f"if ({guard})") as inner:
             inner.line(f"{name} = {inner.spread(inner.inline(producer, e.indices))};")
         return Val(name, "float32", atom=True, lanes=self.width)
@@ -226,14 +266,13 @@ class LaneBlock(Block):
             return self.reduction(producer, axes)
         return self.let(self.value(ex.substitute(producer.body, axes)))
 
-    def reduction(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
-        """``c`` at ``axes``: a vector accumulator where it depends on the lane."""
+    def accumulator(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
+        """A vector accumulator where ``c`` at ``axes`` depends on the lane."""
         if not any(self._varies(i) for i in axes.values()):
-            return super().reduction(c, axes)
+            return super().accumulator(c, axes)
         total = self.unit.fresh("a")
         self.line(f"rm_f{self.width} {total} = rm_splat{self.width}({ops.start(self.unit.target, c)});")
         self.unit.wide.add(total)
-        self.over(c, total, axes)
         return Val(total, "float32", atom=True, lanes=self.width)
 
     def combine(self, c: Compute, total: str, value: Val) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from rammer.codegen.bounds import fold, span, tidy
 from rammer.codegen.layout import Stage
-from rammer.codegen.scalar import Place, Unit
+from rammer.codegen.unit import Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref, integer
+from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
 
 #: Reduction points beyond which a load's weight in the choice of the lane axis no longer grows.
 _WEIGHT = 64
@@ -19,16 +19,17 @@ _WEIGHT = 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Axis number ``axis`` is computed ``width`` elements at a time in ``[low, high)``; outside it, one by one.
+    """Axis number ``axis`` is computed ``width`` elements at a time.
 
-    ``whole`` says that ``[low, high)`` is the stage's whole extent and a multiple of ``width``.
+    ``interior`` is the half-open range where no padding test along it fails (None: there are no such tests).
+    ``certain``: every task's box is at least ``width`` wide; ``exact``: and a multiple of it.
     """
 
     axis: int
     width: int
-    low: Expr
-    high: Expr
-    whole: bool
+    interior: tuple[Expr, Expr] | None
+    certain: bool
+    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class _Read:
 
 def choose_row(unit: Unit, stage: Stage, stores: list[Place]) -> Row | None:
     """The axis with the cheapest memory accesses, or None where scalar code is as good."""
-    if any(c.dtype != "float32" for c in stage.computes):
+    if not unit.target.vectors or any(c.dtype != "float32" for c in stage.computes):
         return None
     reads = [r for c in stage.computes for r in _reads(unit, c, _point(c), 1, unit.ranges)]
     best: tuple[float, int] | None = None
@@ -62,19 +63,40 @@ def choose_row(unit: Unit, stage: Stage, stores: list[Place]) -> Row | None:
     return _row(unit, stage, reads, best[1])
 
 
-def _row(unit: Unit, stage: Stage, reads: list[_Read], d: int) -> Row | None:
-    low, high = stage.box[d].low, stage.box[d].high
-    first, last = low, high
-    for r in reads:
-        for start, end in _interior(unit, r, f"x{d}"):
-            first, last = fold("max", first, start), fold("min", last, end)
-    size = fold("sub", last, first)
-    count = int(size.value) if isinstance(size, Const) else stage.extents[d]
+def _row(unit: Unit, stage: Stage, reads: list[_Read], d: int) -> Row:
+    bound, count = stage.box[d], stage.extents[d]
+    ranges = [ends for r in reads for ends in _interior(unit, r, f"x{d}")]
+    low, high = ranges[0] if ranges else bound.span
+    for start, end in ranges[1:]:
+        low, high = fold("max", low, start), fold("min", high, end)
     width = _width(unit, count)
-    if not width:
-        return None
-    whole = (first, last) == (low, high) and isinstance(size, Const) and count % width == 0
-    return Row(d, width, first, last, whole)
+    certain = fold("sub", bound.high, bound.low) == integer(count)
+    return Row(d, width, (low, high) if ranges else None, certain, certain and count % width == 0)
+
+
+def choose_blocking(unit: Unit, stage: Stage, fixed: int, limit: int, axes: int) -> dict[int, int]:
+    """Elements computed together along up to ``axes`` axes other than ``fixed``, at most ``limit`` in all.
+
+    An axis qualifies when every task's box has the same size along it and the reductions' loads repeat
+    along it. The axis whose loads repeat most comes first.
+    """
+    reads = [r for c in stage.computes for r in _reads(unit, c, _point(c), 1, unit.ranges) if r.weight > 1]
+    gains = []
+    for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
+        shared = sum(
+            1.0 + (f"x{fixed}" in ex.axes_of(r.load)) for r in reads if f"x{d}" not in ex.axes_of(r.load)
+        )
+        moved = any(f"x{d}" in ex.axes_of(r.load) for r in reads)
+        if d != fixed and shared and moved and fold("sub", bound.high, bound.low) == integer(count):
+            gains.append((-shared, -d))
+    result: dict[int, int] = {}
+    for _, negative in sorted(gains)[:axes]:
+        count = stage.extents[-negative]
+        block = next((b for b in (4, 3, 2) if count % b == 0 and b <= limit), 1)
+        if block > 1:
+            result[-negative] = block
+            limit //= block
+    return result
 
 
 def _width(unit: Unit, count: int) -> int:

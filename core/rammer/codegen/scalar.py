@@ -6,70 +6,18 @@ statements that it needs (the reductions and guarded producers computed in place
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
 from rammer.codegen import operations as ops
-from rammer.codegen.bounds import linear, tidy
+from rammer.codegen.bounds import tidy
 from rammer.codegen.operations import Val
-from rammer.codegen.target import CTarget
+from rammer.codegen.unit import INT32, Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Cast, Const, Expr, Interval, Load, Op, Ref, Table, integer
-from rammer.ir.types import TensorType
-
-INT32 = 2**31 - 1
-_INDEX = frozenset(("add", "sub", "mul", "neg", "min", "max", "floordiv", "mod"))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A stored tensor: C pointer, element strides, and the index that its first element has."""
-
-    pointer: str
-    dtype: str
-    strides: tuple[int, ...]
-    origin: tuple[Expr, ...]
-
-
-@dataclass
-class Unit:
-    """One C function under construction."""
-
-    target: CTarget
-    types: Mapping[str, TensorType]
-    inlined: Mapping[str, Compute]
-    places: Mapping[str, Place]
-    ranges: dict[str, Interval]
-    tables: dict[str, str] = field(default_factory=dict)
-    count: int = 0
-    wide: set[str] = field(default_factory=set)  # names of vector accumulators
-
-    def __post_init__(self) -> None:
-        self.shapes = {n: t.shape for n, t in self.types.items()}
-        self.dtypes = {n: t.dtype for n, t in self.types.items()}
-
-    def fresh(self, letter: str) -> str:
-        """A new variable name."""
-        self.count += 1
-        return f"{letter}{self.count}"
-
-    def table(self, values: tuple[ex.Number, ...], dtype: str) -> str:
-        """Name of the file-scope table with these values."""
-        spelling = ops.ctype(self.target, dtype)
-        body = ", ".join(ops.literal(self.target, v, dtype) for v in values)
-        name = "rm_t" + hashlib.sha256(f"{spelling}:{body}".encode()).hexdigest()[:16]
-        text = f"{self.target.constant} {spelling} {name}[{len(values)}] = {{{body}}};"
-        # The guard lets functions that share a table stand in one translation unit.
-        self.tables[name] = f"#ifndef {name.upper()}\n#define {name.upper()}\n{text}\n#endif\n"
-        return name
-
-    def axis_type(self, extent: int) -> str:
-        """C type of a loop variable."""
-        return self.target.types["int32" if extent <= INT32 else "int64"]
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table, integer
 
 
 @dataclass
@@ -94,7 +42,7 @@ class Block:
         """A child scope ``head { ... }``."""
         child = self.child()
         yield child
-        self.lines += [f"{head} {{", *(f"  {text}" for text in child.lines), "}"]
+        self.lines += [f"{head} {{".lstrip(), *(f"  {text}" for text in child.lines), "}"]
 
     def loop(self, name: str, low: str, high: str, extent: int, step: int = 1) -> str:
         """Head of a counting loop over a new variable already in ``unit.ranges``."""
@@ -124,8 +72,8 @@ class Block:
         """The C value of an expression whose axes are variables in scope."""
         if isinstance(e, Const):
             return Val(ops.literal(self.unit.target, e.value, e.dtype), e.dtype, atom=True)
-        if self._is_index(e):
-            return self.index(e)
+        if self.unit.is_index(e):
+            return self.unit.index(e)
         if isinstance(e, Load):
             return self.load(e)
         if isinstance(e, Cast):
@@ -194,75 +142,6 @@ class Block:
             ]
         return Val(name, kind, atom=True)
 
-    # --- index arithmetic ---------------------------------------------------------------------
-
-    def _is_index(self, e: Expr) -> bool:
-        """Whether ``e`` is integer arithmetic over axes with known bounds."""
-        if isinstance(e, Ref):
-            return True
-        if isinstance(e, Const):
-            return e.dtype == "int64"
-        if isinstance(e, Table):
-            return e.dtype == "int64" and not isinstance(e.index, Const) and self._is_index(e.index)
-        return (
-            isinstance(e, Op)
-            and e.fn in _INDEX
-            and all(self._is_index(a) for a in e.args)
-            and bool(ex.axes_of(e))
-        )
-
-    def fits(self, e: Expr) -> bool:
-        """Whether every sub-expression fits 32 bits."""
-        return all(
-            (span := ex.interval(n, self.unit.ranges)) is not None and span[0] >= -INT32 and span[1] <= INT32
-            for n in ex.walk(e)
-        )
-
-    def index(self, e: Expr) -> Val:
-        """Integer arithmetic over axes, in 32 bits where all of it fits."""
-        e = tidy(e)
-        small = self.fits(e)
-        return Val(self._index(e, small), "int64", small, isinstance(e, Const | Ref))
-
-    def _index(self, e: Expr, small: bool) -> str:
-        target = self.unit.target
-        if isinstance(e, Const):
-            return ops.literal(target, e.value, "int32" if small else "int64")
-        if isinstance(e, Ref):
-            return e.axis if small else f"({target.types['int64']}){e.axis}"
-        if isinstance(e, Table):
-            return f"{self.unit.table(e.values, 'int32' if small else 'int64')}[{self.index(e.index).text}]"
-        if not isinstance(e, Op):
-            raise TypeError(f"not index arithmetic: {e}")
-        if e.fn in ("add", "sub", "mul"):
-            return self._sum(e, small)
-        args = [self._index(a, small) for a in e.args]
-        if e.fn in ("floordiv", "mod") and self._plain_division(e):
-            return f"({args[0]} {'/' if e.fn == 'floordiv' else '%'} {args[1]})"
-        if e.fn == "neg":
-            return f"(-{args[0]})"
-        return f"rm_{e.fn}_{'i32' if small else 'i64'}({', '.join(args)})"
-
-    def _sum(self, e: Op, small: bool) -> str:
-        """A sum of terms without inner parentheses."""
-        terms, constant = linear(e)
-        if len(terms) == 1 and e.fn == "mul" and next(iter(terms)) == e:
-            return f"({self._index(e.args[0], small)} * {self._index(e.args[1], small)})"
-        text = ""
-        for term in sorted(terms, key=str):
-            factor = terms[term]
-            part = self._index(term, small)
-            part = part if abs(factor) == 1 else f"{abs(factor)} * {part}"
-            text += f" {'-' if factor < 0 else '+'} {part}" if text else f"{'-' if factor < 0 else ''}{part}"
-        if constant:
-            text += f" {'-' if constant < 0 else '+'} {abs(constant)}"
-        return f"({text})"
-
-    def _plain_division(self, e: Op) -> bool:
-        """C's division equals Python's where the dividend is not negative and the divisor positive."""
-        spans = [ex.interval(a, self.unit.ranges) for a in e.args]
-        return spans[0] is not None and spans[1] is not None and spans[0][0] >= 0 and spans[1][0] > 0
-
     # --- loads --------------------------------------------------------------------------------
 
     def load(self, e: Load) -> Val:
@@ -300,12 +179,17 @@ class Block:
         tests = [self.inside(i, n) for i, n in zip(e.indices, self.unit.shapes[e.tensor], strict=True)]
         return " && ".join(t for t in tests if t)
 
+    def leaves(self, index: Expr, extent: int) -> tuple[bool, bool]:
+        """Whether ``index`` can be below 0, and whether it can reach ``extent``."""
+        reach = ex.interval(index, self.unit.ranges)
+        return reach is None or reach[0] < 0, reach is None or reach[1] >= extent
+
     def inside(self, index: Expr, extent: int) -> str:
         """The condition that ``index`` is in ``[0, extent)``; "" where it always is."""
-        reach = ex.interval(index, self.unit.ranges)
+        low, high = self.leaves(index, extent)
+        if not low and not high:
+            return ""
         value = self.value(index)
-        low = reach is None or reach[0] < 0
-        high = reach is None or reach[1] >= extent
         if low and high and value.small:
             # One comparison does for both ends.
             return f"({self.unit.target.types['uint32']}){_paren(value)} < {extent}u"
@@ -326,7 +210,7 @@ class Block:
         for d, (i, stride, origin) in enumerate(zip(indices, place.strides, place.origin, strict=True)):
             if stride == 0:
                 continue
-            if self._is_index(i) or isinstance(i, Const):
+            if self.unit.is_index(i) or isinstance(i, Const):
                 total = ex.add(total, ex.mul(Op("sub", (i, origin)), stride))
                 continue
             text = ops.convert(self.unit.target, self.value(i), "int64").text
@@ -334,7 +218,7 @@ class Block:
                 text = f"rm_min_i64(rm_max_i64({text}, 0), {max(clamp[d] - 1, 0)})"
             total = ex.add(total, ex.mul(ex.mul(origin, -1), stride))
             extra.append(f"{text} * {stride}" if stride != 1 else text)
-        whole = self.index(total)
+        whole = self.unit.index(total)
         if extra and whole.text != "0":
             extra.insert(0, whole.text)
         return " + ".join(extra) if extra else whole.text
@@ -372,28 +256,42 @@ class Block:
 
     def reduction(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
         """``c`` at ``axes``: an accumulator and its loops, in order."""
-        target = self.unit.target
-        total = self.unit.fresh("a")
+        total = self.accumulator(c, axes)
+        self._over(c, [(total.text, axes)])
+        return total
+
+    def reduce_at(self, c: Compute, points: Sequence[tuple[Expr, ...]]) -> None:
+        """``c`` at several points in the same loops; later loads of them find the results."""
+        axes = [dict(zip((a.name for a in c.axes), p, strict=True)) for p in points]
+        totals = [self.accumulator(c, a) for a in axes]
+        self._over(c, [(t.text, a) for t, a in zip(totals, axes, strict=True)])
+        for point, total in zip(points, totals, strict=True):
+            self.memo[Load(c.name, tuple(tidy(i) for i in point))] = total
+
+    def accumulator(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
+        """Declare an accumulator for ``c`` at ``axes``."""
+        target, total = self.unit.target, self.unit.fresh("a")
         self.line(f"{ops.ctype(target, ops.compute_type(c.dtype))} {total} = {ops.start(target, c)};")
-        self.over(c, total, axes)
         return Val(total, c.dtype, atom=True)
 
-    def over(self, c: Compute, total: str, axes: Mapping[str, Expr]) -> None:
-        """Combine the body of ``c`` over its reduction axes, in order, into ``total``."""
+    def _over(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:
+        """Combine the body of ``c`` over its reduction axes, in order, into each accumulator."""
         names = {r.name: self.unit.fresh("r") for r in c.reduce}
-        inside = {**axes, **{r: Ref(n) for r, n in names.items()}}
-        self._accumulate(c, total, inside, [(names[r.name], r.extent) for r in c.reduce])
+        inner: dict[str, Expr] = {r: Ref(n) for r, n in names.items()}
+        inside = [(total, {**axes, **inner}) for total, axes in sums]
+        self._accumulate(c, inside, [(names[r.name], r.extent) for r in c.reduce])
 
     def _accumulate(
-        self, c: Compute, total: str, axes: Mapping[str, Expr], over: list[tuple[str, int]]
+        self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]]
     ) -> None:
         if not over:
-            self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
+            for total, axes in sums:
+                self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
             return
         name, extent = over[0]
         self.unit.ranges[name] = (0, max(extent - 1, 0))
         with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
-            inner._accumulate(c, total, axes, over[1:])
+            inner._accumulate(c, sums, over[1:])
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines one value into the accumulator."""

@@ -80,7 +80,7 @@ def bind(model: Model, shapes: Mapping[str, tuple[int, ...]],
     for name in model.outputs:
         walk.reserved.setdefault(name, identifier(name, walk.taken))
     walk.initializers(graph, scope)
-    walk.nodes_of(checks.sorted_nodes(graph), scope)
+    walk.nodes_of(checks.sorted_nodes(graph), model.outputs, scope)
     outputs = tuple(walk.output(name, scope) for name in dict.fromkeys(model.outputs))
     return _assembled(model, walk, tuple(inputs), outputs)
 
@@ -128,9 +128,9 @@ class _Walk:
         scope.values[onnx_name] = name
         self.known[name] = value
 
-    def nodes_of(self, protos: Iterable[NodeProto], scope: _Scope) -> None:
-        """Walk over operators in topological order, extending ``scope`` by what they compute."""
-        for proto in protos:
+    def nodes_of(self, order: Sequence[NodeProto], outputs: Iterable[str], scope: _Scope) -> None:
+        """Walk over the operators that ``outputs`` need, extending ``scope`` by what they compute."""
+        for proto in checks.live_nodes(order, outputs):
             self.step(proto, scope)
 
     def step(self, proto: NodeProto, scope: _Scope) -> None:
@@ -179,7 +179,8 @@ class _Walk:
         branch = next(a.g for a in proto.attribute if a.name == wanted)
         inner = _Scope(dict(scope.values), scope.opsets)
         self.initializers(branch, inner)
-        self.nodes_of(checks.sorted_nodes(branch, frozenset(scope.values)), inner)
+        order = checks.sorted_nodes(branch, frozenset(scope.values))
+        self.nodes_of(order, [o.name for o in branch.output], inner)
         for outer, result in zip(proto.output, branch.output, strict=True):
             scope.values[outer] = inner.values[result.name]
         return True
@@ -226,8 +227,8 @@ class _Walk:
         actual = {formal: scope.values[n] for formal, n in zip(body.inputs, proto.input, strict=False) if n}
         inner = _Scope(actual, {**scope.opsets, **body.opsets}, titles)
         absent = set(body.inputs) - set(actual)
-        for index, node in enumerate(body.nodes):
-            self.step(_local(node, f"{title}/{node.name or node.op_type}_{index}", absent), inner)
+        local = [_local(node, f"{title}/{node.name or node.op_type}_{i}", absent) for i, node in enumerate(body.nodes)]
+        self.nodes_of(local, [r for r, name in zip(body.outputs, proto.output, strict=False) if name], inner)
         for result, name in zip(body.outputs, proto.output, strict=False):
             if name:
                 scope.values[name] = inner.values[result]
@@ -241,7 +242,7 @@ class _Walk:
         for onnx_name in proto.output:
             kind = nd.tensor_type(inferred.get(onnx_name, TypeProto()))
             if onnx_name and kind is None:
-                raise _untyped(proto, onnx_name, inferred.get(onnx_name))
+                raise _untyped(schema, proto, onnx_name, inferred.get(onnx_name))
             outputs.append(self.result(onnx_name, kind, scope) if kind is not None else "")
         title = proto.name or f"{proto.op_type}_{len(self.nodes)}"
         self.nodes.append(Node(proto.op_type, inputs, tuple(outputs), attributes, title, _domain(proto),
@@ -289,7 +290,7 @@ def _infer(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProt
                        nd.node_title(proto), "check the input shapes given with --shape") from error  # fmt: skip
 
 
-def _untyped(proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
+def _untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
     kind = inferred.WhichOneof("value") if inferred is not None else None
     dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"
     if kind not in (None, "tensor_type"):
@@ -298,6 +299,9 @@ def _untyped(proto: NodeProto, output: str, inferred: TypeProto | None) -> BadIn
     elif dtype not in (*SHORT, "undefined"):
         what = f"{proto.op_type} gives {output!r} the element type {dtype}, which is not supported"
         hint = f"supported are tensors of {', '.join(SHORT)}"
+    elif not schema.has_type_and_shape_inference_function:
+        what = f"ONNX cannot infer the shape of {output!r}, the result of {proto.op_type}"
+        hint = f"export the model without {proto.op_type}"
     else:
         what = f"the shape of {output!r} depends on run-time data, which is not supported yet"
         hint = f"cut the model before {proto.op_type}, or make its shape operands constants"

@@ -153,7 +153,11 @@ def check_operators(model: ModelProto) -> None:
 
 def _known(op: str, domain: str, version: int) -> bool:
     # Asking for a schema at version v finds the newest one up to v.
-    return version > 0 and defs.has(op, version, domain) and not defs.get_schema(op, version, domain).deprecated
+    if version < 1 or not defs.has(op, version, domain):
+        return False
+    schema = defs.get_schema(op, version, domain)
+    # GroupNormalization 18 is deprecated but exported, and its body still says what it means.
+    return not schema.deprecated or bool(schema.has_context_dependent_function or schema.has_function)
 
 
 def _unknown_operator(node: NodeProto, domain: str, version: int) -> BadInput:
@@ -198,6 +202,17 @@ def sorted_nodes(graph: GraphProto, outer: frozenset[str] = frozenset()) -> list
         if value.name not in producer and value.name not in available:
             raise BadInput(f"output {value.name!r} is never computed", f"graph {graph.name}", "export the model again")
     return order
+
+
+def live_nodes(order: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
+    """The nodes of a topological ``order`` that ``outputs`` need."""
+    live = set(outputs)
+    kept = []
+    for node in reversed(order):
+        if live.intersection(filter(None, node.output)):
+            kept.append(node)
+            live.update(node_reads(node))
+    return kept[::-1]
 
 
 def checked_order(graph: GraphProto, outer: frozenset[str] = frozenset()) -> list[NodeProto]:

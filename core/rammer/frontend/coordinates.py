@@ -94,9 +94,9 @@ class Kernel:
 
     def weights(self, distance: Array) -> Array:
         """Weight at a signed distance (source elements)."""
-        d = np.abs(distance)
+        d: Array = np.abs(distance)
         if self.mode == "linear":
-            return np.clip(1 - d, 0, 1)
-        near = (self.a + 2) * d**3 - (self.a + 3) * d**2 + 1
+            return np.asarray(np.clip(1 - d, 0, 1))
+        near: Array = (self.a + 2) * d**3 - (self.a + 3) * d**2 + 1
         far = self.a * d**3 - 5 * self.a * d**2 + 8 * self.a * d - 4 * self.a
-        return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+        return np.asarray(np.where(d <= 1, near, np.where(d < 2, far, 0.0)))

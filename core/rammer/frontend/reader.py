@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import onnx
-from onnx import ModelProto, ValueInfoProto, external_data_helper, inliner, version_converter
+from onnx import ModelProto, ValueInfoProto, external_data_helper, inliner
 
 from rammer.errors import BadInput
 from rammer.frontend import checks
-from rammer.frontend.nodes import first_line
+from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.ir.port import InputPort
 
-__all__ = ["FALLBACK_OPSETS", "TARGET_OPSET", "InputPort", "Model", "read_model"]
-
-#: The opset that lowerings are written for; older models are upgraded to it.
-TARGET_OPSET: Final = 21
-#: Tried in this order for a model whose upgrade to the first one fails.
-FALLBACK_OPSETS: Final = (20, 18, 17, 13)
+__all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
     for function in proto.functions:
         raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")
     proto = _ordered(proto)
-    proto, notes = _upgraded(proto)
+    proto, notes = upgraded(proto)
     return _model(proto, path, notes, external)
 
 
@@ -87,32 +81,6 @@ def _ordered(model: ModelProto) -> ModelProto:
     del result.graph.node[:]
     result.graph.node.extend(order)
     return result
-
-
-def _upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
-    """The model at the first opset that ONNX's version converter reaches, and what it was not able to do."""
-    opset = checks.opset_versions(model.opset_import).get("", TARGET_OPSET)
-    notes: list[str] = []
-    for target in (TARGET_OPSET, *FALLBACK_OPSETS):
-        if opset >= target:
-            break
-        try:
-            return _restored(version_converter.convert_version(model, target), model), tuple(notes)
-        except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
-            notes.append(f"opset {opset} could not be upgraded to {target}: {first_line(error)}")
-    return model, tuple(notes)
-
-
-def _restored(converted: ModelProto, original: ModelProto) -> ModelProto:
-    """``converted`` with what the converter drops: the declared ports and the metadata of ``original``."""
-    for kept, given in ((converted.graph.input, original.graph.input), (converted.graph.output, original.graph.output)):
-        declared = {v.name: v for v in given}
-        for value in kept:
-            if value.name in declared:
-                value.CopyFrom(declared[value.name])
-    if not converted.metadata_props:
-        converted.metadata_props.extend(original.metadata_props)
-    return converted
 
 
 def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: bool) -> Model:

@@ -51,7 +51,9 @@ class Window:
     @property
     def tap_indices(self) -> tuple[Expr, ...]:
         """Index into the kernel along every spatial dimension (0 where its extent is 1)."""
-        return tuple(ex.as_index(f"k{n}" if k > 1 else 0) for n, k in zip(self.names, self.kernel, strict=True))
+        return tuple(
+            ex.as_index(f"k{n}" if k > 1 else 0) for n, k in zip(self.names, self.kernel, strict=True)
+        )
 
     @property
     def indices(self) -> tuple[Expr, ...]:

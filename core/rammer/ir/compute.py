@@ -136,7 +136,8 @@ def contraction_operands(compute: Compute) -> tuple[Load, Load] | None:
     if compute.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul":
         return None
     a, b = body.args
-    if not (isinstance(a, Load) and isinstance(b, Load)):
+    # A square is a reduction of one operand; no kernel for products of two gains anything on it.
+    if not (isinstance(a, Load) and isinstance(b, Load)) or a == b:
         return None
     reduce = {r.name for r in compute.reduce}
     return (a, b) if ex.axes_of(a) & reduce and ex.axes_of(b) & reduce else None

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rammer.frontend.reindex import reshape_indices
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.evaluate import FUNCTIONS
 from rammer.ir.expr import Const, Expr, Load, Op, Ref, Table
 from rammer.ir.program import Storage
+from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import row_major
 
 #: Points at which an address that is not affine by its form is evaluated; more are not tried.

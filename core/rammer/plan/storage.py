@@ -15,7 +15,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
 from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.program import Storage
-from rammer.ir.types import TensorType, identifier
+from rammer.ir.types import identifier
 from rammer.plan.address import dense, inverted, viewed
 
 Pieces = list[tuple[Box, Load]]

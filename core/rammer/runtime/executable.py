@@ -90,11 +90,12 @@ def _value(values: Mapping[str, Array], constants: Mapping[str, Array], name: st
 class Executable:
     """``exe.run({name: array}) -> {name: array}``. Holds one Specialised per set of input shapes.
 
-    With ``programs``, a folder, compiled programs are kept there and found again by the next process.
+    ``device`` is the name it was opened by, ``NAME:INDEX``. With ``programs``, a folder, compiled programs are kept there and found again by the next process.
     """
 
     source: ModelSource
     backend: Backend
+    device: str
     options: CompileOptions = CompileOptions()
     registry: Registry | None = None
     progress: Progress = quiet
@@ -149,8 +150,7 @@ class Executable:
 
     def artifact(self, compiled: Compiled) -> Artifact:
         """``compiled`` with what a later process needs to run it."""
-        device = self.backend.vdevice.name
-        return Artifact(compiled, device, self.options.target, self.backend.fingerprint, self.options.policy)
+        return Artifact(compiled, self.device, self.options.target, self.backend.fingerprint, self.options.policy)
 
     def _compile(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         compiled = self.compile_only(shapes)

@@ -30,7 +30,8 @@ def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *,
     spec = device or first_measured(registry)
     backend = registry.open(spec, require, target, options)
     chosen = CompileOptions(policy, tune, target)
-    return Executable(source, backend, chosen, registry, progress, store, cache_folder() / "programs")
+    name = spec if ":" in spec else f"{spec}:0"
+    return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs")
 
 
 def first_measured(registry: Registry) -> str:

@@ -143,7 +143,7 @@ def _transitions(dag: Dag, whole: int, r: int, s: int, limit: int) -> dict[int, 
 
 
 def blocks(dag: Dag) -> list[int]:
-    """Cut after every operator that is on one path with all others: no stage gains by reaching across it."""
+    """Cut after every operator that is on one path with all others: unpruned, no stage gains by reaching across."""
     ancestors = dag.ancestors()
     descendants = [0] * dag.size
     for i in range(dag.size):

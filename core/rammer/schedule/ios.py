@@ -43,6 +43,8 @@ class IOSResult:
 class IOS:
     """At most ``s`` groups (connected components) in a stage, at most ``r`` operators in a group.
 
+    Exact within blocks: no stage reaches across an operator that all paths cross, which costs nothing as
+    long as the groups behind it number at most ``s``.
     The latency of a stage comes from the kernel times through ``place.side_by_side``: its groups share the vEUs.
     """
 

@@ -10,16 +10,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Compute
+from rammer.ir.compute import Axis, Compute, contraction_operands
 from rammer.ir.expr import Cast, Expr, Load, Number, Op, Ref, Table, integer
 from rammer.ir.types import TensorType
+
 from rammer_ipu_sim.memory import poison_value
-from rammer_ipu_sim.spans import Numbers, Span, Spans, axis_spans, constant, is_affine, join, load_spans, propagate
+from rammer_ipu_sim.spans import (
+    Numbers,
+    Span,
+    Spans,
+    axis_spans,
+    constant,
+    is_affine,
+    join,
+    load_spans,
+    pin,
+    propagate,
+)
 from rammer_ipu_sim.supersteps import Batch
 
 
@@ -105,21 +116,28 @@ class _Planner:
         self.output = output_spans(self.batch, clip=False)
         self.spans = propagate(self.operator, self.output, self.types, clip=False)
         self.inside = {c.name for c in self.operator.computes}
+        self.pinned = {
+            c.name: pin(c.body, axis_spans(c, self._uniform(c.name), self.rank), self.rank)
+            for c in self.operator.computes
+            if c.name in self.spans
+        }
         self.sources: dict[tuple[str, Load], Stage] = {}
         self.stages = self._stages()
         self.held: dict[str, Held] = {}
 
     def plan(self) -> Plan:
         """Rewrite every needed Compute in order, then copy out outputs held in larger boxes."""
-        drafts = [self._rewrite(c) for c in self.operator.computes if c.name in self.spans]
+        drafts = [s for c in self.operator.computes if c.name in self.spans for s in self._rewrite(c)]
         outputs = []
         for name in self.operator.outputs:
             if self._fits(name):
                 outputs.append((name, name))
                 continue
-            drafts.append(self._copy(name))
+            drafts += self._copy(name)
             outputs.append((name, drafts[-1].held.name))
-        steps = tuple(Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items()), s.shape) for s in drafts)
+        steps = tuple(
+            Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items()), s.shape) for s in drafts
+        )
         return Plan(self.batch, self.stages, steps, tuple(outputs), self.auxiliary)
 
     # --- what the exchange delivers -----------------------------------------------------------
@@ -128,11 +146,13 @@ class _Planner:
         groups: dict[tuple[str, str, bool], list[tuple[str, Load, Spans, int]]] = {}
         position = 0
         for c in self.operator.computes:
-            for load in c.loads:
+            body, axes = self.pinned.get(c.name, (c.body, {}))
+            for load in ex.loads(body):
                 if load.tensor in self.inside:
                     continue
                 if c.name in self.spans:
-                    spans = self._box(c, load)
+                    shape = self.types[load.tensor].shape
+                    spans = load_spans(load, axes, shape, self.rank, clip=False)
                     groups.setdefault((load.tensor, repr(load.fill), is_affine(load)), []).append(
                         (c.name, load, spans, position)
                     )
@@ -144,10 +164,6 @@ class _Planner:
                 self.sources.update({(c, load): stage for c, load, _, _ in part})
                 result.append(stage)
         return tuple(result)
-
-    def _box(self, c: Compute, load: Load) -> Spans:
-        axes = axis_spans(c, self.spans[c.name], self.rank)
-        return load_spans(load, axes, self.types[load.tensor].shape, self.rank, clip=False)
 
     def _stage(self, name: str, members: list[tuple[str, Load, Spans, int]]) -> Stage:
         spans = _hull([m[2] for m in members])
@@ -162,29 +178,54 @@ class _Planner:
 
     def _fits(self, name: str) -> bool:
         pairs = zip(self.spans[name], self.output, strict=True)
-        return all(a.low.shape == b.low.shape and np.all(a.low == b.low) and np.all(a.high == b.high) for a, b in pairs)
+        return all(
+            a.low.shape == b.low.shape and np.all(a.low == b.low) and np.all(a.high == b.high)
+            for a, b in pairs
+        )
 
-    def _copy(self, name: str) -> Step:
+    def _copy(self, name: str) -> list[Step]:
         axes = self.operator.anchor.axes
-        compute = Compute(f"__out_{name}", self.types[name].dtype, axes, Load(name, tuple(Ref(a.name) for a in axes)))
+        compute = Compute(
+            f"__out_{name}", self.types[name].dtype, axes, Load(name, tuple(Ref(a.name) for a in axes))
+        )
         self.spans[compute.name] = self.output
         return self._rewrite(compute)
 
-    def _rewrite(self, c: Compute) -> Step:
-        spans = tuple(s.uniform() for s in self.spans[c.name])
-        names = {a.name: s.low for a, s in zip(c.axes, spans, strict=True)}
-        names |= {r.name: constant(0, self.rank) for r in c.reduce}
-        scope = _Scope(self, c, names)
-        body = scope.value(c.body)
-        grid = sorted(scope.used)
+    def _uniform(self, name: str) -> Spans:
+        return tuple(s.uniform() for s in self.spans[name])
+
+    def _rewrite(self, c: Compute) -> list[Step]:
+        """The Compute over the batch's grid, after the operands that must be unfolded first."""
+        spans = self._uniform(c.name)
+        body, axes = self.pinned.get(c.name) or pin(c.body, axis_spans(c, spans, self.rank), self.rank)
+        scope = _Scope(self, c, {name: s.low for name, s in axes.items()})
+        local = scope.value(body)
         extents = [int(s.size.max(initial=0)) for s in spans]
-        axes = [Axis(f"__g{i}", len(self.batch.coordinates[i])) for i in grid]
-        axes += [Axis(a.name, n) for a, n in zip(c.axes, extents, strict=True)]
+        grid = [Axis(f"__g{i}", len(self.batch.coordinates[i])) for i in sorted(scope.used)]
+        inner = [Axis(a.name, n) for a, n in zip(c.axes, extents, strict=True)]
         dims = tuple(len(self.batch.coordinates[i]) if i in scope.used else 1 for i in range(self.rank))
-        held = Held(c.name, spans, dims)
-        self.held[c.name] = held
-        compute = Compute(c.name, c.dtype, tuple(axes), body, c.reduce, c.combiner)
-        return Step(compute, held, (), (*dims, *extents))
+        self.held[c.name] = Held(c.name, spans, dims)
+        compute = Compute(c.name, c.dtype, (*grid, *inner), local, c.reduce, c.combiner)
+        first, compute = self._unfold(compute)
+        return [*first, Step(compute, self.held[c.name], (), (*dims, *extents))]
+
+    def _unfold(self, compute: Compute) -> tuple[list[Step], Compute]:
+        """Gather the operands of a contraction that are not affine over their own axes, so that BLAS can take them."""
+        operands = contraction_operands(compute)
+        if operands is None:
+            return [], compute
+        steps, replaced = [], []
+        axes = (*compute.axes, *compute.reduce)
+        for number, load in enumerate(operands):
+            used = tuple(a for a in axes if a.name in ex.axes_of(load))
+            if is_affine(load) or len(used) == len(axes):
+                replaced.append(load)
+                continue
+            name = f"__u{number}_{compute.name}"
+            shape = tuple(a.extent for a in used)
+            steps.append(Step(Compute(name, compute.dtype, used, load), Held(name, (), ()), (), shape))
+            replaced.append(Load(name, tuple(Ref(a.name) for a in used)))
+        return steps, replace(compute, body=Op("mul", tuple(replaced)))
 
     def table(self, values: Numbers) -> str:
         """The name under which an array over the grid can be loaded."""
@@ -227,7 +268,9 @@ def _hull(boxes: list[Spans]) -> Spans:
 
 
 def _equal(a: Spans, b: Spans) -> bool:
-    return all(np.array_equal(p.low, q.low) and np.array_equal(p.high, q.high) for p, q in zip(a, b, strict=True))
+    return all(
+        np.array_equal(p.low, q.low) and np.array_equal(p.high, q.high) for p, q in zip(a, b, strict=True)
+    )
 
 
 def _volume(spans: Spans) -> int:
@@ -270,7 +313,9 @@ class _Scope:
 
     def _load(self, load: Load) -> Expr:
         interior = load.tensor in self.planner.inside
-        held: Held = self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
+        held: Held = (
+            self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
+        )
         name, dims, fixed = held.name, held.dims, is_affine(load)
         if interior and fixed and load.fill is not None and self._leaves(load, held):
             name = self.planner.masked(name, load.fill)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType, itemsize
+
 from rammer_ipu_sim.batch import output_spans
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.memory import Home
@@ -59,7 +59,9 @@ class StepCycles:
         return self.compute + self.exchange + self.sync + self.stream
 
 
-def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Spans], list[tuple[str, list[Spans]]]]:
+def exact(
+    batch: Batch, types: Mapping[str, TensorType]
+) -> tuple[dict[str, Spans], list[tuple[str, list[Spans]]]]:
     """Clipped boxes of all Computes, and of what each outside tensor's loads read."""
     rank = len(batch.coordinates)
     spans = propagate(batch.operator, output_spans(batch, clip=True), types, clip=True)
@@ -102,7 +104,9 @@ def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> Tas
             compute = compute + _arithmetic(c, elements(spans[c.name], rank), chip)
     traffic = (received + written) / chip.local_bytes
     shape = batch.tasks.shape
-    return TaskCosts(*(np.broadcast_to(a, shape) for a in (received, written, footprint, np.maximum(compute, traffic))))
+    return TaskCosts(
+        *(np.broadcast_to(a, shape) for a in (received, written, footprint, np.maximum(compute, traffic)))
+    )
 
 
 def _delivered(boxes: list[Spans], rank: int) -> Numbers:
@@ -201,10 +205,19 @@ def report(steps: Sequence[StepCycles], chip: Chip) -> str:
     head = f"{'step':>5} {'tasks':>6} {'rounds':>6} {'compute':>10} {'exchange':>10} {'sync':>8} {'stream':>10}  operators"
     lines = [f"{chip}", head]
     for number, s in enumerate(steps):
-        names = ", ".join(s.operators[:4]) + (f" and {len(s.operators) - 4} more" if len(s.operators) > 4 else "")
-        lines.append(f"{number:>5} {s.tasks:>6} {s.rounds:>6} {s.compute:>10} {s.exchange:>10} {s.sync:>8} {s.stream:>10}  {names}")
-    sums = [sum(getattr(s, k) for s in steps) for k in ("tasks", "rounds", "compute", "exchange", "sync", "stream")]
-    lines.append(f"{'total':>5} {sums[0]:>6} {sums[1]:>6} {sums[2]:>10} {sums[3]:>10} {sums[4]:>8} {sums[5]:>10}")
+        names = ", ".join(s.operators[:4]) + (
+            f" and {len(s.operators) - 4} more" if len(s.operators) > 4 else ""
+        )
+        lines.append(
+            f"{number:>5} {s.tasks:>6} {s.rounds:>6} {s.compute:>10} {s.exchange:>10} {s.sync:>8} {s.stream:>10}  {names}"
+        )
+    sums = [
+        sum(getattr(s, k) for s in steps)
+        for k in ("tasks", "rounds", "compute", "exchange", "sync", "stream")
+    ]
+    lines.append(
+        f"{'total':>5} {sums[0]:>6} {sums[1]:>6} {sums[2]:>10} {sums[3]:>10} {sums[4]:>8} {sums[5]:>10}"
+    )
     seconds = sum(s.total for s in steps) / chip.clock
     lines.append(f"{sum(s.total for s in steps)} cycles, {seconds * 1e6:.1f} us simulated")
     return "\n".join(lines)

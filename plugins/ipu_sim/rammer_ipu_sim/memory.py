@@ -6,15 +6,15 @@ nothing yet, or nothing any more, holds a pattern that is NaN in every float typ
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-
 from rammer.ir.program import Buffer
 from rammer.ir.types import is_float, itemsize
+
 from rammer_ipu_sim.chip import Chip
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -78,18 +78,13 @@ def _arena(buffers: Sequence[Buffer], base: int, tiles: int) -> dict[str, Home]:
     too: only buffers that share memory in the program can share it here.
     """
     homes: dict[str, Home] = {}
-    ends: list[int] = []
-    tops: list[int] = []
-    waiting: list[tuple[int, int]] = []
+    open_: list[tuple[int, int]] = []
+    floor = base
     for b in sorted(buffers, key=lambda b: (b.offset, b.name)):
-        waiting.sort()
-        while waiting and waiting[0][0] <= b.offset:
-            end, top = waiting.pop(0)
-            ends.append(end)
-            tops.append(max(top, tops[-1] if tops else base))
-        below = bisect_right(ends, b.offset)
-        homes[b.name] = home(b, tops[below - 1] if below else base, tiles)
-        waiting.append((b.offset + b.nbytes, homes[b.name].offset + homes[b.name].nbytes))
+        while open_ and open_[0][0] <= b.offset:
+            floor = max(floor, heapq.heappop(open_)[1])
+        homes[b.name] = home(b, floor, tiles)
+        heapq.heappush(open_, (b.offset + b.nbytes, floor + homes[b.name].nbytes))
     return homes
 
 

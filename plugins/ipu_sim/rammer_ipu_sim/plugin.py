@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Device
+
 from rammer_ipu_sim.device import DEVICE
 
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Cast, Const, Expr, Load, Ref, Table
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 
@@ -31,7 +30,8 @@ class Span:
     @property
     def size(self) -> Numbers:
         """Elements, never negative."""
-        return np.maximum(self.high - self.low + 1, 0)
+        size: Numbers = np.maximum(self.high - self.low + 1, 0)
+        return size
 
     def uniform(self) -> Span:
         """The same lower bounds with the largest size everywhere."""
@@ -83,10 +83,16 @@ def _table(e: Table, inner: Span | None, rank: int) -> Span | None:
         return Span(constant(int(values.min()), rank), constant(int(values.max()), rank))
     first = np.clip(inner.low, 0, len(values) - 1)
     last = np.clip(inner.high, first, len(values) - 1)
-    pairs, place = np.unique(np.stack(np.broadcast_arrays(first, last), -1).reshape(-1, 2), axis=0, return_inverse=True)
+    pairs, place = np.unique(
+        np.stack(np.broadcast_arrays(first, last), -1).reshape(-1, 2), axis=0, return_inverse=True
+    )
     shape = np.broadcast_shapes(first.shape, last.shape)
-    low = np.array([int(values[a : b + 1].min()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(shape)
-    high = np.array([int(values[a : b + 1].max()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(shape)
+    low = np.array([int(values[a : b + 1].min()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(
+        shape
+    )
+    high = np.array([int(values[a : b + 1].max()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(
+        shape
+    )
     return Span(low, high)
 
 
@@ -113,6 +119,32 @@ def _combine(fn: str, p: list[Span]) -> Span | None:
         return Span(first, last)
     same = first == last
     return Span(np.where(same, a.low % b.low, 0), np.where(same, a.high % b.low, b.low - 1))
+
+
+def pin(body: Expr, axes: Mapping[str, Span], rank: int) -> tuple[Expr, dict[str, Span]]:
+    """``body`` with affine load indices where possible, and ``axes`` with the axes added for it.
+
+    Every part of an index that is not affine but has one value within each task (such as the group of a grouped
+    convolution) becomes an axis of its own, one value long.
+    """
+    known = dict(axes)
+
+    def constant_part(e: Expr) -> Expr | None:
+        if not isinstance(e, Op | Table) or ex.affine(e) is not None:
+            return None
+        span = bounds(e, axes, rank)
+        if span is None or np.any(span.low != span.high):
+            return None
+        name = f"__pin{len(known)}"
+        known[name] = span
+        return Ref(name)
+
+    def load(e: Expr) -> Expr | None:
+        if not isinstance(e, Load) or is_affine(e):
+            return None
+        return Load(e.tensor, tuple(ex.transform(i, constant_part) for i in e.indices), e.fill)
+
+    return ex.transform(body, load), known
 
 
 def load_spans(load: Load, axes: Mapping[str, Span], shape: tuple[int, ...], rank: int, clip: bool) -> Spans:
@@ -166,7 +198,9 @@ def _narrow(span: Span) -> Span:
     return Span(low, high)
 
 
-def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool) -> dict[str, Spans]:
+def propagate(
+    operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool
+) -> dict[str, Spans]:
     """The box of every Compute of ``operator`` from the tasks' output boxes, backwards.
 
     ``clip=True`` gives what the tasks really need; ``clip=False`` boxes of one size for all tasks, which
@@ -180,8 +214,10 @@ def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType
             continue
         if not clip:
             result[c.name] = tuple(s.uniform() for s in result[c.name])
-        axes = axis_spans(c, result[c.name], rank)
-        for load in c.loads:
+        body, axes = c.body, axis_spans(c, result[c.name], rank)
+        if not clip:
+            body, axes = pin(body, axes, rank)
+        for load in ex.loads(body):
             if load.tensor in inside:
                 box = load_spans(load, axes, types[load.tensor].shape, rank, clip)
                 known = result.get(load.tensor)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram, Storage, WaveTask, waves
 
@@ -22,7 +21,7 @@ Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 class Batch:
     """Tasks of one operator whose tiles form a product: tile ``coordinates`` along every anchor axis.
 
-    ``tasks``, ``veus`` and ``orders`` (position in the row) have one axis per anchor axis. ``lost`` names the load whose transfer is dropped
+    ``tasks``, ``veus`` and ``orders`` (rising along each row) have one axis per anchor axis. ``lost`` names the load whose transfer is dropped
     (-1 = none), a fault that tests inject.
     """
 
@@ -34,44 +33,53 @@ class Batch:
     lost: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placed:
-    """A task with its row and its place in it."""
+    """Tasks of one operator in a superstep: row, place among the superstep's tasks of that row, index."""
 
-    veu: int
-    order: int
-    index: int
+    veus: Indices
+    orders: Indices
+    tasks: Indices
 
 
-def supersteps(program: RProgram) -> list[dict[str, list[Placed]]]:
+def placed(veus: Sequence[int], orders: Sequence[int], tasks: Sequence[int]) -> Placed:
+    """From lists."""
+    return Placed(*(np.asarray(a, dtype=np.int64) for a in (veus, orders, tasks)))
+
+
+def supersteps(program: RProgram) -> list[dict[str, Placed]]:
     """The tasks of every superstep, by operator name in order of first appearance."""
-    depends = _Conflicts(program)
-    position = [0] * program.veus
-    result: list[dict[str, list[Placed]]] = []
+    conflicts = _Conflicts(program)
+    result: list[dict[str, Placed]] = []
     for wave in waves(program):
-        phases: list[dict[str, list[Placed]]] = []
-        rows: dict[int, dict[str, int]] = {}
-        # Sorting is stable: within a row the tasks keep their order.
-        for item in sorted(wave, key=lambda t: t.veu):
-            phase = _phase(item, rows.setdefault(item.veu, {}), depends)
-            while len(phases) <= phase:
-                phases.append({})
-            placed = Placed(item.veu, position[item.veu], item.task.index)
-            phases[phase].setdefault(item.task.operator, []).append(placed)
-            position[item.veu] += 1
-        result += phases
+        names = list(dict.fromkeys([t.task.operator for t in wave]))
+        phases = _phases(wave, conflicts) if conflicts.among(names) else [0] * len(wave)
+        parts: list[dict[str, tuple[list[int], list[int], list[int]]]] = [
+            {} for _ in range(max(phases, default=0) + 1)
+        ]
+        for order, (item, phase) in enumerate(zip(wave, phases, strict=True)):
+            # A wave lists the tasks of each row in row order.
+            veus, orders, tasks = parts[phase].setdefault(item.task.operator, ([], [], []))
+            veus.append(item.veu)
+            orders.append(order)
+            tasks.append(item.task.index)
+        result += [{name: placed(*lists) for name, lists in part.items()} for part in parts]
     return result
 
 
-def _phase(item: WaveTask, earlier: dict[str, int], depends: _Conflicts) -> int:
-    """The first phase after every earlier task of the row on which this one depends."""
-    name = item.task.operator
-    phase = max(earlier.values(), default=0)
-    for other, place in earlier.items():
-        if other != name and depends(other, name):
-            phase = max(phase, place + 1)
-    earlier[name] = phase
-    return phase
+def _phases(wave: Sequence[WaveTask], conflicts: _Conflicts) -> list[int]:
+    """For each task the first phase after every earlier task of its row on which it depends."""
+    rows: dict[int, dict[str, int]] = {}
+    result = []
+    for item in wave:
+        name, earlier = item.task.operator, rows.setdefault(item.veu, {})
+        phase = max(earlier.values(), default=0)
+        for other, place in earlier.items():
+            if other != name and conflicts(other, name):
+                phase = max(phase, place + 1)
+        earlier[name] = phase
+        result.append(phase)
+    return result
 
 
 class _Conflicts:
@@ -86,6 +94,10 @@ class _Conflicts:
         if key not in self.known:
             self.known[key] = self._compute(self.program.operator[earlier], self.program.operator[later])
         return self.known[key]
+
+    def among(self, names: Sequence[str]) -> bool:
+        """Whether any two of ``names`` conflict."""
+        return any(self(a, b) for a in names for b in names if a != b)
 
     def _compute(self, earlier: ROperator, later: ROperator) -> bool:
         places, buffers = self.program.storage, self.program.buffer
@@ -110,17 +122,17 @@ def overlap(a: Storage, b: Storage, buffers: Mapping[str, Buffer]) -> bool:
     return x.offset < y.offset + y.nbytes and y.offset < x.offset + x.nbytes
 
 
-def batches(operator: ROperator, placed: Sequence[Placed]) -> list[Batch]:
-    """Group ``placed`` tasks into products of tile coordinates."""
+def batches(operator: ROperator, where: Placed) -> list[Batch]:
+    """Group tasks into products of tile coordinates."""
     grid = operator.grid
-    veus = np.full(grid, -1, dtype=np.int64)
-    orders = np.full(grid, -1, dtype=np.int64)
-    for p in placed:
-        veus.reshape(-1)[p.index] = p.veu
-        orders.reshape(-1)[p.index] = p.order
-    index = np.arange(veus.size, dtype=np.int64).reshape(grid)
-    whole = Batch(operator, tuple(tuple(range(n)) for n in grid), index, veus, orders)
-    return [_part(whole, places) for places in _products(veus >= 0)]
+    size = int(np.prod(grid, dtype=np.int64))
+    veus, orders = np.full(size, -1, dtype=np.int64), np.full(size, -1, dtype=np.int64)
+    veus[where.tasks] = where.veus
+    orders[where.tasks] = where.orders
+    index = np.arange(size, dtype=np.int64).reshape(grid)
+    everywhere = tuple(tuple(range(n)) for n in grid)
+    whole = Batch(operator, everywhere, index, veus.reshape(grid), orders.reshape(grid))
+    return [_part(whole, places) for places in _products(whole.veus >= 0)]
 
 
 def _part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batch:
@@ -137,7 +149,9 @@ def halves(batch: Batch) -> list[Batch]:
     middle = sizes[axis] // 2
     parts = []
     for piece in (range(middle), range(middle, sizes[axis])):
-        parts.append(_part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost))
+        parts.append(
+            _part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost)
+        )
     return parts
 
 

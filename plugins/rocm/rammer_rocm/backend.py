@@ -18,11 +18,14 @@ from rammer.tile.traffic import task_cost
 
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import task_function
+from rammer_rocm.kernels.choose import panel_candidates
 from rammer_rocm.profiler import OpenClProfiler
 from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
 
 #: ``--option executor=...``: one launch a wave, or one launch a program (CPUs only).
 EXECUTORS = ("single", "waves")
+#: Panel tiles offered to the tuner, before the generic ones.
+PANEL_TILES = 6
 #: Generic tiles offered to the tuner.
 GENERIC_TILES = 4
 
@@ -71,7 +74,8 @@ class OpenClBackend:
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families, best predicted first."""
-        return tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
+        panels = panel_candidates(operator, binding, self.vdevice, PANEL_TILES) if self.vdevice.threads == 1 else []
+        return [*(c.operator for c in panels), *tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)]
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times. It is compiled when measured or loaded, together with its neighbours: a

@@ -39,8 +39,8 @@ def conv(ctx: Lowering) -> None:
 def _finish(ctx: Lowering, axes: Sequence[Axis], body: Expr, reduce: Sequence[Axis]) -> None:
     """Emit the contraction and, where there is one, the bias (input 2) as a map of its own."""
     biased = ctx.has(2)
-    combiner = "sum" if reduce else None
-    total = ctx.emit(axes, body, reduce, combiner, output=None if biased else 0, hint="conv")
+    output = None if biased else 0
+    total = ctx.emit(axes, body, reduce, "sum" if reduce else None, output=output, hint="conv")
     if biased:
         _emit_bias(ctx, axes, ctx.load(total, *[a.name for a in axes]))
 

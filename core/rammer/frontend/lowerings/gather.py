@@ -14,7 +14,7 @@ import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.operands import apply, axis_of, literal, out_axes
-from rammer.frontend.reindex import reshape_indices
+from rammer.ir.reindex import reshape_indices
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load, Op, Table

@@ -17,6 +17,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
 
+
 def refs(axes: Sequence[Axis]) -> list[str]:
     """Names of ``axes``, the indices of an element-wise load."""
     return [a.name for a in axes]
@@ -24,9 +25,9 @@ def refs(axes: Sequence[Axis]) -> list[str]:
 
 def mean_over(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis], hint: str) -> Load:
     """Mean of ``value`` over the axes ``over``: a sum and a division. Returns a load at ``kept``."""
-    total = ctx.emit(kept, value, over, "sum", hint=f"{hint}_sum") if over else ctx.emit(kept, value, hint=hint)
     if not over:
-        return ctx.load(total, *refs(kept))
+        return ctx.load(ctx.emit(kept, value, hint=hint), *refs(kept))
+    total = ctx.emit(kept, value, over, "sum", hint=f"{hint}_sum")
     count = math.prod(a.extent for a in over)
     mean = ctx.emit(kept, Op("div", (ctx.load(total, *refs(kept)), Const(count))), hint=hint)
     return ctx.load(mean, *refs(kept))
@@ -116,7 +117,9 @@ def _widened(ctx: Lowering, x: Load) -> Expr:
     return Cast("float32", x) if narrow and ctx.attr("stash_type", 1) == 1 else x
 
 
-def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Expr | None, shift: Expr | None) -> None:
+def _emit_scaled(
+    ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Expr | None, shift: Expr | None
+) -> None:
     """Output 0 from the normalised ``value``, which takes the output's type before it is scaled."""
     dtype = ctx.out().dtype
     if ctx.type(ctx.input(0)).dtype == "float16" or ctx.type(ctx.input(0)).dtype != dtype:
@@ -166,7 +169,9 @@ def group_normalization(ctx: Lowering) -> None:
     epsilon = float(ctx.attr("epsilon", 1e-5))
     rstd = _inverse_deviation(ctx, Op("sub", (x, mean)), kept, over, epsilon)
     group = ex.floordiv("c", depth)
-    centred = Op("sub", (_widened(ctx, ctx.load(ctx.input(0), *refs(axes))), ctx.load(mean.tensor, "n", group)))
+    centred = Op(
+        "sub", (_widened(ctx, ctx.load(ctx.input(0), *refs(axes))), ctx.load(mean.tensor, "n", group))
+    )
     value = Op("mul", (centred, ctx.load(rstd.tensor, "n", group)))
     per_group = ctx.shape(ctx.input(1)) == (groups,) != (axes[1].extent,)
     place = group if per_group else ex.as_index("c")

@@ -25,9 +25,7 @@ def pad(ctx: Lowering) -> None:
         return
     if mode not in ("edge", "reflect", "wrap"):
         raise CannotLower(f"Pad with mode={mode!r}")
-    indices = [
-        _folded(mode, a, n, b, e) for a, n, b, e in zip(axes, shape, begin, end, strict=True)
-    ]
+    indices = [_folded(mode, a, n, b, e) for a, n, b, e in zip(axes, shape, begin, end, strict=True)]
     ctx.emit(axes, ctx.load(ctx.input(0), *indices), output=0)
 
 

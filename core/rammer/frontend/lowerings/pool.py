@@ -24,7 +24,9 @@ def max_pool(ctx: Lowering) -> None:
     lowest: ex.Number = -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
     window = _window(ctx)
     reduce = window.taps
-    ctx.emit(_axes(ctx, window), window.load(x, ("n", "c"), lowest), reduce, "max" if reduce else None, output=0)
+    ctx.emit(
+        _axes(ctx, window), window.load(x, ("n", "c"), lowest), reduce, "max" if reduce else None, output=0
+    )
 
 
 @lowering("AveragePool")

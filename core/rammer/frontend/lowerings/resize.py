@@ -27,7 +27,9 @@ def resize(ctx: Lowering) -> None:
     transformation = str(ctx.attr("coordinate_transformation_mode", "half_pixel")) if modern else "asymmetric"
     mode = str(ctx.attr("mode", "nearest"))
     crop = transformation == "tf_crop_and_resize"
-    dims = {d: r for d, r in enumerate(_resamplings(ctx, modern)) if crop or r.scale != 1 or r.out != r.source}
+    dims = {
+        d: r for d, r in enumerate(_resamplings(ctx, modern)) if crop or r.scale != 1 or r.out != r.source
+    }
     places = {d: r.coordinates(transformation) for d, r in dims.items()}
     guard = _inside(dims, places) if crop else None
     if mode == "nearest":
@@ -99,7 +101,9 @@ def _guarded(ctx: Lowering, value: Expr, guard: Expr | None) -> Expr:
 
 def _emit_nearest(ctx: Lowering, index: dict[int, np.ndarray], guard: Expr | None) -> None:
     axes = ctx.axes(ctx.node.outputs[0])
-    indices = [_source_index(a.name, index[d]) if d in index else ex.as_index(a.name) for d, a in enumerate(axes)]
+    indices = [
+        _source_index(a.name, index[d]) if d in index else ex.as_index(a.name) for d, a in enumerate(axes)
+    ]
     ctx.emit(axes, _guarded(ctx, ctx.load(ctx.input(0), *indices), guard), output=0)
 
 
@@ -150,7 +154,9 @@ def _corners(ctx: Lowering, source: str, axes: Sequence[Axis], dims: Sequence[in
     return Op("add", (terms[0], terms[1]))
 
 
-def _emit_pass(ctx: Lowering, source: str, dim: int, index: np.ndarray, weight: np.ndarray, dtype: str) -> str:
+def _emit_pass(
+    ctx: Lowering, source: str, dim: int, index: np.ndarray, weight: np.ndarray, dtype: str
+) -> str:
     """Resample one dimension: ``sum[k] source[.., index[o, k], ..] * weight[o, k]``."""
     out, count = index.shape
     axes = list(ctx.axes(source))
@@ -172,7 +178,9 @@ def depth_to_space(ctx: Lowering) -> None:
     cell = ex.add(ex.mul(ex.mod("h", block), block), ex.mod("w", block))
     column_first = ctx.attr("mode", "DCR") == "CRD"
     depth = ex.add(ex.mul("c", block * block), cell) if column_first else ex.add(ex.mul(cell, channels), "c")
-    ctx.emit(axes, ctx.load(ctx.input(0), "n", depth, ex.floordiv("h", block), ex.floordiv("w", block)), output=0)
+    ctx.emit(
+        axes, ctx.load(ctx.input(0), "n", depth, ex.floordiv("h", block), ex.floordiv("w", block)), output=0
+    )
 
 
 @lowering("SpaceToDepth")

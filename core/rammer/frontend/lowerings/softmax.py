@@ -78,6 +78,8 @@ def hardmax(ctx: Lowering) -> None:
         place = ex.add(ex.mul(place, axis.extent), axis.name)
     last = ex.integer(max(math.prod(a.extent for a in over) - 1, 0))
     candidate = Op("where", (Op("eq", (x, largest)), place, last))
-    first = ctx.load(ctx.emit(kept, candidate, over, "min", dtype="int64", hint="first"), *[a.name for a in kept])
+    first = ctx.load(
+        ctx.emit(kept, candidate, over, "min", dtype="int64", hint="first"), *[a.name for a in kept]
+    )
     chosen = Op("eq", (place, first))
     ctx.emit(axes, Op("where", (chosen, Const(1.0, dtype), Const(0.0, dtype))), output=0)

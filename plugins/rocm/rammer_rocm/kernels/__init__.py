@@ -7,12 +7,17 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT, generic
+from rammer_rocm.kernels.panel import panel
 from rammer_rocm.kernels.task import TaskFunction
 
-__all__ = ["task_function"]
+__all__ = ["PANEL", "task_function"]
+
+PANEL = "panel"
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
     """The text of one task of a tiled operator; an unknown family is computed by the generic kernel.
     """
+    if operator.family == PANEL and device.threads == 1:
+        return panel(operator, binding, device.vector)
     return generic(operator, binding, CPU_DIALECT if device.threads == 1 else GPU_DIALECT)

@@ -9,7 +9,6 @@ explicit fused multiply-adds, then the following maps are applied to it on its w
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, contiguous, product_of, whole
+from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, contiguous, dense_axes, product_of, whole
 from rammer_rocm.kernels.gather import Gather
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import Argument, Packing, TaskFunction, Unsuited
@@ -59,11 +58,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Operand:
-    """How the microkernel steps through an operand: pointer at k = 0 and elements per step of each reduction axis."""
+    """How the microkernel steps through an operand: its start, and elements per step of each reduction axis
+    and (unpacked rows only) from row to row. ``packed`` operands lie in blocks of the register tile."""
 
     pointer: str
     steps: Mapping[str, int]
-    row_step: int = 1
+    packed: bool = False
+    row_step: int = 0
 
 
 class _Panel:
@@ -72,14 +73,7 @@ class _Panel:
         self.text = Text()
         self.arguments: dict[tuple[str, str], Argument] = {}
         self.scratch = 0
-        self.flat = {r.name: s for r, s in self._flat_k()}
-
-    def _flat_k(self) -> list[tuple[ex.Ref, int]] | list[tuple[object, int]]:
-        step, result = self.p.depth, []
-        for r in self.p.main.reduce:
-            step //= r.extent
-            result.append((r, step))
-        return result
+        self.flat = dense_axes(product.main.reduce)
 
     # --- the function ---------------------------------------------------------------------------
 
@@ -154,13 +148,13 @@ class _Panel:
             blocks = -(-p.rows // self.mr)
             place = self._row_major(coordinates)
             self.text.line(f"__global const float *A = {pointer} + (size_t)({place}) * {blocks * block};")
-            return Operand("A", {r: s * self.mr for r, s in self.flat.items()}, 0)
+            return Operand("A", {r: s * self.mr for r, s in self.flat.items()}, packed=True)
         if a.fill is not None:
             raise Unsuited("the row operand is padded")
         steps = access(a, self.binding)
         pointer = self.pointer(a.tensor)
         self.text.line(f"__global const float *A = {pointer} + ({self.address(steps)});")
-        return Operand("A", {r: steps.step(r) for r in self.flat}, steps.step(p.row) if p.row else 0)
+        return Operand("A", {r: steps.step(r) for r in self.flat}, row_step=steps.step(p.row) if p.row else 0)
 
     def _row_major(self, coordinates: Iterable[tuple[str, int]]) -> str:
         text = "0"
@@ -175,9 +169,7 @@ class _Panel:
             pointer = self.pointer(b.tensor, packing=packing)
             size = -(-p.width // (self.nv * self.lanes)) * p.depth * self.nv * self.lanes
             self.text.line(f"__global const float *B = {pointer} + (size_t)({self._row_major(coordinates)}) * {size};")
-            self.packed_columns = True
-            return Operand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()})
-        self.packed_columns = False
+            return Operand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()}, packed=True)
         if b.tensor not in p.before and b.fill is None:
             steps = access(b, self.binding)
             if contiguous(steps, p):
@@ -198,31 +190,22 @@ class _Panel:
     # --- the microkernel ------------------------------------------------------------------------
 
     def _row_blocks(self, a: Operand, b: Operand, nv: int) -> None:
-        text, mr = self.text, self.mr
-        place = "c"
-        if self.packed_columns:
-            full = self.nv * self.lanes
-            place = f"c / {full} * {full * self.p.depth} + c % {full}" if self.nv > 1 else f"c * {self.p.depth}"
+        text, mr, full = self.text, self.mr, self.nv * self.lanes
+        place = f"c / {full} * {full * self.p.depth} + c % {full}" if b.packed else "c"
         text.line(f"for (int r = 0; r < rows; r += {mr}) {{")
-        text.line(f"__global const float *b = B + {place};")
-        if a.row_step or not self.p.row:
+        text.line(f"__global const float *b = {b.pointer} + {place};")
+        if a.packed:
+            text.line(f"__global const float *a = {a.pointer} + r * {self.p.depth};")
+        else:
             for i in range(mr):
                 # Rows past the end repeat the last one; they are never stored.
-                row = f"min(r + {i}, rows - 1) * {a.row_step}" if self.p.row and a.row_step else "0"
-                text.line(f"__global const float *a{i} = {a.pointer} + {row};")
-        else:
-            packed = self.arguments_packed_rows()
-            text.line(f"__global const float *a = {a.pointer} + {'r * ' + str(self.p.depth) if packed else '0'};")
+                text.line(f"__global const float *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
         kind = vector_type(self.lanes)
         for i in range(mr):
             text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
         self._k_loops(a, b, nv)
         self._epilogue(nv)
         text.line("}")
-
-    def arguments_packed_rows(self) -> bool:
-        """Whether A is a packed copy (blocks of ``mr`` rows follow each other)."""
-        return self.p.a.tensor in self.binding.constants
 
     def _k_loops(self, a: Operand, b: Operand, nv: int) -> None:
         """A loop over each group of reduction axes that both operands step through evenly."""
@@ -235,16 +218,12 @@ class _Panel:
         text.line(f"const int ka = {a_off}, kb = {b_off};")
         for j in range(nv):
             text.line(f"const {vector_type(vector)} b{j} = vload{vector}({j}, b + kb);")
-        rowwise = bool(a.row_step or not self.p.row) 
         for i in range(self.mr):
-            source = f"a{i}[ka]" if rowwise and not self._packed_single() else f"a[ka + {i}]"
+            source = f"a[ka + {i}]" if a.packed else f"a{i}[ka]"
             fmas = " ".join(f"s{i}_{j} = fma(w, b{j}, s{i}_{j});" for j in range(nv))
             text.line(f"{{ const {vector_type(vector)} w = {source}; {fmas} }}")
         for _ in groups:
             text.line("}")
-
-    def _packed_single(self) -> bool:
-        return False
 
     # --- the epilogue ---------------------------------------------------------------------------
 

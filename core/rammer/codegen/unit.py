@@ -1,0 +1,143 @@
+"""One C function under construction: its tensors, tables, names, and integer arithmetic on axes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rammer.codegen import operations as ops
+from rammer.codegen.bounds import linear, tidy
+from rammer.codegen.operations import Val
+from rammer.codegen.target import CTarget
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Const, Expr, Interval, Op, Ref, Table
+from rammer.ir.types import TensorType
+
+INT32 = 2**31 - 1
+_INDEX = frozenset(("add", "sub", "mul", "neg", "min", "max", "floordiv", "mod"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stored tensor: C pointer, element strides, the index that its first element has, and its shape."""
+
+    pointer: str
+    dtype: str
+    strides: tuple[int, ...]
+    origin: tuple[Expr, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def reach(self) -> int | None:
+        """Elements from the first to the last address; None where a stride is negative."""
+        if any(s < 0 for s in self.strides):
+            return None
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+
+@dataclass
+class Unit:
+    """One C function under construction."""
+
+    target: CTarget
+    types: Mapping[str, TensorType]
+    inlined: Mapping[str, Compute]
+    places: Mapping[str, Place]
+    ranges: dict[str, Interval]
+    tables: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+    wide: set[str] = field(default_factory=set)  # names of vector accumulators
+
+    def __post_init__(self) -> None:
+        self.shapes = {n: t.shape for n, t in self.types.items()}
+        self.dtypes = {n: t.dtype for n, t in self.types.items()}
+
+    def fresh(self, letter: str) -> str:
+        """A new variable name."""
+        self.count += 1
+        return f"{letter}{self.count}"
+
+    def table(self, values: tuple[ex.Number, ...], dtype: str) -> str:
+        """Name of the file-scope table with these values."""
+        spelling = ops.ctype(self.target, dtype)
+        body = ", ".join(ops.literal(self.target, v, dtype) for v in values)
+        name = "rm_t" + hashlib.sha256(f"{spelling}:{body}".encode()).hexdigest()[:16]
+        text = f"{self.target.constant} {spelling} {name}[{len(values)}] = {{{body}}};"
+        # The guard lets functions that share a table stand in one translation unit.
+        self.tables[name] = f"#ifndef {name.upper()}\n#define {name.upper()}\n{text}\n#endif\n"
+        return name
+
+    def axis_type(self, extent: int) -> str:
+        """C type of a loop variable."""
+        return self.target.types["int32" if extent <= INT32 else "int64"]
+
+    # --- index arithmetic ---------------------------------------------------------------------
+
+    def is_index(self, e: Expr) -> bool:
+        """Whether ``e`` is integer arithmetic over axes with known bounds."""
+        if isinstance(e, Ref):
+            return True
+        if isinstance(e, Const):
+            return e.dtype == "int64"
+        if isinstance(e, Table):
+            return e.dtype == "int64" and not isinstance(e.index, Const) and self.is_index(e.index)
+        return (
+            isinstance(e, Op)
+            and e.fn in _INDEX
+            and all(self.is_index(a) for a in e.args)
+            and bool(ex.axes_of(e))
+        )
+
+    def fits(self, e: Expr) -> bool:
+        """Whether every sub-expression fits 32 bits."""
+        return all(
+            (span := ex.interval(n, self.ranges)) is not None and span[0] >= -INT32 and span[1] <= INT32
+            for n in ex.walk(e)
+        )
+
+    def index(self, e: Expr) -> Val:
+        """Integer arithmetic over axes, in 32 bits where all of it fits."""
+        e = tidy(e)
+        small = self.fits(e)
+        return Val(self._index(e, small), "int64", small, isinstance(e, Const | Ref))
+
+    def _index(self, e: Expr, small: bool) -> str:
+        target = self.target
+        if isinstance(e, Const):
+            return ops.literal(target, e.value, "int32" if small else "int64")
+        if isinstance(e, Ref):
+            return e.axis if small else f"({target.types['int64']}){e.axis}"
+        if isinstance(e, Table):
+            return f"{self.table(e.values, 'int32' if small else 'int64')}[{self.index(e.index).text}]"
+        if not isinstance(e, Op):
+            raise TypeError(f"not index arithmetic: {e}")
+        if e.fn in ("add", "sub", "mul"):
+            return self._sum(e, small)
+        args = [self._index(a, small) for a in e.args]
+        if e.fn in ("floordiv", "mod") and self._plain_division(e):
+            return f"({args[0]} {'/' if e.fn == 'floordiv' else '%'} {args[1]})"
+        if e.fn == "neg":
+            return f"(-{args[0]})"
+        return f"rm_{e.fn}_{'i32' if small else 'i64'}({', '.join(args)})"
+
+    def _sum(self, e: Op, small: bool) -> str:
+        """A sum of terms without inner parentheses."""
+        terms, constant = linear(e)
+        if len(terms) == 1 and e.fn == "mul" and next(iter(terms)) == e:
+            return f"({self._index(e.args[0], small)} * {self._index(e.args[1], small)})"
+        text = ""
+        for term in sorted(terms, key=str):
+            factor = terms[term]
+            part = self._index(term, small)
+            part = part if abs(factor) == 1 else f"{abs(factor)} * {part}"
+            text += f" {'-' if factor < 0 else '+'} {part}" if text else f"{'-' if factor < 0 else ''}{part}"
+        if constant:
+            text += f" {'-' if constant < 0 else '+'} {abs(constant)}"
+        return f"({text})"
+
+    def _plain_division(self, e: Op) -> bool:
+        """C's division equals Python's where the dividend is not negative and the divisor positive."""
+        spans = [ex.interval(a, self.ranges) for a in e.args]
+        return spans[0] is not None and spans[1] is not None and spans[0][0] >= 0 and spans[1][0] > 0

@@ -1,0 +1,250 @@
+"""What LSTM, GRU and RNN nodes share: geometry, activations, the hoisted input projection, the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rammer.frontend.concat import piecewise
+from rammer.frontend.lowering import CannotLower, Lowering
+from rammer.frontend.lowerings.activation import sigmoid_of, softplus_of
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Const, Expr, Load, Op, Table
+
+Activation = Callable[[Expr], Expr]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A recurrent node: extents in elements, ``gates`` as packed in its weights ``[D, gates*H, I]``."""
+
+    ctx: Lowering
+    gates: int
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether ``layout`` puts the batch before the time steps."""
+        return bool(self.ctx.attr("layout", 0))
+
+    @property
+    def steps(self) -> int:
+        """Number of time steps."""
+        return self.ctx.shape(self.ctx.input(0))[1 if self.batch_first else 0]
+
+    @property
+    def batch(self) -> Axis:
+        """Axis of the batch."""
+        return Axis("b", self.ctx.shape(self.ctx.input(0))[0 if self.batch_first else 1])
+
+    @property
+    def hidden(self) -> Axis:
+        """Axis of the hidden units."""
+        return Axis("h", self.ctx.shape(self.ctx.input(2))[-1])
+
+    @property
+    def dtype(self) -> str:
+        """Element type of all tensors."""
+        return self.ctx.type(self.ctx.input(0)).dtype
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """For each direction whether it runs backwards."""
+        name = str(self.ctx.attr("direction", "forward"))
+        known = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+        if name not in known:
+            raise CannotLower(f"{self.ctx.node.op} with direction={name!r}")
+        return known[name]
+
+    def order(self, backwards: bool) -> Sequence[int]:
+        """Time steps in the order in which a direction meets them."""
+        return range(self.steps)[::-1] if backwards else range(self.steps)
+
+    def literal(self, value: float) -> Const:
+        """A literal of the node's element type."""
+        return Const(value, self.dtype)
+
+    def gate(self, name: Expr | str) -> Expr:
+        """Row of the packed weights that belongs to a gate and hidden unit ``h``."""
+        return ex.add(ex.mul(name, self.hidden.extent), "h")
+
+    def emit_state(self, body: Expr, hint: str) -> str:
+        """Emit a ``[b, h]`` tensor."""
+        return self.ctx.emit((self.batch, self.hidden), body, hint=hint, dtype=self.dtype)
+
+    def state(self, tensor: str) -> Load:
+        """``tensor[b, h]``."""
+        return self.ctx.load(tensor, "b", "h")
+
+    def initial(self, index: int, direction: int, hint: str) -> str:
+        """The initial state of a direction from optional input ``index`` (zeros without it), ``[b, h]``."""
+        if not self.ctx.has(index):
+            zeros = np.zeros((self.batch.extent, self.hidden.extent), self.dtype)
+            return self.ctx.constant(zeros, hint)
+        place = ("b", direction, "h") if self.batch_first else (direction, "b", "h")
+        return self.emit_state(self.ctx.load(self.ctx.input(index), *place), hint)
+
+    def recurrent_bias(self, direction: int, gate: Expr | str) -> Expr | None:
+        """``Rb`` of a gate, None without biases."""
+        row = ex.add(self.gate(gate), self.gates * self.hidden.extent)
+        return self.ctx.load(self.ctx.input(3), direction, row) if self.ctx.has(3) else None
+
+    def projections(self, direction: int, hoisted: int) -> list[str]:
+        """``x[t] @ W`` plus the biases that are added before anything else, one ``[b, g, h]`` tensor a step.
+
+        One contraction serves all steps; the steps are slices of it. ``Rb`` is included for the
+        first ``hoisted`` gates.
+        """
+        ctx = self.ctx
+        inputs = ctx.shape(ctx.input(0))[-1]
+        gates = Axis("g", self.gates)
+        axes = (Axis("t", self.steps), self.batch, gates, self.hidden)
+        x = ctx.load(ctx.input(0), *(("b", "t", "i") if self.batch_first else ("t", "b", "i")))
+        w = ctx.load(ctx.input(1), direction, self.gate("g"), "i")
+        total = ctx.emit(axes, Op("mul", (x, w)), (Axis("i", inputs),), "sum", hint=f"xw{direction}")
+        if ctx.has(3):
+            biased = Op("add", (ctx.load(total, "t", "b", "g", "h"), self._hoisted_bias(direction, hoisted)))
+            total = ctx.emit(axes, biased, hint=f"xwb{direction}")
+        return [
+            ctx.emit(
+                (self.batch, gates, self.hidden), ctx.load(total, t, "b", "g", "h"), hint=f"x{direction}_{t}"
+            )
+            for t in range(self.steps)
+        ]
+
+    def _hoisted_bias(self, direction: int, hoisted: int) -> Expr:
+        bias: Expr = self.ctx.load(self.ctx.input(3), direction, self.gate("g"))
+        recurrent = self.recurrent_bias(direction, "g")
+        if recurrent is None or hoisted == 0:
+            return bias
+        if hoisted < self.gates:
+            recurrent = Op(
+                "where", (Op("lt", (ex.Ref("g"), ex.integer(hoisted))), recurrent, self.literal(0.0))
+            )
+        return Op("add", (bias, recurrent))
+
+    def recur(self, state: str, direction: int, first: int, count: int, hint: str) -> str:
+        """``state @ R`` for ``count`` gates from ``first`` on: ``[b, g, h]``."""
+        row = self.gate(ex.add("g", first))
+        body = Op(
+            "mul", (self.ctx.load(state, "b", "k"), self.ctx.load(self.ctx.input(2), direction, row, "k"))
+        )
+        axes = (self.batch, Axis("g", count), self.hidden)
+        return self.ctx.emit(axes, body, (Axis("k", self.hidden.extent),), "sum", hint=hint)
+
+    def emit_gates(self, inputs: str, recurrent: str, hint: str) -> str:
+        """The sum of a step's input projection and recurrent product, ``[b, g, h]``."""
+        axes = (self.batch, Axis("g", self.gates), self.hidden)
+        terms = tuple(self.ctx.load(name, "b", "g", "h") for name in (inputs, recurrent))
+        return self.ctx.emit(axes, Op("add", terms), hint=hint)
+
+    def at_gate(self, tensor: str, gate: int) -> Load:
+        """``tensor[b, gate, h]``."""
+        return self.ctx.load(tensor, "b", gate, "h")
+
+    def mask(self, step: int) -> Expr | None:
+        """Whether each sequence of the batch still has ``step`` (None where all do)."""
+        lengths = self.ctx.static(4, "sequence_lens")
+        if lengths is None or all(int(n) > step for n in lengths):
+            return None
+        return Table(tuple(int(n) > step for n in lengths), ex.as_index("b"), "bool")
+
+    def kept(self, mask: Expr | None, new: Expr, old: Expr) -> Expr:
+        """``new`` where the sequence goes on, else ``old``."""
+        return new if mask is None else Op("where", (mask, new, old))
+
+    def shown(self, mask: Expr | None, state: str, hint: str) -> str:
+        """The output of a step: its state, or zero after a sequence's end."""
+        if mask is None:
+            return state
+        return self.emit_state(Op("where", (mask, self.state(state), self.literal(0.0))), hint)
+
+    def activations(self, direction: int, defaults: Sequence[str]) -> list[Activation]:
+        """The activation functions of a direction, clipping included."""
+        names = list(self.ctx.attr("activations") or [*defaults] * len(self.directions))
+        alphas = iter(self.ctx.attr("activation_alpha") or ())
+        betas = iter(self.ctx.attr("activation_beta") or ())
+        built = [self._activation(str(n), alphas, betas) for n in names]
+        count = len(defaults)
+        return built[direction * count : (direction + 1) * count]
+
+    def _activation(self, name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
+        key = name.lower()
+        alpha, beta = _PARAMETERS.get(key, (None, None))
+        a = 0.0 if alpha is None else float(next(alphas, alpha))
+        b = 0.0 if beta is None else float(next(betas, beta))
+        if key not in _FORMULAS:
+            raise CannotLower(f"{self.ctx.node.op} with activation {name}")
+        formula = _FORMULAS[key]
+        return lambda x: formula(self._clipped(x), self.literal, a, b)
+
+    def _clipped(self, x: Expr) -> Expr:
+        clip = self.ctx.attr("clip")
+        if not clip:
+            return x
+        return Op("min", (Op("max", (x, self.literal(-float(clip)))), self.literal(float(clip))))
+
+    def emit_sequence(self, shown: Sequence[Sequence[str]]) -> None:
+        """Output 0 from the tensors ``shown[direction][time]``, if it is wanted."""
+        if not self.ctx.wants(0):
+            return
+        trees = [piecewise("t", [1] * self.steps, [self.state(s) for s in row]) for row in shown]
+        time, many = Axis("t", self.steps), Axis("d", len(shown))
+        body = piecewise("d", [1] * len(trees), trees)
+        axes = (
+            (self.batch, time, many, self.hidden)
+            if self.batch_first
+            else (time, many, self.batch, self.hidden)
+        )
+        self.ctx.emit(axes, body, output=0)
+
+    def emit_last(self, index: int, states: Sequence[str]) -> None:
+        """Output ``index`` from the last state of each direction, if it is wanted."""
+        if not self.ctx.wants(index):
+            return
+        many = Axis("d", len(states))
+        axes = (self.batch, many, self.hidden) if self.batch_first else (many, self.batch, self.hidden)
+        body = piecewise("d", [1] * len(states), [self.state(s) for s in states])
+        self.ctx.emit(axes, body, output=index)
+
+
+_Literal = Callable[[float], Const]
+_Formula = Callable[[Expr, _Literal, float, float], Expr]
+
+
+def _linear(x: Expr, k: _Literal, a: float, b: float) -> Expr:
+    return Op("add", (Op("mul", (x, k(a))), k(b)))
+
+
+def _below(x: Expr, k: _Literal, negative: Expr) -> Expr:
+    return Op("where", (Op("lt", (x, k(0.0))), negative, x))
+
+
+def _elu(x: Expr, k: _Literal, a: float, _: float) -> Expr:
+    return _below(x, k, Op("mul", (Op("sub", (Op("exp", (x,)), k(1.0))), k(a))))
+
+
+def _hard_sigmoid(x: Expr, k: _Literal, a: float, b: float) -> Expr:
+    return Op("max", (Op("min", (_linear(x, k, a, b), k(1.0))), k(0.0)))
+
+
+#: Activation -> (default alpha, default beta); None where it has no such parameter.
+_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+    "affine": (1.0, 0.0), "leakyrelu": (0.01, None), "thresholdedrelu": (1.0, None), "scaledtanh": (1.0, 1.0),
+    "hardsigmoid": (0.2, 0.5), "elu": (1.0, None),
+}  # fmt: skip
+_FORMULAS: dict[str, _Formula] = {
+    "relu": lambda x, k, a, b: Op("max", (x, k(0.0))),
+    "tanh": lambda x, k, a, b: Op("tanh", (x,)),
+    "sigmoid": lambda x, k, a, b: sigmoid_of(x, k),
+    "affine": _linear,
+    "leakyrelu": lambda x, k, a, b: _below(x, k, Op("mul", (x, k(a)))),
+    "thresholdedrelu": lambda x, k, a, b: Op("where", (Op("lt", (x, k(a))), k(0.0), x)),
+    "scaledtanh": lambda x, k, a, b: Op("mul", (Op("tanh", (Op("mul", (x, k(b))),)), k(a))),
+    "hardsigmoid": _hard_sigmoid,
+    "elu": _elu,
+    "softsign": lambda x, k, a, b: Op("div", (x, Op("add", (Op("abs", (x,)), k(1.0))))),
+    "softplus": lambda x, k, a, b: softplus_of(x, k),
+}

@@ -1,0 +1,125 @@
+"""Old opsets -> the one that lowerings are written for, by ONNX's version converter and what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
+
+from rammer.errors import BadInput
+from rammer.frontend import checks
+from rammer.frontend.nodes import first_line, node_title
+
+#: The opset that lowerings are written for; older models are upgraded to it.
+TARGET_OPSET: Final = 21
+#: Tried in this order for a model whose upgrade to the first one fails.
+FALLBACK_OPSETS: Final = (20, 18, 17, 13)
+
+
+def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+    """The model at the highest opset that ONNX's version converter reaches, and why it is not the target."""
+    opset = checks.opset_versions(model.opset_import).get("", TARGET_OPSET)
+    reason = ""
+    for target in (TARGET_OPSET, *FALLBACK_OPSETS):
+        if opset >= target:
+            break
+        try:
+            converted = _restored(version_converter.convert_version(_prepared(model, opset), target), model)
+        except BadInput:
+            raise
+        except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
+            # Its assertions begin with a source file and a condition, which say nothing to a reader.
+            reason = reason or first_line(error).rpartition("failed: ")[2]
+            continue
+        return converted, (_stuck(opset, target, reason),) if reason else ()
+    return model, (_stuck(opset, opset, reason),) if reason else ()
+
+
+def _stuck(opset: int, reached: int, reason: str) -> str:
+    return f"opset {opset} could not be upgraded to {TARGET_OPSET}, only to {reached}: {reason}"
+
+
+def _restored(converted: ModelProto, original: ModelProto) -> ModelProto:
+    """``converted`` with what the converter drops: the declared ports and the metadata of ``original``."""
+    for kept, given in ((converted.graph.input, original.graph.input), (converted.graph.output, original.graph.output)):
+        declared = {v.name: v for v in given}
+        for value in kept:
+            if value.name in declared:
+                value.CopyFrom(declared[value.name])
+    if not converted.metadata_props:
+        converted.metadata_props.extend(original.metadata_props)
+    return converted
+
+
+def _prepared(model: ModelProto, opset: int) -> ModelProto:
+    """A copy in which operators whose meaning the converter would change say what they mean; else ``model`` itself.
+
+    Resize up to opset 10, and Upsample, take the source of pixel i at i / scale; since opset 11 the
+    default is half_pixel, and the converter sets nothing. Hardmax up to opset 12 works on the
+    flattened tail, as Softmax does, which is the only one of the two that the converter rewrites.
+    GroupNormalization up to opset 20 has a scale per group, then one per channel.
+    """
+    names = {node.op_type for graph in checks.all_graphs(model) for node in graph.node if not node.domain}
+    stale = {op for op, last in _CHANGED_AFTER.items() if opset <= last}
+    if not names & (stale | {"Upsample"}):
+        return model
+    result = ModelProto()
+    # The converter drops the attributes of Upsample, but at opset 10 it is a Resize.
+    result.CopyFrom(version_converter.convert_version(model, 10) if "Upsample" in names and opset < 10 else model)
+    for graph in checks.all_graphs(result):
+        constants = [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" for a in n.attribute]
+        known = {**{t.name: t for t in graph.initializer}, **dict(constants)}
+        nodes = [new for node in graph.node for new in (_said(node, known) if node.op_type in stale else [node])]
+        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+    return result
+
+
+#: Operator -> the last opset at which it means something else than at the target.
+_CHANGED_AFTER: Final = {"Resize": 10, "Hardmax": 12, "GroupNormalization": 20}
+
+
+def _said(node: NodeProto, known: Mapping[str, TensorProto]) -> list[NodeProto]:
+    """What replaces a node that is in _CHANGED_AFTER."""
+    if node.op_type == "Resize":
+        return [_asymmetric_resize(node, known)]
+    source, result, name = node.input[0], node.output[0], node.name or node.op_type
+    shape, flat, wide = (f"{result}:{part}" for part in ("shape", "flat", "wide"))
+    given = {a.name: a for a in node.attribute}
+    if node.op_type == "Hardmax":
+        axis = given["axis"].i if "axis" in given else 1
+        inner = [helper.make_node("Flatten", [source], [flat], f"{name}/flatten", axis=axis),
+                 helper.make_node("Hardmax", [flat], [wide], name, axis=1)]  # fmt: skip
+    else:
+        epsilon = given["epsilon"].f if "epsilon" in given else 1e-5
+        groups = [0, given["num_groups"].i, -1]
+        inner = [helper.make_node("Constant", [], [f"{flat}_shape"], f"{name}/groups", value_ints=groups),
+                 helper.make_node("Reshape", [source, f"{flat}_shape"], [flat], f"{name}/flatten"),
+                 helper.make_node("InstanceNormalization", [flat, *node.input[1:]], [wide], name,
+                                  epsilon=epsilon)]  # fmt: skip
+    return [helper.make_node("Shape", [source], [shape], f"{name}/shape"), *inner,
+            helper.make_node("Reshape", [wide, shape], [result], f"{name}/reshape")]  # fmt: skip
+
+
+def _asymmetric_resize(node: NodeProto, known: Mapping[str, TensorProto]) -> NodeProto:
+    """Resize of opset 10 with the attributes that opset 11 needs; the converter carries them along unseen.
+
+    Nearest rounds down where it enlarges and up where it shrinks (the examples of Resize-10, ONNX
+    Runtime too), but opset 11 has one rounding for all axes.
+    """
+    result = NodeProto()
+    result.CopyFrom(node)
+    scales = known.get(node.input[1])
+    shrinks = enlarges = scales is None
+    if scales is not None:
+        values = numpy_helper.to_array(scales)
+        shrinks, enlarges = bool((values < 1).any()), bool((values > 1).any())
+    nearest = not any(a.name == "mode" and a.s != b"nearest" for a in node.attribute)
+    if nearest and shrinks and enlarges:
+        what = "Resize of opset 10 to the nearest pixel needs constant scales, all at least 1 or all at most 1"
+        raise BadInput(what, node_title(node), "export the model with opset 11 or newer")
+    result.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+    result.attribute.append(helper.make_attribute("nearest_mode", "ceil" if shrinks else "floor"))
+    return result

@@ -1,0 +1,107 @@
+"""The device manifest and its backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rammer.device.manifest import Array, Binding, Device, Hardware, OpenOptions
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel, ROperator
+from rammer.ir.program import RProgram
+from rammer.tile.search import candidates
+
+from rammer_ipu_sim.chip import GC2, SOURCES, Chip, configured, vdevice
+from rammer_ipu_sim.codelet import codelet
+from rammer_ipu_sim.executor import LoadedProgram
+from rammer_ipu_sim.profiler import SimulatedProfiler, operator_times, resources
+
+#: Raised whenever generated codelets or the cycle accounts change.
+GENERATOR = 1
+
+#: Tilings returned for an operator.
+CANDIDATES = 8
+
+OPTIONS = ("tiles", "sram", "no_stream")
+
+
+class SimulatorBackend:
+    """An opened simulated chip."""
+
+    def __init__(self, options: OpenOptions) -> None:
+        unknown = sorted(set(options.options) - set(OPTIONS))
+        if unknown:
+            raise BadInput(f"unknown option {unknown[0]!r}", "ipu_sim", f"known: {', '.join(OPTIONS)}")
+        if options.require not in ("", "simulator"):
+            raise DeviceUnavailable(f"ipu_sim is a simulator, not a {options.require}", "--require")
+        if options.index != 0:
+            raise DeviceUnavailable(f"ipu_sim has no unit {options.index}", "ipu_sim", "use ipu_sim:0")
+        self.chip: Chip = configured(options.options)
+        self.stream = not _flag(options.options.get("no_stream", "0"))
+        self._profiler = SimulatedProfiler(self.chip, self.stream)
+
+    @property
+    def vdevice(self) -> VDevice:
+        """One vEU a tile."""
+        return vdevice(self.chip)
+
+    @property
+    def hardware(self) -> Hardware:
+        """What is simulated, with the sources of its figures."""
+        return hardware(self.chip)
+
+    @property
+    def profiler(self) -> SimulatedProfiler:
+        """Cycle counts, always labelled simulated."""
+        return self._profiler
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the chip's figures and with the generator."""
+        return f"ipu_sim generator {GENERATOR} {self.chip!r}"
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Tilings whose tasks fit in a tile, best predicted first."""
+        return candidates(operator, binding, self.vdevice, CANDIDATES)
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """Codelet text, resources and counted times. DeviceFailure when a task exceeds a tile's memory."""
+        need = resources(operator, binding.types, self.chip)
+        if need.local_bytes > self.chip.sram:
+            raise DeviceFailure(
+                f"out of memory: task {operator.name}[0] needs {need.local_bytes} bytes; the limit is {self.chip.sram} bytes",
+                operator.head(), "use smaller tiles",
+            )  # fmt: skip
+        source, _ = codelet(operator, binding)
+        alone, crowded = operator_times(operator, binding.types, self.chip)
+        return RKernel(operator, source, need, alone, crowded, "simulated")
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> LoadedProgram:
+        """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""
+        return LoadedProgram(program, constants, self.chip, self.stream)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("", "0", "1", "true", "false", "yes", "no"):
+        raise BadInput(f"option no_stream={text}: not a truth value", "ipu_sim", "--option no_stream=1")
+    return text.lower() in ("", "1", "true", "yes")
+
+
+def hardware(chip: Chip = GC2) -> Hardware:
+    """The simulated unit. Nothing physical stands behind it."""
+    return Hardware(0, str(chip), "simulator", chip.tiles * chip.sram, dict(SOURCES))
+
+
+def probe() -> Sequence[Hardware]:
+    """Always one simulated chip."""
+    return [hardware()]
+
+
+DEVICE = Device(
+    name="ipu_sim",
+    summary="GraphCore GC2 simulator: bulk-synchronous tiles with enforced memory; times are simulated",
+    probe=probe,
+    open=SimulatorBackend,
+    targets=(),
+    simulated=True,
+)

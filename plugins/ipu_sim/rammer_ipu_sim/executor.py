@@ -1,0 +1,315 @@
+"""Runs an RProgram superstep by superstep on the simulated chip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from rammer.device.manifest import RunResult
+from rammer.errors import BadInput, DeviceFailure
+from rammer.ir import expr as ex
+from rammer.ir.compute import contraction_operands
+from rammer.ir.evaluate import evaluate
+from rammer.ir.program import RProgram
+from rammer.ir.types import itemsize
+
+from rammer_ipu_sim.batch import Plan, plan_batch
+from rammer_ipu_sim.chip import Chip
+from rammer_ipu_sim.cycles import Accountant, StepCycles, report, task_costs
+from rammer_ipu_sim.deliver import filled, gather, scatter, tensor_view
+from rammer_ipu_sim.memory import Memory, height, plan_homes, poisoned
+from rammer_ipu_sim.supersteps import Batch, batches, halves, isolate, supersteps
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Bytes of the host's memory that one batch may take while it is simulated.
+BUDGET = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A planted fault: in ``superstep`` the transfer of ``operator``'s ``task`` for its ``load`` (counted among the loads of
+    tensors from outside) is lost."""
+
+    superstep: int
+    operator: str
+    task: int
+    load: int
+
+
+@dataclass(frozen=True)
+class Superstep:
+    """Plans of one superstep, the buffers that die with its reads, and its cycles."""
+
+    plans: tuple[Plan, ...]
+    dead: tuple[str, ...]
+    cycles: StepCycles
+
+
+class LoadedProgram:
+    """A program resident in the simulated tiles. ``seconds`` of its runs are simulated."""
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], chip: Chip, stream: bool = True,
+                 drop_transfer: Drop | None = None) -> None:  # fmt: skip
+        if program.veus > chip.tiles:
+            raise DeviceFailure(
+                f"the program has {program.veus} rows, the chip {chip.tiles} tiles",
+                program.name,
+                "fold it first",
+            )
+        self.program, self.chip = program, chip
+        whole = _batched(program, drop_transfer)
+        self.streamed = self._place(whole, stream)
+        self.homes = plan_homes([b for b in program.buffers if b.name not in self.streamed], chip.tiles)
+        self.memory = Memory(chip, self.homes)
+        self.host: dict[str, Array] = {}
+        self._upload(constants)
+        self.supersteps = self._supersteps(whole)
+        self.open = True
+
+    # --- loading ------------------------------------------------------------------------------
+
+    def _place(self, whole: Sequence[Sequence[Batch]], stream: bool) -> frozenset[str]:
+        """The constant buffers that stay in host memory; DeviceFailure when even that does not make room."""
+        need, where = _largest_task(whole, self.program, self.chip)
+        names: set[str] = set()
+        candidates = sorted(
+            (b for b in self.program.buffers if b.kind == "constant"), key=lambda b: (-b.size, b.name)
+        )
+        while True:
+            kept = [b for b in self.program.buffers if b.name not in names]
+            taken = height(plan_homes(kept, self.chip.tiles))
+            if taken + need <= self.chip.sram:
+                return frozenset(names)
+            if not stream or not candidates:
+                raise self._out_of_memory(need, where, taken, stream)
+            excess = (taken + need - self.chip.sram) * self.chip.tiles
+            while candidates and excess > 0:
+                buffer = candidates.pop(0)
+                names.add(buffer.name)
+                excess -= buffer.nbytes
+
+    def _out_of_memory(self, need: int, where: str, taken: int, stream: bool) -> DeviceFailure:
+        limit = self.chip.sram
+        what = f"out of memory: {where} needs {need} bytes beside {taken} bytes of buffers; the limit is {limit} bytes"
+        hint = (
+            "use smaller tiles"
+            if stream or need > limit
+            else "allow streaming of constants, or use smaller tiles"
+        )
+        return DeviceFailure(what, f"{self.program.name} on {self.chip}", hint)
+
+    def _upload(self, constants: Mapping[str, Array]) -> None:
+        images: dict[str, Array] = {}
+        for name, value in constants.items():
+            if name not in self.program.storage:
+                continue
+            storage = self.program.storage[name]
+            buffer = self.program.buffer[storage.buffer]
+            image = images.setdefault(buffer.name, poisoned((buffer.size,), buffer.dtype))
+            tensor_view(image, storage)[...] = value
+        for name, image in images.items():
+            if name in self.streamed:
+                self.host[name] = image
+            else:
+                self.memory.write(name, image)
+
+    def _supersteps(self, whole: Sequence[Sequence[Batch]]) -> list[Superstep]:
+        program = self.program
+        staging = self.chip.sram - height(self.homes)
+        accountant = Accountant(self.chip, self.homes, program.storage, program.types, staging)
+        deaths = _deaths(program, whole)
+        result = []
+        for number, group in enumerate(whole):
+            used = {program.storage[n].buffer for b in group for n in b.operator.inputs}
+            streamed = sum(program.buffer[n].nbytes for n in used & self.streamed)
+            plans = tuple(p for b in group for p in _affordable(b, program))
+            result.append(
+                Superstep(plans, tuple(deaths.get(number, ())), accountant.superstep(group, streamed))
+            )
+        return result
+
+    # --- running ------------------------------------------------------------------------------
+
+    @property
+    def kernels(self) -> int:
+        """Supersteps of one run."""
+        return len(self.supersteps)
+
+    @property
+    def cycles(self) -> list[StepCycles]:
+        """Cycles of every superstep."""
+        return [s.cycles for s in self.supersteps]
+
+    def report(self) -> str:
+        """The cycle table."""
+        return report(self.cycles, self.chip)
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        """One run; inputs by ONNX name. Raises BadInput for a missing input or a wrong type or shape."""
+        if not self.open:
+            raise DeviceFailure("the program was closed", self.program.name)
+        for b in self.program.buffers:
+            if b.kind not in ("constant", "input"):
+                self.memory.poison(b.name)
+        self._write_inputs(inputs)
+        with np.errstate(all="ignore"):
+            for step in self.supersteps:
+                self._superstep(step)
+        outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
+        seconds = sum(c.total for c in self.cycles) / self.chip.clock
+        return RunResult(outputs, seconds, tuple(self._notes()))
+
+    def _write_inputs(self, inputs: Mapping[str, Array]) -> None:
+        images: dict[str, Array] = {}
+        for port in self.program.inputs:
+            if port.external not in inputs:
+                raise BadInput(f"input {port.external!r} is missing", self.program.name)
+            storage = self.program.storage[port.tensor]
+            buffer = self.program.buffer[storage.buffer]
+            value = np.asarray(inputs[port.external])
+            if value.shape != storage.shape or value.dtype != np.dtype(buffer.dtype):
+                raise BadInput(
+                    f"input {port.external!r} is {value.dtype}{list(value.shape)}, not {buffer.dtype}{list(storage.shape)}",
+                    self.program.name,
+                )
+            image = images.setdefault(buffer.name, poisoned((buffer.size,), buffer.dtype))
+            tensor_view(image, storage)[...] = value
+        for name, image in images.items():
+            self.memory.write(name, image)
+
+    def _buffer(self, name: str) -> Array:
+        return self.host[name] if name in self.host else self.memory.read(name)
+
+    def _tensor(self, name: str) -> Array:
+        storage = self.program.storage[name]
+        return tensor_view(self._buffer(storage.buffer), storage)
+
+    def _superstep(self, step: Superstep) -> None:
+        """Exchange in, compute, exchange out: no task sees what another one writes in this superstep."""
+        images: dict[str, Array] = {}
+        staged: list[dict[str, Array]] = []
+        for plan in step.plans:
+            staged.append(self._deliver(plan, images))
+        for name in step.dead:
+            self.memory.poison(name)
+        written: dict[str, Array] = {}
+        for plan, local in zip(step.plans, staged, strict=True):
+            self._compute(plan, local)
+            for tensor, held in plan.outputs:
+                storage = self.program.storage[tensor]
+                if storage.buffer not in written:
+                    written[storage.buffer] = self.memory.read(storage.buffer)
+                scatter(plan.batch, local[held], tensor_view(written[storage.buffer], storage))
+            local.clear()
+        for name, image in written.items():
+            self.memory.write(name, image)
+
+    def _deliver(self, plan: Plan, images: dict[str, Array]) -> dict[str, Array]:
+        local: dict[str, Array] = {}
+        for stage in plan.stages:
+            storage = self.program.storage[stage.tensor]
+            if storage.buffer not in images:
+                images[storage.buffer] = self._buffer(storage.buffer)
+            tensor = tensor_view(images[storage.buffer], storage)
+            if plan.batch.lost in stage.loads:
+                local[stage.name] = poisoned((*stage.dims, *stage.extents), tensor.dtype.name)
+            else:
+                local[stage.name] = gather(stage, tensor)
+        return local
+
+    def _compute(self, plan: Plan, local: dict[str, Array]) -> None:
+        """Evaluate the plan's Computes over ``local`` memory and nothing else."""
+        local.update(plan.auxiliary)
+        for step in plan.steps:
+            values = evaluate(step.compute, local).reshape(step.shape)
+            local[step.held.name] = values
+            for copy, fill in step.masks:
+                local[copy] = filled(step.held, values, self.program.types[step.held.name].shape, fill)
+
+    def _notes(self) -> list[str]:
+        notes = [f"simulated: {self.chip}, {self.kernels} supersteps"]
+        streamed = sum(c.streamed for c in self.cycles)
+        if streamed:
+            rate = self.chip.host_bytes / 1e9
+            seconds = sum(c.stream for c in self.cycles) / self.chip.clock
+            notes.append(
+                f"streamed {streamed} bytes of constants from host memory at {rate:.1f} GB/s: {seconds * 1e6:.1f} us of the total"
+            )
+        return notes
+
+    def close(self) -> None:
+        """Free the simulated memory."""
+        self.open = False
+        self.memory = Memory(self.chip, {})
+        self.host.clear()
+
+
+def _batched(program: RProgram, drop: Drop | None) -> list[list[Batch]]:
+    """Every superstep's tasks as batches; BadInput when ``drop`` names no transfer."""
+    result = []
+    for number, step in enumerate(supersteps(program)):
+        group: list[Batch] = []
+        for name, where in step.items():
+            parts = batches(program.operator[name], where)
+            if drop is not None and (drop.superstep, drop.operator) == (number, name):
+                parts = isolate(parts, drop.task, drop.load)
+            group += parts
+        result.append(group)
+    if drop is not None and not any(b.lost >= 0 for g in result for b in g):
+        raise BadInput(f"{drop} names no transfer of this program", program.name)
+    return result
+
+
+def _largest_task(whole: Sequence[Sequence[Batch]], program: RProgram, chip: Chip) -> tuple[int, str]:
+    """Bytes of local memory of the task that needs most, and its name with its tile."""
+    best, where = 0, "no task"
+    for group in whole:
+        for batch in group:
+            need = task_costs(batch, program.types, chip).footprint
+            if need.size and int(need.max()) > best:
+                spot = int(need.argmax())
+                best = int(need.max())
+                where = f"task {batch.operator.name}[{int(batch.tasks.flat[spot])}] on tile {int(batch.veus.flat[spot])}"
+    return best, where
+
+
+def _deaths(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[int, list[str]]:
+    """Superstep -> arena buffers whose last reader runs in it (and that nobody writes later)."""
+    keep = {program.storage[p.tensor].buffer for p in program.outputs}
+    last: dict[str, int] = {}
+    for number, group in enumerate(whole):
+        for batch in group:
+            for name in batch.operator.inputs:
+                last[program.storage[name].buffer] = number
+            for name in batch.operator.outputs:
+                last.pop(program.storage[name].buffer, None)
+    result: dict[int, list[str]] = {}
+    for name, number in last.items():
+        if program.buffer[name].kind == "arena" and name not in keep:
+            result.setdefault(number, []).append(name)
+    return result
+
+
+def _affordable(batch: Batch, program: RProgram) -> list[Plan]:
+    """The batch's plan, or several of smaller batches where simulating it at once takes too much memory."""
+    plan = plan_batch(batch, program.types)
+    if batch.tasks.size <= 1 or _host_bytes(plan, program) <= BUDGET:
+        return [plan]
+    return [p for half in halves(batch) for p in _affordable(half, program)]
+
+
+def _host_bytes(plan: Plan, program: RProgram) -> int:
+    """Bytes of host memory to simulate a plan: staged boxes, interior tensors, unfolded contraction operands."""
+    total = 0
+    for stage in plan.stages:
+        total += math.prod((*stage.dims, *stage.extents)) * itemsize(program.types[stage.tensor].dtype)
+    for step in plan.steps:
+        extents = {a.name: a.extent for a in (*step.compute.axes, *step.compute.reduce)}
+        total += math.prod(step.shape) * itemsize(step.compute.dtype)
+        for load in contraction_operands(step.compute) or ():
+            total += math.prod(extents[a] for a in ex.axes_of(load)) * itemsize(step.compute.dtype)
+    return total

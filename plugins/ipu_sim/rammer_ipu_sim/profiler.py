@@ -1,0 +1,74 @@
+"""Rammer's three measurements, answered by the simulator's own clock: its cycle counter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from rammer.device.manifest import Array, Binding
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import Buffer, RProgram, Storage
+from rammer.ir.types import TensorType, is_float, row_major
+
+from rammer_ipu_sim.chip import Chip
+from rammer_ipu_sim.cycles import Accountant, task_costs
+from rammer_ipu_sim.executor import LoadedProgram
+from rammer_ipu_sim.memory import plan_homes
+from rammer_ipu_sim.supersteps import batches, placed
+
+
+class SimulatedProfiler:
+    """Times are cycles of the simulated clock, repeatable to the cycle."""
+
+    def __init__(self, chip: Chip, stream: bool = True) -> None:
+        self.chip, self.stream = chip, stream
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        """Seconds of one rTask alone, and with a task on every tile; a superstep's syncs are not included."""
+        return operator_times(kernel.operator, binding.types, self.chip)
+
+    def resources(self, kernel: RKernel, binding: Binding) -> Resources:
+        """Threads of a tile, and the local memory that the exchange fills for one task."""
+        return resources(kernel.operator, binding.types, self.chip)
+
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        """Seconds of one run on random inputs. Cycles repeat exactly, so ``iterations`` is one run at most."""
+        generator = np.random.default_rng(0)
+        loaded = LoadedProgram(program, constants, self.chip, self.stream)
+        try:
+            ports = ((p.external, program.types[p.tensor]) for p in program.inputs)
+            return loaded.run({name: random_input(kind, generator) for name, kind in ports}).seconds
+        finally:
+            loaded.close()
+
+
+def random_input(kind: TensorType, generator: np.random.Generator) -> Array:
+    """Normal floats; small non-negative integers."""
+    if is_float(kind.dtype):
+        return generator.standard_normal(kind.shape).astype(kind.dtype)
+    return generator.integers(0, 2, kind.shape).astype(kind.dtype)
+
+
+def operator_times(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> tuple[float, float]:
+    """Counted seconds of a superstep with one task, and with one task a tile."""
+    names = (*operator.inputs, *operator.outputs)
+    buffers = [Buffer(n, types[n].dtype, types[n].size, "input") for n in names]
+    storages = {n: _dense(n, types[n]) for n in names}
+    accountant = Accountant(chip, plan_homes(buffers, chip.tiles), storages, types, chip.sram)
+    seconds = []
+    for count in (1, min(operator.task_count, chip.tiles)):
+        where = placed(range(count), [0] * count, range(count))
+        step = accountant.superstep(batches(operator, where))
+        seconds.append((step.compute + step.exchange) / chip.clock)
+    return seconds[0], seconds[1]
+
+
+def _dense(name: str, kind: TensorType) -> Storage:
+    return Storage(name, name, 0, kind.shape, row_major(kind.shape))
+
+
+def resources(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> Resources:
+    """Local bytes of the largest task; registers and spills are not modelled."""
+    whole = batches(operator, placed([0], [0], [0])) if operator.task_count else []
+    need = max((int(task_costs(b, types, chip).footprint.max()) for b in whole), default=0)
+    return Resources(threads=chip.threads, local_bytes=need)

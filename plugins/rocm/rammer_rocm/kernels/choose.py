@@ -1,0 +1,137 @@
+"""Which panel tiles and register tiles are worth trying, by a small cost model of one CPU core."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.device import VDevice
+from rammer.ir.expr import Const, Op
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.contraction import Product, access, check_operator, contiguous, product_of
+from rammer_rocm.kernels.task import Unsuited
+
+#: Share of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
+PEAK_SHARE = 0.9
+#: Seconds around the innermost loop for one register tile: pointers, epilogue, stores.
+TILE_OVERHEAD = 25e-9
+#: Seconds to gather one vector of columns, and to start one run of them.
+VECTOR_GATHER, RUN_GATHER = 1.2e-9, 4e-9
+#: Seconds a byte for panels that outgrow the core's cache.
+SPILLED_BYTE = 1e-10
+#: Fused multiply-adds in flight that hide their latency (4 cycles, up to 2 units).
+INDEPENDENT = 8
+#: Splits of an axis that are tried.
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A tiled operator with the predicted seconds of one task, and of all its tasks on the device."""
+
+    operator: ROperator
+    task: float
+    total: float
+
+
+def panel_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
+    """Up to ``count`` panel versions of ``operator``, best predicted first; [] when panels cannot compute it."""
+    try:
+        main = check_operator(operator, binding)
+    except Unsuited:
+        return []
+    choices = list[Choice]()
+    groups = _divisors(operator)
+    for tile in sorted(set(_tiles(tuple(a.extent for a in main.axes), device.veus, groups))):
+        try:
+            product = product_of(replace(operator, tile=tile), binding)
+            choices.append(_best_register_tile(product, binding, device))
+        except Unsuited:
+            continue
+    return sorted(choices, key=lambda c: (c.total, c.operator.task_count, c.operator.tile))[:count]
+
+
+def _divisors(operator: ROperator) -> set[int]:
+    """Group sizes ``d`` of quotients ``axis // d`` in the contraction's loads."""
+    found = set[int]()
+    for load in operator.main.loads:
+        for index in load.indices:
+            for e in ex.walk(index):
+                if isinstance(e, Op) and e.fn == "floordiv" and isinstance(e.args[1], Const):
+                    found.add(int(e.args[1].value))
+    return found
+
+
+def _tiles(shape: tuple[int, ...], veus: int, groups: set[int]) -> Iterator[tuple[int, ...]]:
+    """One axis for rows (or none), a split suffix of the others for columns, 1 elsewhere."""
+    live = [d for d, n in enumerate(shape) if n > 1] or [len(shape) - 1]
+    for row in [None, *live]:
+        columns = [d for d in live if d != row]
+        if not columns:
+            continue
+        for row_tile in _splits(shape[row], 16 * veus, groups) if row is not None else [1]:
+            for depth in range(1, len(columns) + 1):
+                split = columns[-depth]
+                for tile in _splits(shape[split], 64, set()):
+                    result = [1] * len(shape)
+                    if row is not None:
+                        result[row] = row_tile
+                    for d in columns[-depth + 1 :] if depth > 1 else []:
+                        result[d] = shape[d]
+                    result[split] = tile
+                    yield tuple(result)
+
+
+def _splits(extent: int, most: int, groups: set[int]) -> list[int]:
+    sizes = {-(-extent // n) for n in PARTS if n <= most}
+    sizes |= {-(-s // 8) * 8 for s in sizes if s > 8 and -(-s // 8) * 8 < extent}
+    for group in groups:
+        sizes |= {group // n for n in PARTS if group % n == 0}
+    return sorted(s for s in sizes if 1 <= s <= extent)
+
+
+def register_tiles(lanes: int) -> list[tuple[int, int]]:
+    """(rows, vectors) whose accumulators, column vectors and one broadcast fit the vector registers."""
+    registers = 32 if lanes >= 16 else 16
+    return [(m, v) for v in (1, 2, 3, 4, 8) for m in range(1, 15) if m * v + v + 1 <= registers]
+
+
+def _best_register_tile(p: Product, binding: Binding, device: VDevice) -> Choice:
+    gather = _gather_seconds(p, binding, device)
+    seconds, mr, nv = min(
+        (_multiply_seconds(p, device, m, v), -m, v) for m, v in register_tiles(device.vector) if m <= max(p.rows, 1)
+    )
+    tiled = replace(p.operator, family="panel", config=(("mr", -mr), ("nv", nv)))
+    rounds = -(-tiled.task_count // device.veus)
+    return Choice(tiled, seconds + gather, rounds * (seconds + gather))
+
+
+def _multiply_seconds(p: Product, device: VDevice, mr: int, nv: int) -> float:
+    vectors = -(-p.width // device.vector)
+    full, single = divmod(vectors, nv)
+    if single and nv * device.vector * (full + 1) - p.width < device.vector:
+        full, single = full + 1, 0
+    blocks = -(-p.rows // mr)
+    seconds = 0.0
+    for count, v in ((full, nv), (single, 1)):
+        share = min(1.0, mr * v / INDEPENDENT) * min(1.0, mr * v / (1.25 * (mr + v)))
+        flops = 2.0 * mr * v * device.vector * p.depth
+        seconds += count * blocks * (flops / (device.flops * PEAK_SHARE * share) + TILE_OVERHEAD)
+    return seconds
+
+
+def _gather_seconds(p: Product, binding: Binding, device: VDevice) -> float:
+    if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
+        return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
+    if p.b.tensor not in p.before and p.b.fill is None and contiguous(access(p.b, binding), p):
+        return 0.0
+    run = p.tile[p.columns[-1]]
+    runs = p.depth * (p.width // max(run, 1))
+    seconds = runs * (RUN_GATHER + -(-run // device.vector) * VECTOR_GATHER)
+    nbytes = p.depth * (p.width + device.vector) * 4
+    room = device.layer("veu").capacity // 2
+    return seconds + max(0, nbytes - room) * SPILLED_BYTE * math.log2(max(2.0, nbytes / max(room, 1)))

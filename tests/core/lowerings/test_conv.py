@@ -1,0 +1,79 @@
+"""Conv and ConvTranspose against onnx's node tests and ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import check_node_case, check_random, node_cases
+
+Config = dict[str, Any]
+
+
+def _data(*shape: int) -> np.ndarray:
+    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", node_cases("Conv", "ConvTranspose"))
+def test_node_case(case: Any) -> None:
+    check_node_case(case)
+
+
+CONVS: list[tuple[tuple[int, ...], tuple[int, ...], Config]] = [
+    ((2, 6, 9, 11), (8, 6, 1, 1), {}),
+    ((2, 6, 9, 11), (8, 6, 3, 3), {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
+    ((1, 6, 9, 11), (6, 1, 3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
+    ((1, 6, 9, 11), (12, 1, 3, 3), {"group": 6, "strides": [2, 2]}),
+    ((1, 6, 9, 11), (4, 3, 3, 2), {"group": 2, "dilations": [2, 3]}),
+    ((2, 4, 17), (5, 4, 3), {"pads": [2, 1], "dilations": [2]}),
+    ((1, 2, 5, 6, 7), (3, 2, 2, 3, 3), {"pads": [0, 1, 1, 1, 1, 1], "strides": [1, 2, 1]}),
+    ((1, 3, 10, 7), (4, 3, 3, 4), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    ((1, 3, 10, 7), (4, 3, 3, 4), {"auto_pad": "SAME_LOWER", "strides": [3, 1]}),
+    ((1, 3, 10, 7), (4, 3, 3, 4), {"auto_pad": "VALID"}),
+    ((1, 1, 4, 4), (3, 1, 1, 1), {}),
+]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("x", "w", "config"), CONVS)
+def test_conv(x: tuple[int, ...], w: tuple[int, ...], config: Config, bias: bool) -> None:
+    inputs = {"x": _data(*x), "w": _data(*w)} | ({"b": _data(w[0])} if bias else {})
+    graph = check_random("Conv", inputs, **config)
+    kinds = [c.kind for c in graph.computes]
+    product = "contraction" if w[1:] != (1,) * len(w[1:]) else "map"
+    assert kinds == [product] + (["map"] if bias else [])
+
+
+TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], Config]] = [
+    ((2, 6, 5, 4), (6, 3, 2, 2), {"strides": [2, 2]}),
+    ((1, 6, 5, 4), (6, 3, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+    ((1, 6, 5, 4), (6, 3, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 6, 5, 4), (6, 3, 3, 5), {"strides": [3, 2], "pads": [0, 2, 1, 0]}),
+    ((1, 6, 5, 4), (6, 3, 3, 3), {}),
+    ((1, 6, 5, 4), (6, 3, 3, 3), {"dilations": [2, 2], "strides": [2, 1]}),
+    ((1, 6, 5, 4), (6, 2, 3, 3), {"group": 3, "strides": [2, 2]}),
+    ((1, 6, 5, 4), (6, 1, 4, 4), {"group": 6, "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 6, 5, 4), (6, 3, 2, 2), {"strides": [3, 3]}),
+    ((1, 6, 5, 4), (6, 3, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ((1, 6, 5, 4), (6, 3, 3, 3), {"strides": [2, 2], "output_shape": [10, 8]}),
+    ((2, 3, 7), (3, 2, 5), {"strides": [3], "pads": [2, 1]}),
+    ((1, 2, 3, 4, 3), (2, 3, 2, 3, 2), {"strides": [2, 1, 2]}),
+]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("x", "w", "config"), TRANSPOSED)
+def test_conv_transpose(x: tuple[int, ...], w: tuple[int, ...], config: Config, bias: bool) -> None:
+    features = w[1] * config.get("group", 1)
+    inputs = {"x": _data(*x), "w": _data(*w)} | ({"b": _data(features)} if bias else {})
+    graph = check_random("ConvTranspose", inputs, **config)
+    assert sum(c.kind == "contraction" for c in graph.computes) == 1
+
+
+def test_stride_phases_do_not_multiply_by_zero() -> None:
+    """Kernel equal to stride, the usual upsampling: as many multiplications as output pixels need."""
+    graph = check_random("ConvTranspose", {"x": _data(1, 8, 6, 6), "w": _data(8, 4, 2, 2)}, strides=[2, 2])
+    contraction = next(c for c in graph.computes if c.kind == "contraction")
+    assert contraction.points == 4 * 12 * 12 * 8
+    assert all(load.fill is None for load in contraction.loads)

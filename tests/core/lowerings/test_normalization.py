@@ -1,0 +1,120 @@
+"""Normalisations against onnx's node tests and ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import (
+    check_node_case,
+    check_random,
+    compare,
+    lower_model,
+    node_cases,
+    node_model,
+    onnx_outputs,
+    run_node_model,
+    with_static_inputs,
+)
+from onnx import numpy_helper
+
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.evaluate import run_graph
+
+
+def _data(*shape: int, mean: float = 0.0) -> np.ndarray:
+    return (np.random.default_rng().standard_normal(shape) + mean).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "case",
+    node_cases(
+        "BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization",
+        "LRN", "MeanVarianceNormalization", "LpNormalization",
+    ),
+)  # fmt: skip
+def test_node_case(case: Any) -> None:
+    check_node_case(case)
+
+
+def _statistics(channels: int) -> dict[str, np.ndarray]:
+    variance = np.random.default_rng().uniform(0.1, 2, channels).astype(np.float32)
+    return {"scale": _data(channels), "b": _data(channels), "mean": _data(channels), "var": variance}
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3), (2, 3, 7)])
+def test_batch_normalization(shape: tuple[int, ...]) -> None:
+    inputs = {"x": _data(*shape), **_statistics(3)}
+    check_random("BatchNormalization", inputs, opset=15, epsilon=1e-3)
+
+
+def test_batch_normalization_with_constant_statistics_is_one_map() -> None:
+    inputs = {"x": _data(2, 3, 4, 5), **_statistics(3)}
+    model = node_model("BatchNormalization", inputs, opset=15, epsilon=1e-3)
+    expected = onnx_outputs(model, inputs)
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in inputs.items() if n != "x")
+    graph = lower(bind(read_model(with_static_inputs(model, inputs)), {"x": inputs["x"].shape}))
+    assert [c.kind for c in graph.computes] == ["map"]
+    values = run_graph(graph, {graph.inputs[0]: inputs["x"]})
+    compare([values[graph.outputs[0]]], expected, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 17)])
+def test_instance_normalization(shape: tuple[int, ...]) -> None:
+    check_random("InstanceNormalization", {"x": _data(*shape, mean=3), "s": _data(3), "b": _data(3)})
+
+
+@pytest.mark.parametrize("axis", [-1, 1, 2, 0])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layer_normalization(axis: int, bias: bool) -> None:
+    shape = (2, 3, 8)
+    tail = shape[axis:] if axis else shape
+    inputs = {"x": _data(*shape, mean=2), "s": _data(*tail)} | ({"b": _data(*tail)} if bias else {})
+    graph = check_random("LayerNormalization", inputs, axis=axis)
+    assert [c.kind for c in graph.computes] == ["reduction", "map", "reduction", "map", "map"]
+
+
+def test_layer_normalization_of_large_offsets_does_not_cancel() -> None:
+    """E[x^2] - E[x]^2 in float32 would lose every digit of the variance here."""
+    x = _data(4, 64, mean=3000)
+    model = node_model("LayerNormalization", {"x": x, "s": np.ones(64, np.float32)})
+    inputs = {"x": x, "s": np.ones(64, np.float32)}
+    exact = x.astype(np.float64) - x.astype(np.float64).mean(1, keepdims=True)
+    exact /= np.sqrt((exact**2).mean(1, keepdims=True) + 1e-5)
+    compare(run_node_model(model, inputs), [exact], 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_group_normalization(groups: int) -> None:
+    inputs = {"x": _data(2, 6, 4, 5, mean=1), "s": _data(6), "b": _data(6)}
+    model = node_model("GroupNormalization", inputs, num_groups=groups)
+    x = inputs["x"].reshape(2, groups, -1).astype(np.float64)
+    y = (x - x.mean(2, keepdims=True)) / np.sqrt(x.var(2, keepdims=True) + 1e-5)
+    expected = y.reshape(2, 6, 4, 5) * inputs["s"][:, None, None] + inputs["b"][:, None, None]
+    for precise in (False, True):
+        compare(run_node_model(model, inputs, precise), [expected], 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5])
+def test_local_response_normalization(size: int) -> None:
+    check_random("LRN", {"x": _data(2, 7, 4, 5)}, size=size, alpha=0.3, beta=0.6, bias=1.5)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_lp_normalization(p: int, axis: int) -> None:
+    x = _data(3, 4, 5)
+    norm = (np.abs(x) ** p).sum(axis, keepdims=True) ** (1 / p)
+    model = node_model("LpNormalization", {"x": x}, p=p, axis=axis)
+    compare(run_node_model(model, {"x": x}), [x / norm], 1e-4, 1e-5)
+
+
+def test_mean_variance_normalization() -> None:
+    x = _data(2, 3, 4, 5, mean=2)
+    model = node_model("MeanVarianceNormalization", {"x": x}, axes=[0, 2, 3])
+    mean, deviation = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True)
+    compare(run_node_model(model, {"x": x}), [(x - mean) / (deviation + 1e-9)], 1e-3, 1e-4)
+    assert len(lower_model(model, {"x": x}).computes) == 5

@@ -1,0 +1,73 @@
+"""Pooling against onnx's node tests and ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import check_node_case, check_random, lower_model, node_cases, node_model
+
+from rammer.frontend.lowering import CannotLower
+
+
+def _data(*shape: int) -> np.ndarray:
+    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "case", node_cases("MaxPool", "AveragePool", "LpPool", "GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
+)
+def test_node_case(case: Any) -> None:
+    check_node_case(case)
+
+
+WINDOWS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((2, 3, 9, 8), {"kernel_shape": [3, 2], "strides": [2, 2]}),
+    ((2, 3, 9, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 0, 1, 2]}),
+    ((2, 3, 9, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1}),
+    ((1, 3, 10, 10), {"kernel_shape": [2, 3], "strides": [3, 3], "ceil_mode": 1}),
+    ((1, 3, 9, 8), {"kernel_shape": [3, 3], "dilations": [2, 2]}),
+    ((1, 3, 9, 8), {"kernel_shape": [2, 3], "auto_pad": "SAME_UPPER", "strides": [2, 3]}),
+    ((1, 3, 9, 8), {"kernel_shape": [2, 3], "auto_pad": "SAME_LOWER"}),
+    ((1, 3, 9, 8), {"kernel_shape": [2, 3], "auto_pad": "VALID", "strides": [2, 2]}),
+    ((2, 3, 13), {"kernel_shape": [4], "strides": [3], "pads": [1, 2]}),
+    ((1, 2, 5, 6, 7), {"kernel_shape": [2, 3, 3], "pads": [1, 1, 1, 0, 1, 1]}),
+    ((1, 2, 4, 4), {"kernel_shape": [1, 1], "strides": [2, 2]}),
+]
+
+
+@pytest.mark.parametrize(("shape", "config"), WINDOWS)
+def test_max_pool(shape: tuple[int, ...], config: dict[str, Any]) -> None:
+    check_random("MaxPool", {"x": _data(*shape) - 5}, **config)
+
+
+@pytest.mark.parametrize("include", [0, 1])
+@pytest.mark.parametrize(("shape", "config"), WINDOWS)
+def test_average_pool(shape: tuple[int, ...], config: dict[str, Any], include: int) -> None:
+    check_random("AveragePool", {"x": _data(*shape)}, count_include_pad=include, **config)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize(("shape", "config"), [w for w in WINDOWS if "ceil_mode" not in w[1]])
+def test_lp_pool(shape: tuple[int, ...], config: dict[str, Any], p: int) -> None:
+    check_random("LpPool", {"x": _data(*shape)}, p=p, **config)
+
+
+@pytest.mark.parametrize("op", ["GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"])
+@pytest.mark.parametrize("shape", [(2, 3, 9), (2, 3, 9, 8), (1, 3, 4, 5, 6)])
+def test_global_pool(op: str, shape: tuple[int, ...]) -> None:
+    graph = check_random(op, {"x": _data(*shape)})
+    assert graph.computes[0].kind == "reduction"
+
+
+def test_max_pool_of_bytes_ignores_padding() -> None:
+    x = np.random.default_rng().integers(-128, -100, (1, 1, 5, 5)).astype(np.int8)
+    graph = check_random("MaxPool", {"x": x}, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    assert graph.computes[0].kind == "window"
+
+
+def test_max_pool_indices_are_declined() -> None:
+    x = _data(1, 1, 4, 4)
+    with pytest.raises(CannotLower, match="Indices"):
+        lower_model(node_model("MaxPool", {"x": x}, 2, kernel_shape=[2, 2]), {"x": x})

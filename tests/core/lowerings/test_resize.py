@@ -1,0 +1,96 @@
+"""Resize against onnx's node tests and reference (ONNX Runtime rounds some fractional extents otherwise)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import check_node_case, check_random, compare, lower_model, node_cases, node_model, onnx_outputs, run_node_model
+
+from rammer.ir import expr as ex
+
+MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+
+
+def _data(*shape: int) -> np.ndarray:
+    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", node_cases("Resize", "Upsample", "DepthToSpace", "SpaceToDepth"))
+def test_node_case(case: Any) -> None:
+    check_node_case(case, onnx_outputs)
+
+
+def _inputs(x: np.ndarray, **given: list[float] | list[int]) -> dict[str, np.ndarray]:
+    result = {"x": x, "roi": np.zeros(0, np.float32)}
+    result["scales"] = np.asarray(given.get("scales", []), np.float32)
+    return result | ({"sizes": np.asarray(given["sizes"], np.int64)} if "sizes" in given else {})
+
+
+def _check(inputs: dict[str, np.ndarray], **attributes: Any) -> None:
+    model = node_model("Resize", inputs, **attributes)
+    expected = onnx_outputs(model, {n: a for n, a in inputs.items() if a.size or n == "roi"} | inputs)
+    for precise in (False, True):
+        compare(run_node_model(model, inputs, precise), expected, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("transformation", MODES)
+@pytest.mark.parametrize("scales", [[1, 1, 2, 3], [1, 1, 0.5, 0.6], [1, 1, 1.7, 0.4]])
+def test_scales(mode: str, transformation: str, scales: list[float]) -> None:
+    _check(_inputs(_data(1, 2, 7, 8), scales=scales), mode=mode, coordinate_transformation_mode=transformation)
+
+
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("scales", [[1, 1, 2, 2], [1, 1, 0.5, 1.5]])
+def test_nearest_modes(rounding: str, scales: list[float]) -> None:
+    _check(_inputs(_data(1, 1, 6, 6), scales=scales), mode="nearest", nearest_mode=rounding)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("antialias", [0, 1])
+@pytest.mark.parametrize("exclude", [0, 1])
+def test_antialias_and_exclusion(mode: str, antialias: int, exclude: int) -> None:
+    _check(_inputs(_data(1, 1, 9, 8), scales=[1, 1, 0.4, 0.7]), mode=mode, antialias=antialias,
+           exclude_outside=exclude)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "Resize"])
+def test_one_and_three_dimensions(op: str) -> None:
+    for shape, sizes in (((1, 2, 7), [1, 2, 12]), ((1, 1, 3, 4, 5), [1, 1, 6, 5, 9])):
+        x = _data(*shape)
+        check_random("Resize", {"x": x, "": x, "sizes": np.array(sizes)} if op == "none" else
+                     {"x": x, "roi": np.zeros(0, np.float32), "scales": np.zeros(0, np.float32),
+                      "sizes": np.array(sizes)}, mode="linear")  # fmt: skip
+
+
+def test_doubling_nearest_divides_the_index() -> None:
+    """The common upsampling needs no table, so tiles propagate through it exactly."""
+    inputs = _inputs(_data(1, 2, 4, 4), scales=[1, 1, 2, 2])
+    graph = lower_model(node_model("Resize", inputs, mode="nearest"), inputs)
+    assert not any(isinstance(e, ex.Table) for c in graph.computes for e in ex.walk(c.body))
+    _check(inputs, mode="nearest")
+
+
+def test_linear_is_one_map() -> None:
+    inputs = _inputs(_data(1, 2, 4, 4), scales=[1, 1, 2, 2])
+    assert [c.kind for c in lower_model(node_model("Resize", inputs, mode="linear"), inputs).computes] == ["map"]
+
+
+def test_bytes_resize_linearly() -> None:
+    x = np.random.default_rng().integers(0, 255, (1, 1, 4, 4)).astype(np.uint8)
+    inputs = _inputs(x, scales=[1, 1, 2, 2])
+    model = node_model("Resize", inputs, mode="linear")
+    compare(run_node_model(model, inputs), onnx_outputs(model, inputs), 0, 0)
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@pytest.mark.parametrize("block", [2, 3])
+def test_depth_to_space(mode: str, block: int) -> None:
+    check_random("DepthToSpace", {"x": _data(2, 4 * block * block, 3, 5)}, blocksize=block, mode=mode)
+
+
+@pytest.mark.parametrize("block", [2, 3])
+def test_space_to_depth(block: int) -> None:
+    check_random("SpaceToDepth", {"x": _data(2, 4, 3 * block, 2 * block)}, blocksize=block)

@@ -1,0 +1,72 @@
+"""The text of a program: short, and read back to an equal object."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rammer.ir.program import RProgram, waves
+from rammer.ir.verify import verify
+from rammer.schedule.registry import parse_policy, policies
+from rammer.schedule.sequential import Sequential
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.programs import Net, adding, random_net, recurrent_net, summing
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 30), st.sampled_from(sorted(policies())))
+def test_text_reloads_to_an_equal_program(seed: int, operators: int, veus: int, policy: str) -> None:
+    program = random_net(Random(seed), operators).program(parse_policy(policy), veus)
+    again = RProgram.parse(str(program))
+    assert again == program and str(again) == str(program)
+    assert again.predicted == program.predicted
+    assert verify(again) == verify(program)
+
+
+def two_steps() -> Net:
+    net = Net().tensor("x", 12).add(adding("a", 12, ["x"], 2))
+    return net.add(summing("y", 6, "a", 1, 12))
+
+
+def test_alike_rows_print_folded() -> None:
+    text = str(two_steps().program(Wavefront(), 6))
+    assert [line.strip() for line in text.splitlines() if line.strip().startswith(("row", "counter"))] == [
+        "counter a: a[0:6]",
+        "row v0..v5: a[0+1:1:1] | wait(a>=6) y[0+1:1:1]",
+    ]
+
+
+def test_round_robin_rows_print_folded() -> None:
+    text = str(two_steps().program(Sequential(), 3))
+    assert text.splitlines()[-1] == "  row v0..v2: a[0+1:2:3] | wait(a>=6) y[0+1:2:3]"
+
+
+def test_a_large_program_stays_readable() -> None:
+    program = recurrent_net(layers=2, steps=10, tasks=128).program(Sequential(), 128)
+    assert len([line for line in str(program).splitlines() if line.startswith("  row")]) == 1
+
+
+def test_a_wrong_line_is_named() -> None:
+    lines = str(two_steps().program(Sequential(), 3)).splitlines()
+    lines[-1] = lines[-1].replace("a[0+1:2:3]", "a[0+1:2")
+    with pytest.raises(ValueError, match=rf"line {len(lines)}: not a run of tasks"):
+        RProgram.parse("\n".join(lines))
+    with pytest.raises(ValueError, match="line 2: not a line of a program"):
+        RProgram.parse(lines[0] + "\nnonsense here\n")
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 10), st.integers(1, 8))
+def test_waves_hold_every_task_once_and_in_order(seed: int, operators: int, veus: int) -> None:
+    program = random_net(Random(seed), operators).program(Wavefront(), veus)
+    found = waves(program)
+    assert sum(map(len, found)) == program.task_count
+    wave_of = {(t.task.operator, t.task.index): t.wave for wave in found for t in wave}
+    for wave in found:
+        for item in wave:
+            for wait in item.task.waits:
+                counter = program.counter[wait.counter]
+                needed = range(counter.first, counter.last)
+                assert max(wave_of[counter.operator, i] for i in needed) < item.wave

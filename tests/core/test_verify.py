@@ -1,0 +1,425 @@
+"""The verifier finds planted mistakes, agrees with a brute-force oracle, and is fast."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.expr import Load, Op, Ref, add
+from rammer.ir.operator import Connection, ROperator
+from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait
+from rammer.ir.verify import VerifyError, verify
+from rammer.schedule.registry import parse_policy, policies
+from rammer.schedule.sequential import Sequential
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.programs import Net, adding, device, random_net, recurrent_net, stencil, summing
+
+# --- an oracle: every task, every element, no cleverness ----------------------------------------
+
+
+def closure(program: RProgram) -> dict[tuple[str, int], set[tuple[str, int]]] | None:
+    """All tasks that happen before each task, or None for a circle."""
+    before: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    direct: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    for row in program.rows:
+        last = None
+        for task in row:
+            mine = direct.setdefault((task.operator, task.index), set())
+            if last is not None:
+                mine.add(last)
+            for wait in task.waits:
+                counter = program.counter[wait.counter]
+                mine |= {(counter.operator, i) for i in range(counter.first, counter.last)}
+            last = (task.operator, task.index)
+    pending = dict(direct)
+    while pending:
+        ready = [t for t, needs in pending.items() if all(n in before for n in needs)]
+        if not ready:
+            return None
+        for name in ready:
+            before[name] = set().union(pending[name], *(before[n] for n in pending[name]))
+            del pending[name]
+    return before
+
+
+def address(program: RProgram, storage: Storage, index: tuple[int, ...]) -> tuple[str, int]:
+    buffer = program.buffer[storage.buffer]
+    element = storage.offset + sum(i * s for i, s in zip(index, storage.strides, strict=True))
+    return ("arena", buffer.offset // 4 + element) if buffer.kind == "arena" else (buffer.name, element)
+
+
+def indices(operator: ROperator, task: int) -> Iterator[tuple[int, ...]]:
+    yield from product(*(range(lo, hi) for lo, hi in operator.task_box(task)))
+
+
+def reads(program: RProgram, operator: ROperator, task: int) -> set[tuple[str, tuple[str, int]]]:
+    """(tensor, address) of every element that a task of a one-compute operator loads."""
+    found = set()
+    compute = operator.anchor
+    for point in indices(operator, task):
+        for inner in product(*(range(r.extent) for r in compute.reduce)):
+            axes = dict(zip([a.name for a in (*compute.axes, *compute.reduce)], (*point, *inner), strict=True))
+            for load in compute.loads:
+                span = [ex.interval(i, {a: (v, v) for a, v in axes.items()}) for i in load.indices]
+                index = tuple(s[0] for s in span if s is not None)
+                storage = program.storage[load.tensor]
+                if all(0 <= i < n for i, n in zip(index, storage.shape, strict=True)):
+                    found.add((load.tensor, address(program, storage, index)))
+    return found
+
+
+def is_legal(program: RProgram) -> bool:
+    """Every read sees its own producer's value under every order that rows and waits allow."""
+    before = closure(program)
+    if before is None:
+        return False
+    writers: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for operator in program.operators:
+        for task in range(operator.task_count):
+            for point in indices(operator, task):
+                spot = address(program, program.storage[operator.anchor.name], point)
+                writers.setdefault(spot, []).append((operator.name, task))
+    for tasks in writers.values():
+        if any(a not in before[b] and b not in before[a] for a, b in combinations(tasks, 2)):
+            return False
+    produced = {o.name for o in program.operators}
+    for operator in program.operators:
+        for index in range(operator.task_count):
+            me = (operator.name, index)
+            for tensor, spot in reads(program, operator, index):
+                right = [w for w in writers.get(spot, ()) if w[0] == tensor]
+                if tensor in produced and (not right or right[0] not in before[me]):
+                    return False
+                for other in writers.get(spot, ()):
+                    safe = (right and other in before[right[0]]) or me in before[other] or other in right
+                    if not safe:
+                        return False
+    return True
+
+
+def rejected(program: RProgram) -> bool:
+    try:
+        verify(program)
+    except VerifyError:
+        return True
+    return False
+
+
+# --- edits ----------------------------------------------------------------------------------------
+
+
+def with_task(program: RProgram, veu: int, place: int, *tasks: Task) -> RProgram:
+    """The task at a place replaced by ``tasks``."""
+    rows = [list(row) for row in program.rows]
+    rows[veu][place : place + 1] = tasks
+    return replace(program, rows=tuple(map(tuple, rows)))
+
+
+def dropped_waits(program: RProgram) -> Iterator[RProgram]:
+    for veu, row in enumerate(program.rows):
+        for place, task in enumerate(row):
+            for wait in task.waits:
+                left = tuple(w for w in task.waits if w != wait)
+                yield with_task(program, veu, place, replace(task, waits=left))
+
+
+def swapped_neighbours(program: RProgram) -> Iterator[RProgram]:
+    for veu, row in enumerate(program.rows):
+        for place in range(len(row) - 1):
+            rows = [list(r) for r in program.rows]
+            rows[veu][place : place + 2] = [row[place + 1], row[place]]
+            yield replace(program, rows=tuple(map(tuple, rows)))
+
+
+def moved_buffers(program: RProgram) -> Iterator[RProgram]:
+    for i, buffer in enumerate(program.buffers):
+        for step in (-128, -64, 64, 128) if buffer.kind == "arena" else ():
+            if buffer.offset + step >= 0:
+                moved = replace(buffer, offset=buffer.offset + step)
+                yield replace(program, buffers=(*program.buffers[:i], moved, *program.buffers[i + 1 :]))
+
+
+def gathering_net(seed: int, operators: int) -> Net:
+    """A random DAG in which every task reads all of one or two tensors, so that hardly a wait can be spared."""
+    random = Random(seed)
+    net, names = Net().tensor("x", 8), ["x"]
+    for i in range(operators):
+        net.add(summing(f"t{i}", 8, random.choice(names[-3:]), random.choice([1, 2, 3, 8]), 8))
+        names.append(f"t{i}")
+    return net
+
+
+# --- the oracle and the verifier ------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 4), st.sampled_from(sorted(policies())))
+def test_planned_programs_are_legal_by_brute_force(seed: int, operators: int, veus: int, policy: str) -> None:
+    program = random_net(Random(seed), operators, length=16).program(parse_policy(policy), veus)
+    assert is_legal(program)
+
+
+@pytest.mark.parametrize("edit", [dropped_waits, swapped_neighbours, moved_buffers])
+def test_whatever_the_oracle_rejects_the_verifier_rejects(edit) -> None:  # type: ignore[no-untyped-def]
+    wrong = caught = tried = 0
+    for seed in range(5):
+        for net in (random_net(Random(seed), 6, length=16), gathering_net(seed, 6)):
+            for policy in (Sequential(), Wavefront()):
+                for program in edit(net.program(policy, 3)):
+                    illegal, found = not is_legal(program), rejected(program)
+                    assert found or not illegal, f"missed a mistake in\n{program}"
+                    wrong, caught, tried = wrong + illegal, caught + found, tried + 1
+    assert wrong > 20, f"only {wrong} of {tried} edits were mistakes"
+    # The verifier looks at whole operators and buffers where that suffices, so it may refuse a little more.
+    assert caught <= wrong + 0.35 * tried
+
+
+# --- planted mistakes, one by one -----------------------------------------------------------------
+
+
+def relay() -> RProgram:
+    """Three operators in a chain on two rows; every task reads all of the operator before."""
+    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 1)).add(summing("b", 4, "a", 1, 4))
+    return net.add(summing("y", 4, "b", 1, 4)).program(Wavefront(), 2)
+
+
+def fails(program: RProgram, message: str) -> VerifyError:
+    with pytest.raises(VerifyError, match=message) as error:
+        verify(program)
+    assert error.value.where
+    return error.value
+
+
+def test_the_chain_itself_is_legal() -> None:
+    report = verify(relay())
+    assert (report.tasks, report.waits, report.operator_pairs, report.task_reads) == (12, 4, 2, 0)
+    assert str(report).startswith("verified: 12 tasks, 4 waits, 2 operator pairs ordered, 0 single reads")
+
+
+@pytest.mark.parametrize("edited", list(dropped_waits(relay())))
+def test_a_dropped_wait(edited: RProgram) -> None:
+    error = fails(edited, r"(b|y)\[\d\] reads (a|b) before (a|b) has surely written it")
+    assert error.hint.startswith("a wait for") and error.where.startswith("v")
+
+
+def test_two_swapped_tasks() -> None:
+    program = relay()
+    assert [t.operator for t in program.rows[0]] == ["a", "a", "b", "b", "y", "y"]
+    rows = [list(r) for r in program.rows]
+    rows[0][1], rows[0][2] = rows[0][2], rows[0][1]
+    edited = replace(program, rows=tuple(map(tuple, rows)))
+    fails(edited, "rows wait for each other in a circle: nothing can finish counter a")
+
+
+def test_swapped_tasks_without_waits() -> None:
+    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 4)).add(adding("y", 4, ["a"], 4))
+    program = net.program(Wavefront(), 1)
+    fails(replace(program, rows=(program.rows[0][::-1],)), r"y\[0\] reads a before a has surely written it")
+
+
+def test_a_shifted_arena_offset() -> None:
+    program = relay()
+    buffers = tuple(replace(b, offset=0) if b.kind == "arena" else b for b in program.buffers)
+    assert buffers != program.buffers
+    fails(replace(program, buffers=buffers), "buffer b_b takes arena bytes of b_a, but its writer b may start")
+
+
+def test_a_misaligned_arena_offset() -> None:
+    program = relay()
+    buffers = tuple(replace(b, offset=b.offset + 4) if b.kind == "arena" else b for b in program.buffers)
+    fails(replace(program, buffers=buffers), "starts at byte 4, no multiple of 64")
+
+
+@pytest.mark.parametrize("threshold", [0, 3, 5])
+def test_a_wrong_threshold(threshold: int) -> None:
+    program = relay()
+    task = program.rows[1][2]
+    edited = with_task(program, 1, 2, replace(task, waits=(Wait("a", threshold),)))
+    fails(edited, f"waits for {threshold} of counter a, whose full count is 4")
+
+
+def test_a_counter_with_fewer_tasks() -> None:
+    program = relay()
+    counters = tuple(Counter("a", "a", 0, 3) if c.name == "a" else c for c in program.counters)
+    rows = tuple(tuple(replace(t, waits=tuple(replace(w, threshold=3) if w.counter == "a" else w for w in t.waits))
+                       for t in row) for row in program.rows)  # fmt: skip
+    fails(replace(program, counters=counters, rows=rows), r"b\[0\] reads a before a has surely written it")
+
+
+def test_a_dropped_task() -> None:
+    fails(with_task(relay(), 1, 1), r"a\[3\] is on no row")
+
+
+def test_a_duplicated_task() -> None:
+    program = relay()
+    task = program.rows[1][1]
+    fails(with_task(program, 1, 1, task, task), r"a\[3\] occurs twice")
+
+
+def test_unknown_tasks_and_counters() -> None:
+    program = relay()
+    fails(with_task(program, 0, 0, Task("a", 7)), r"a\[7\] is no task of this program")
+    fails(with_task(program, 0, 0, Task("z", 0)), r"z\[0\] is no task of this program")
+    fails(with_task(program, 0, 0, Task("a", 0, (Wait("z", 1),))), "waits for an unknown counter z")
+    fails(replace(program, counters=(*program.counters, Counter("more", "a", 2, 5))), "counts tasks 2..5 of 4")
+    fails(replace(program, counters=(*program.counters, Counter("more", "z", 0, 1))), "counts an unknown operator z")
+
+
+def banded(reach: int = 1) -> RProgram:
+    """A stencil whose tasks wait for the bands of the producer that they touch, not for all of it."""
+    net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 2)).add(stencil("y", 8, "a", 2, reach))
+    program = net.program(Wavefront(), 4)
+    bands = [(0, 2), (1, 3), (2, 4), (0, 4)]
+    counters = tuple(Counter(f"a.{i}", "a", first, last) for i, (first, last) in enumerate(bands))
+    needs = [("a.0",), ("a.0", "a.1"), ("a.1", "a.2"), ("a.2",)]
+    rows = tuple((Task("a", i), Task("y", i, tuple(Wait(c, 2) for c in needs[i]))) for i in range(4))
+    return replace(program, counters=counters, rows=rows)
+
+
+def test_bands_that_cover_the_reads_are_enough() -> None:
+    report = verify(banded())
+    assert report.task_reads == 4 and is_legal(banded())
+
+
+def test_a_widened_read_escapes_its_bands() -> None:
+    assert not is_legal(banded(reach=3))
+    fails(banded(reach=3), r"y\[0\] reads a before a has surely written it")
+
+
+def test_a_shifted_load_leaves_its_tensor() -> None:
+    program = relay()
+    compute = replace(program.operator["y"].anchor, body=Load("b", (add("k", 1),)))
+    changed = replace(program.operator["y"], computes=(compute,))
+    fails(replace(program, operators=(*program.operators[:2], changed)), r"index k \+ 1 covers 1..4, the axis has 4")
+
+
+def test_a_load_redirected_to_a_later_tensor() -> None:
+    program = relay()
+    compute = replace(program.operator["b"].anchor, body=Load("b2", (Ref("k"),)))
+    changed = replace(program.operator["b"], computes=(compute,))
+    operators = (program.operators[0], changed, program.operators[2])
+    fails(replace(program, operators=operators), "b uses tensor b2, which has no storage")
+    storages = (*program.storages, replace(program.storage["y"], tensor="b2"))
+    fails(replace(program, operators=operators, storages=storages), "reads b2 before y has surely written it")
+    storages = (*program.storages, replace(program.storage["b"], tensor="b2"))
+    fails(replace(program, operators=operators, storages=storages), "b reads b2, parts of which it writes itself")
+
+
+def test_rows_that_wait_for_each_other() -> None:
+    net = Net().tensor("x", 2).add(adding("a", 2, ["x"], 1)).add(adding("y", 2, ["x"], 1))
+    counters = (Counter("a", "a", 0, 2), Counter("y", "y", 0, 2))
+    program = replace(net.program(Wavefront(), 2, outputs=["a", "y"]), counters=counters)
+    row = (Task("a", 0, (Wait("y", 2),)), Task("a", 1)), (Task("y", 0, (Wait("a", 2),)), Task("y", 1))
+    fails(replace(program, rows=row), "rows wait for each other in a circle")
+    alone = (Task("a", 0, (Wait("a", 2),)), Task("a", 1)), (Task("y", 0), Task("y", 1))
+    fails(replace(program, rows=alone), "nothing can finish counter a")
+
+
+# --- addresses --------------------------------------------------------------------------------------
+
+
+def edit_storage(program: RProgram, tensor: str, **changes: object) -> RProgram:
+    storages = tuple(replace(s, **changes) if s.tensor == tensor else s for s in program.storages)  # type: ignore[arg-type]
+    return replace(program, storages=storages)
+
+
+def test_storages_stay_inside_their_buffers() -> None:
+    fails(edit_storage(relay(), "a", offset=1), "tensor a covers elements 1..5 of buffer b_a, which has 4")
+    fails(edit_storage(relay(), "a", strides=(-1,)), "tensor a covers elements -3..1")
+    fails(edit_storage(relay(), "a", buffer="nowhere"), "lives in an unknown buffer nowhere")
+
+
+def test_nothing_is_written_twice() -> None:
+    fails(edit_storage(relay(), "a", strides=(0,)), "an element of buffer b_a is written by a and again by a")
+    program = relay()
+    shared = edit_storage(program, "b", buffer="b_a")
+    fails(shared, "an element of buffer b_a is written by a and again by b")
+
+
+def test_inputs_and_constants_are_never_written() -> None:
+    fails(edit_storage(relay(), "a", buffer="b_x"), "a is written into the input buffer b_x")
+    program = relay()
+    buffers = tuple(replace(b, kind="constant") if b.name == "b_a" else b for b in program.buffers)
+    fails(replace(program, buffers=buffers), "a is written into the constant buffer b_a")
+
+
+def test_outputs_are_written_whole() -> None:
+    program = relay()
+    more = (*program.buffers, Buffer("b_z", "float32", 8, "output"))
+    storages = (*program.storages, Storage("z", "b_z", 0, (8,), (1,)))
+    orphan = replace(program, buffers=more, storages=storages, outputs=(Port("z", "z"),))
+    fails(orphan, "output 'z' is not written whole")
+    fails(replace(program, outputs=(Port("b", "b"),)), "output 'b' lives in the arena buffer b_b")
+
+
+def test_reading_what_nobody_writes() -> None:
+    program = relay()
+    buffers = tuple(replace(b, size=5) if b.name == "b_a" else b for b in program.buffers)
+    fails(edit_storage(replace(program, buffers=buffers), "a", offset=0, shape=(5,)), "a has shape")
+    compute = replace(program.operator["b"].anchor, reduce=(Axis("k", 5),), body=Load("wide", (Ref("k"),)))
+    changed = (program.operators[0], replace(program.operator["b"], computes=(compute,)), program.operators[2])
+    storages = (*program.storages, Storage("wide", "b_a", 0, (5,), (1,)))
+    edited = replace(program, buffers=buffers, storages=storages, operators=changed)
+    fails(edited, "b reads wide, parts of which nobody writes")
+
+
+def test_types_and_tiles_must_fit() -> None:
+    program = relay()
+    buffers = tuple(replace(b, dtype="int32") if b.name == "b_a" else b for b in program.buffers)
+    fails(replace(program, buffers=buffers), "a is float32, its buffer int32")
+    fails(replace(program, operators=(replace(program.operators[0], tile=()), *program.operators[1:])), "tile")
+    fails(replace(program, buffers=(*program.buffers, program.buffers[0])), "buffer b_x is defined twice")
+    fails(replace(program, inputs=(Port("x", "gone"),)), "names tensor gone, which has no storage")
+
+
+def test_interior_values_need_no_storage_and_reads_go_through_them() -> None:
+    axes = (Axis("i", 8),)
+    inner = Compute("m", "float32", axes, Op("mul", (Load("a", (Ref("i"),)), ex.Const(2.0))))
+    outer = Compute("y", "float32", axes, Op("add", (Load("m", (add("i", -1),), 0.0), Load("m", (add("i", 1),), 0.0))))
+    net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 2))
+    net.add(ROperator("f", (inner, outer), (Connection("m", "y", "thread"),), ("y",), (2,)))
+    program = net.program(Wavefront(), 2, outputs=["y"])
+    assert "m" not in program.storage
+    assert verify(program).operator_pairs == 1
+    for edited in dropped_waits(program):
+        fails(edited, r"f\[\d\] reads a before a has surely written it")
+
+
+# --- resources --------------------------------------------------------------------------------------
+
+
+def test_local_memory_must_fit() -> None:
+    program = relay()
+    verify(program, device(2), local_bytes=lambda operator: 1024)
+    with pytest.raises(VerifyError, match="a task of a needs 1025 bytes of local, a vEU of small has 1024"):
+        verify(program, device(2), local_bytes=lambda operator: 1025)
+
+
+def test_spinning_rows_must_leave_room_for_the_rest() -> None:
+    program = relay()
+    verify(program, device(2, resident=0))
+    verify(program, device(2, resident=2), spinning=True)
+    with pytest.raises(VerifyError, match="2 of 2 rows wait, but only 1 vEUs of small are sure to run at once"):
+        verify(program, device(2, resident=1), spinning=True)
+
+
+# --- speed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layers", "steps", "tasks", "veus", "limit"), [
+    (10, 10, 100, 1216, 5.0), (10, 100, 100, 132, 10.0),
+])  # fmt: skip
+def test_large_programs_verify_quickly(layers: int, steps: int, tasks: int, veus: int, limit: float) -> None:
+    program = recurrent_net(layers, steps, tasks).program(Wavefront(), veus)
+    start = time.process_time()
+    report = verify(program)
+    assert time.process_time() - start < limit
+    assert report.tasks == layers * steps * tasks

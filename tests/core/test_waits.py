@@ -1,0 +1,152 @@
+"""Waits: dependences from addresses, thresholds full, nothing waited for twice on a row."""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rammer.ir.program import Counter, RProgram, Storage, Wait
+from rammer.ir.verify import verify
+from rammer.plan.overlap import overlap
+from rammer.plan.waits import dependences, operator_order, plan_waits
+from rammer.schedule.ios import IOS
+from rammer.schedule.policy import Schedule
+from rammer.schedule.sequential import Sequential
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.programs import Net, adding, copying, kernel, random_net, recurrent_net, summing
+
+
+def addresses(storage: Storage) -> set[int]:
+    """Every element address, one by one."""
+    return {
+        storage.offset + sum(i * s for i, s in zip(index, storage.strides, strict=True))
+        for index in product(*(range(n) for n in storage.shape))
+    }
+
+
+@st.composite
+def storages(draw: st.DrawFn) -> Storage:
+    rank = draw(st.integers(0, 3))
+    shape = tuple(draw(st.integers(0, 4)) for _ in range(rank))
+    strides = tuple(draw(st.sampled_from([-6, -2, 0, 1, 1, 2, 3, 4, 6, 12, 24])) for _ in range(rank))
+    return Storage("t", "b", draw(st.integers(20, 40)), shape, strides)
+
+
+@settings(max_examples=300)
+@given(storages(), storages())
+def test_overlap_is_exact(a: Storage, b: Storage) -> None:
+    assert overlap(a, b) == bool(addresses(a) & addresses(b))
+
+
+def dense_block(batch: int) -> Net:
+    """DenseNet: each operator reads the channels before its own and writes the next ones of one concat buffer."""
+    net = Net().tensor("x", batch, 2)
+    net.buffers["cat"] = ("float32", batch * 4)
+    for name, first, channels in (("c0", 0, 2), ("c1", 2, 1), ("c2", 3, 1), ("upto0", 0, 1), ("upto1", 2, 1),
+                                  ("whole", 0, 4)):  # fmt: skip
+        net.storages[name] = Storage(name, "cat", first, (batch, channels), (4, 1))
+    net.add(copying("c0", (batch, 2), "x", (1, 2)))
+    net.add(copying("c1", (batch, 1), "upto0", (1, 1)))
+    net.add(copying("c2", (batch, 1), "upto1", (1, 1)))
+    return net.add(copying("y", (batch, 4), "whole", (1, 4)))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_concat_parts_depend_on_what_they_read_only(batch: int) -> None:
+    after = dense_block(batch).after
+    assert after == {"c0": (), "c1": ("c0",), "c2": ("c1",), "y": ("c0", "c1", "c2")}
+
+
+@pytest.mark.parametrize("policy", [Sequential(), Wavefront(), IOS()])
+def test_concat_programs_verify(policy: Sequential | Wavefront | IOS) -> None:
+    program = dense_block(3).program(policy, 2)
+    assert program.task_count == 12
+
+
+def test_reading_before_writing_is_an_error() -> None:
+    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["a"], 2))
+    with pytest.raises(ValueError, match="operator b reads what the later operator a writes"):
+        dependences(reversed(net.operators), net.storages)
+    del net.storages["x"]
+    with pytest.raises(ValueError, match="operator a uses tensor x, which has no storage"):
+        dependences(net.operators, net.storages)
+
+
+def test_a_row_waits_once_and_not_for_what_is_implied() -> None:
+    net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 2))
+    net.add(summing("b", 4, "a", 1, 8)).add(summing("c", 4, "b", 1, 4))
+    net.add(adding("d", 4, ["b", "c"], 1))  # waits for c, which implies b
+    program = net.program(Wavefront(), 2)
+    assert program.counters == (Counter("a", "a", 0, 4), Counter("b", "b", 0, 4), Counter("c", "c", 0, 4))
+    assert [(t.operator, t.index, t.waits) for t in program.rows[0]] == [
+        ("a", 0, ()), ("a", 1, ()), ("b", 0, (Wait("a", 4),)), ("b", 1, ()),
+        ("c", 0, (Wait("b", 4),)), ("c", 1, ()), ("d", 0, (Wait("c", 4),)), ("d", 1, ()),
+    ]  # fmt: skip
+
+
+def test_one_row_needs_no_waits() -> None:
+    program = random_net(Random(3), 12).program(Wavefront(), 1)
+    assert not program.counters and not any(t.waits for t in program.rows[0])
+
+
+def test_barriers_wait_for_the_whole_previous_stage() -> None:
+    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["x"], 2)).add(adding("c", 4, ["a"], 2))
+    net.add(adding("y", 4, ["b", "c"], 2))
+    program = net.program(Sequential(), 2)
+    assert program.rows[0][1].waits == (Wait("a", 2),)  # b reads nothing of a, but stages are apart
+    rows = net.program(Wavefront(), 2).rows
+    assert [w.counter for row in rows for t in row if t.operator == "b" for w in t.waits] == []
+
+
+def test_empty_operators_are_never_waited_for() -> None:
+    net = Net().tensor("x", 4).tensor("none", 0).add(adding("e", 0, ["none"], 1)).add(adding("a", 4, ["x"], 2))
+    net.add(adding("f", 0, ["e"], 1)).add(adding("y", 4, ["a"], 2))
+    for policy in (Sequential(), Wavefront(), IOS()):
+        program = net.program(policy, 2)
+        assert [c.name for c in program.counters] == ["a"]
+
+
+def test_stages_must_list_every_operator() -> None:
+    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2))
+    schedule = Schedule((kernel(net.operators[0]),), (("a", "b"),), ((("a", 0), ("a", 1)),), False, 0.0)
+    with pytest.raises(ValueError, match="stages list 2 operators, kernels are chosen for 1"):
+        plan_waits(schedule, net.storages)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 6))
+def test_order_is_the_closure_of_the_dependences(seed: int, operators: int, veus: int) -> None:
+    net = random_net(Random(seed), operators)
+    order = operator_order(net.schedule(Wavefront(), veus), net.after)
+    place = {n: i for i, n in enumerate(order.names)}
+
+    def reach(name: str) -> set[str]:
+        return {a for p in net.after[name] for a in {p} | reach(p)}
+
+    for name in order.names:
+        assert {n for n in order.names if order.before[place[name]] >> place[n] & 1} == reach(name)
+        implied = {a for p in order.needs[place[name]] for a in reach(order.names[p])}
+        assert not implied & {order.names[p] for p in order.needs[place[name]]}
+
+
+def waits_of(program: RProgram) -> int:
+    return sum(len(t.waits) for row in program.rows for t in row)
+
+
+def test_a_hundred_thousand_tasks_are_planned_quickly() -> None:
+    net = recurrent_net(layers=10, steps=100, tasks=100)
+    schedule = net.schedule(Wavefront(), 132)
+    start = time.process_time()
+    waits = plan_waits(schedule, net.storages)
+    assert time.process_time() - start < 2.0
+    assert sum(map(len, waits.rows)) == 100_000 and len(waits.counters) == 999
+
+
+def test_planned_programs_verify_without_looking_at_single_tasks() -> None:
+    for seed in range(10):
+        program = random_net(Random(seed), 10).program(Wavefront(), 4)
+        assert verify(program).task_reads == 0 and waits_of(program) == verify(program).waits

@@ -1,0 +1,85 @@
+"""The cuda plugin: everything that needs no GPU, compiled for real architectures by NVRTC."""
+
+from __future__ import annotations
+
+import pytest
+
+from rammer.compiler import Compiler
+from rammer.device.manifest import OpenOptions
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.ir.program import Port
+from rammer.profile.store import KernelStore
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.segments import ProgramSegment
+from rammer.testing.selftest import tiny_graph
+
+pytest.importorskip("cuda.bindings")
+
+from rammer_cuda.backend import open_backend  # noqa: E402
+from rammer_cuda.compile import compile_cubin, parse_ptxas  # noqa: E402
+from rammer_cuda.launches import consecutive, launches  # noqa: E402
+from rammer_cuda.targets import TARGETS  # noqa: E402
+
+
+def compiled(target: str, policy: str = "wavefront") -> tuple[Compiler, ProgramSegment]:
+    compiler = Compiler(open_backend(OpenOptions(target=target)), CompileOptions(policy), KernelStore(None))
+    return compiler, compiler.program(tiny_graph(0), (Port("x", "x"),), (Port("y", "y"),))
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_kernel_compiles_for_every_target(target: str) -> None:
+    compiler, segment = compiled(target)
+    for operator in segment.program.operators:
+        found = compiler.backend.kernel(operator, _binding(segment))
+        resources = compiler.backend.profiler.resources(found, _binding(segment))
+        assert 8 <= resources.registers <= 255
+        assert resources.spills == 0
+
+
+def test_running_without_the_gpu_is_refused() -> None:
+    compiler, segment = compiled("sm_90a")
+    with pytest.raises(DeviceUnavailable, match="no such GPU"):
+        compiler.backend.load(segment.program, segment.constants)
+
+
+def test_unknown_target_names_the_known_ones() -> None:
+    with pytest.raises(BadInput) as caught:
+        open_backend(OpenOptions(target="sm_1"))
+    assert str(caught.value) == "unknown CUDA target 'sm_1'\n  hint: one of: sm_80, sm_90, sm_90a"
+
+
+def test_rejected_source_shows_the_compilers_error() -> None:
+    with pytest.raises(DeviceFailure, match="undefined_thing"):
+        compile_cubin('extern "C" __global__ void k() { undefined_thing(); }', "sm_90a")
+
+
+def test_ptxas_report_is_read_per_kernel() -> None:
+    log = (
+        "ptxas info : Compiling entry function 'k_a' for 'sm_90a'\n"
+        "    0 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads\n"
+        "ptxas info : Used 40 registers, used 1 barriers, 16 bytes smem\n"
+        "ptxas info : Compiling entry function 'k_b' for 'sm_90a'\n"
+        "ptxas info : Used 7 registers\n"
+    )
+    found = parse_ptxas(log)
+    assert (found["k_a"].registers, found["k_a"].shared, found["k_a"].spills) == (40, 16, 12)
+    assert (found["k_b"].registers, found["k_b"].shared, found["k_b"].spills) == (7, 0, 0)
+
+
+def test_launches_cover_every_task_once_in_a_legal_order() -> None:
+    _, segment = compiled("sm_90a", "sequential")
+    plan = launches(segment.program)
+    seen = [(launch.operator, t) for launch in plan for t in launch.tasks]
+    assert len(seen) == len(set(seen)) == segment.program.task_count
+    assert all(p < i for i, launch in enumerate(plan) for p in launch.after)
+
+
+def test_consecutive_finds_gaps() -> None:
+    assert consecutive([4, 5, 6]) == 4
+    assert consecutive([4, 6]) is None
+
+
+def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
+    from rammer.device.manifest import Binding
+
+    return Binding(segment.program.types, segment.program.storage)

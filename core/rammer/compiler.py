@@ -85,7 +85,7 @@ class Compiler:
             plan = assign_storage(compute)
         with self._step("tile"):
             tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
-        binding = Binding(plan.graph.types, plan.storages)
+        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
         with self._step("kernels"):
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
         with self._step("schedule"):
@@ -102,7 +102,7 @@ class Compiler:
         result = []
         for segment in compiled.segments:
             if isinstance(segment, ProgramSegment):
-                binding = Binding(segment.program.types, segment.program.storage)
+                binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
                 for operator in segment.program.operators:
                     kernel = self.backend.kernel(operator, binding)
                     self.progress("resources", operator.name)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from rammer.testing.host_c import Array, case, check
+from rammer.testing import host_c
+from rammer.testing.host_c import THREADED, Array, Case, case
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit, scratch_bytes
+from rammer.codegen.target import CFunction
 from rammer.ir.program import Storage
 
 F = np.float32
+#: One thread with vectors, one thread without, three threads.
+DIALECTS = (C99, replace(C99, name="c99_scalar", vectors=()), THREADED)
+
+
+def check(item: Case, tolerance: float = 1e-5) -> CFunction:
+    """Check the operator in every host dialect; returns the function of the first."""
+    return [host_c.check(item, target, tolerance) for target in DIALECTS][0]
 
 
 def rand(rng: np.random.Generator, *shape: int) -> Array:

@@ -227,6 +227,21 @@ def test_reshape_and_unsqueeze_before_a_concat_are_written_through() -> None:
     assert names(check(b.graph(out))) == [p, q, out]
 
 
+def test_all_slices_of_a_tensor_side_by_side_are_that_tensor() -> None:
+    """YOLO's C2f block: both halves of a split and what follows from one of them, concatenated."""
+    b = Builder(x=(2, 6, 4))
+    whole = b.relu("x")
+    halves = b.nodes_of("Split", [whole, b.ints(3, 3)], [(2, 3, 4), (2, 3, 4)], axis=1)
+    more = b.relu(halves[1])
+    out = b.relu(b.concat([*halves, more], 1))
+    assert names(check(b.graph(out))) == [whole, more, out]
+    swapped = Builder(x=(2, 6, 4))
+    whole = swapped.relu("x")
+    halves = swapped.nodes_of("Split", [whole, swapped.ints(3, 3)], [(2, 3, 4), (2, 3, 4)], axis=1)
+    out = swapped.relu(swapped.concat(halves[::-1], 1))
+    assert names(check(swapped.graph(out))) == [whole, *halves, out]
+
+
 def test_negative_and_zero_strides_are_views() -> None:
     b = Builder(x=(2, 5))
     backwards = b.node("Slice", ["x", b.ints(-1), b.ints(-(1 << 40)), b.ints(1), b.ints(-2)], (2, 3))

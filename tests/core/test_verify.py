@@ -256,6 +256,7 @@ def test_a_counter_with_fewer_tasks() -> None:
 
 def test_a_dropped_task() -> None:
     fails(with_task(relay(), 1, 1), r"a\[3\] is on no row")
+    fails(with_task(relay(), 0, 0), r"a\[0\] is on no row")
 
 
 def test_a_duplicated_task() -> None:

@@ -112,6 +112,29 @@ static inline rm_f{w} rm_vmin{w}(rm_f{w} a, rm_f{w} b) {{ rm_i{w} m = (a < b) | 
 """
 
 
+def _folds(w: int, opencl: bool) -> str:
+    """Functions that combine the lanes of a vector, always in the same order."""
+    parts, head = [], "inline static" if opencl else "static inline"
+    for name, step in (
+        ("sum", "r + {0}"),
+        ("prod", "r * {0}"),
+        ("max", "rm_max_f32(r, {0})"),
+        ("min", "rm_min_f32(r, {0})"),
+    ):
+        if opencl and w > 4:
+            call = {"sum": "v.lo + v.hi", "prod": "v.lo * v.hi"}.get(name, f"rm_v{name}{w // 2}(v.lo, v.hi)")
+            parts.append(
+                f"{head} float rm_fold_{name}{w}(rm_f{w} v) {{ return rm_fold_{name}{w // 2}({call}); }}\n"
+            )
+            continue
+        lanes = [f"v.s{k}" if opencl else f"v[{k}]" for k in range(w)]
+        body = " ".join(f"r = {step.format(lane)};" for lane in lanes[1:])
+        parts.append(
+            f"{head} float rm_fold_{name}{w}(rm_f{w} v) {{ float r = {lanes[0]}; {body} return r; }}\n"
+        )
+    return "".join(parts)
+
+
 def vectors(template: str, opencl: bool) -> str:
     """The vector types and functions of a dialect: OpenCL's own, or GNU C's with the functions applied lane by lane."""
     parts = []
@@ -120,6 +143,7 @@ def vectors(template: str, opencl: bool) -> str:
         even = ", ".join(str(2 * k if 2 * k < w else 2 * k + 1) for k in range(w))
         lanes = ", ".join(map(str, range(w)))
         parts.append(template.format(w=w, bytes=4 * w, last=w - 1, even=even, lanes=lanes))
+        parts.append(_folds(w, opencl))
         for fn in _MATH:
             pair = fn in ("pow", "fmod")
             name = {"round": "rint", "abs": "fabs"}.get(fn, fn)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 from rammer.codegen import operations as ops
+from rammer.codegen.cooperate import scratch_with_partials, shared
+from rammer.codegen.fuse import joined_reduction
 from rammer.codegen.layout import Layout, Stage, scratch_of
 from rammer.codegen.nests import Nest, Target, Test
 from rammer.codegen.scalar import Block
 from rammer.codegen.target import CFunction, CTarget
 from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
-from rammer.ir.expr import Expr, integer
+from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import row_major
 
@@ -29,9 +29,10 @@ def emit(operator: ROperator, binding: Binding, target: CTarget) -> CFunction:
     return _Emitter(operator, binding, target).function()
 
 
-def scratch_bytes(operator: ROperator, binding: Binding) -> int:
-    """Bytes of vEU memory that ``emit`` will ask for."""
-    return scratch_of(Layout(operator, binding.types).stages)
+def scratch_bytes(operator: ROperator, binding: Binding, threads: int = 1) -> int:
+    """Bytes of vEU memory that ``emit`` will ask for where ``threads`` threads compute a task (VDevice.threads)."""
+    layout = Layout(operator, binding.types)
+    return scratch_with_partials(layout, layout.inlined) if threads > 1 else scratch_of(layout.stages)
 
 
 @dataclass
@@ -45,7 +46,14 @@ class _Emitter:
     def __post_init__(self) -> None:
         self.layout = Layout(self.operator, self.binding.types)
         self.stages = self.layout.stages
-        self.scratch = scratch_of(self.stages)
+        tiles = scratch_of(self.stages)
+        self.scratch = (
+            tiles if self.target.single else scratch_with_partials(self.layout, self.layout.inlined)
+        )
+        self.shared = {
+            s.root.name: () if self.target.single else shared(self.layout.inlined, s, tiles)
+            for s in self.stages
+        }
         inputs = tuple((name, False) for name in self.operator.inputs)
         self.arguments = inputs + tuple((name, True) for name in self.operator.outputs)
         self.globals = {name: self._global(k, name) for k, (name, _) in enumerate(self.arguments)}
@@ -54,10 +62,13 @@ class _Emitter:
         self.unit = Unit(
             self.target,
             self.binding.types,
-            self.layout.inlined,
+            dict(self.layout.inlined),
             {**self.globals, **self.tiles},
             dict(self.layout.ranges),
         )
+
+        for c in self.layout.inlined.values():
+            self.unit.inlined[c.name] = joined_reduction(self.unit, c)
 
     def _global(self, number: int, name: str) -> Place:
         if name not in self.binding.storages:
@@ -115,23 +126,22 @@ class _Emitter:
             body.line(f"{pointer}s{number} = ({pointer})(scratch + {stage.offset});")
 
     def _stage(self, body: Block, stage: Stage) -> None:
+        computes = tuple(joined_reduction(self.unit, c) for c in stage.computes)
         targets = []
-        for c in stage.computes:
-            written = [Target(self.tiles[c.name], lambda *_: [])] if stage.offset >= 0 else []
+        for c in computes:
+            written = [Target(self.tiles[c.name])] if stage.offset >= 0 else []
             if c.name in self.operator.outputs:
-                written.append(Target(self.globals[c.name], partial(self._own, stage)))
+                written.append(Target(self.globals[c.name], self._own(stage)))
             targets.append((c, written))
-        Nest(self.unit, stage, targets).emit(body)
+        Nest(self.unit, replace(stage, computes=computes), targets, self.shared[stage.root.name]).emit(body)
 
-    def _own(self, stage: Stage, body: Block, point: Sequence[Expr]) -> list[Test]:
-        """Tests that ``point`` is the task's own part, where the stage's box is larger."""
-        tests = []
-        for x, have, own in zip(point, stage.box, self.layout.tile, strict=True):
-            if have.low != own.low:
-                tests.append((str(x), f">= {body.value(own.low).text}"))
-            if have.high != own.high:
-                tests.append((str(x), f"< {body.value(own.high).text}"))
-        return tests
+    def _own(self, stage: Stage) -> tuple[Test, ...]:
+        """Tests that a point is the task's own part, where the stage's box is larger."""
+        tests: list[Test] = []
+        for d, (have, own) in enumerate(zip(stage.box, self.layout.tile, strict=True)):
+            tests += [(d, ">=", own.low)] if have.low != own.low else []
+            tests += [(d, "<", own.high)] if have.high != own.high else []
+        return tuple(tests)
 
 
 def _tile(number: int, stage: Stage) -> Place:

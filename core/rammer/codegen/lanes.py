@@ -237,11 +237,11 @@ class LaneBlock(Block):
         return Val(name, "float32", atom=True, lanes=self.width)
 
     def store(
-        self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[str, str]]
+        self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]
     ) -> None:
         """Write a row: one vector where the lanes are neighbours in memory, else lane by lane."""
-        shared = " && ".join(f"{x} {test}" for x, test in tests if x != self.lane)
-        single = " && ".join(f"{x} + k {test}" for x, test in tests if x == self.lane)
+        shared = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests if x != Ref(self.lane))
+        single = " && ".join(f"{self.lane} + k {test}" for x, test in tests if x == Ref(self.lane))
         prefix, address = f"if ({shared}) " if shared else "", self.address(place, point)
         step = place.strides[point.index(Ref(self.lane))]
         if step == 1 and not single:
@@ -280,8 +280,56 @@ class LaneBlock(Block):
         if total not in self.unit.wide:
             return super().combine(c, total, value)
         if c.combiner in ("sum", "prod"):
+            # A value that is the same in every lane is spread by the operator itself.
             return f"{total} {'+' if c.combiner == 'sum' else '*'}= {value.text};"
         return f"{total} = rm_v{c.combiner}{self.width}({total}, {self.spread(value)});"
+
+
+@dataclass
+class ColumnBlock(Block):
+    """A scalar scope whose reductions in ``unit.columns`` walk one of their axes in vectors."""
+
+    def _over(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:
+        column = self.unit.columns.get(c.name)
+        if column is None:
+            super()._over(c, sums)
+            return
+        names = {r.name: self.unit.fresh("r") for r in c.reduce}
+        inner: dict[str, Expr] = {r: Ref(n) for r, n in names.items()}
+        extent = next(r.extent for r in c.reduce if r.name == column.axis)
+        lane, width = names[column.axis], column.width
+        rest = [(names[r.name], r.extent) for r in c.reduce if r.name != column.axis]
+        self.unit.ranges[lane] = (0, extent - 1)
+        wide = [self.unit.fresh("a") for _ in sums]
+        for name in wide:
+            self.line(f"rm_f{width} {name} = rm_splat{width}({ops.start(self.unit.target, c)});")
+            self.unit.wide.add(name)
+        vectors = [(w, {**axes, **inner}) for w, (_, axes) in zip(wide, sums, strict=True)]
+        scalars = [(total, {**axes, **inner}) for total, axes in sums]
+        self._columns(c, rest, lane, vectors, scalars)
+        for name, (total, _) in zip(wide, sums, strict=True):
+            folded = Val(f"rm_fold_{c.combiner}{width}({name})", "float32")
+            self.line(self.combine(c, total, folded))
+
+    def _columns(self, c: Compute, rest: list[tuple[str, int]], lane: str,
+                 vectors: Sequence[tuple[str, Mapping[str, Expr]]],
+                 scalars: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:  # fmt: skip
+        """Loops over the other axes, the vectors along ``lane``, then its remainder."""
+        if rest:
+            name, extent = rest[0]
+            self.unit.ranges[name] = (0, max(extent - 1, 0))
+            with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
+                inner._columns(c, rest[1:], lane, vectors, scalars)
+            return
+        extent, width = self.unit.ranges[lane][1] + 1, self.unit.columns[c.name].width
+        end = extent - extent % width
+        with self.nest(self.loop(lane, "0", str(end), extent, width)) as body:
+            block = LaneBlock(self.unit, body, lane=lane, width=width, padded=True)
+            block.walk(c, vectors, [])
+            body.lines += block.lines
+        if end < extent:
+            with self.nest(self.loop(lane, str(end), str(extent), extent)) as tail:
+                tail.walk(c, scalars, [])
 
 
 def _typed(e: Op) -> list[Expr]:

@@ -103,12 +103,12 @@ class Layout:
             n: self.tile for n in self.staged if n in self.operator.outputs
         }
         for c in last:
-            self._collect(c, self.tile, boxes)
+            self._collect(c, self.tile, boxes, set())
         for number, name in reversed(list(enumerate(self.staged))):
             if name not in boxes:
                 raise ValueError(f"operator {self.operator.name}: nothing reads {name}")
             boxes[name] = self._named(number, self.computes[name], boxes[name])
-            self._collect(self.computes[name], boxes[name], boxes)
+            self._collect(self.computes[name], boxes[name], boxes, set())
         extents = self._extents({**boxes, "": self.tile})
         stages = [Stage((self.computes[n],), boxes[n], extents[n]) for n in self.staged]
         if last:
@@ -130,8 +130,17 @@ class Layout:
             result.append(Bound(ends[0], ends[1], b.solid))
         return tuple(result)
 
-    def _collect(self, c: Compute, box: Sequence[Bound], boxes: dict[str, tuple[Bound, ...]]) -> None:
+    def _collect(
+        self,
+        c: Compute,
+        box: tuple[Bound, ...],
+        boxes: dict[str, tuple[Bound, ...]],
+        seen: set[tuple[str, tuple[Bound, ...]]],
+    ) -> None:
         """Add to ``boxes`` what computing ``box`` of ``c`` reads of every staged tensor."""
+        if (c.name, box) in seen:
+            return
+        seen.add((c.name, box))
         axes: dict[str, Span] = {a.name: b.span for a, b in zip(c.axes, box, strict=True)}
         axes |= {r.name: (integer(0), integer(r.extent - 1)) for r in c.reduce}
         for load in c.loads:
@@ -142,7 +151,7 @@ class Layout:
                 clipped(span(i, axes), n, self.ranges) for i, n in zip(load.indices, shape, strict=True)
             )
             if load.tensor in self.inlined:
-                self._collect(self.inlined[load.tensor], read, boxes)
+                self._collect(self.inlined[load.tensor], read, boxes, seen)
             else:
                 known = boxes.get(load.tensor)
                 boxes[load.tensor] = read if known is None else joined(known, read)
@@ -215,6 +224,35 @@ def _placed(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, 
 
 
 def scratch_of(stages: Sequence[Stage]) -> int:
-    """Bytes of scratch memory that the stages need together."""
+    """Bytes of scratch memory that the stages' tiles need together."""
     ends = [s.offset + math.prod(s.extents) * itemsize(s.root.dtype) for s in stages if s.offset >= 0]
     return max(ends, default=0)
+
+
+def heads(
+    inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]
+) -> list[tuple[Compute, tuple[Expr, ...]]]:
+    """The reductions that ``c`` at ``point`` needs first, in order: itself, or those its body reads in place."""
+    found: dict[tuple[str, tuple[Expr, ...]], Compute] = {}
+    _heads(inlined, c, point, found, set())
+    return [(head, indices) for (_, indices), head in found.items()]
+
+
+def _heads(
+    inlined: Mapping[str, Compute],
+    c: Compute,
+    point: tuple[Expr, ...],
+    found: dict[tuple[str, tuple[Expr, ...]], Compute],
+    seen: set[tuple[str, tuple[Expr, ...]]],
+) -> None:
+    if (c.name, point) in seen:
+        return
+    seen.add((c.name, point))
+    if c.reduce:
+        found[c.name, point] = c
+        return
+    axes = dict(zip((a.name for a in c.axes), point, strict=True))
+    for load in ex.loads(ex.substitute(c.body, axes)):
+        plain = load.fill is None and all(ex.affine(i) is not None for i in load.indices)
+        if load.tensor in inlined and plain:
+            _heads(inlined, inlined[load.tensor], tuple(tidy(i) for i in load.indices), found, seen)

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rammer.codegen.bounds import fold
-from rammer.codegen.lanes import LaneBlock
-from rammer.codegen.layout import Stage
-from rammer.codegen.rows import Row, choose_blocking, choose_row
+from rammer.codegen.cooperate import THREADS, Group, Shared
+from rammer.codegen.fuse import joined_stage
+from rammer.codegen.lanes import ColumnBlock, LaneBlock
+from rammer.codegen.layout import Stage, heads
+from rammer.codegen.rows import Row, choose
 from rammer.codegen.scalar import Block
 from rammer.codegen.unit import Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Expr, Load, integer
+from rammer.ir.expr import Expr, Load, Ref, integer
 
-#: A condition on a point: axis variable and text.
-Test = tuple[str, str]
-#: Threads that should find work in a stage before their elements are blocked.
-_THREADS = 256
+#: A condition on a point: axis number, comparison, bound.
+Test = tuple[int, str, Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Target:
     """Where one Compute of a stage is written, and which tests a point must pass first."""
 
     place: Place
-    tests: Callable[[Block, Sequence[Expr]], list[Test]]
+    tests: tuple[Test, ...] = ()
 
 
 @dataclass
@@ -42,35 +42,45 @@ class Nest:
     unit: Unit
     stage: Stage
     targets: Sequence[tuple[Compute, Sequence[Target]]]
+    shared: Sequence[Shared] = ()
     names: list[str] = field(init=False)
     blocking: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._join()
         self.names = [f"x{d}" for d in range(len(self.stage.box))]
         for name, axis in zip(self.names, self.stage.root.axes, strict=True):
             self.unit.ranges[name] = (0, max(axis.extent - 1, 0))
+
+    def _join(self) -> None:
+        """Join axes where nothing tells them apart."""
+        written = [t for _, targets in self.targets for t in targets]
+        if any(t.tests for t in written):
+            return
+        self.stage = joined_stage(self.unit, self.stage, [t.place for t in written])
+        self.targets = [(c, t) for c, (_, t) in zip(self.stage.computes, self.targets, strict=True)]
 
     def emit(self, body: Block) -> None:
         """Append the nest to ``body``."""
         if 0 in self.stage.extents:
             return
-        places = [t.place for _, targets in self.targets for t in targets]
         single = self.unit.target.single
-        row = choose_row(self.unit, self.stage, places) if single else None
-        last = next((d for d in reversed(range(len(self.names))) if self.stage.extents[d] > 1), -1)
-        fixed = row.axis if row is not None else last
-        limit = 4 if single else math.prod(self.stage.extents) // _THREADS
-        self.blocking = choose_blocking(self.unit, self.stage, fixed, limit, axes=1 if single else 2)
+        places = [t.place for _, targets in self.targets for t in targets]
+        roots = {
+            head.name: head for c, _ in self.targets for head, _ in heads(self.unit.inlined, c, _point(c))
+        }
+        limit = 4 if single else math.prod(self.stage.extents) // THREADS
+        plan = choose(self.unit, self.stage, list(roots.values()), places, limit, axes=1 if single else 2)
+        self.blocking, self.unit.columns = plan.blocking, plan.columns
         for d, block in self.blocking.items():
             self.unit.ranges[self.names[d]] = (0, self.stage.root.axes[d].extent - block)
-        with body.nest("") as inner:
-            self._nest(inner, row, single)
-
-    def _nest(self, body: Block, row: Row | None, single: bool) -> None:
+        inner = ColumnBlock(self.unit, body)
         if single:
-            self._loops(body, [d for d in range(len(self.names)) if row is None or d != row.axis], row)
+            row = plan.row.axis if plan.row is not None else -1
+            self._loops(inner, [d for d in range(len(self.names)) if d != row], plan.row)
         else:
-            self._strided(body)
+            self._strided(inner)
+        body.lines += ["{", *(f"  {text}" for text in inner.lines), "}"]
 
     # --- one thread ---------------------------------------------------------------------------
 
@@ -142,28 +152,45 @@ class Nest:
         """The box's elements in turn, each thread every ``threads``-th."""
         target = self.unit.target
         sizes = [n // self.blocking.get(d, 1) for d, n in enumerate(self.stage.extents)]
-        count = math.prod(sizes)
-        with body.nest(f"for (int t = {target.thread}; t < {count}; t += {target.threads})") as inner:
-            tests, step = [], count
-            for d, (name, size) in enumerate(zip(self.names, sizes, strict=True)):
-                step //= size
-                inner.line(f"const {self.unit.axis_type(self.stage.root.axes[d].extent)} {name} = "
-                           f"{self._place(inner, d, size, step, step * size == count)};")  # fmt: skip
-                bound = self.stage.box[d]
-                if fold("sub", bound.high, bound.low) != integer(self.stage.extents[d]):
-                    tests.append(f"{name} >= {inner.value(bound.high).text}")
-            if tests:
-                inner.line(f"if ({' || '.join(tests)}) continue;")
+        group = Group(self.unit, math.prod(sizes), self.shared)
+        group.declare(body)
+        for number, part in enumerate(self.shared):
+            count = math.prod(sizes) * part.parts
+            with body.nest(f"for (int t = {target.thread}; t < {count}; t += {target.threads})") as inner:
+                inner.line(f"const int u = t / {part.parts};")
+                self._decode(inner, sizes)
+                group.know(inner, number, "u")
+                group.partial(inner, number, f"t % {part.parts}", "t")
+            body.line(target.barrier)
+            group.tree(body, number)
+        with body.nest(
+            f"for (int u = {target.thread}; u < {math.prod(sizes)}; u += {target.threads})"
+        ) as inner:
+            self._decode(inner, sizes)
+            group.know(inner, len(self.shared), "u")
             self._elements(inner)
 
+    def _decode(self, body: Block, sizes: list[int]) -> None:
+        """The axes of element ``u``; elements outside the task's box are skipped."""
+        tests, step, count = [], math.prod(sizes), math.prod(sizes)
+        for d, (name, size) in enumerate(zip(self.names, sizes, strict=True)):
+            step //= size
+            kind = self.unit.axis_type(self.stage.root.axes[d].extent)
+            body.line(f"const {kind} {name} = {self._place(body, d, size, step, step * size == count)};")
+            bound = self.stage.box[d]
+            if fold("sub", bound.high, bound.low) != integer(self.stage.extents[d]):
+                tests.append(f"{name} >= {body.value(bound.high).text}")
+        if tests:
+            body.line(f"if ({' || '.join(tests)}) continue;")
+
     def _place(self, body: Block, d: int, size: int, step: int, first: bool) -> str:
-        """Text of axis ``d`` of element ``t``."""
+        """Text of axis ``d`` of element ``u``."""
         low, block = body.value(self.stage.box[d].low).text, self.blocking.get(d, 1)
         if size == 1:
             return low
-        place = f"t / {step}" if step > 1 else "t"
+        place = f"u / {step}" if step > 1 else "u"
         if not first:
-            place = f"({place}) % {size}" if step > 1 else f"t % {size}"
+            place = f"({place}) % {size}" if step > 1 else f"u % {size}"
         if block > 1:
             place = f"({place}) * {block}"
         return place if low == "0" else f"{low} + {place}"
@@ -185,28 +212,20 @@ class Nest:
                 value = body.known(key) or body.inline(c, point)
                 body.memo[key] = value
                 for target in targets:
-                    body.store(target.place, point, value, target.tests(body, point))
+                    tests = [(point[d], f"{sign} {body.value(e).text}") for d, sign, e in target.tests]
+                    body.store(target.place, point, value, tests)
 
     def _reduce_together(self, body: Block, points: list[tuple[Expr, ...]]) -> None:
         """Interleave the reductions that the points need, so that they share loops and loads."""
         found: dict[str, tuple[Compute, list[tuple[Expr, ...]]]] = {}
         for point in points:
             for c, _ in self.targets:
-                for head, indices in heads(self.unit, c, point):
+                for head, indices in heads(self.unit.inlined, c, point):
                     _, places = found.setdefault(head.name, (head, []))
                     places += [indices] if indices not in places else []
         for c, places in found.values():
             body.reduce_at(c, places)
 
 
-def heads(unit: Unit, c: Compute, point: tuple[Expr, ...]) -> list[tuple[Compute, tuple[Expr, ...]]]:
-    """The reductions that ``c`` at ``point`` needs first: itself, or those its body reads in place."""
-    if c.reduce:
-        return [(c, point)]
-    axes = dict(zip((a.name for a in c.axes), point, strict=True))
-    result = []
-    for load in ex.loads(ex.substitute(c.body, axes)):
-        plain = load.fill is None and all(ex.affine(i) is not None for i in load.indices)
-        if load.tensor in unit.inlined and plain:
-            result += heads(unit, unit.inlined[load.tensor], load.indices)
-    return result
+def _point(c: Compute) -> tuple[Expr, ...]:
+    return tuple(Ref(f"x{d}") for d in range(len(c.axes)))

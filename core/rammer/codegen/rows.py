@@ -1,20 +1,20 @@
-"""Which output axis becomes the vector lanes of a stage, and where along it no padding test can fail."""
+"""How a stage is vectorised: along an output axis (rows) or along a reduction axis (columns), and blocked."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rammer.codegen.bounds import fold, span, tidy
 from rammer.codegen.layout import Stage
-from rammer.codegen.unit import Place, Unit
+from rammer.codegen.reads import Read, access_cost, reads, vector_cost
+from rammer.codegen.unit import Column, Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
+from rammer.ir.expr import Expr, Op, Ref, integer
 
-#: Reduction points beyond which a load's weight in the choice of the lane axis no longer grows.
-_WEIGHT = 64
+#: Scalar operations that combining the lanes of one column accumulator costs, relative to a vector access.
+_FOLD = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +33,80 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A load as seen from a stage: its indices in the stage's axes, and how often an element makes it."""
+class Plan:
+    """``row``: the lane axis, None for scalars. ``columns``: reductions whose own axis is vectorised.
+    ``blocking``: elements computed together, by axis number."""
 
-    load: Load
-    weight: int
-    ranges: Mapping[str, Interval]
+    row: Row | None
+    columns: dict[str, Column]
+    blocking: dict[int, int]
 
 
-def choose_row(unit: Unit, stage: Stage, stores: list[Place]) -> Row | None:
-    """The axis with the cheapest memory accesses, or None where scalar code is as good."""
-    if not unit.target.vectors or any(c.dtype != "float32" for c in stage.computes):
-        return None
-    reads = [r for c in stage.computes for r in _reads(unit, c, _point(c), 1, unit.ranges)]
-    best: tuple[float, int] | None = None
+def choose(
+    unit: Unit, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int
+) -> Plan:
+    """The cheapest vectorisation of a stage by memory accesses per element, and its blocking.
+
+    ``heads`` are the reductions that elements start with; blocking takes at most ``limit`` elements along
+    up to ``axes`` axes.
+    """
+    found = reads(unit, stage.computes)
+    scalar = float(sum(r.weight for r in found) + len(stores))
+    row_cost, row = _choose_row(unit, stage, found, stores)
+    column_cost, columns = _choose_columns(unit, heads, found, stores)
+    if columns and column_cost < min(row_cost, scalar):
+        lanes = tuple(f"{name}.{c.axis}" for name, c in columns.items())
+        return Plan(None, columns, _blocking(stage, found, -1, lanes, limit, axes))
+    if row is not None and row_cost < scalar:
+        return Plan(row, {}, _blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes))
+    last = next((d for d in reversed(range(len(stage.extents))) if stage.extents[d] > 1), -1)
+    return Plan(None, {}, _blocking(stage, found, last, (), limit, axes))
+
+
+def _choose_row(
+    unit: Unit, stage: Stage, found: Sequence[Read], stores: Sequence[Place]
+) -> tuple[float, Row | None]:
+    best, axis = float("inf"), -1
+    if any(c.dtype != "float32" for c in stage.computes):
+        return best, None
     for d in reversed(range(len(stage.extents))):
         count = stage.extents[d]
         width = _width(unit, count)
         if not width:
             continue
-        cost = sum(r.weight * _steps(unit, r.load, f"x{d}", width) for r in reads)
-        cost += sum(_cost(p.strides[d], width) for p in stores)
+        cost = sum(r.weight * access_cost(unit, r.load, f"x{d}", width) for r in found)
+        cost += sum(vector_cost(p.strides[d], width) for p in stores)
         cost *= -(-count // width) / count
-        if best is None or cost < best[0]:
-            best = cost, d
-    scalar = sum(r.weight for r in reads) + len(stores)
-    if best is None or best[0] >= scalar:
-        return None
-    return _row(unit, stage, reads, best[1])
+        if cost < best:
+            best, axis = cost, d
+    return best, _row(unit, stage, found, axis) if axis >= 0 else None
 
 
-def _row(unit: Unit, stage: Stage, reads: list[_Read], d: int) -> Row:
+def _choose_columns(unit: Unit, heads: Sequence[Compute], found: Sequence[Read],
+                    stores: Sequence[Place]) -> tuple[float, dict[str, Column]]:  # fmt: skip
+    """For every head the reduction axis with the cheapest accesses; {} unless all heads have one."""
+    columns: dict[str, Column] = {}
+    total = float(len(stores)) + sum(r.weight for r in found if not r.reducer)
+    for c in heads:
+        options = []
+        for r in c.reduce:
+            width = _width(unit, r.extent)
+            if width and c.dtype == "float32":
+                lane = f"{c.name}.{r.name}"
+                own = [f for f in found if f.reducer == c.name]
+                cost = sum(f.weight * (access_cost(unit, f.load, lane, width) or 0.5) for f in own) / width
+                options.append((cost * (-(-r.extent // width) * width / r.extent) + _FOLD, r.name, width))
+        if not options:
+            return float("inf"), {}
+        cost, name, width = min(options)
+        total += cost
+        columns[c.name] = Column(name, width)
+    return total, columns
+
+
+def _row(unit: Unit, stage: Stage, found: Sequence[Read], d: int) -> Row:
     bound, count = stage.box[d], stage.extents[d]
-    ranges = [ends for r in reads for ends in _interior(unit, r, f"x{d}")]
+    ranges = [ends for r in found for ends in _interior(unit, r, f"x{d}")]
     low, high = ranges[0] if ranges else bound.span
     for start, end in ranges[1:]:
         low, high = fold("max", low, start), fold("min", high, end)
@@ -74,19 +115,18 @@ def _row(unit: Unit, stage: Stage, reads: list[_Read], d: int) -> Row:
     return Row(d, width, (low, high) if ranges else None, certain, certain and count % width == 0)
 
 
-def choose_blocking(unit: Unit, stage: Stage, fixed: int, limit: int, axes: int) -> dict[int, int]:
-    """Elements computed together along up to ``axes`` axes other than ``fixed``, at most ``limit`` in all.
+def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str, ...], limit: int,
+              axes: int) -> dict[int, int]:  # fmt: skip
+    """Elements computed together along axes other than ``fixed``.
 
-    An axis qualifies when every task's box has the same size along it and the reductions' loads repeat
-    along it. The axis whose loads repeat most comes first.
+    An axis qualifies when every task's box has the same size along it and loads of reductions repeat
+    along it. The axis whose loads repeat most comes first; loads of vectors (over ``lanes``) count double.
     """
-    reads = [r for c in stage.computes for r in _reads(unit, c, _point(c), 1, unit.ranges) if r.weight > 1]
+    inside = [(r, ex.axes_of(r.load)) for r in found if r.reducer]
     gains = []
     for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
-        shared = sum(
-            1.0 + (f"x{fixed}" in ex.axes_of(r.load)) for r in reads if f"x{d}" not in ex.axes_of(r.load)
-        )
-        moved = any(f"x{d}" in ex.axes_of(r.load) for r in reads)
+        shared = sum(1.0 + bool(used & {*lanes}) for _, used in inside if f"x{d}" not in used)
+        moved = any(f"x{d}" in used for _, used in inside)
         if d != fixed and shared and moved and fold("sub", bound.high, bound.low) == integer(count):
             gains.append((-shared, -d))
     result: dict[int, int] = {}
@@ -101,46 +141,11 @@ def choose_blocking(unit: Unit, stage: Stage, fixed: int, limit: int, axes: int)
 
 def _width(unit: Unit, count: int) -> int:
     """The vector width that covers ``count`` elements with the fewest vectors; 0 if none fits."""
-    fitting = [w for w in unit.target.vectors if w <= count]
+    fitting = [w for w in unit.target.vectors if w <= count] if unit.target.single else []
     return min(fitting, key=lambda w: (-(-count // w), w), default=0)
 
 
-def _point(c: Compute) -> dict[str, Expr]:
-    return {a.name: Ref(f"x{d}") for d, a in enumerate(c.axes)}
-
-
-def _reads(unit: Unit, c: Compute, axes: Mapping[str, Expr], weight: int,
-           ranges: Mapping[str, Interval]) -> Iterator[_Read]:  # fmt: skip
-    """Every load of ``c``, through producers computed in place; reduction axes are named ``compute.axis``."""
-    inner = {**ranges, **{f"{c.name}.{r.name}": (0, max(r.extent - 1, 0)) for r in c.reduce}}
-    names: dict[str, Expr] = {r.name: Ref(f"{c.name}.{r.name}") for r in c.reduce}
-    weight = min(weight * math.prod(r.extent for r in c.reduce), _WEIGHT)
-    for load in ex.loads(ex.substitute(c.body, {**axes, **names})):
-        yield _Read(load, weight, inner)
-        producer = unit.inlined.get(load.tensor)
-        if producer is not None:
-            place = dict(zip((a.name for a in producer.axes), load.indices, strict=True))
-            yield from _reads(unit, producer, place, weight, inner)
-
-
-def _steps(unit: Unit, load: Load, lane: str, width: int) -> float:
-    """Cost of a load for one row of lanes, in vector accesses."""
-    if load.tensor in unit.inlined or lane not in ex.axes_of(load):
-        return 0.0
-    forms = [ex.affine(i) for i in load.indices]
-    if unit.dtypes[load.tensor] != "float32" or any(f is None for f in forms):
-        return 2.0 * width
-    strides = unit.places[load.tensor].strides
-    return _cost(
-        sum(s * f[0].get(lane, 0) for s, f in zip(strides, forms, strict=True) if f is not None), width
-    )
-
-
-def _cost(step: int, width: int) -> float:
-    return {0: 0.5, 1: 1.0, 2: 2.0}.get(step, 2.0 * width)
-
-
-def _interior(unit: Unit, read: _Read, lane: str) -> Iterator[tuple[Expr, Expr]]:
+def _interior(unit: Unit, read: Read, lane: str) -> Iterator[tuple[Expr, Expr]]:
     """Lane ranges (half-open) where the padding tests of a load along the lane hold."""
     if read.load.fill is None:
         return

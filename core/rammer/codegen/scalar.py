@@ -224,12 +224,12 @@ class Block:
         return " + ".join(extra) if extra else whole.text
 
     def store(
-        self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[str, str]]
+        self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]
     ) -> None:
         """Write ``value`` at ``point`` if all ``tests`` (axis, condition on it) hold."""
         text = ops.convert(self.unit.target, value, place.dtype).text
         statement = ops.put(self.unit.target, place.pointer, self.address(place, point), place.dtype, text)
-        condition = " && ".join(f"{x} {test}" for x, test in tests)
+        condition = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests)
         self.line(f"if ({condition}) {statement}" if tests else statement)
 
     # --- producers computed in place ----------------------------------------------------------
@@ -279,19 +279,24 @@ class Block:
         names = {r.name: self.unit.fresh("r") for r in c.reduce}
         inner: dict[str, Expr] = {r: Ref(n) for r, n in names.items()}
         inside = [(total, {**axes, **inner}) for total, axes in sums]
-        self._accumulate(c, inside, [(names[r.name], r.extent) for r in c.reduce])
+        self.walk(c, inside, [(names[r.name], r.extent) for r in c.reduce])
 
-    def _accumulate(
+    def walk(
         self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]]
     ) -> None:
+        """Loops over the axes ``over`` around the combining statements."""
         if not over:
             for total, axes in sums:
                 self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
             return
         name, extent = over[0]
         self.unit.ranges[name] = (0, max(extent - 1, 0))
+        if extent == 1:
+            self.line(f"const int {name} = 0;")
+            self.walk(c, sums, over[1:])
+            return
         with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
-            inner._accumulate(c, sums, over[1:])
+            inner.walk(c, sums, over[1:])
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines one value into the accumulator."""

@@ -37,17 +37,26 @@ class Place:
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A reduction whose axis ``axis`` is walked ``width`` elements at a time."""
+
+    axis: str
+    width: int
+
+
 @dataclass
 class Unit:
     """One C function under construction."""
 
     target: CTarget
     types: Mapping[str, TensorType]
-    inlined: Mapping[str, Compute]
+    inlined: dict[str, Compute]
     places: Mapping[str, Place]
     ranges: dict[str, Interval]
     tables: dict[str, str] = field(default_factory=dict)
     count: int = 0
+    columns: dict[str, Column] = field(default_factory=dict)
     wide: set[str] = field(default_factory=set)  # names of vector accumulators
 
     def __post_init__(self) -> None:

@@ -52,15 +52,17 @@ class Resampling:
 
     def nearest(self, x: Array, mode: str) -> Array:
         """Index of the nearest source element of coordinates ``x`` (int64, clamped)."""
-        rounded = {
-            "floor": lambda: np.floor(x),
-            "ceil": lambda: np.ceil(x),
-            "round_prefer_floor": lambda: np.ceil(x - 0.5),
-            "round_prefer_ceil": lambda: np.floor(x + 0.5),
-        }.get(mode)
-        if rounded is None:
+        # Scales are float32: single precision, which ONNX Runtime uses too, absorbs their error at ties.
+        single = x.astype(np.float32)
+        rounded: dict[str, Array] = {
+            "floor": np.floor(single),
+            "ceil": np.ceil(single),
+            "round_prefer_floor": np.ceil(single - 0.5),
+            "round_prefer_ceil": np.floor(single + 0.5),
+        }
+        if mode not in rounded:
             raise CannotLower(f"Resize with nearest_mode={mode!r}")
-        return np.clip(rounded(), 0, self.source - 1).astype(np.int64)
+        return np.clip(rounded[mode], 0, self.source - 1).astype(np.int64)
 
     def taps(self, x: Array, kernel: Kernel, exclude_outside: bool) -> tuple[Array, Array]:
         """Indices (clamped) and weights of the source elements of each position, both ``[out, taps]``."""

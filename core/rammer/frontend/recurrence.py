@@ -162,15 +162,21 @@ class Recurrence:
         return self.emit_state(Op("where", (mask, self.state(state), self.literal(0.0))), hint)
 
     def activations(self, direction: int, defaults: Sequence[str]) -> list[Activation]:
-        """The activation functions of a direction, clipping included."""
+        """The activation functions of a direction; those of gates clip their input.
+
+        The third, LSTM's h, reads the cell state, which ONNX Runtime leaves unclipped; ONNX's text is
+        silent about it.
+        """
         names = list(self.ctx.attr("activations") or [*defaults] * len(self.directions))
         alphas = iter(self.ctx.attr("activation_alpha") or ())
         betas = iter(self.ctx.attr("activation_beta") or ())
-        built = [self._activation(str(n), alphas, betas) for n in names]
         count = len(defaults)
+        built = [self._activation(str(n), alphas, betas, clipped=i % count < 2) for i, n in enumerate(names)]
         return built[direction * count : (direction + 1) * count]
 
-    def _activation(self, name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
+    def _activation(
+        self, name: str, alphas: Iterator[float], betas: Iterator[float], clipped: bool
+    ) -> Activation:
         key = name.lower()
         alpha, beta = _PARAMETERS.get(key, (None, None))
         a = 0.0 if alpha is None else float(next(alphas, alpha))
@@ -178,7 +184,7 @@ class Recurrence:
         if key not in _FORMULAS:
             raise CannotLower(f"{self.ctx.node.op} with activation {name}")
         formula = _FORMULAS[key]
-        return lambda x: formula(self._clipped(x), self.literal, a, b)
+        return lambda x: formula(self._clipped(x) if clipped else x, self.literal, a, b)
 
     def _clipped(self, x: Expr) -> Expr:
         clip = self.ctx.attr("clip")

@@ -7,9 +7,10 @@ written twice, outputs are written whole, and rows never wait for each other in 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,24 +217,20 @@ def _check_arena(program: RProgram, clocks: Clocks) -> int:
     apart follows, because every buffer between them has a writer.
     """
     uses = _uses(program, clocks)
-    checked: set[tuple[int, int]] = set()
     active: list[tuple[int, int]] = []
+    checked = 0
     for _, opens, i in _events(uses):
         key = (uses[i].age, i)
-        if opens:
-            insort(active, key)
-            at = bisect_left(active, key)
-            pairs = [(active[at - 1], key)] if at else []
-            pairs += [(key, active[at + 1])] if at + 1 < len(active) else []
-        else:
-            at = bisect_left(active, key)
+        at = bisect_left(active, key)
+        if not opens:
+            # Its neighbours meet now, but each was in order with it, so they are in order with each other.
             del active[at]
-            pairs = [(active[at - 1], active[at])] if 0 < at < len(active) else []
-        for (_, a), (_, b) in pairs:
-            if (a, b) not in checked:
-                _check_reuse(uses[a], uses[b], clocks)
-                checked.add((a, b))
-    return len(checked)
+            continue
+        active.insert(at, key)
+        for (_, a), (_, b) in pairwise(active[max(at - 1, 0) : at + 2]):
+            _check_reuse(uses[a], uses[b], clocks)
+            checked += 1
+    return checked
 
 
 def _events(uses: Sequence[_Use]) -> Iterator[tuple[int, bool, int]]:

@@ -124,6 +124,7 @@ class _Assigner:
                 self.eliminated.add(compute.name)
                 return
             self.own(compute.name)
+        parts = self._joined(compute, parts)
         placed = [self._place_part(compute, box, load) for box, load in parts]
         if not any(placed):
             return
@@ -131,6 +132,32 @@ class _Assigner:
         self.copies[compute.name] = [
             self._copy(compute, box, load) for (box, load), done in zip(parts, placed, strict=True) if not done
         ]
+
+    def _joined(self, compute: Compute, parts: Pieces) -> Pieces:
+        """Neighbouring parts that are all the slices of one free tensor become one part: that tensor."""
+        groups: list[tuple[Box, Load, Pieces]] = []
+        for box, load in parts:
+            source = self._through(load)
+            last = groups[-1] if groups else None
+            union = _union(last[0], box) if last is not None and last[1] == source else None
+            if last is not None and union is not None:
+                groups[-1] = (union, source, [*last[2], (box, load)])
+            else:
+                groups.append((box, source, [(box, load)]))
+        joined: Pieces = []
+        for box, source, members in groups:
+            whole = len(members) > 1 and self._slot(compute, box, source) is not None
+            joined += [(box, source)] if whole else members
+        return joined
+
+    def _through(self, load: Load) -> Load:
+        """``load`` of a free rearranging tensor as a load of what that one reads."""
+        compute = self.producers.get(load.tensor)
+        inner = self.view_load(compute) if compute is not None and self.free(load.tensor) else None
+        if compute is None or inner is None:
+            return load
+        axes = {a.name: i for a, i in zip(compute.axes, load.indices, strict=True)}
+        return Load(inner.tensor, tuple(_simple(ex.substitute(i, axes)) for i in inner.indices), load.fill)
 
     def _assembled(self, compute: Compute, parts: Pieces) -> Storage | None:
         """The storage of a concatenation whose parts already lie side by side (a prefix of a larger one)."""
@@ -170,19 +197,21 @@ class _Assigner:
         return Load(load.tensor, indices, None if inside else load.fill)
 
     def _place_part(self, compute: Compute, box: Box, load: Load) -> bool:
-        """Let the part's producer write into its slice. False if the part is taken or rearranged beyond strides."""
-        if not self.free(load.tensor):
-            return False
+        """Let the part's producer write into its slice, if it can."""
+        storage = self._slot(compute, box, load)
+        if storage is not None:
+            self.place(load.tensor, storage)
+        return storage is not None
+
+    def _slot(self, compute: Compute, box: Box, load: Load) -> Storage | None:
+        """Storage of a part inside its concatenation; None if it is taken or rearranged beyond strides."""
         local = self._local(compute, box, load)
-        if local.fill is not None:
-            return False
+        if not self.free(load.tensor) or local.fill is not None:
+            return None
         target = _slice(self.storages[compute.name], box, load.tensor)
         shape = self.graph.types[load.tensor].shape
         storage = inverted(load.tensor, shape, local, _axes(compute, box), target)
-        if storage is None or _contiguous(storage) < _contiguous(target):
-            return False
-        self.place(load.tensor, storage)
-        return True
+        return None if storage is None or _contiguous(storage) < _contiguous(target) else storage
 
     def _copy(self, compute: Compute, box: Box, load: Load) -> Compute:
         """A Compute that copies one part into its slice."""
@@ -214,6 +243,15 @@ def _contiguous(storage: Storage) -> bool:
     """Whether neighbours along the last axis longer than 1 are neighbours in memory."""
     steps = [s for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1]
     return not steps or steps[-1] == 1
+
+
+def _union(a: Box, b: Box) -> Box | None:
+    """The box that two boxes make up which differ along one axis and meet there."""
+    differing = [d for d, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+    if len(differing) != 1:
+        return None
+    d = differing[0]
+    return (*a[:d], (a[d][0], b[d][1]), *a[d + 1 :]) if a[d][1] == b[d][0] else None
 
 
 def _start(box: Box) -> tuple[int, ...]:

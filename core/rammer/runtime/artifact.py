@@ -10,6 +10,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from rammer.errors import BadInput
 from rammer.ir.graph import Graph, Value
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
+from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -50,13 +52,16 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
         "segments": [],
     }  # fmt: skip
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with zipfile.ZipFile(partial, "w") as archive:
-        constants = {n: v for n, v in compiled.graph.constants.items() if n in _host_needs(compiled)}
-        archive.writestr("constants.npz", _pack(constants))
-        for number, segment in enumerate(compiled.segments):
-            head["segments"].append(_write_segment(archive, number, segment))
-        archive.writestr("head.json", json.dumps(head))
-    partial.replace(path)
+    try:
+        with zipfile.ZipFile(partial, "w") as archive:
+            constants = {n: v for n, v in compiled.graph.constants.items() if n in _host_needs(compiled)}
+            archive.writestr("constants.npz", _pack(constants))
+            for number, segment in enumerate(compiled.segments):
+                head["segments"].append(_write_segment(archive, number, segment))
+            archive.writestr("head.json", json.dumps(head))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # left over only where something failed or Ctrl-C came
 
 
 def _write_segment(archive: zipfile.ZipFile, number: int, segment: Segment) -> dict[str, str]:
@@ -85,22 +90,35 @@ def _pack(arrays: Mapping[str, Array]) -> bytes:
 
 
 def is_artifact(path: Path) -> bool:
-    """Whether the file is a zip; an ONNX file never is."""
-    return path.is_file() and zipfile.is_zipfile(path)
+    """Whether the file begins like a zip; an ONNX file never does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PK\x03\x04"
+    except OSError:
+        return False
 
 
 def load_artifact(path: Path) -> Artifact:
-    """Read an artifact. BadInput when it is damaged or of another format."""
+    """Read an artifact and verify its programs. BadInput when it is damaged or of another format."""
     try:
         with zipfile.ZipFile(path) as archive:
-            head = json.loads(archive.read("head.json"))
-            if head["format"] != FORMAT:
-                raise BadInput(f"{path} has format {head['format']}, this rammer reads {FORMAT}",
-                               hint="compile the model again")  # fmt: skip
-            segments = tuple(_read_segment(archive, i, s) for i, s in enumerate(head["segments"]))
-            constants = _unpack(archive.read("constants.npz"))
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as problem:
-        raise BadInput(f"{path} is not a compiled model: {problem}", hint="compile the model again") from problem
+            return _read(archive, path)
+    except (VerifyError, *_DAMAGE) as problem:
+        said = problem.what if isinstance(problem, VerifyError) else str(problem).strip('"')
+        raise BadInput(f"{path} is not a compiled model: {said}", hint="compile the model again") from problem
+
+
+#: What a damaged file can raise: the zip's own checks, a decompressor, and every parser of its members.
+_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, LookupError, ValueError,
+           TypeError, AttributeError)  # fmt: skip
+
+
+def _read(archive: zipfile.ZipFile, path: Path) -> Artifact:
+    head = json.loads(archive.read("head.json"))
+    if head["format"] != FORMAT:
+        raise BadInput(f"{path} has format {head['format']}, this rammer reads {FORMAT}", hint="compile the model again")
+    segments = tuple(_read_segment(archive, i, s) for i, s in enumerate(head["segments"]))
+    constants = _unpack(archive.read("constants.npz"))
     inputs, outputs = (tuple(_value(p) for p in head[k]) for k in ("inputs", "outputs"))
     types = {v.name: v.type for v in (*inputs, *outputs)}
     graph = Graph(head["name"], inputs, outputs, (), types, constants)
@@ -118,6 +136,7 @@ def _read_segment(archive: zipfile.ZipFile, number: int, entry: Mapping[str, str
 
         return HostSegment(HostNode.from_bytes(archive.read(f"{number}.node")), entry["why"])
     program = RProgram.parse(archive.read(f"{number}.program").decode())
+    verify(program)
     return ProgramSegment(program, _unpack(archive.read(f"{number}.npz")))
 
 

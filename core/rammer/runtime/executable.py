@@ -140,6 +140,14 @@ class Executable:
             self.cache[key] = Specialised(compiled, loaded, time.perf_counter() - start)
         return self.cache[key]
 
+    def adopt(self, compiled: Compiled) -> Specialised:
+        """Load a program that was compiled elsewhere; runs of its input shapes use it."""
+        key = tuple(sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs))
+        start = time.perf_counter()
+        loaded = load_segments(self.backend, compiled)
+        self.cache[key] = Specialised(compiled, loaded, time.perf_counter() - start)
+        return self.cache[key]
+
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Every step short of loading; ``shapes`` are needed for dynamic inputs only."""
         return self.compiler.compile_model(self.source.model, shapes)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from onnx import NodeProto
 
 from rammer.errors import BadInput
-from rammer.frontend.nodes import evaluate_node, first_line
+from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, evaluate_node, first_line, node_proto
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
 
@@ -62,3 +66,33 @@ class HostNode:
             what = f"{self.node.op} gives {name!r} the shape {list(value.shape)} instead of {list(declared.shape)}"
             raise BadInput(what, where, "shapes that depend on data are not supported")
         return np.asarray(value, dtype=declared.dtype, order="C")
+
+    def to_bytes(self) -> bytes:
+        """JSON around the operator's protobuf; ``from_bytes`` reads it back."""
+        node = self.node
+        opsets = next((body.opsets for body in bodies(node)), ())
+        return json.dumps({
+            "proto": base64.b64encode(node_proto(node).SerializeToString()).decode(),
+            "inputs": node.inputs, "captures": captures(node), "opsets": opsets, "version": node.version,
+            "types": {name: str(kind) for name, kind in self.types.items()},
+        }).encode()  # fmt: skip
+
+    @staticmethod
+    def from_bytes(data: bytes) -> HostNode:
+        """Inverse of ``to_bytes``. Raises ValueError, KeyError or TypeError for anything else."""
+        head: dict[str, Any] = json.loads(data)
+        try:
+            proto = NodeProto.FromString(base64.b64decode(head["proto"]))
+        except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations
+            raise ValueError(f"not an operator: {first_line(error)}") from error
+        outer = tuple(map(str, head["captures"]))
+        opsets = tuple((str(domain), int(version)) for domain, version in head["opsets"])
+        attributes = {a.name: _with_context(attribute_value(a), outer, opsets) for a in proto.attribute}
+        node = Node(proto.op_type, tuple(map(str, head["inputs"])), tuple(proto.output), attributes, proto.name,
+                    proto.domain, int(head["version"]))  # fmt: skip
+        return HostNode(node, {str(n): TensorType.parse(t) for n, t in head["types"].items()})
+
+
+def _with_context(value: Any, outer: tuple[str, ...], opsets: tuple[tuple[str, int], ...]) -> Any:
+    """An attribute; a body with the outer names and operator versions that its protobuf does not hold."""
+    return replace(value, captures=outer, opsets=opsets) if isinstance(value, SubGraph) else value

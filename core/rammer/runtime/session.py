@@ -2,36 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, DeviceUnavailable
+from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, cache_folder
 from rammer.profile.tune import MEASURED
+from rammer.runtime.artifact import is_artifact, load_artifact
 from rammer.runtime.executable import Executable
 from rammer.runtime.options import CompileOptions, Progress, quiet
-from rammer.runtime.source import open_source
+from rammer.runtime.source import Head, ModelSource, open_source
 
 if TYPE_CHECKING:
     import onnx
+
+    from rammer.frontend.reader import Model
 
 
 def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *, policy: str = "wavefront",
                     tune: str = "off", require: str = "", target: str = "", options: dict[str, str] | None = None,
                     registry: Registry | None = None, progress: Progress = quiet,
                     store: KernelStore | None = None) -> Executable:  # fmt: skip
-    """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver."""
+    """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
+
+    A file written by ``rammer compile -o`` opens on the device that it names; ``policy`` and ``tune`` were chosen then.
+    """
     if tune not in MEASURED:
         raise BadInput(f"unknown tuning level {tune!r}", hint=f"one of: {', '.join(MEASURED)}")
+    registry = registry or Registry()
+    if isinstance(model, str | Path) and is_artifact(Path(model)):
+        return open_artifact(Path(model), device, require, options, registry)
     source = open_source(model)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
-    registry = registry or Registry()
     spec = device or first_measured(registry)
     backend = registry.open(spec, require, target, options)
     chosen = CompileOptions(policy, tune, target)
     name = spec if ":" in spec else f"{spec}:0"
     return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs")
+
+
+def open_artifact(path: Path, device: str, require: str, options: dict[str, str] | None,
+                  registry: Registry) -> Executable:  # fmt: skip
+    """The compiled model in ``path``, loaded. BadInput if it is damaged or was compiled for something else."""
+    artifact = load_artifact(path)
+    spec = device or artifact.device
+    made_for, asked = artifact.device.partition(":")[0], spec.partition(":")[0]
+    if made_for != asked:
+        raise BadInput(f"{path} was compiled for device {made_for}, not for {asked}",
+                       hint="leave out --device, or compile the model for that device")  # fmt: skip
+    backend = registry.open(spec, require, "", options)
+    if backend.fingerprint != artifact.fingerprint:
+        raise BadInput(
+            f"{path} was compiled for other hardware or by another version of the {made_for} plugin",
+            where=f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}",
+            hint="compile the model again, or give the --option values that it was compiled with",
+        )
+    graph = artifact.compiled.graph
+    ports = tuple(InputPort(v.external or v.name, v.type.dtype, v.type.shape) for v in graph.inputs)
+    head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
+    name = spec if ":" in spec else f"{spec}:0"
+    exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, CompileOptions(artifact.policy),
+                     registry)  # fmt: skip
+    exe.adopt(artifact.compiled)
+    return exe
+
+
+def _no_model(path: Path) -> Callable[[], Model]:
+    def read() -> Model:
+        raise BadInput(f"{path} is a compiled model", hint="this needs the ONNX model that it was compiled from")
+
+    return read
 
 
 def first_measured(registry: Registry) -> str:

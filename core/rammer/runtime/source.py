@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -32,11 +33,12 @@ class Head:
 @dataclass
 class ModelSource:
     """A model to compile. ``digest`` hashes the file's content ("" where it cannot identify the model,
-    as with external data); ``model`` reads and checks it on first use."""
+    as with external data); ``model`` reads and checks it on first use; ``known`` are ports known without reading."""
 
     read: Callable[[], Model] = field(repr=False)
     digest: str = ""
     path: Path | None = None
+    known: Head | None = None
 
     @cached_property
     def model(self) -> Model:
@@ -46,11 +48,13 @@ class ModelSource:
     @cached_property
     def head(self) -> Head:
         """Ports, from the cache of an earlier successful read of the same content or by reading."""
+        if self.known is not None:
+            return self.known
         kept = self._head_file()
         if kept is not None and kept.is_file():
             try:
                 return _decode(json.loads(kept.read_text()))
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, LookupError, TypeError, AttributeError):
                 kept.unlink(missing_ok=True)
         head = Head(self.model.name, self.model.inputs, self.model.outputs)
         if self.model.external:
@@ -84,7 +88,7 @@ def _keep(path: Path, head: Head) -> None:
     """Best effort: a read-only cache only makes the next start slower."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         partial.write_text(json.dumps(asdict(head)))
         partial.replace(path)
     except OSError:

@@ -8,14 +8,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rammer.codegen.dialects import C99
-from rammer.codegen.emit import emit
+from rammer.codegen.emit import emit, scratch_bytes
 from rammer.codegen.target import CFunction, CTarget
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
@@ -45,6 +45,33 @@ class Case:
         types = {**self.types, **{c.name: c.type for c in self.operator.computes}}
         stored = {n: dense(n, n, types[n].shape) for n in (*self.operator.inputs, *self.operator.outputs)}
         return Binding(types, {**stored, **self.storages})
+
+
+#: Many threads on the host: every function also gets an entry that runs it on a group of POSIX threads.
+THREADED = replace(
+    C99,
+    name="c99_threads",
+    thread="rm_thread",
+    threads="rm_threads",
+    barrier="pthread_barrier_wait(&rm_barrier);",
+    vectors=(),
+    preamble="#include <pthread.h>\nstatic __thread int rm_thread;\nstatic int rm_threads;\n"
+    "static pthread_barrier_t rm_barrier;\n"
+    + C99.preamble
+    + """
+typedef struct { void (*entry)(void **, char *, int); void **p; char *scratch; int task, thread; } rm_job;
+static void *rm_start(void *job) { rm_job *j = job; rm_thread = j->thread; j->entry(j->p, j->scratch, j->task); return 0; }
+static void rm_group(void (*entry)(void **, char *, int), void **p, char *scratch, int task, int threads) {
+  pthread_t ids[64]; rm_job jobs[64];
+  rm_threads = threads; pthread_barrier_init(&rm_barrier, 0, threads);
+  for (int k = 0; k < threads; ++k) {
+    jobs[k] = (rm_job){entry, p, scratch, task, k}; pthread_create(&ids[k], 0, rm_start, &jobs[k]);
+  }
+  for (int k = 0; k < threads; ++k) pthread_join(ids[k], 0);
+  pthread_barrier_destroy(&rm_barrier);
+}
+""",
+)
 
 
 def case(computes: Sequence[str | Compute], values: Mapping[str, Array], tile: Sequence[int] = (),
@@ -79,16 +106,29 @@ def compile_c(
     """One shared library with all functions."""
     if COMPILER is None:
         raise DeviceUnavailable("no C compiler on this machine", hint="install gcc or clang")
-    source = target.preamble + "".join({f.name: f.text for f in functions}.values())
+    unique = {f.name: f for f in functions}
+    source = target.preamble + "".join(f.text + _entry(f, target) for f in unique.values())
     stem = CACHE / hashlib.sha256((source + " ".join(flags)).encode()).hexdigest()[:20]
     path, library = stem.with_suffix(".c"), stem.with_suffix(".so")
     if not library.exists():
         path.write_text(source)
         command = [COMPILER, "-std=gnu11", *flags, "-Wall", "-Werror", "-Wno-unused", "-Wno-psabi", "-march=native", "-shared", "-fPIC",
-                   "-o", str(library), str(path), "-lm"]  # fmt: skip
+                   "-o", str(library), str(path), "-lm", "-pthread"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{source}"
     return ctypes.CDLL(str(library))
+
+
+def _entry(f: CFunction, target: CTarget) -> str:
+    """``call_NAME(pointers, scratch, task, threads)``, the same for every function."""
+    pointers = "".join(f"p[{k}], " for k in range(len(f.arguments)))
+    one = f"void one_{f.name}(void **p, char *scratch, int task) {{ {f.name}({pointers}scratch, task); }}\n"
+    group = (
+        f"one_{f.name}(p, scratch, task)"
+        if target.single
+        else f"rm_group(one_{f.name}, p, scratch, task, threads)"
+    )
+    return f"{one}void call_{f.name}(void **p, char *scratch, int task, int threads) {{ {group}; }}\n"
 
 
 class Guarded:
@@ -119,7 +159,9 @@ class Guarded:
         return same
 
 
-def run(item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0) -> dict[str, Array]:
+def run(
+    item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0, threads: int = 3
+) -> dict[str, Array]:
     """Run every task in random order; returns the outputs. Checks that nothing else was written."""
     rng = np.random.default_rng(seed)
     binding = item.binding
@@ -129,12 +171,15 @@ def run(item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0) ->
     }
     room = np.frombuffer(rng.bytes(function.scratch + 192), dtype=np.uint8).copy()
     start = -room.ctypes.data % 64
-    entry = getattr(library, function.name)
+    entry = getattr(library, f"call_{function.name}")
     entry.restype = None
-    pointers = [tensors[name].pointer for name, _ in function.arguments]
+    pointers = (ctypes.c_void_p * len(function.arguments))(
+        *[tensors[n].pointer for n, _ in function.arguments]
+    )
     guard = room[start + function.scratch :].copy()
+    scratch = ctypes.c_void_p(room.ctypes.data + start)
     for task in rng.permutation(item.operator.task_count):
-        entry(*pointers, ctypes.c_void_p(room.ctypes.data + start), ctypes.c_int(int(task)))
+        entry(pointers, scratch, ctypes.c_int(int(task)), ctypes.c_int(threads))
     assert np.array_equal(room[start + function.scratch :], guard), "wrote past the scratch memory"
     for name, written in function.arguments:
         if written:
@@ -146,10 +191,11 @@ def run(item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0) ->
     return {name: tensors[name].view.copy() for name in item.operator.outputs}
 
 
-def check(item: Case, target: CTarget = C99, tolerance: float = 1e-5) -> CFunction:
+def check(item: Case, target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> CFunction:
     """Emit, compile, run all tasks in random order and compare with the float64 reference."""
     function = emit(item.operator, item.binding, target)
-    got = run(item, function, compile_c([function], target))
+    assert function.scratch == scratch_bytes(item.operator, item.binding, 1 if target.single else threads)
+    got = run(item, function, compile_c([function], target), threads=threads)
     for name, expected in reference(item).items():
         close(got[name], expected, tolerance, function.text)
     return function

@@ -1,9 +1,9 @@
 """A batch of tasks as NumPy work: what the exchange delivers, and the Computes over what it delivered.
 
 The tasks of a batch differ in their tiles' places only. Each Compute is rewritten so that the batch's
-grid becomes extra axes, local axes count from zero, and every load reads a staged box (or an interior tensor of the
-same task) by local indices. Boxes shared by all tasks along a grid axis are held once; the accounts
-charge every task for its own copy.
+grid becomes extra axes, local axes count from zero, and every load reads a staged box (or an interior
+tensor of the same task) by local indices. Boxes shared by all tasks along a grid axis are held once;
+the accounts charge every task for its own copy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rammer.ir.types import TensorType
 
 from rammer_ipu_sim.memory import poison_value
 from rammer_ipu_sim.spans import (
+    PIN,
     Numbers,
     Span,
     Spans,
     axis_spans,
-    constant,
     is_affine,
     join,
     load_spans,
@@ -210,7 +210,7 @@ class _Planner:
         return [*first, Step(compute, self.held[c.name], (), (*dims, *extents))]
 
     def _unfold(self, compute: Compute) -> tuple[list[Step], Compute]:
-        """Gather the operands of a contraction that are not affine over their own axes, so that BLAS can take them."""
+        """Gather a contraction's operands that are not affine over their own axes: BLAS can take them."""
         operands = contraction_operands(compute)
         if operands is None:
             return [], compute
@@ -289,7 +289,7 @@ class _Scope:
     def value(self, e: Expr) -> Expr:
         """``e`` in local axes, with the same value."""
         if isinstance(e, Ref):
-            return self._plus(Ref(e.axis), self.low[e.axis])
+            return self._plus(self._own(e.axis), self.low[e.axis])
         if isinstance(e, Load):
             return self._load(e)
         if isinstance(e, Table):
@@ -299,6 +299,10 @@ class _Scope:
         if isinstance(e, Cast | Op):
             return ex.rebuild(e, tuple(self.value(k) for k in ex.children(e)))
         return e
+
+    def _own(self, axis: str) -> Expr:
+        """The axis counted from its first value; axes that ``pin`` added have no other."""
+        return integer(0) if axis.startswith(PIN) else Ref(axis)
 
     def _plus(self, e: Expr, values: Numbers) -> Expr:
         """``e`` plus an array over the grid."""
@@ -338,7 +342,7 @@ class _Scope:
         local: Expr = integer(0)
         for axis, c in form[0].items():
             shift = shift + c * self.low[axis]
-            local = ex.add(local, ex.mul(axis, c))
+            local = ex.add(local, ex.mul(self._own(axis), c))
         local = self._plus(local, shift)
         return local, ex.affine(local) is not None
 

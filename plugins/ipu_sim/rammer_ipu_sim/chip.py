@@ -14,15 +14,15 @@ SOURCES: Mapping[str, str] = {
     "sram": "arXiv 1912.03413, section 1: 256 KiB of local memory a tile, 304 MiB a chip",
     "threads": "arXiv 1912.03413, section 1: 6 threads a tile, issued in turn",
     "clock": "arXiv 1912.03413, section 1: 1.6 GHz",
-    "matrix_flops": "arXiv 1912.03413: 31.1 TFLOP/s fp32 peak / (1,216 tiles x 1.6 GHz) = 16 FLOP a cycle, by the "
-    "accumulating matrix product unit only",
+    "matrix_flops": "arXiv 1912.03413: 31.1 TFLOP/s fp32 peak / (1,216 tiles x 1.6 GHz) = 16 FLOP a "
+    "cycle, by the accumulating matrix product unit only",
     "vector_flops": "tile instruction set: one issue a cycle over 64-bit vectors, so two fp32 lanes",
     "local_bytes": "arXiv 1912.03413: 45 TB/s aggregate / (1,216 tiles x 1.6 GHz) = 23 bytes a cycle",
-    "exchange_bytes": "Graphcore poplibs (convolution planner, exchangeBytesPerCycle = 4); 4 B x 1.6 GHz x 1,216 = 7.8 "
-    "TB/s, the vendor's '8 TB/s IPU-Exchange'",
+    "exchange_bytes": "Graphcore poplibs (exchangeBytesPerCycle = 4); 4 B x 1.6 GHz x 1,216 = "
+    "7.8 TB/s, the vendor's '8 TB/s IPU-Exchange'",
     "sync_cycles": "Graphcore poplibs' IPU model, globalSyncCycles = 500: an upper bound for one chip",
     "launch_cycles": "assumed: 6 cycles a thread to start 6 workers, once round the issue slots",
-    "host_bytes": "PCIe 4.0 x16, one direction: 16 GT/s x 16 lanes x 128/130 / 8 = 31.5 GB/s (GC2 launch data: PCIe Gen4 x16)",
+    "host_bytes": "PCIe 4.0 x16 (GC2 launch data), one way: 16 GT/s x 16 lanes x 128/130 / 8 = 31.5 GB/s",
 }
 
 
@@ -30,10 +30,11 @@ SOURCES: Mapping[str, str] = {
 class Chip:
     """A bulk-synchronous chip of equal tiles. Rates are per tile and cycle unless they say otherwise.
 
-    ``tiles``: number; ``sram``: bytes a tile; ``threads``: hardware threads a tile; ``clock``: Hz; ``matrix_flops``: FLOP
-    of contractions; ``vector_flops``: FLOP of everything else; ``local_bytes``: bytes to and from local memory;
-    ``exchange_bytes``: bytes received, and also sent, over the exchange; ``sync_cycles``: one chip-wide barrier; ``launch_cycles``: starting
-    one task; ``host_bytes``: bytes per second from host memory to the whole chip. Sources: ``SOURCES``.
+    ``tiles``: number; ``sram``: bytes a tile; ``threads``: hardware threads a tile; ``clock``: Hz;
+    ``matrix_flops``: FLOP of contractions; ``vector_flops``: FLOP of everything else; ``local_bytes``: bytes
+    to and from local memory; ``exchange_bytes``: bytes received, and also sent, over the exchange;
+    ``sync_cycles``: one chip-wide barrier; ``launch_cycles``: starting one task; ``host_bytes``: bytes per
+    second from host memory to the whole chip. Sources: ``SOURCES``.
     """
 
     name: str = "GC2"
@@ -50,7 +51,8 @@ class Chip:
     host_bytes: float = 16e9 * 16 * 128 / 130 / 8
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.tiles} tiles x {self.sram // 1024} KiB at {self.clock / 1e9:g} GHz (simulated)"
+        size = f"{self.tiles} tiles x {self.sram / 1024:g} KiB"
+        return f"{self.name}, {size} at {self.clock / 1e9:g} GHz (simulated)"
 
 
 GC2 = Chip()
@@ -60,8 +62,10 @@ TASK_SHARE = 0.5
 
 
 def configured(options: Mapping[str, str], base: Chip = GC2) -> Chip:
-    """``base`` with ``tiles`` and ``sram`` (bytes, a multiple of 8) from ``--option`` pairs; BadInput if they are no
-    positive integers."""
+    """``base`` with ``tiles`` and ``sram`` (bytes, a multiple of 8) from ``--option`` pairs.
+
+    Raises BadInput if they are no positive integers.
+    """
     values = {}
     for key in ("tiles", "sram"):
         if key in options:
@@ -82,12 +86,13 @@ def _positive(key: str, text: str) -> int:
 def vdevice(chip: Chip) -> VDevice:
     """The chip as the compiler sees it: one vEU a tile, homes in remote tiles, tasks in local memory."""
     total = chip.tiles * chip.clock
+    homes = int(chip.tiles * chip.sram * (1 - TASK_SHARE))
+    exchange, local = chip.exchange_bytes * total, chip.local_bytes * total
     layers = (
         MemoryLayer("host", "host", 0, chip.host_bytes, 64, SOURCES["host_bytes"]),
-        MemoryLayer("remote", "device", int(chip.tiles * chip.sram * (1 - TASK_SHARE)), chip.exchange_bytes * total,
-                    4, SOURCES["exchange_bytes"]),
-        MemoryLayer("local", "veu", int(chip.sram * TASK_SHARE), chip.local_bytes * total, 8, SOURCES["local_bytes"]),
-    )  # fmt: skip
+        MemoryLayer("remote", "device", homes, exchange, 4, SOURCES["exchange_bytes"]),
+        MemoryLayer("local", "veu", int(chip.sram * TASK_SHARE), local, 8, SOURCES["local_bytes"]),
+    )
     return VDevice(
         name="ipu_sim", description=str(chip), veus=chip.tiles, layers=layers,
         flops=chip.matrix_flops * chip.clock, launch=2 * chip.sync_cycles / chip.clock, threads=chip.threads,

@@ -9,7 +9,7 @@ from rammer.ir.operator import ROperator
 
 
 def codelet(operator: ROperator, binding: Binding) -> tuple[str, int]:
-    """The vertex's C++ text and the bytes of scratch memory it needs. Raises DeviceFailure as ``emit`` does."""
+    """The vertex's C++ text and its bytes of scratch memory. Raises DeviceFailure as ``emit`` does."""
     function = emit(operator, binding, IPU)
     fields = []
     for number, (tensor, written) in enumerate(function.arguments):

@@ -1,8 +1,9 @@
 """Cycle accounts: what a superstep costs on the chip, from its tasks' exact boxes.
 
-Compute: a task takes the longer of its arithmetic and its local memory traffic; tiles run their tasks one after
-another and the slowest tile counts. Exchange: the tile that receives or sends most counts; a box that several
-tasks share is sent once (the fabric broadcasts) and received by each. Every exchange starts with a chip-wide sync.
+Compute: a task takes the longer of its arithmetic and its local memory traffic; tiles run their tasks one
+after another and the slowest tile counts. Exchange: the tile that receives or sends most counts; a box that
+several tasks share is sent once (the fabric broadcasts) and received by each. Every exchange starts with a
+chip-wide sync.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 @dataclass(frozen=True)
 class TaskCosts:
-    """Per task of a batch (arrays over its grid): bytes delivered, bytes written, bytes of local memory, cycles."""
+    """Per task of a batch (arrays over its grid): bytes delivered, written and held locally; cycles."""
 
     received: Numbers
     written: Numbers
@@ -150,10 +151,11 @@ class Accountant:
 
         sent, stored = self._senders(whole)
         exchange = max(by_round(parts["received"]), sent) + max(by_round(parts["written"]), stored)
+        stream = math.ceil(streamed / self.chip.host_bytes * self.chip.clock)
         return StepCycles(
             tuple(dict.fromkeys(b.operator.name for b in whole)), len(veus), count,
             math.ceil(by_round(parts["compute"])), math.ceil(exchange / self.chip.exchange_bytes),
-            2 * count * self.chip.sync_cycles, math.ceil(streamed / self.chip.host_bytes * self.chip.clock), streamed,
+            2 * count * self.chip.sync_cycles, stream, streamed,
         )  # fmt: skip
 
     def _rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:
@@ -184,7 +186,7 @@ class Accountant:
         return float(sent.max()), float(stored.max())
 
     def _spread(self, tiles: Counts, name: str, box: Spans) -> None:
-        """Add the bytes of all different boxes of a tensor, evenly over the home tiles of the range they cover."""
+        """Add the bytes of all different boxes of a tensor, evenly over the home tiles that they cover."""
         storage = self.storages[name]
         if storage.buffer not in self.homes:
             return
@@ -200,24 +202,20 @@ class Accountant:
         tiles[first : last + 1] += float(different) * itemsize(self.types[name].dtype) / (last - first + 1)
 
 
+#: Columns of the cycle table: field of StepCycles and width.
+COLUMNS = (("tasks", 7), ("rounds", 6), ("compute", 10), ("exchange", 10), ("sync", 8), ("stream", 10))
+
+
 def report(steps: Sequence[StepCycles], chip: Chip) -> str:
     """The cycle table of a program, one line a superstep and a total."""
-    head = f"{'step':>5} {'tasks':>6} {'rounds':>6} {'compute':>10} {'exchange':>10} {'sync':>8} {'stream':>10}  operators"
-    lines = [f"{chip}", head]
-    for number, s in enumerate(steps):
-        names = ", ".join(s.operators[:4]) + (
-            f" and {len(s.operators) - 4} more" if len(s.operators) > 4 else ""
-        )
-        lines.append(
-            f"{number:>5} {s.tasks:>6} {s.rounds:>6} {s.compute:>10} {s.exchange:>10} {s.sync:>8} {s.stream:>10}  {names}"
-        )
-    sums = [
-        sum(getattr(s, k) for s in steps)
-        for k in ("tasks", "rounds", "compute", "exchange", "sync", "stream")
-    ]
-    lines.append(
-        f"{'total':>5} {sums[0]:>6} {sums[1]:>6} {sums[2]:>10} {sums[3]:>10} {sums[4]:>8} {sums[5]:>10}"
-    )
-    seconds = sum(s.total for s in steps) / chip.clock
-    lines.append(f"{sum(s.total for s in steps)} cycles, {seconds * 1e6:.1f} us simulated")
+    head = " ".join(f"{name:>{width}}" for name, width in COLUMNS)
+    lines = [str(chip), f"{'step':>5} {head}  operators"]
+    for number, step in enumerate(steps):
+        figures = " ".join(f"{getattr(step, name):>{width}}" for name, width in COLUMNS)
+        more = len(step.operators) - 4
+        names = ", ".join(step.operators[:4]) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"{number:>5} {figures}  {names}")
+    sums = " ".join(f"{sum(getattr(s, name) for s in steps):>{width}}" for name, width in COLUMNS)
+    cycles = sum(s.total for s in steps)
+    lines += [f"total {sums}", f"{cycles} cycles, {cycles / chip.clock * 1e6:.1f} us simulated"]
     return "\n".join(lines)

@@ -88,7 +88,7 @@ def filled(held: Held, values: Array, shape: tuple[int, ...], fill: float | int 
 
 
 def scatter(batch: Batch, values: Array, tensor: Array) -> None:
-    """Write every task's tile of ``values`` (``[grid or 1..., tile...]``) into ``tensor``, clipped to its shape."""
+    """Write every task's tile of ``values`` (``[grid or 1..., tile...]``) into ``tensor``, clipped to it."""
     rank = len(batch.coordinates)
     grid = tuple(len(c) for c in batch.coordinates)
     values = np.broadcast_to(values, (*grid, *values.shape[rank:]))

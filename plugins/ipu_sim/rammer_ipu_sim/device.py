@@ -67,11 +67,10 @@ class SimulatorBackend:
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Codelet text, resources and counted times. DeviceFailure when a task exceeds a tile's memory."""
         need = resources(operator, binding.types, self.chip)
-        if need.local_bytes > self.chip.sram:
-            raise DeviceFailure(
-                f"out of memory: task {operator.name}[0] needs {need.local_bytes} bytes; the limit is {self.chip.sram} bytes",
-                operator.head(), "use smaller tiles",
-            )  # fmt: skip
+        limit = self.chip.sram
+        if need.local_bytes > limit:
+            what = f"out of memory: task {operator.name}[0] needs {need.local_bytes} bytes"
+            raise DeviceFailure(f"{what}; the limit is {limit} bytes", operator.head(), "use smaller tiles")
         source, _ = codelet(operator, binding)
         alone, crowded = operator_times(operator, binding.types, self.chip)
         return RKernel(operator, source, need, alone, crowded, "simulated")

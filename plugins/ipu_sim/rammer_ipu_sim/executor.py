@@ -31,8 +31,10 @@ BUDGET = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A planted fault: in ``superstep`` the transfer of ``operator``'s ``task`` for its ``load`` (counted among the loads of
-    tensors from outside) is lost."""
+    """A planted fault: in ``superstep`` the transfer of ``operator``'s ``task`` for its ``load`` is lost.
+
+    Loads are counted among those of tensors from outside the operator.
+    """
 
     superstep: int
     operator: str
@@ -94,13 +96,15 @@ class LoadedProgram:
 
     def _out_of_memory(self, need: int, where: str, taken: int, stream: bool) -> DeviceFailure:
         limit = self.chip.sram
-        what = f"out of memory: {where} needs {need} bytes beside {taken} bytes of buffers; the limit is {limit} bytes"
+        what = f"out of memory: {where} needs {need} bytes beside {taken} bytes of buffers"
         hint = (
             "use smaller tiles"
             if stream or need > limit
             else "allow streaming of constants, or use smaller tiles"
         )
-        return DeviceFailure(what, f"{self.program.name} on {self.chip}", hint)
+        return DeviceFailure(
+            f"{what}; the limit is {limit} bytes", f"{self.program.name} on {self.chip}", hint
+        )
 
     def _upload(self, constants: Mapping[str, Array]) -> None:
         images: dict[str, Array] = {}
@@ -172,10 +176,8 @@ class LoadedProgram:
             buffer = self.program.buffer[storage.buffer]
             value = np.asarray(inputs[port.external])
             if value.shape != storage.shape or value.dtype != np.dtype(buffer.dtype):
-                raise BadInput(
-                    f"input {port.external!r} is {value.dtype}{list(value.shape)}, not {buffer.dtype}{list(storage.shape)}",
-                    self.program.name,
-                )
+                have, want = f"{value.dtype}{list(value.shape)}", f"{buffer.dtype}{list(storage.shape)}"
+                raise BadInput(f"input {port.external!r} is {have}, not {want}", self.program.name)
             image = images.setdefault(buffer.name, poisoned((buffer.size,), buffer.dtype))
             tensor_view(image, storage)[...] = value
         for name, image in images.items():
@@ -236,8 +238,9 @@ class LoadedProgram:
         if streamed:
             rate = self.chip.host_bytes / 1e9
             seconds = sum(c.stream for c in self.cycles) / self.chip.clock
+            share = f"{seconds * 1e6:.1f} us of the total"
             notes.append(
-                f"streamed {streamed} bytes of constants from host memory at {rate:.1f} GB/s: {seconds * 1e6:.1f} us of the total"
+                f"streamed {streamed} bytes of constants from host memory at {rate:.1f} GB/s: {share}"
             )
         return notes
 
@@ -273,7 +276,8 @@ def _largest_task(whole: Sequence[Sequence[Batch]], program: RProgram, chip: Chi
             if need.size and int(need.max()) > best:
                 spot = int(need.argmax())
                 best = int(need.max())
-                where = f"task {batch.operator.name}[{int(batch.tasks.flat[spot])}] on tile {int(batch.veus.flat[spot])}"
+                task, tile = int(batch.tasks.flat[spot]), int(batch.veus.flat[spot])
+                where = f"task {batch.operator.name}[{task}] on tile {tile}"
     return best, where
 
 
@@ -303,7 +307,7 @@ def _affordable(batch: Batch, program: RProgram) -> list[Plan]:
 
 
 def _host_bytes(plan: Plan, program: RProgram) -> int:
-    """Bytes of host memory to simulate a plan: staged boxes, interior tensors, unfolded contraction operands."""
+    """Bytes of host memory to simulate a plan: staged boxes, interior tensors, unfolded operands."""
     total = 0
     for stage in plan.stages:
         total += math.prod((*stage.dims, *stage.extents)) * itemsize(program.types[stage.tensor].dtype)

@@ -40,7 +40,7 @@ def poisoned(shape: tuple[int, ...], dtype: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Block ``k`` of ``buffer`` (``block`` elements) lives in tile ``k`` at byte ``offset``; ``blocks`` tiles are used."""
+    """Block ``k`` (below ``blocks``) of ``buffer``: ``block`` elements in tile ``k`` at byte ``offset``."""
 
     buffer: Buffer
     offset: int
@@ -74,8 +74,8 @@ def plan_homes(buffers: Sequence[Buffer], tiles: int) -> dict[str, Home]:
 def _arena(buffers: Sequence[Buffer], base: int, tiles: int) -> dict[str, Home]:
     """Each buffer goes above all that lie wholly below it in the program's arena.
 
-    Of two buffers whose byte ranges in the program are disjoint one lies wholly below the other, so their homes are disjoint
-    too: only buffers that share memory in the program can share it here.
+    Of two buffers whose byte ranges in the program are disjoint one lies wholly below the other, so their
+    homes are disjoint too: only buffers that share memory in the program can share it here.
     """
     homes: dict[str, Home] = {}
     open_: list[tuple[int, int]] = []

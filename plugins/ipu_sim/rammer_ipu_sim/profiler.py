@@ -32,7 +32,7 @@ class SimulatedProfiler:
         return resources(kernel.operator, binding.types, self.chip)
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
-        """Seconds of one run on random inputs. Cycles repeat exactly, so ``iterations`` is one run at most."""
+        """Seconds of one run on random inputs. Cycles repeat exactly, so ``iterations`` adds nothing."""
         generator = np.random.default_rng(0)
         loaded = LoadedProgram(program, constants, self.chip, self.stream)
         try:

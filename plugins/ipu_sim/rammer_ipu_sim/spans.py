@@ -19,6 +19,9 @@ from rammer.ir.types import TensorType
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
+#: Prefix of the axes that ``pin`` adds.
+PIN = "__pin"
+
 
 @dataclass(frozen=True)
 class Span:
@@ -124,8 +127,8 @@ def _combine(fn: str, p: list[Span]) -> Span | None:
 def pin(body: Expr, axes: Mapping[str, Span], rank: int) -> tuple[Expr, dict[str, Span]]:
     """``body`` with affine load indices where possible, and ``axes`` with the axes added for it.
 
-    Every part of an index that is not affine but has one value within each task (such as the group of a grouped
-    convolution) becomes an axis of its own, one value long.
+    Every part of an index that is not affine but has one value within each task (such as the group of a
+    grouped convolution) becomes an axis of its own, one value long.
     """
     known = dict(axes)
 
@@ -135,7 +138,7 @@ def pin(body: Expr, axes: Mapping[str, Span], rank: int) -> tuple[Expr, dict[str
         span = bounds(e, axes, rank)
         if span is None or np.any(span.low != span.high):
             return None
-        name = f"__pin{len(known)}"
+        name = f"{PIN}{len(known)}"
         known[name] = span
         return Ref(name)
 

@@ -21,8 +21,8 @@ Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 class Batch:
     """Tasks of one operator whose tiles form a product: tile ``coordinates`` along every anchor axis.
 
-    ``tasks``, ``veus`` and ``orders`` (rising along each row) have one axis per anchor axis. ``lost`` names the load whose transfer is dropped
-    (-1 = none), a fault that tests inject.
+    ``tasks``, ``veus`` and ``orders`` (rising along each row) have one axis per anchor axis. ``lost`` is
+    the load whose transfer is dropped (-1 = none), a fault that tests inject.
     """
 
     operator: ROperator

@@ -3,7 +3,8 @@
 Two executors share them. ``waves``: one launch a wave, one work-group a vEU. ``single``: one launch
 for the whole program, where work-groups claim the rows of a wave and meet at its end; a group that
 has nothing to claim only waits for rows that running groups hold, so it finishes with any number of
-co-resident groups.
+co-resident groups. A group that has waited long leaves (its core is probably wanted by somebody else): whoever
+holds a row it waited for runs the rest of the program.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from rammer_rocm.kernels.task import TaskFunction
 
 #: 32-bit words of one run in the table: function, argument row, first task, count, step.
 RUN_WORDS = 5
+#: Polls of a counter before a waiting group leaves: about a millisecond, far beyond any balanced wave.
+PATIENCE = 100_000
 #: 32-bit words between the counters of two waves: one cache line.
 LINE_WORDS = 16
 
@@ -48,7 +51,9 @@ __kernel void program({parameters}, __global const int *filled, volatile __globa
       if (!atomic_compare_exchange_strong_explicit(claims + veu, &idle, epoch, memory_order_acq_rel, memory_order_relaxed, memory_scope_device)) continue;
 {walk}      atomic_fetch_add_explicit(done, 1, memory_order_release, memory_scope_device);
     }}
-    while (atomic_load_explicit(done, memory_order_acquire, memory_scope_device) < filled[wave] * epoch);
+    int polls = 0;
+    while (atomic_load_explicit(done, memory_order_acquire, memory_scope_device) < filled[wave] * epoch)
+      if (++polls > {patience}) return;
   }}
 }}
 """
@@ -80,7 +85,8 @@ def program_text(functions: Sequence[TaskFunction], sets: Sequence[Sequence[int]
     if single:
         walk = _walk(functions, range(len(functions)), "row", shape)
         parts.append(_SINGLE.format(head=head, parameters=_PARAMETERS, scratch=_scratch(shape), walk=walk,
-                                    veus=shape.veus, line=LINE_WORDS))  # fmt: skip
+                                    veus=shape.veus, line=LINE_WORDS,
+                                    patience=PATIENCE))  # fmt: skip
         return "\n".join(parts)
     for number, members in enumerate(sets):
         walk = _walk(functions, members, "row", shape)

@@ -48,8 +48,10 @@ def test_gemm(flips: tuple[int, int], bias: tuple[int, ...] | None) -> None:
 
 @pytest.mark.parametrize(
     ("equation", "shapes"),
-    [("ij,jk->ik", [(2, 3), (3, 4)]), ("bij,bjk", [(2, 3, 4), (2, 4, 5)]), ("...ij,...jk->...ik", [(2, 1, 3, 4), (5, 4, 6)]),
-     ("ii->i", [(4, 4)]), ("ii", [(4, 4)]), ("i,j,k->kji", [(2,), (3,), (4,)]), ("bhqd,bhkd->bhqk", [(2, 3, 4, 5), (2, 3, 6, 5)]),
+    [("ij,jk->ik", [(2, 3), (3, 4)]), ("bij,bjk", [(2, 3, 4), (2, 4, 5)]),
+     ("...ij,...jk->...ik", [(2, 1, 3, 4), (1, 5, 4, 6)]),
+     ("ii->i", [(4, 4)]), ("ii", [(4, 4)]), ("i,j,k->kji", [(2,), (3,), (4,)]),
+     ("bhqd,bhkd->bhqk", [(2, 3, 4, 5), (2, 3, 6, 5)]),
      ("ij->ji", [(2, 3)]), ("i...->...", [(3, 4, 5)])],
 )  # fmt: skip
 def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:

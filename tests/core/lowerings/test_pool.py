@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import check_node_case, check_random, lower_model, node_cases, node_model
-
 from rammer.frontend.lowering import CannotLower
 
 
@@ -16,7 +15,8 @@ def _data(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "case", node_cases("MaxPool", "AveragePool", "LpPool", "GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
+    "case",
+    node_cases("MaxPool", "AveragePool", "LpPool", "GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"),
 )
 def test_node_case(case: Any) -> None:
     check_node_case(case)

@@ -6,8 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import check_node_case, check_random, compare, lower_model, node_cases, node_model, run_node_model
-
+from harness import (
+    check_node_case,
+    check_random,
+    compare,
+    lower_model,
+    node_cases,
+    node_model,
+    run_node_model,
+)
 from rammer.frontend.concat import pieces
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -66,9 +73,13 @@ def test_lstm_attributes(config: dict[str, Any]) -> None:
     check_random("LSTM", _inputs("LSTM"), 3, hidden_size=HIDDEN, **config)
 
 
-@pytest.mark.parametrize("name", ["Relu", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "Elu", "Softplus", "Softsign"])
+@pytest.mark.parametrize(
+    "name", ["Relu", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "Elu", "Softplus", "Softsign"]
+)
 def test_rnn_activations(name: str) -> None:
-    parameters: dict[str, Any] = {"activation_alpha": [0.6]} if name in ("LeakyRelu", "ThresholdedRelu", "Elu") else {}
+    parameters: dict[str, Any] = (
+        {"activation_alpha": [0.6]} if name in ("LeakyRelu", "ThresholdedRelu", "Elu") else {}
+    )
     if name == "ScaledTanh":
         parameters = {"activation_alpha": [0.6], "activation_beta": [0.8]}
     check_random("RNN", _inputs("RNN"), 2, hidden_size=HIDDEN, activations=[name], **parameters)

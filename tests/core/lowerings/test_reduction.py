@@ -27,7 +27,9 @@ def test_reduce(op: str, axes: list[int] | None, keepdims: int) -> None:
     assert {c.kind for c in graph.computes} <= {"reduction", "map"}
 
 
-@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare"])
+@pytest.mark.parametrize(
+    "op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare"]
+)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_reduce_integers(op: str, dtype: str) -> None:
     x = np.random.default_rng().integers(-9, 9, (3, 4)).astype(dtype)

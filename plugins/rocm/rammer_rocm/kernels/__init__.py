@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT, generic
 from rammer_rocm.kernels.panel import panel
-from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.kernels.task import TaskFunction, Unsuited
 
 __all__ = ["PANEL", "task_function"]
 
@@ -19,5 +20,11 @@ def task_function(operator: ROperator, binding: Binding, device: VDevice) -> Tas
     """The text of one task of a tiled operator; an unknown family is computed by the generic kernel.
     """
     if operator.family == PANEL and device.threads == 1:
-        return panel(operator, binding, device.vector)
+        try:
+            return panel(operator, binding, device.vector)
+        except Unsuited as problem:
+            raise DeviceFailure(
+                f"operator {operator.name} is no matrix product for family panel: {problem}",
+                where=operator.anchor.origin, hint="choose another tile, or no family",
+            ) from problem
     return generic(operator, binding, CPU_DIALECT if device.threads == 1 else GPU_DIALECT)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
-from rammer.ir.expr import Const, Op
+from rammer.ir.expr import Const, Load, Op, Ref
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import Product, access, check_operator, contiguous, product_of
+from rammer_rocm.kernels.panel import panel
 from rammer_rocm.kernels.task import Unsuited
 
 #: Share of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
@@ -26,7 +27,9 @@ SPILLED_BYTE = 1e-10
 #: Fused multiply-adds in flight that hide their latency (4 cycles, up to 2 units).
 INDEPENDENT = 8
 #: Splits of an axis that are tried.
-PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead.
+MOST_ROUNDS, SMALLEST_TASK = 16, 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,56 +44,84 @@ class Choice:
 def panel_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
     """Up to ``count`` panel versions of ``operator``, best predicted first; [] when panels cannot compute it."""
     try:
-        main = check_operator(operator, binding)
+        check_operator(operator, binding)
     except Unsuited:
         return []
     choices = list[Choice]()
-    groups = _divisors(operator)
-    for tile in sorted(set(_tiles(tuple(a.extent for a in main.axes), device.veus, groups))):
+    for tile in sorted(set(_tiles(operator, device.veus))):
         try:
             product = product_of(replace(operator, tile=tile), binding)
             choices.append(_best_register_tile(product, binding, device))
         except Unsuited:
             continue
-    return sorted(choices, key=lambda c: (c.total, c.operator.task_count, c.operator.tile))[:count]
+    ranked = sorted(choices, key=lambda c: (c.total, c.operator.task_count, c.operator.tile))
+    return [c for c in ranked[:count] if _expressible(c.operator, binding, device)]
 
 
-def _divisors(operator: ROperator) -> set[int]:
-    """Group sizes ``d`` of quotients ``axis // d`` in the contraction's loads."""
-    found = set[int]()
-    for load in operator.main.loads:
-        for index in load.indices:
-            for e in ex.walk(index):
-                if isinstance(e, Op) and e.fn == "floordiv" and isinstance(e.args[1], Const):
-                    found.add(int(e.args[1].value))
-    return found
+def _expressible(operator: ROperator, binding: Binding, device: VDevice) -> bool:
+    """Whether the text can be written: the maps around the contraction may say what vectors cannot."""
+    try:
+        panel(operator, binding, device.vector)
+    except Unsuited:
+        return False
+    return True
 
 
-def _tiles(shape: tuple[int, ...], veus: int, groups: set[int]) -> Iterator[tuple[int, ...]]:
+def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
+    """Axes that can run over rows, as positions with the group sizes their tile must divide; None for no rows.
+
+    A row axis is read by one operand only, or by the other one through ``axis // d``.
+    """
+    main, result = operator.main, list[tuple[int | None, set[int]]]([(None, set())])
+    for d, axis in enumerate(main.axes):
+        readers = [load for load in main.loads if axis.name in ex.axes_of(load)]
+        divisors = [_quotients(load, axis.name) for load in readers]
+        if axis.extent > 1 and (len(readers) == 1 or (len(readers) == 2 and any(divisors))):
+            result.append((d, set().union(*divisors)))
+    return result
+
+
+def _quotients(load: Load, axis: str) -> set[int]:
+    """The divisors ``d`` of ``axis // d`` in the indices of ``load``."""
+    nodes = (e for index in load.indices for e in ex.walk(index))
+    return {
+        int(e.args[1].value) for e in nodes
+        if isinstance(e, Op) and e.fn == "floordiv" and e.args[0] == Ref(axis) and isinstance(e.args[1], Const)
+    }  # fmt: skip
+
+
+def _tiles(operator: ROperator, veus: int) -> Iterator[tuple[int, ...]]:
     """One axis for rows (or none), a split suffix of the others for columns, 1 elsewhere."""
+    shape = operator.main.shape
     live = [d for d, n in enumerate(shape) if n > 1] or [len(shape) - 1]
-    for row in [None, *live]:
+    smallest = min(operator.main.flops, max(operator.main.flops // (veus * MOST_ROUNDS), SMALLEST_TASK))
+    work = operator.main.flops / max(1, math.prod(shape))
+    for row, groups in _row_axes(operator):
         columns = [d for d in live if d != row]
-        if not columns:
-            continue
-        for row_tile in _splits(shape[row], 16 * veus, groups) if row is not None else [1]:
+        for tile_row in _splits(shape[row], groups) if row is not None else [1]:
             for depth in range(1, len(columns) + 1):
-                split = columns[-depth]
-                for tile in _splits(shape[split], 64, set()):
-                    result = [1] * len(shape)
-                    if row is not None:
-                        result[row] = row_tile
-                    for d in columns[-depth + 1 :] if depth > 1 else []:
-                        result[d] = shape[d]
-                    result[split] = tile
-                    yield tuple(result)
+                whole = math.prod(shape[d] for d in columns[len(columns) - depth + 1 :])
+                for tile in _splits(shape[columns[-depth]], set()):
+                    if tile_row * whole * tile * work >= smallest:
+                        yield _tile(shape, row, tile_row, columns, depth, tile)
 
 
-def _splits(extent: int, most: int, groups: set[int]) -> list[int]:
-    sizes = {-(-extent // n) for n in PARTS if n <= most}
-    sizes |= {-(-s // 8) * 8 for s in sizes if s > 8 and -(-s // 8) * 8 < extent}
-    for group in groups:
-        sizes |= {group // n for n in PARTS if group % n == 0}
+def _tile(shape: tuple[int, ...], row: int | None, tile_row: int, columns: list[int], depth: int,
+          tile: int) -> tuple[int, ...]:  # fmt: skip
+    whole = set(columns[len(columns) - depth + 1 :])
+    result = [n if d in whole else 1 for d, n in enumerate(shape)]
+    result[columns[-depth]] = tile
+    if row is not None:
+        result[row] = tile_row
+    return tuple(result)
+
+
+def _splits(extent: int, groups: set[int]) -> list[int]:
+    """Tile sizes along an axis: whole, halves, thirds, ...; in multiples of 8 too; divisors of groups only."""
+    if groups:
+        return sorted({g // n for g in groups for n in PARTS if g % n == 0})
+    sizes = {-(-extent // n) for n in PARTS}
+    sizes |= {-(-s // 8) * 8 for s in sizes if 8 < -(-s // 8) * 8 < extent}
     return sorted(s for s in sizes if 1 <= s <= extent)
 
 

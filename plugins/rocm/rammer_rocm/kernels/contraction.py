@@ -89,6 +89,8 @@ def check_operator(operator: ROperator, binding: Binding) -> Compute:
     if sum(c.kind != "map" for c in operator.computes) != 1:
         raise Unsuited("more than one reduction")
     names = (*operator.inputs, *(c.name for c in operator.computes))
+    if operator.anchor.shape != main.shape:
+        raise Unsuited(f"{operator.anchor.name} has another shape than {main.name}")
     if any(binding.types[n].dtype != "float32" for n in names):
         raise Unsuited("not float32")
     return main
@@ -107,6 +109,7 @@ def product_of(operator: ROperator, binding: Binding) -> Product:
     choices, reason = list[Product](), "no operand order fits"
     for a, b in (operands, operands[::-1]):
         try:
+            _check_rows(a, binding, before)
             choices.append(_ordered(operator, main, a, b, before, after))
         except Unsuited as problem:
             reason = str(problem)
@@ -133,10 +136,18 @@ def _check_after(main: Compute, before: Mapping[str, Compute], after: Sequence[C
         raise Unsuited("a map before the contraction is an output")
 
 
-def _ordered(operator: ROperator, main: Compute, a: Load, b: Load, before: Mapping[str, Compute],
-             after: Sequence[Compute]) -> Product:  # fmt: skip
+def _check_rows(a: Load, binding: Binding, before: Mapping[str, Compute]) -> None:
+    """Rows are packed constants, or read in place."""
     if a.tensor in before:
         raise Unsuited("the row operand is computed")
+    if a.tensor not in binding.constants:
+        if a.fill is not None:
+            raise Unsuited("the row operand is padded")
+        access(a, binding)
+
+
+def _ordered(operator: ROperator, main: Compute, a: Load, b: Load, before: Mapping[str, Compute],
+             after: Sequence[Compute]) -> Product:  # fmt: skip
     tile = {x.name: t for x, t in zip(main.axes, operator.tile, strict=True)}
     b = with_quotients(b, tile)
     in_a, in_b = ex.axes_of(a), ex.axes_of(b)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -22,9 +23,6 @@ from rammer_rocm.kernels.gather import Gather
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import Argument, Packing, TaskFunction, Unsuited
 from rammer_rocm.kernels.vector import Vector, vector_type
-
-#: Operations of an epilogue that may be unrolled over the register tile's rows.
-UNROLLED_EPILOGUE = 12
 
 
 def panel(operator: ROperator, binding: Binding, lanes: int) -> TaskFunction:
@@ -80,19 +78,25 @@ class _Panel:
     def function(self) -> TaskFunction:
         self._origins()
         a, b = self._rows_operand(), self._columns_operand()
-        vector = self.lanes
-        full = self.nv * vector
-        self.text.line("for (int c = 0; c < cols;) {")
+        full, single = self.nv * self.lanes, self.lanes
+        kind, text = vector_type(self.lanes), self.text
+        text.line("for (int c = 0; c < cols;) {")
+        text.line(f"const int nv = cols - c > {full - single} ? {self.nv} : 1;")
+        text.line(f"for (int r = 0; r < rows; r += {self.mr}) {{")
+        text.line(f"{kind} tile[{self.mr * self.nv}];")
+        self._pointers(a, b)
         if self.nv > 1:
-            self.text.line(f"if (cols - c > {full - vector}) {{")
-            self._row_blocks(a, b, self.nv)
-            self.text.line(f"c += {full};")
-            self.text.line("} else {")
-        self._row_blocks(a, b, 1)
-        self.text.line(f"c += {vector};")
-        if self.nv > 1:
-            self.text.line("}")
-        self.text.line("}")
+            text.line("if (nv > 1) {")
+            self._multiply(a, b, self.nv)
+            text.line("} else {")
+            self._multiply(a, b, 1)
+            text.line("}")
+        else:
+            self._multiply(a, b, 1)
+        self._epilogue()
+        text.line("}")
+        text.line(f"c += nv * {single};")
+        text.line("}")
         return self._finish()
 
     def _finish(self) -> TaskFunction:
@@ -149,8 +153,6 @@ class _Panel:
             place = self._row_major(coordinates)
             self.text.line(f"__global const float *A = {pointer} + (size_t)({place}) * {blocks * block};")
             return Operand("A", {r: s * self.mr for r, s in self.flat.items()}, packed=True)
-        if a.fill is not None:
-            raise Unsuited("the row operand is padded")
         steps = access(a, self.binding)
         pointer = self.pointer(a.tensor)
         self.text.line(f"__global const float *A = {pointer} + ({self.address(steps)});")
@@ -189,23 +191,26 @@ class _Panel:
 
     # --- the microkernel ------------------------------------------------------------------------
 
-    def _row_blocks(self, a: Operand, b: Operand, nv: int) -> None:
-        text, mr, full = self.text, self.mr, self.nv * self.lanes
+    def _pointers(self, a: Operand, b: Operand) -> None:
+        """``b`` at the first column, ``a`` at the first row (or ``a0``, ``a1``, ... at every row)."""
+        text, full = self.text, self.nv * self.lanes
         place = f"c / {full} * {full * self.p.depth} + c % {full}" if b.packed else "c"
-        text.line(f"for (int r = 0; r < rows; r += {mr}) {{")
         text.line(f"__global const float *b = {b.pointer} + {place};")
         if a.packed:
             text.line(f"__global const float *a = {a.pointer} + r * {self.p.depth};")
-        else:
-            for i in range(mr):
-                # Rows past the end repeat the last one; they are never stored.
-                text.line(f"__global const float *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
+            return
+        for i in range(self.mr):
+            # Rows past the end repeat the last one; they are never stored.
+            text.line(f"__global const float *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
+
+    def _multiply(self, a: Operand, b: Operand, nv: int) -> None:
+        """Sum over K into registers, then leave them in ``tile``, row by row with ``nv`` vectors each."""
         kind = vector_type(self.lanes)
-        for i in range(mr):
-            text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
+        for i in range(self.mr):
+            self.text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
         self._k_loops(a, b, nv)
-        self._epilogue(nv)
-        text.line("}")
+        for i in range(self.mr):
+            self.text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
     def _k_loops(self, a: Operand, b: Operand, nv: int) -> None:
         """A loop over each group of reduction axes that both operands step through evenly."""
@@ -227,37 +232,22 @@ class _Panel:
 
     # --- the epilogue ---------------------------------------------------------------------------
 
-    def _epilogue(self, nv: int) -> None:
-        """Apply the following maps to the register tile and store what the operator writes."""
-        cost = sum(ex.flops(c.body) for c in self.p.after)
-        if self.mr * nv * max(cost, 1) <= UNROLLED_EPILOGUE * 16:
-            for i in range(self.mr):
-                self.text.line(f"if (r + {i} < rows) {{" if i else "{")
-                for j in range(nv):
-                    self._finish_vector(f"r + {i}", f"s{i}_{j}", j)
-                self.text.line("}")
-            return
-        count = self.mr * nv
-        values = ", ".join(f"s{i}_{j}" for i in range(self.mr) for j in range(nv))
-        self.text.line(f"{vector_type(self.lanes)} tile[{count}] = {{{values}}};")
-        self.text.line(f"for (int i = 0; i < min({self.mr}, rows - r); ++i) {{")
-        for j in range(nv):
-            self._finish_vector("r + i", f"tile[i * {nv} + {j}]", j)
-        self.text.line("}")
+    def _epilogue(self) -> None:
+        """Apply the following maps to each vector of the register tile and store what the operator writes.
 
-    def _finish_vector(self, row: str, total: str, j: int) -> None:
+        A loop, not unrolled: it runs once for K multiplications, and a small text builds in half the time.
+        """
         p, text = self.p, self.text
-        text.line("{")
-        text.line(f"const int row = {row}, col = c + {j * self.lanes};")
+        text.line(f"for (int v = 0; v < min({self.mr}, rows - r) * nv; ++v) {{")
+        text.line(f"const int row = r + v / nv, col = c + v % nv * {self.lanes};")
         names = {p.main.name: "total"}
-        text.line(f"const {vector_type(self.lanes)} total = {total};")
+        text.line(f"const {vector_type(self.lanes)} total = tile[v];")
         self._store(p.main.name, names)
         for number, c in enumerate(p.after):
-            names_of_axes = dict(zip((a.name for a in c.axes), (a.name for a in p.main.axes), strict=True))
-            vector = Vector(self.lanes, lambda ld, m=names_of_axes: self._load(ld, names, m), f"v{number}_")
-            result = vector.value(c.body)
+            axes = dict(zip((a.name for a in c.axes), (a.name for a in p.main.axes), strict=True))
+            vector = Vector(self.lanes, partial(self._load, names, axes), f"v{number}_")
+            names[c.name] = vector.value(c.body)
             text.all(vector.lines)
-            names[c.name] = result
             self._store(c.name, names)
         text.line("}")
 
@@ -267,7 +257,7 @@ class _Panel:
             raise Unsuited(f"{load} in an epilogue")
         return access(renamed, self.binding)
 
-    def _load(self, load: Load, names: Mapping[str, str], axes: Mapping[str, str]) -> str:
+    def _load(self, names: Mapping[str, str], axes: Mapping[str, str], load: Load) -> str:
         if load.tensor in names:
             return names[load.tensor]
         steps, p = self._steps(load, axes), self.p

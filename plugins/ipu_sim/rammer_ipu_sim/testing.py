@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import Connection, ROperator
-from rammer.ir.program import Buffer, Counter, Port, RProgram, Task, Wait, dense
+from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, Port, RProgram, Task, Wait, dense
 from rammer.ir.types import TensorType
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Places in the arena that ``program(reuse=True)`` hands out in turn.
+PLACES = 3
 
 
 def operator(name: str, lines: Sequence[str], tile: Sequence[int], outputs: Sequence[str] = ()) -> ROperator:
@@ -25,13 +27,19 @@ def operator(name: str, lines: Sequence[str], tile: Sequence[int], outputs: Sequ
     return ROperator(name, computes, links, tuple(outputs) or (computes[-1].name,), tuple(tile))
 
 
-def program(operators: Sequence[ROperator], inputs: Mapping[str, TensorType], constants: Mapping[str, TensorType],
-            outputs: Sequence[str], veus: int, reuse: bool = False) -> RProgram:  # fmt: skip
+def program(
+    operators: Sequence[ROperator],
+    inputs: Mapping[str, TensorType],
+    constants: Mapping[str, TensorType],
+    outputs: Sequence[str],
+    veus: int,
+    reuse: bool = False,
+) -> RProgram:
     """Tasks round-robin over ``veus`` rows; each operator waits for all tasks of those it reads from.
 
-    With ``reuse`` two arena buffers of one operator after the next but one share their memory.
+    With ``reuse`` the arena has three places only: right for a chain of operators, wrong for more.
     """
-    stored: dict[str, tuple[TensorType, str]] = {n: (t, "input") for n, t in inputs.items()}
+    stored: dict[str, tuple[TensorType, BufferKind]] = {n: (t, "input") for n, t in inputs.items()}
     stored |= {n: (t, "constant") for n, t in constants.items()}
     made = {c.name: c.type for o in operators for c in o.computes if c.name in o.outputs}
     stored |= {n: (t, "output" if n in outputs else "arena") for n, t in made.items()}
@@ -57,17 +65,17 @@ def program(operators: Sequence[ROperator], inputs: Mapping[str, TensorType], co
     )  # fmt: skip
 
 
-def _buffers(stored: Mapping[str, tuple[TensorType, str]], reuse: bool) -> list[Buffer]:
-    result, tops = [], [0, 0, 0]
-    widest = max((t.nbytes + 63) // 64 * 64 for t, _ in stored.values())
-    top, turn = 0, 0
+def _buffers(stored: Mapping[str, tuple[TensorType, BufferKind]], reuse: bool) -> list[Buffer]:
+    """Arena buffers side by side, or with ``reuse`` in three places that they take in turn."""
+    result: list[Buffer] = []
+    widest = max(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t, _ in stored.values())
+    turn = 0
     for name, (kind, role) in stored.items():
         offset = 0
         if role == "arena":
-            offset = widest * (turn % len(tops)) if reuse else top
-            top += (kind.nbytes + 63) // 64 * 64
+            offset = widest * (turn % PLACES if reuse else turn)
             turn += 1
-        result.append(Buffer(f"b_{name}", kind.dtype, kind.size, role, offset))  # type: ignore[arg-type]
+        result.append(Buffer(f"b_{name}", kind.dtype, kind.size, role, offset))
     return result
 
 

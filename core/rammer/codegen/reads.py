@@ -1,0 +1,98 @@
+"""The loads that a stage makes, seen in the stage's own axes, and what they cost in vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rammer.codegen.unit import Unit
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Expr, Interval, Load, Ref
+
+#: Reduction points beyond which a load's weight no longer grows.
+WEIGHT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A load with its indices in the stage's axes.
+
+    ``reducer`` is the Compute whose reduction makes it ("" outside any), ``weight`` how often an element
+    does, ``ranges`` the numeric ranges of the axes in it.
+    """
+
+    load: Load
+    reducer: str
+    weight: int
+    ranges: Mapping[str, Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a Compute of the stage, or of a producer computed in place, in the stage's axes."""
+
+    body: Expr
+    reducer: str
+    weight: int
+    ranges: Mapping[str, Interval]
+
+
+def bodies(unit: Unit, computes: tuple[Compute, ...]) -> list[Body]:
+    """Every body that an element of a stage evaluates. Output axes are ``x0, x1, ...``; reduction axes
+    ``compute.axis``."""
+    seen: set[tuple[str, tuple[Expr, ...]]] = set()
+    return [b for c in computes for b in _bodies(unit, c, _point(c), ("", 1), unit.ranges, seen)]
+
+
+def reads(unit: Unit, computes: tuple[Compute, ...]) -> list[Read]:
+    """Every load of an element of a stage."""
+    return [
+        Read(load, b.reducer, b.weight, b.ranges) for b in bodies(unit, computes) for load in ex.loads(b.body)
+    ]
+
+
+def _point(c: Compute) -> tuple[Expr, ...]:
+    return tuple(Ref(f"x{d}") for d in range(len(c.axes)))
+
+
+def _bodies(unit: Unit, c: Compute, point: tuple[Expr, ...], outer: tuple[str, int], ranges: Mapping[str, Interval],
+            seen: set[tuple[str, tuple[Expr, ...]]]) -> Iterator[Body]:  # fmt: skip
+    if (c.name, point) in seen:
+        return
+    seen.add((c.name, point))
+    axes = dict(zip((a.name for a in c.axes), point, strict=True))
+    inner = {**ranges, **{f"{c.name}.{r.name}": (0, max(r.extent - 1, 0)) for r in c.reduce}}
+    names: dict[str, Expr] = {r.name: Ref(f"{c.name}.{r.name}") for r in c.reduce}
+    weight = min(outer[1] * math.prod(r.extent for r in c.reduce), WEIGHT)
+    body = ex.substitute(c.body, {**axes, **names})
+    reducer = outer[0] or (c.name if c.reduce else "")
+    yield Body(body, reducer, weight, inner)
+    for load in ex.loads(body):
+        producer = unit.inlined.get(load.tensor)
+        if producer is not None:
+            yield from _bodies(unit, producer, load.indices, (reducer, weight), inner, seen)
+
+
+def step(unit: Unit, load: Load, axis: str) -> int | None:
+    """Elements between the addresses of a stored tensor at neighbouring values of ``axis``; None if not fixed."""
+    forms = [ex.affine(i) for i in load.indices]
+    if any(f is None and axis in ex.axes_of(i) for f, i in zip(forms, load.indices, strict=True)):
+        return None
+    strides = unit.places[load.tensor].strides
+    return sum(s * f[0].get(axis, 0) for s, f in zip(strides, forms, strict=True) if f is not None)
+
+
+def access_cost(unit: Unit, load: Load, lane: str, width: int) -> float:
+    """Cost of a load for one vector of lanes, in vector accesses; nothing where it is one scalar."""
+    if load.tensor in unit.inlined or lane not in ex.axes_of(load):
+        return 0.0
+    if unit.dtypes[load.tensor] != "float32":
+        return 2.0 * width
+    return vector_cost(step(unit, load, lane), width)
+
+
+def vector_cost(apart: int | None, width: int) -> float:
+    """Cost of one vector whose lanes are ``apart`` elements apart: others than 1 and 2 go lane by lane."""
+    return {0: 0.5, 1: 1.0, 2: 2.0}.get(-1 if apart is None else apart, 2.0 * width)

@@ -1,0 +1,121 @@
+"""A program's buffers in host memory, and its tasks evaluated by NumPy: what a device that computes on the host needs.
+
+The C-family devices have their own; this is for simulators, for plugin authors' first steps and for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from rammer.errors import DeviceFailure
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Box, Compute
+from rammer.ir.evaluate import evaluate
+from rammer.ir.expr import Expr, Load
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram, Storage
+from rammer.ir.types import TensorType
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+def nbytes(program: RProgram) -> int:
+    """Bytes of a program's buffers: the arena once, all others on their own."""
+    return program.arena_bytes + sum(b.nbytes for b in program.buffers if b.kind != "arena")
+
+
+class HostMemory:
+    """Flat buffers with the tensors of ``program`` as views; arena buffers share one allocation at their offsets.
+
+    What nobody has written yet is NaN (integers: all bits set), so that a missing wait shows.
+    """
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int = 0) -> None:
+        """``limit`` in bytes (0 = none): DeviceFailure, before anything is allocated, for a program that needs more."""
+        need = nbytes(program)
+        if limit and need > limit:
+            raise DeviceFailure(f"out of memory: program {program.name} needs {need} bytes, the limit is {limit}",
+                                hint="use a smaller batch or input, or a device with more memory")  # fmt: skip
+        self.program = program
+        arena = np.full(program.arena_bytes, 0xFF, np.uint8)
+        self.buffers = {
+            b.name: (arena[b.offset : b.offset + b.nbytes] if b.kind == "arena" else np.full(b.nbytes, 0xFF, np.uint8))
+            .view(b.dtype)
+            for b in program.buffers
+        }  # fmt: skip
+        self.tensors = {s.tensor: view(self.buffers[s.buffer], s) for s in program.storages}
+        for name, value in constants.items():
+            self.tensors[name][...] = value
+
+    def write_inputs(self, inputs: Mapping[str, Array]) -> None:
+        """Copy in the program's inputs, by ONNX name."""
+        for port in self.program.inputs:
+            self.tensors[port.tensor][...] = inputs[port.external]
+
+    def read_outputs(self) -> dict[str, Array]:
+        """Copies of the program's outputs, by ONNX name."""
+        return {p.external: self.tensors[p.tensor].copy() for p in self.program.outputs}
+
+    def run_task(self, operator: ROperator, index: int) -> None:
+        """One task: read its boxes, write its tile."""
+        for name, (box, values) in evaluate_task(operator, index, self.tensors).items():
+            self.tensors[name][tuple(slice(low, high) for low, high in box)] = values
+
+
+def view(flat: Array, storage: Storage) -> Array:
+    """The elements of ``storage`` inside the flat array of its buffer, writable."""
+    if 0 in storage.shape:
+        return np.empty(storage.shape, flat.dtype)
+    strides = tuple(s * flat.itemsize for s in storage.strides)
+    return as_strided(flat[storage.offset :], storage.shape, strides)
+
+
+def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array]) -> dict[str, tuple[Box, Array]]:
+    """Box and values of every output of one task, from whole ``tensors``; interior values stay in the task."""
+    outside = {n: TensorType(str(tensors[n].dtype), tensors[n].shape) for n in operator.inputs}
+    boxes = operator.boxes(operator.task_box(index), outside | {c.name: c.type for c in operator.computes})
+    known: dict[str, Array] = {n: tensors[n] for n in operator.inputs}
+    origins: dict[str, tuple[int, ...]] = {}
+    for compute in operator.computes:
+        if compute.name in boxes:
+            box = boxes[compute.name]
+            known[compute.name] = evaluate(cut(compute, box, origins), known)
+            origins[compute.name] = tuple(low for low, _ in box)
+    return {name: (boxes[name], known[name]) for name in operator.outputs}
+
+
+def cut(compute: Compute, box: Box, origins: Mapping[str, tuple[int, ...]]) -> Compute:
+    """``compute`` restricted to ``box`` of its output, with axes from 0.
+
+    ``origins`` are the first elements of tensors that are there as tiles only: loads of them move accordingly.
+    """
+    moved = {a.name: ex.add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
+    axes = tuple(Axis(a.name, high - low) for a, (low, high) in zip(compute.axes, box, strict=True))
+    body = _from_tiles(ex.substitute(compute.body, moved), origins)
+    return Compute(compute.name, compute.dtype, axes, body, compute.reduce, compute.combiner)
+
+
+def _from_tiles(body: Expr, origins: Mapping[str, tuple[int, ...]]) -> Expr:
+    def rule(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.tensor in origins:
+            inner = tuple(_from_tiles(i, origins) for i in e.indices)
+            return Load(e.tensor, tuple(ex.add(i, -low) for i, low in zip(inner, origins[e.tensor], strict=True)), e.fill)
+        return None
+
+    return ex.transform(body, rule)
+
+
+def random_inputs(program: RProgram, rng: np.random.Generator) -> dict[str, Array]:
+    """An array for every input, by ONNX name: floats N(0,1), all else 0, which is a legal index into any axis."""
+    result: dict[str, Array] = {}
+    for port in program.inputs:
+        kind = program.types[port.tensor]
+        floating = np.issubdtype(np.dtype(kind.dtype), np.floating)
+        result[port.external] = np.asarray(rng.standard_normal(kind.shape) if floating else np.zeros(kind.shape)).astype(
+            kind.dtype
+        )
+    return result

@@ -1,0 +1,224 @@
+"""The conformance kit: what every device must do, for a plugin author's own tests.
+
+``check_device("toy")`` runs everything and raises ConformanceError with all findings. For one test a
+check, parametrise over ``CHECKS``::
+
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_conformance(check: str) -> None:
+        with subject("toy") as device:
+            CHECKS[check](device)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.device.loader import DeviceStatus, Registry
+from rammer.device.manifest import Backend, Binding
+from rammer.errors import DeviceFailure
+from rammer.ir.compute import Compute
+from rammer.ir.evaluate import run_graph
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Buffer, Port, RProgram, Task, dense
+from rammer.profile.store import KernelStore
+from rammer.runtime.executable import Executable, Specialised
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.segments import Compiled, ProgramSegment
+from rammer.runtime.source import open_source
+from rammer.testing.small_models import MODELS, SmallModel
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Relative L2 error allowed against float64. fp32 sums of a few hundred products stay below 1e-6.
+TOLERANCE = 1e-5
+
+
+class ConformanceError(AssertionError):
+    """A device breaks the contract; the text says which part, with the seed to repeat it."""
+
+
+@dataclass
+class Subject:
+    """The device under test. ``seed`` is fresh unless given, so that no device can know the answers."""
+
+    spec: str
+    registry: Registry = field(default_factory=Registry)
+    options: Mapping[str, str] = field(default_factory=dict)
+    seed: int = field(default_factory=lambda: int(np.random.SeedSequence().generate_state(1)[0]))
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.backend: Backend = self.registry.open(self.spec, options=dict(self.options))
+
+    def expect(self, good: bool, what: str) -> None:
+        """Raise ConformanceError unless ``good`` (NaN compares false, and so fails)."""
+        if not good:
+            raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
+
+    def executable(self, model: SmallModel, policy: str = "wavefront") -> Executable:
+        """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
+        source = open_source(model.build(self.rng))
+        return Executable(source, self.backend, self.spec, CompileOptions(policy), self.registry, store=KernelStore(None))
+
+
+@contextmanager
+def subject(spec: str, **options: str) -> Iterator[Subject]:
+    """A Subject for ``NAME[:INDEX]``; DeviceUnavailable where it does not work here."""
+    yield Subject(spec, options=options)
+
+
+def reference(compiled: Compiled, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs in float64 of a model that is one device segment, by ONNX names."""
+    (segment,) = compiled.segments
+    assert isinstance(segment, ProgramSegment) and segment.compute is not None
+    graph = segment.compute
+    known = {p.tensor: inputs[p.external] for p in segment.program.inputs}
+    values = run_graph(graph, known, precise=True)
+    return {p.external: np.asarray(values[p.tensor]) for p in segment.program.outputs}
+
+
+def relative_error(have: Array, want: Array) -> float:
+    """Relative L2 error; infinite for another shape or type kind, or an integer that differs."""
+    if have.shape != want.shape or have.dtype.kind != want.dtype.kind:
+        return math.inf
+    if want.dtype.kind != "f":
+        return 0.0 if np.array_equal(have, want) else math.inf
+    norm = float(np.linalg.norm(want.astype(np.float64)))
+    return float(np.linalg.norm(have.astype(np.float64) - want)) / max(norm, 1e-30)
+
+
+# --- checks -----------------------------------------------------------------------------------------
+
+
+def check_manifest(device: Subject) -> None:
+    """The plugin loads, speaks this core's API version and shows what it runs on."""
+    status: DeviceStatus = device.registry.status(device.spec.partition(":")[0])
+    device.expect(status.state == "ok", f"state {status.state}: {status.reason}")
+    device.expect(bool(device.backend.hardware.name and device.backend.hardware.kind), "hardware without name or kind")
+    device.expect(bool(device.backend.fingerprint), "an empty fingerprint would mix kernels of different devices")
+    again = device.registry.open(device.spec, options=dict(device.options))
+    device.expect(again.fingerprint == device.backend.fingerprint, "the fingerprint changes from one opening to the next")
+
+
+def check_model(device: Subject, model: SmallModel) -> None:
+    """Every shape of ``model`` against float64: right values, again after other inputs, bit for bit."""
+    exe = device.executable(model)
+    try:
+        for shape in model.shapes:
+            first, other = (model.inputs(device.rng, shape) for _ in range(2))
+            special = exe.prepare(exe.checked(first))
+            have = _compared(device, model, special, first)
+            _compared(device, model, special, other)
+            again, _ = special.run(first)
+            same = all(np.array_equal(have[n], again[n], equal_nan=True) for n in have)
+            device.expect(same, f"{model.name}: the same inputs give other bits in a later run")
+    finally:
+        exe.close()
+
+
+def _compared(device: Subject, model: SmallModel, special: Specialised, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    have, timing = special.run(inputs)
+    device.expect(timing.device > 0, f"{model.name}: a run took {timing.device} s on the device")
+    for name, want in reference(special.compiled, inputs).items():
+        error = relative_error(have[name], want)
+        device.expect(error <= TOLERANCE, f"{model.name}: output {name!r} has relative L2 error {error:.2e}")
+    return have
+
+
+def check_policies(device: Subject) -> None:
+    """The device runs whatever table a policy makes."""
+    model = MODELS["branches"]
+    for policy in ("sequential", "wavefront", "ios"):
+        exe = device.executable(model, policy)
+        inputs = model.inputs(device.rng, model.shapes[0])
+        _compared(device, model, exe.prepare(exe.checked(inputs)), inputs)
+        exe.close()
+
+
+def check_memory_limit(device: Subject) -> None:
+    """A program that needs more memory than there is ends in DeviceFailure, before anything is computed."""
+    memory = device.backend.hardware.memory
+    if not memory:
+        return
+    program = copying_program(memory // 4 + 1)
+    try:
+        device.backend.load(program, {})
+    except DeviceFailure as problem:
+        text = str(problem)
+        device.expect(any(c.isdigit() for c in text), f"the out-of-memory error names no size: {text}")
+        return
+    device.expect(False, f"a program of {2 * memory} bytes was loaded into {memory} bytes")
+
+
+def copying_program(length: int) -> RProgram:
+    """``y[i] = x[i]`` over ``length`` floats in one task."""
+    compute = Compute.parse(f"y: f32[i:{length}] = x[i]")
+    operator = ROperator("y", (compute,), (), ("y",), (length,))
+    buffers = (Buffer("bx", "float32", length, "input"), Buffer("by", "float32", length, "output"))
+    storages = (dense("x", "bx", (length,)), dense("y", "by", (length,)))
+    return RProgram("copy", "sequential", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, (operator,), (),
+                    ((Task("y", 0),),))  # fmt: skip
+
+
+def _product(size: int) -> tuple[ROperator, Binding]:
+    """An untiled matrix product of ``size`` cubed."""
+    line = f"c: f32[i:{size}, j:{size}] = sum[k:{size}] a[i, k] * b[k, j]"
+    operator = ROperator("c", (Compute.parse(line),), (), ("c",))
+    types = {n: operator.anchor.type for n in ("a", "b", "c")}
+    return operator, Binding(types, {n: dense(n, n, (size, size)) for n in types})
+
+
+def check_profiler(device: Subject) -> None:
+    """Rammer's three measurements: positive, larger for more work, and on a device with a clock measured."""
+    backend, profiler = device.backend, device.backend.profiler
+    best = []
+    for size in (8, 128):
+        operator, binding = _product(size)
+        kernel = backend.kernel(replace(operator, tile=(size, size)), binding)
+        samples = [profiler.task_time(kernel, binding) for _ in range(4)]
+        device.expect(all(0 < t < math.inf for pair in samples for t in pair), f"task times {samples}")
+        fixed = len(set(samples)) == 1
+        device.expect(backend.vdevice.simulated or not fixed, f"four measurements gave {samples[0]} s: is it a formula?")
+        resources = profiler.resources(kernel, binding)
+        device.expect(resources.threads >= 1 and resources.local_bytes >= 0, f"resources {resources}")
+        best.append(min(alone for alone, _ in samples))
+    device.expect(best[0] < best[1], f"4096 times the work takes {best[1]} s instead of {best[0]} s")
+    model = MODELS["convolution"]
+    special = device.executable(model).prepare(model.inputs(device.rng, model.shapes[0]))
+    (segment,) = special.compiled.segments
+    assert isinstance(segment, ProgramSegment)
+    whole = profiler.program_time(segment.program, segment.constants, 3)
+    device.expect(0 < whole < 60, f"the program time is {whole} s")
+    special.close()
+
+
+def _model_check(name: str) -> Callable[[Subject], None]:
+    return lambda device: check_model(device, MODELS[name])
+
+
+CHECKS: dict[str, Callable[[Subject], None]] = {
+    "manifest": check_manifest,
+    **{f"model {name}": _model_check(name) for name in MODELS},
+    "policies": check_policies,
+    "memory limit": check_memory_limit,
+    "profiler": check_profiler,
+}
+
+
+def check_device(spec: str, **options: str) -> None:
+    """Every check on ``NAME[:INDEX]``. ConformanceError lists all that failed; DeviceUnavailable if it does not open."""
+    failures = []
+    for name, check in CHECKS.items():
+        with subject(spec, **options) as device:
+            try:
+                check(device)
+            except Exception as problem:
+                failures.append(f"{name}: {type(problem).__name__}: {problem}")
+    if failures:
+        raise ConformanceError(f"{len(failures)} of {len(CHECKS)} checks failed\n" + "\n".join(failures))

@@ -1,0 +1,134 @@
+"""A happens-before oracle: replays a program task by task over shadow memory, byte by byte.
+
+Slow and simple on purpose (it is for programs of a few thousand tasks), and independent of the core's
+verifier: it sees only addresses, rows and waits. The bulk-synchronous barriers of the simulated chip hide
+races that another device would show; this does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from rammer.ir.program import RProgram, Storage, Task, waves
+from rammer.ir.types import itemsize
+
+from rammer_ipu_sim.batch import output_spans
+from rammer_ipu_sim.cycles import exact
+from rammer_ipu_sim.spans import Spans
+from rammer_ipu_sim.supersteps import batches, placed
+
+Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+#: A task knows its counters only when they have reached their full totals; smaller thresholds order nothing.
+NEVER = -1
+
+
+@dataclass
+class _Shadow:
+    """For each byte who wrote it last (row and place), and the latest reader of it in every row."""
+
+    row: Indices
+    place: Indices
+    readers: Indices
+
+    @staticmethod
+    def blank(size: int, veus: int, ready: bool) -> _Shadow:
+        """``ready`` memory (inputs, constants) counts as written before the run."""
+        row = np.full(size, NEVER, dtype=np.int64)
+        return _Shadow(
+            row, np.full(size, -1 if ready else 0, dtype=np.int64), np.full((size, veus), -1, dtype=np.int64)
+        )
+
+
+def races(program: RProgram) -> list[str]:
+    """What is not ordered by waits and rows, one line each; empty for a race-free program.
+
+    Raises ValueError when rows wait for each other in a circle.
+    """
+    return _Replay(program).run()
+
+
+class _Replay:
+    def __init__(self, program: RProgram) -> None:
+        self.program = program
+        fixed = {b.name: _Shadow.blank(b.nbytes, program.veus, b.kind in ("input", "constant"))
+                 for b in program.buffers if b.kind != "arena"}  # fmt: skip
+        self.shadows = {"": _Shadow.blank(program.arena_bytes, program.veus, False), **fixed}
+        self.ends: dict[tuple[str, int], Indices] = {}
+        self.problems: list[str] = []
+
+    def run(self) -> list[str]:
+        position = [0] * self.program.veus
+        previous = [np.zeros(self.program.veus, dtype=np.int64) for _ in range(self.program.veus)]
+        for wave in waves(self.program):
+            for item in wave:
+                clock = self._clock(item.task, previous[item.veu])
+                self._task(item.task, item.veu, position[item.veu], clock)
+                position[item.veu] += 1
+                clock = clock.copy()
+                clock[item.veu] = position[item.veu]
+                previous[item.veu] = self.ends[item.task.operator, item.task.index] = clock
+        return self.problems
+
+    def _clock(self, task: Task, before: Indices) -> Indices:
+        """How many tasks of each row are known to have finished when ``task`` starts."""
+        clock = before
+        for wait in task.waits:
+            counter = self.program.counter[wait.counter]
+            if wait.threshold >= counter.total:
+                for index in range(counter.first, counter.last):
+                    clock = np.maximum(clock, self.ends[counter.operator, index])
+        return clock
+
+    def _task(self, task: Task, veu: int, place: int, clock: Indices) -> None:
+        operator = self.program.operator[task.operator]
+        (batch,) = batches(operator, placed([veu], [0], [task.index]))
+        name = f"{task.operator}[{task.index}]"
+        for tensor, boxes in exact(batch, self.program.types)[1]:
+            for box in boxes:
+                shadow, where = self._bytes(tensor, box)
+                if not _written(shadow, where, clock):
+                    self.problems.append(f"{name} reads {tensor} before it is written")
+                shadow.readers[where, veu] = place
+        for tensor in operator.outputs:
+            shadow, where = self._bytes(tensor, output_spans(batch, clip=True))
+            if not _unused(shadow, where, clock):
+                self.problems.append(f"{name} writes {tensor} over memory still in use")
+            shadow.row[where], shadow.place[where] = veu, place
+            shadow.readers[where] = -1
+
+    def _bytes(self, tensor: str, box: Spans) -> tuple[_Shadow, Indices]:
+        storage = self.program.storage[tensor]
+        buffer = self.program.buffer[storage.buffer]
+        size = itemsize(buffer.dtype)
+        first = _addresses(storage, box) * size
+        where = (first[:, None] + np.arange(size)).reshape(-1)
+        if buffer.kind == "arena":
+            return self.shadows[""], where + buffer.offset
+        return self.shadows[buffer.name], where
+
+
+def _addresses(storage: Storage, box: Spans) -> Indices:
+    total = np.array([storage.offset], dtype=np.int64)
+    for span, stride in zip(box, storage.strides, strict=True):
+        along = np.arange(int(span.low.flat[0]), int(span.high.flat[0]) + 1) * stride
+        total = (total[:, None] + along).reshape(-1)
+    return total
+
+
+def _known(rows: Indices, places: Indices, clock: Indices) -> Any:
+    """Whether the tasks at ``places`` of ``rows`` have finished for sure."""
+    return places < np.where(rows >= 0, clock[rows], 0)
+
+
+def _written(shadow: _Shadow, where: Indices, clock: Indices) -> bool:
+    return bool(np.all(_known(shadow.row[where], shadow.place[where], clock)))
+
+
+def _unused(shadow: _Shadow, where: Indices, clock: Indices) -> bool:
+    """No writer or reader of the old value can still be running."""
+    written = shadow.row[where] >= 0
+    writers = ~written | _known(shadow.row[where], shadow.place[where], clock)
+    return bool(np.all(writers) and np.all(shadow.readers[where] < clock))

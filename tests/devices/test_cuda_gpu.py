@@ -1,0 +1,56 @@
+"""The cuda plugin on a GPU: `pytest -m cuda`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.ir.evaluate import run_graph
+from rammer.ir.program import Port
+from rammer.profile.store import KernelStore
+from rammer.runtime.options import CompileOptions
+from rammer.testing.accuracy import Case, cases, model_error
+from rammer.testing.selftest import tiny_graph
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.mark.parametrize("policy", ["sequential", "wavefront", "ios"])
+@pytest.mark.parametrize("tune", ["off", "quick"])
+def test_a_thousand_fresh_runs_equal_the_reference(policy: str, tune: str) -> None:
+    from rammer_cuda.backend import open_backend
+
+    rng = np.random.default_rng()
+    graph = tiny_graph(int(rng.integers(1 << 30)))
+    backend = open_backend(OpenOptions())
+    compiler = Compiler(backend, CompileOptions(policy, tune), KernelStore(None))
+    segment = compiler.program(graph, (Port("x", "x"),), (Port("y", "y"),))
+    loaded = backend.load(segment.program, segment.constants)
+    for _ in range(1000):
+        x = rng.standard_normal((5, 9, 10)).astype(np.float32)
+        have, want = loaded.run({"x": x}).outputs["y"], run_graph(graph, {"x": x})["y"]
+        assert np.linalg.norm(have - want) <= 1e-5 * np.linalg.norm(want)
+    loaded.close()
+
+
+def test_profiler_measures() -> None:
+    from rammer_cuda.backend import open_backend
+
+    backend = open_backend(OpenOptions())
+    compiler = Compiler(backend, CompileOptions(), KernelStore(None))
+    segment = compiler.program(tiny_graph(1), (Port("x", "x"),), (Port("y", "y"),))
+    binding = Binding(segment.program.types, segment.program.storage)
+    kernel = backend.kernel(segment.program.operators[0], binding)
+    alone, crowded = backend.profiler.task_time(kernel, binding)
+    assert 0 < alone <= crowded < 1e-3
+    assert backend.profiler.program_time(segment.program, segment.constants) > 0
+    assert backend.profiler.resources(kernel, binding).registers > 0
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_model_agrees_with_onnxruntime(case: Case) -> None:
+    seed = int(np.random.SeedSequence().generate_state(1)[0] % 1000)
+    result = model_error(case, "cuda", seed)
+    assert result.good, f"relative L2 error {result.error:.2e} with seed {seed}"

@@ -1,0 +1,137 @@
+"""A complete rammer device in one file: the host computes every task with NumPy, two tasks at a time.
+
+A plugin answers four questions, and this file answers them in order: what does the hardware look like
+(VDevice), which kernels compute an operator (candidates, kernel), how long do they take (Profiler), and
+how does a finished program run (load, run). The core decides everything else, and never asks for a name.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from rammer.device.hooks import hookimpl
+from rammer.device.manifest import Array, Binding, Device, Hardware, Loaded, OpenOptions, RunResult
+from rammer.errors import BadInput, DeviceUnavailable
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import RProgram, waves
+from rammer.profile.probe import probe_program
+from rammer.runtime.host_memory import HostMemory, random_inputs
+from rammer.tile.search import candidates
+from rammer.tile.traffic import task_cost
+
+VEUS = 2  # tasks that run at a time: threads of this process
+
+
+# 1. The hardware as data. Layers go from the largest to the fastest memory; the figures rank tiles until tuning
+#    measures them, so they need not be exact. Capacity 0 means "no limit that a tile must respect".
+def virtual_device(memory: int) -> VDevice:
+    layers = (
+        MemoryLayer("ram", "device", memory, bandwidth=1e10),
+        MemoryLayer("cache", "veu", 0, bandwidth=1e11),
+    )
+    return VDevice("toy", "NumPy on the host", VEUS, layers, flops=1e9, launch=1e-4, resident=VEUS)
+
+
+# 2. A program on the device: memory is allocated and constants are copied once, then it runs many times.
+class ToyProgram:
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
+        self.program = program
+        # Flat buffers with every tensor as a strided view; a program that needs more than `limit` is refused.
+        self.memory = HostMemory(program, constants, limit)
+        self.pool = ThreadPoolExecutor(VEUS)
+        # No task waits for another one of its wave. The table may have any number of rows: a wave keeps one list
+        # of tasks for each row, and a free thread takes the next list.
+        self.waves = []
+        for wave in waves(program):
+            rows: dict[int, list[tuple[ROperator, int]]] = {}
+            for placed in wave:
+                operator = program.operator[placed.task.operator]
+                rows.setdefault(placed.veu, []).append((operator, placed.task.index))
+            self.waves.append(list(rows.values()))
+
+    @property
+    def kernels(self) -> int:  # launches of one run, for reports
+        return len(self.waves)
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        self.memory.write_inputs(inputs)
+        start = time.perf_counter()
+        for rows in self.waves:
+            list(self.pool.map(self._row, rows))  # list() waits for all rows and raises what they raised
+        seconds = time.perf_counter() - start
+        return RunResult(self.memory.read_outputs(), seconds)
+
+    def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
+        for operator, index in tasks:
+            self.memory.run_task(operator, index)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+
+# 3. The three measurements, by the clock: a formula is for devices that have none.
+class ToyProfiler:
+    def __init__(self, backend: ToyBackend) -> None:
+        self.backend = backend
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        """Seconds of one task with one vEU busy, and with all of them busy."""
+        alone, crowded = (probe_program(kernel.operator, binding, veus)[0] for veus in (1, VEUS))
+        return self.program_time(alone, {}, 3), self.program_time(crowded, {}, 3)
+
+    def resources(self, kernel: RKernel, binding: Binding) -> Resources:
+        return kernel.resources
+
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        loaded = self.backend.load(program, constants)
+        inputs = random_inputs(program, np.random.default_rng(0))
+        try:
+            return statistics.median(loaded.run(inputs).seconds for _ in range(iterations))
+        finally:
+            loaded.close()
+
+
+# 4. The opened device joins the parts.
+class ToyBackend:
+    def __init__(self, options: OpenOptions) -> None:
+        unknown = sorted(set(options.options) - {"memory"})
+        if unknown or not options.options.get("memory", "1").isdigit():
+            raise BadInput(f"device toy has no option {unknown[0]!r}" if unknown else "option memory is no number",
+                           hint="--option memory=BYTES")  # fmt: skip
+        if options.require not in ("", "cpu"):
+            raise DeviceUnavailable(f"toy is a cpu, not a {options.require}")
+        self.hardware = probe()[options.index]
+        self.limit = int(options.options.get("memory", self.hardware.memory))
+        self.vdevice = virtual_device(self.limit)
+        self.profiler = ToyProfiler(self)
+        # Kernels tuned under one fingerprint are not used under another one.
+        self.fingerprint = f"toy 1, NumPy {np.__version__}, {self.limit} bytes"
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Tiles worth trying: the core's search knows the layers. A device with kernels of its own adds families."""
+        return candidates(operator, binding, self.vdevice, 4)
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """A tiled operator with its source. Here that is the expressions; C-family devices call `rammer.codegen`."""
+        cost = task_cost(operator, binding.types, self.vdevice)
+        return RKernel(operator, str(operator), Resources(threads=1), cost.alone, cost.crowded)
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        return ToyProgram(program, constants, self.limit)
+
+
+def probe() -> Sequence[Hardware]:
+    """The units that are here; [] where there is none, MissingDependency where a driver is missing."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return [Hardware(0, "the host, by NumPy", "cpu", memory)]
+
+
+@hookimpl
+def rammer_devices() -> Sequence[Device]:
+    return [Device("toy", "NumPy on the host: an example", probe, ToyBackend)]

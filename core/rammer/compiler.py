@@ -26,12 +26,14 @@ from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
+from rammer.runtime.debug import DECISIONS, PROGRAMS, STEPS, debug
 from rammer.runtime.host import HostNode
 from rammer.runtime.options import CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
 from rammer.tile.connect import connect
+from rammer.tile.split import split_deep
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Compiler:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
         with self._step("passes"):
             graph, reports = Pipeline(default_passes()).run(graph)
+        debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
         for number, (nodes, why) in enumerate(split_segments(graph)):
             if why:
@@ -82,7 +85,7 @@ class Compiler:
     def program(self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> ProgramSegment:
         """From tensor expressions to a verified program."""
         with self._step("storage"):
-            plan = assign_storage(compute)
+            plan = assign_storage(split_deep(compute, self.backend.vdevice))
         with self._step("tile"):
             tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
@@ -94,6 +97,8 @@ class Compiler:
         with self._step("plan"):
             program = build_program(compute.name, schedule, plan, inputs, outputs, plan.graph.constants,
                                     policy=str(self.policy), vdevice=self.backend.vdevice)  # fmt: skip
+        debug(DECISIONS, lambda: tile.describe(self.backend.vdevice))
+        debug(PROGRAMS, lambda: str(program))
         constants = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
         return ProgramSegment(program, constants, compute, tile, kernels)
 
@@ -114,7 +119,9 @@ class Compiler:
         self.progress(name, "")
         start = time.perf_counter()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        spent = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+        debug(STEPS, lambda: f"{name} {spent * 1e3:.1f} ms")
 
 
 def split_segments(graph: Graph) -> list[tuple[list[Node], str]]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rammer.ir.program import Counter, RProgram, Wait, tasks_of, waves
 from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.host_memory import HostMemory
@@ -33,7 +34,7 @@ def plain(program: RProgram) -> set[tuple[str, int]]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), veus=st.integers(1, 9), fewer=st.integers(1, 9), policy=st.sampled_from(["sequential", "wavefront", "ios"]))  # fmt: skip
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9), st.sampled_from(["sequential", "wavefront", "ios"]))
 def test_folded_programs_are_legal_and_compute_the_same(seed: int, veus: int, fewer: int, policy: str) -> None:
     program = random_net(Random(seed), 8).program(policies()[policy], veus)
     folded = fold(program, fewer)

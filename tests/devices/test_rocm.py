@@ -11,14 +11,14 @@ from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import Connection, ROperator
-from rammer.ir.program import Buffer, Counter, Port, RProgram, Task, Wait, dense
+from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait, dense
 
 pytest.importorskip("pyopencl")
-from rammer_rocm.executor import OpenClProgram, make_table  # noqa: E402
-from rammer_rocm.kernels.contraction import product_of  # noqa: E402
-from rammer_rocm.kernels.task import Unsuited  # noqa: E402
-from rammer_rocm.plugin import DEVICE  # noqa: E402
-from rammer_rocm.profiler import OpenClProfiler, random_inputs  # noqa: E402
+from rammer_rocm.executor import OpenClProgram, make_table
+from rammer_rocm.kernels.contraction import product_of
+from rammer_rocm.kernels.task import Unsuited
+from rammer_rocm.plugin import DEVICE
+from rammer_rocm.profiler import OpenClProfiler, random_inputs
 
 if not DEVICE.probe():
     pytest.skip("no OpenCL unit", allow_module_level=True)
@@ -83,7 +83,7 @@ def check(backend: Backend, program: RProgram, constants: Mapping[str, Array], r
         for port in program.outputs:
             expected, got = values[port.tensor], result.outputs[port.external]
             assert got.shape == expected.shape and got.dtype == np.float32
-            error = np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30)
+            error = float(np.linalg.norm(got - expected)) / max(float(np.linalg.norm(expected)), 1e-30)
             assert error <= TOLERANCE, f"{port.external}: relative L2 error {error}"
         assert result.seconds > 0
     loaded.close()
@@ -99,9 +99,10 @@ def conv(x: str, y: str, c: int, m: int, size: int, k: int, stride: int = 1, gro
     out, pad = (size + 2 * (k // 2) - k) // stride + 1, k // 2
     channel = f"m // {m // groups} * {c // groups} + c" if groups > 1 else "c"
     rows, cols = (f"{a} * {stride} + k{a} - {pad}" for a in "hw")
+    source = f"pad({x}[n, {channel}, {rows}, {cols}], 0.0)"
     axes = f"f32[n:1, m:{m}, h:{out}, w:{out}]"
     return [
-        f"{y}_s: {axes} = sum[c:{c // groups}, kh:{k}, kw:{k}] pad({x}[n, {channel}, {rows}, {cols}], 0.0) * {y}_w[m, c, kh, kw]",
+        f"{y}_s: {axes} = sum[c:{c // groups}, kh:{k}, kw:{k}] {source} * {y}_w[m, c, kh, kw]",
         f"{y}_b: {axes} = {y}_s[n, m, h, w] + {y}_c[m]",
         f"{y}: {axes} = max({y}_b[n, m, h, w], 0.0)",
     ]
@@ -124,7 +125,7 @@ def conv_constants(y: str, c: int, m: int, k: int, groups: int = 1) -> dict[str,
 )
 def test_convolution(backend: Backend, family: str, c: int, m: int, size: int, k: int, stride: int, groups: int,
                      tile: tuple[int, ...]) -> None:  # fmt: skip
-    o = operator("A", conv("x", "y", c, m, size, k, stride, groups), tile, family=family, **({"mr": 6, "nv": 2} if family else {}))
+    o = operator("A", conv("x", "y", c, m, size, k, stride, groups), tile, family=family, mr=6, nv=2)
     shapes = conv_constants("y", c, m, k, groups)
     check(backend, chain([o], {"x": (1, c, size, size)}, shapes), values(shapes))
 
@@ -226,10 +227,11 @@ def test_more_rows_than_units(backend: Backend) -> None:
 
 def test_strided_storages() -> None:
     """Two operators write their halves of one buffer, as Concat does without a copy."""
-    from rammer.ir.program import Storage
-
     backend = DEVICE.open(OpenOptions())
-    halves = [operator(n, [f"{y}: f32[n:2, c:3, w:20] = x[n, c, w] * {f}"], (1, 3, 20)) for n, y, f in (("A", "p", 2.0), ("B", "q", 3.0))]
+    halves = [
+        operator(name, [f"{y}: f32[n:2, c:3, w:20] = x[n, c, w] * {factor}"], (1, 3, 20))
+        for name, y, factor in (("A", "p", 2.0), ("B", "q", 3.0))
+    ]
     storages = (dense("x", "in", (2, 3, 20)), Storage("p", "out", 0, (2, 3, 20), (120, 20, 1)),
                 Storage("q", "out", 60, (2, 3, 20), (120, 20, 1)), dense("y", "out", (2, 6, 20)))  # fmt: skip
     buffers = (Buffer("in", "float32", 120, "input"), Buffer("out", "float32", 240, "output"))
@@ -258,8 +260,10 @@ def test_profiler_measures(backend: Backend) -> None:
 
 def test_candidates_put_panels_first(backend: Backend) -> None:
     o = operator("A", conv("x", "y", 8, 16, 16, 3), ())
-    program = chain([operator("A", conv("x", "y", 8, 16, 16, 3), (1, 16, 8, 16))], {"x": (1, 8, 16, 16)}, conv_constants("y", 8, 16, 3))
-    binding = Binding(program.types, program.storage, frozenset({"y_w", "y_c"}))
+    shapes = conv_constants("y", 8, 16, 3)
+    tiled = operator("A", conv("x", "y", 8, 16, 16, 3), (1, 16, 8, 16))
+    program = chain([tiled], {"x": (1, 8, 16, 16)}, shapes)
+    binding = Binding(program.types, program.storage, frozenset(shapes))
     found = backend.candidates(o, binding)
     assert found and found[-1].family == ""
     if backend.vdevice.threads == 1:

@@ -11,6 +11,7 @@ import click
 import rammer
 from rammer.cli import lazy
 from rammer.errors import RammerError
+from rammer.runtime.debug import TRACEBACKS, level
 
 
 @click.group(cls=lazy.LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -36,7 +37,7 @@ def main() -> None:
         sys.exit(130)
     except RammerError as problem:
         print(f"rammer: error: {problem}", file=sys.stderr)
-        if int(os.environ.get("RAMMER_DEBUG", "0") or 0) >= 2:
+        if level() >= TRACEBACKS:
             traceback.print_exc()
         sys.exit(problem.exit_code)
     except BrokenPipeError:

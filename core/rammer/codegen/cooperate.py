@@ -1,7 +1,8 @@
 """Reductions that a group of threads computes together.
 
 A stage with few elements and long reductions (softmax rows, global pooling) would leave most threads idle.
-Instead ``parts`` threads share each element: each combines every ``parts``-th value, and a tree combines their results in scratch memory. The order never depends on the
+Instead ``parts`` threads share each element: each combines every ``parts``-th value, and a tree
+combines their results in scratch memory. The order never depends on the
 number of threads, so results repeat bit for bit.
 """
 
@@ -29,7 +30,7 @@ _LEAST = 4
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A reduction at ``indices``, computed by ``parts`` threads an element; ``offset``: bytes into scratch."""
+    """A reduction at ``indices`` by ``parts`` threads an element, in scratch from byte ``offset``."""
 
     compute: Compute
     indices: tuple[Expr, ...]
@@ -38,7 +39,8 @@ class Shared:
 
 
 def shared(inlined: Mapping[str, Compute], stage: Stage, offset: int) -> tuple[Shared, ...]:
-    """The reductions of ``stage`` worth sharing, with scratch areas from ``offset``; () where threads have enough to do."""
+    """The reductions of ``stage`` worth sharing, with scratch areas from ``offset``; () where threads
+    have enough to do."""
     count = math.prod(stage.extents)
     if not 0 < count <= THREADS // 2:
         return ()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rammer.codegen.target import CTarget
+from rammer.codegen.vectors import GNU, MATH, OPENCL_TEXT, WIDTHS, vectors
 
 #: Suffix of helper functions by element type. Narrow integers compute in 32 bits.
 SUFFIX: dict[str, str] = {
@@ -19,8 +20,14 @@ SUFFIX: dict[str, str] = {
 _INTEGER = """
 {q} {t} rm_div_{s}({t} a, {t} b) {{ return b == 0 ? 0 : {minus} a / b; }}
 {q} {t} rm_fmod_{s}({t} a, {t} b) {{ return b == 0 {orminus} ? 0 : a % b; }}
-{q} {t} rm_floordiv_{s}({t} a, {t} b) {{ {t} d = rm_div_{s}(a, b), m = rm_fmod_{s}(a, b); return d - (m != 0 && (m < 0) != (b < 0)); }}
-{q} {t} rm_mod_{s}({t} a, {t} b) {{ {t} m = rm_fmod_{s}(a, b); return m + (m != 0 && (m < 0) != (b < 0) ? b : 0); }}
+{q} {t} rm_floordiv_{s}({t} a, {t} b) {{
+  {t} m = rm_fmod_{s}(a, b);
+  return rm_div_{s}(a, b) - (m != 0 && (m < 0) != (b < 0));
+}}
+{q} {t} rm_mod_{s}({t} a, {t} b) {{
+  {t} m = rm_fmod_{s}(a, b);
+  return m + (m != 0 && (m < 0) != (b < 0) ? b : 0);
+}}
 {q} {t} rm_max_{s}({t} a, {t} b) {{ return a > b ? a : b; }}
 {q} {t} rm_min_{s}({t} a, {t} b) {{ return a < b ? a : b; }}
 {q} {t} rm_pow_{s}({t} a, {t} n) {{ {t} r = 1; for (; n > 0; n >>= 1, a *= a) if (n & 1) r *= a; return r; }}
@@ -32,7 +39,10 @@ _FLOAT = """
 {q} {t} rm_min_{s}({t} a, {t} b) {{ return ((a < b) | (a != a)) ? a : b; }}
 {q} {t} rm_sign_{s}({t} a) {{ return a != a ? a : ({t})((a > 0) - (a < 0)); }}
 {q} {t} rm_mod_{s}({t} a, {t} b) {{ {t} m = {fmod}(a, b); return m != 0 && (m < 0) != (b < 0) ? m + b : m; }}
-{q} {t} rm_floordiv_{s}({t} a, {t} b) {{ {t} d = (a - rm_mod_{s}(a, b)) / b, f = {floor}(d); return b == 0 ? a / b : d - f > ({t})0.5 ? f + 1 : f; }}
+{q} {t} rm_floordiv_{s}({t} a, {t} b) {{
+  {t} d = (a - rm_mod_{s}(a, b)) / b, f = {floor}(d);
+  return b == 0 ? a / b : d - f > ({t})0.5 ? f + 1 : f;
+}}
 """
 
 
@@ -69,111 +79,37 @@ _OPENCL = _STANDARD | {
     "bool": "uchar", "int8": "char", "uint8": "uchar", "uint16": "ushort", "uint32": "uint",
     "int64": "long", "uint64": "ulong", "float16": "half",
 }  # fmt: skip
-_MATH = ("floor", "ceil", "round", "sqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-         "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "pow", "fmod", "abs")  # fmt: skip
 _CUDA_HALF = """
-__device__ __forceinline__ float rm_load_f16(const unsigned short *p) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(*p)); return f; }
-__device__ __forceinline__ void rm_store_f16(unsigned short *p, float f) { unsigned short h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); *p = h; }
+__device__ __forceinline__ float rm_load_f16(const unsigned short *p) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(*p));
+  return f;
+}
+__device__ __forceinline__ void rm_store_f16(unsigned short *p, float f) {
+  unsigned short h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  *p = h;
+}
 """
-
-#: Widths of the float32 vectors of a dialect. The types are ``rm_f{W}`` (values) and ``rm_i{W}`` (masks, 0 or -1).
-WIDTHS = (4, 8, 16)
-
-_VECTOR_OPENCL = """
-#define rm_f{w} float{w}
-#define rm_i{w} int{w}
-#define rm_vload{w}(p) vload{w}(0, p)
-#define rm_veven{w}(p) ((float{w})(vload{w}(0, p).even, vload{w}(0, (p) + {last}).odd))
-#define rm_vstore{w}(p, v) vstore{w}(v, 0, p)
-#define rm_splat{w}(x) ((float{w})(x))
-#define rm_mask{w}(p) vload{w}(0, p)
-#define rm_every{w}(x) ((int{w})(-(x)))
-#define rm_vsel{w}(m, a, b) select(b, a, m)
-#define rm_within{w}(i, s, n) (((uint{w})((uint)(i)) + (uint)(s) * (uint{w})({lanes})) < (uint{w})(n))
-inline static float{w} rm_vmax{w}(float{w} a, float{w} b) {{ return select(b, a, (a > b) | (a != a)); }}
-inline static float{w} rm_vmin{w}(float{w} a, float{w} b) {{ return select(b, a, (a < b) | (a != a)); }}
-"""
-_VECTOR_GNU = """
-typedef float rm_f{w} __attribute__((vector_size({bytes})));
-typedef int rm_i{w} __attribute__((vector_size({bytes})));
-typedef unsigned rm_w{w} __attribute__((vector_size({bytes})));
-typedef float rm_u{w} __attribute__((vector_size({bytes}), aligned(4), may_alias));
-typedef int rm_j{w} __attribute__((vector_size({bytes}), aligned(4), may_alias));
-#define rm_vload{w}(p) ((rm_f{w})*(const rm_u{w} *)(p))
-#define rm_vstore{w}(p, v) (*(rm_u{w} *)(p) = (v))
-#define rm_splat{w}(x) ((float)(x) - (rm_f{w}){{0}})
-#define rm_mask{w}(p) ((rm_i{w})*(const rm_j{w} *)(p))
-#define rm_every{w}(x) (-(int)(x) - (rm_i{w}){{0}})
-#define rm_within{w}(i, s, n) (((unsigned)(i) + (unsigned)(s) * (rm_w{w}){{{lanes}}}) < (unsigned)(n))
-#define rm_vsel{w}(m, a, b) ((rm_f{w})(((rm_i{w})(a) & (m)) | ((rm_i{w})(b) & ~(m))))
-static inline rm_f{w} rm_veven{w}(const float *p) {{ return __builtin_shuffle(rm_vload{w}(p), rm_vload{w}(p + {last}), (rm_i{w}){{{even}}}); }}
-static inline rm_f{w} rm_vmax{w}(rm_f{w} a, rm_f{w} b) {{ rm_i{w} m = (a > b) | (a != a); return rm_vsel{w}(m, a, b); }}
-static inline rm_f{w} rm_vmin{w}(rm_f{w} a, rm_f{w} b) {{ rm_i{w} m = (a < b) | (a != a); return rm_vsel{w}(m, a, b); }}
-"""
-
-
-def _folds(w: int, opencl: bool) -> str:
-    """Functions that combine the lanes of a vector, always in the same order."""
-    parts, head = [], "inline static" if opencl else "static inline"
-    for name, step in (
-        ("sum", "r + {0}"),
-        ("prod", "r * {0}"),
-        ("max", "rm_max_f32(r, {0})"),
-        ("min", "rm_min_f32(r, {0})"),
-    ):
-        if opencl and w > 4:
-            call = {"sum": "v.lo + v.hi", "prod": "v.lo * v.hi"}.get(name, f"rm_v{name}{w // 2}(v.lo, v.hi)")
-            parts.append(
-                f"{head} float rm_fold_{name}{w}(rm_f{w} v) {{ return rm_fold_{name}{w // 2}({call}); }}\n"
-            )
-            continue
-        lanes = [f"v.s{k}" if opencl else f"v[{k}]" for k in range(w)]
-        body = " ".join(f"r = {step.format(lane)};" for lane in lanes[1:])
-        parts.append(
-            f"{head} float rm_fold_{name}{w}(rm_f{w} v) {{ float r = {lanes[0]}; {body} return r; }}\n"
-        )
-    return "".join(parts)
-
-
-def vectors(template: str, opencl: bool) -> str:
-    """The vector types and functions of a dialect: OpenCL's own, or GNU C's with the functions applied lane by lane."""
-    parts = []
-    for w in WIDTHS:
-        # Lane k of a stride-2 load: the first half from vector 0, the second from the one that ends on its last element.
-        even = ", ".join(str(2 * k if 2 * k < w else 2 * k + 1) for k in range(w))
-        lanes = ", ".join(map(str, range(w)))
-        parts.append(template.format(w=w, bytes=4 * w, last=w - 1, even=even, lanes=lanes))
-        parts.append(_folds(w, opencl))
-        for fn in _MATH:
-            pair = fn in ("pow", "fmod")
-            name = {"round": "rint", "abs": "fabs"}.get(fn, fn)
-            if opencl:
-                parts.append(f"#define rm_v{fn}{w} {name}\n")
-            else:
-                head, call = ("rm_f{w} a, rm_f{w} b", "a[k], b[k]") if pair else ("rm_f{w} a", "a[k]")
-                parts.append(f"static inline rm_f{w} rm_v{fn}{w}({head.format(w=w)}) "
-                             f"{{ for (int k = 0; k < {w}; ++k) a[k] = {name}f({call}); return a; }}\n")  # fmt: skip
-    return "".join(parts)
-
 
 #: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.
 OPENCL = CTarget(
     name="opencl", function="", global_="__global", local="__local", constant="__constant",
     thread="(int)get_local_id(0)", threads="(int)get_local_size(0)", barrier="barrier(CLK_LOCAL_MEM_FENCE);",
     types=_OPENCL,
-    functions={n: n for n in _MATH} | {
+    functions={n: n for n in MATH} | {
         "round": "rint", "abs": "fabs", "load:float16": "vload_half({i}, {p})",
         "store:float16": "vstore_half({v}, {i}, {p})"},
     preamble="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
     "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("inline static", _OPENCL, overloaded=True, double_guard="defined(cl_khr_fp64)")
-    + vectors(_VECTOR_OPENCL, opencl=True),
+    + vectors(OPENCL_TEXT, opencl=True),
     vectors=WIDTHS,
     restrict="restrict",
 )  # fmt: skip
 
-#: CUDA C++ under NVRTC; a thread block is one vEU. No ``restrict``: inputs may have been written by another vEU of
-#: the same launch, and read-only qualified pointers would license the non-coherent load path.
+#: CUDA C++ under NVRTC; a thread block is one vEU. No ``restrict``: another vEU of the same launch may have
+#: written an input, and read-only pointers would license the non-coherent load path.
 CUDA = CTarget(
     name="cuda", function="__device__", global_="", local="", constant="__device__ const",
     thread="(int)threadIdx.x", threads="(int)blockDim.x", barrier="__syncthreads();",
@@ -185,18 +121,20 @@ CUDA = CTarget(
 
 #: Host C (C99 with GNU vectors) with one thread a task, for tests.
 C99 = CTarget(
-    name="c99", function="", global_="", local="", constant="static const", thread="0", threads="1", barrier="",
+    name="c99", function="", global_="", local="", constant="static const",
+    thread="0", threads="1", barrier="",
     types=_STANDARD | {"float16": "_Float16"},
     preamble="#include <math.h>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("static inline", _STANDARD, overloaded=False)
-    + vectors(_VECTOR_GNU, opencl=False),
+    + vectors(GNU, opencl=False),
     vectors=WIDTHS,
     restrict="restrict",
 )  # fmt: skip
 
 #: C++ codelet text for one worker thread of an IPU tile.
 IPU = CTarget(
-    name="ipu", function="static", global_="", local="", constant="static const", thread="0", threads="1", barrier="",
+    name="ipu", function="static", global_="", local="", constant="static const",
+    thread="0", threads="1", barrier="",
     types=_STANDARD,
     preamble="#include <cmath>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("static inline", _STANDARD, overloaded=False),

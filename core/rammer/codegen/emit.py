@@ -30,7 +30,7 @@ def emit(operator: ROperator, binding: Binding, target: CTarget) -> CFunction:
 
 
 def scratch_bytes(operator: ROperator, binding: Binding, threads: int = 1) -> int:
-    """Bytes of vEU memory that ``emit`` will ask for where ``threads`` threads compute a task (VDevice.threads)."""
+    """Bytes of vEU memory that ``emit`` will ask for; ``threads`` is the VDevice's threads a task."""
     layout = Layout(operator, binding.types)
     return scratch_with_partials(layout, layout.inlined) if threads > 1 else scratch_of(layout.stages)
 

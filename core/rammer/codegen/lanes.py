@@ -18,6 +18,7 @@ from rammer.codegen.bounds import tidy
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
 from rammer.codegen.unit import INT32, Place
+from rammer.codegen.vectors import MATH
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Const, Expr, Load, Op, Ref
@@ -25,9 +26,7 @@ from rammer.ir.expr import Const, Expr, Load, Op, Ref
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
 _LOGIC = {"and_": "&", "or_": "|", "xor": "^"}
-_CALLS = frozenset((
-    "floor", "ceil", "round", "sqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-    "asinh", "acosh", "atanh", "erf", "pow", "fmod", "abs", "max", "min"))  # fmt: skip
+_CALLS = frozenset((*MATH, "max", "min"))
 
 
 @dataclass
@@ -196,7 +195,7 @@ class LaneBlock(Block):
         return f"rm_splat{self.width}({ops.literal(self.unit.target, e.fill or 0, 'float32')})"
 
     def _masked(self, e: Load, guard: str, step: int, tests: list[tuple[Expr, int]]) -> Val:
-        """A row that may reach into padding: read whole where that stays inside the tensor's memory, then masked."""
+        """A row that may reach into padding: read whole where the tensor's memory allows, then masked."""
         place, w = self.unit.places[e.tensor], self.width
         reach = place.reach
         if reach is None:

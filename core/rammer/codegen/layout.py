@@ -47,8 +47,8 @@ class Stage:
 class Layout:
     """Boxes and stages of ``operator``; ``variables`` are run-time integers in order of definition.
 
-    ``ranges`` bounds every variable numerically. Task origins are ``o0, o1, ...``, clipped tile ends ``e0, e1, ...``; the box of the
-    staged Compute number ``j`` is ``l{j}_{axis}`` to ``h{j}_{axis}``.
+    ``ranges`` bounds every variable numerically. Task origins are ``o0, o1, ...``, clipped tile ends
+    ``e0, e1, ...``; the box of the staged Compute number ``j`` is ``l{j}_{axis}`` to ``h{j}_{axis}``.
     """
 
     operator: ROperator
@@ -232,7 +232,7 @@ def scratch_of(stages: Sequence[Stage]) -> int:
 def heads(
     inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]
 ) -> list[tuple[Compute, tuple[Expr, ...]]]:
-    """The reductions that ``c`` at ``point`` needs first, in order: itself, or those its body reads in place."""
+    """The reductions that ``c`` at ``point`` needs first, in order: itself, or those it reads in place."""
     found: dict[tuple[str, tuple[Expr, ...]], Compute] = {}
     _heads(inlined, c, point, found, set())
     return [(head, indices) for (_, indices), head in found.items()]

@@ -97,9 +97,8 @@ class Nest:
             return
         d = order[0]
         if self.stage.extents[d] == 1:
-            body.line(
-                f"const {self.unit.axis_type(self.stage.root.axes[d].extent)} {self.names[d]} = {self._ends(body, d)[0]};"
-            )
+            kind = self.unit.axis_type(self.stage.root.axes[d].extent)
+            body.line(f"const {kind} {self.names[d]} = {self._ends(body, d)[0]};")
             self._loops(body, order[1:], row)
             return
         head = body.loop(

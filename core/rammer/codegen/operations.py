@@ -95,7 +95,7 @@ def convert(target: CTarget, value: Val, dtype: str) -> Val:
     if dtype == "bool":
         return Val(f"({value.text} != 0)", dtype)
     narrow = dtype in ("int8", "uint8", "int16", "uint16", "uint32") and is_float(value.dtype)
-    # A negative float converted straight to an unsigned type is undefined; by way of int64 it wraps, as in NumPy.
+    # Converting a negative float to an unsigned type is undefined; by way of int64 it wraps, as in NumPy.
     through = f"({ctype(target, 'int64')})" if narrow else ""
     return Val(f"(({ctype(target, kind)}){through}{value.text})" if value.atom or value.text.startswith("(")
                else f"(({ctype(target, kind)}){through}({value.text}))", dtype)  # fmt: skip
@@ -145,7 +145,7 @@ def _float(target: CTarget, fn: str, kind: str, texts: list[str], args: Sequence
 
 
 def _integer(target: CTarget, fn: str, kind: str, texts: list[str]) -> str:
-    """Integer arithmetic, wrapping as NumPy's does: signed overflow is undefined in C, so by way of unsigned."""
+    """Integer arithmetic that wraps as NumPy's does: by way of unsigned, as signed overflow is undefined."""
     spelling = ctype(target, kind)
     wide = kind if kind in SUFFIX else "int32"
     if fn in _ROUNDING or (fn == "abs" and kind.startswith("u")):

@@ -57,8 +57,14 @@ def _point(c: Compute) -> tuple[Expr, ...]:
     return tuple(Ref(f"x{d}") for d in range(len(c.axes)))
 
 
-def _bodies(unit: Unit, c: Compute, point: tuple[Expr, ...], outer: tuple[str, int], ranges: Mapping[str, Interval],
-            seen: set[tuple[str, tuple[Expr, ...]]]) -> Iterator[Body]:  # fmt: skip
+def _bodies(
+    unit: Unit,
+    c: Compute,
+    point: tuple[Expr, ...],
+    outer: tuple[str, int],
+    ranges: Mapping[str, Interval],
+    seen: set[tuple[str, tuple[Expr, ...]]],
+) -> Iterator[Body]:
     if (c.name, point) in seen:
         return
     seen.add((c.name, point))
@@ -76,7 +82,7 @@ def _bodies(unit: Unit, c: Compute, point: tuple[Expr, ...], outer: tuple[str, i
 
 
 def step(unit: Unit, load: Load, axis: str) -> int | None:
-    """Elements between the addresses of a stored tensor at neighbouring values of ``axis``; None if not fixed."""
+    """Elements between a stored tensor's addresses at neighbouring values of ``axis``; None if not fixed."""
     forms = [ex.affine(i) for i in load.indices]
     if any(f is None and axis in ex.axes_of(i) for f, i in zip(forms, load.indices, strict=True)):
         return None

@@ -47,7 +47,8 @@ class Block:
     def loop(self, name: str, low: str, high: str, extent: int, step: int = 1) -> str:
         """Head of a counting loop over a new variable already in ``unit.ranges``."""
         kind = self.unit.axis_type(extent)
-        return f"for ({kind} {name} = {low}; {name} < {high}; {f'{name} += {step}' if step > 1 else f'++{name}'})"
+        advance = f"{name} += {step}" if step > 1 else f"++{name}"
+        return f"for ({kind} {name} = {low}; {name} < {high}; {advance})"
 
     def let(self, value: Val) -> Val:
         """Bind a value to a constant of this scope, unless it is a name or literal already."""
@@ -203,8 +204,8 @@ class Block:
         return ops.fetch(self.unit.target, place.pointer, self.address(place, indices, shape), place.dtype)
 
     def address(self, place: Place, indices: tuple[Expr, ...], clamp: tuple[int, ...] | None = None) -> str:
-        """Element address. With ``clamp`` (the tensor's shape) data-dependent indices are clamped: a bad one must not read
-        foreign memory."""
+        """Element address. With ``clamp`` (the tensor's shape) data-dependent indices are clamped: a bad one
+        must not read foreign memory."""
         total: Expr = integer(0)
         extra: list[str] = []
         for d, (i, stride, origin) in enumerate(zip(indices, place.strides, place.origin, strict=True)):

@@ -11,12 +11,13 @@ class CTarget:
     """A dialect of C.
 
     ``function``: qualifier of a device function; ``global_``/``local``: address-space qualifiers of
-    pointers; ``constant``: qualifier of file-scope tables; ``thread``/``threads``: expressions for this thread's index in the task's
-    group and their number (``0`` and ``1`` where a task is one thread); ``barrier``: statement joining
-    the group (empty for one thread); ``types``: element type -> spelling; ``functions``: scalar operation -> spelling where it
-    differs from C99's float forms (``load:float16`` and ``store:float16`` are templates over pointer ``p``, index ``i``
-    and value ``v``); ``preamble``: text placed once before all functions; ``restrict``: pointer qualifier ("" for none); ``vectors``: widths of the
-    float32 vectors that the preamble defines (see ``rammer.codegen.dialects``), used where a task is one thread.
+    pointers; ``constant``: qualifier of file-scope tables; ``thread``/``threads``: expressions for this
+    thread's index in the task's group and their number (``0`` and ``1`` where a task is one thread);
+    ``barrier``: statement joining the group (empty for one thread); ``types``: element type -> spelling;
+    ``functions``: scalar operation -> spelling where it differs from C99's float forms (``load:float16``
+    and ``store:float16`` are templates over pointer ``p``, index ``i`` and value ``v``); ``preamble``:
+    text placed once before all functions; ``restrict``: pointer qualifier ("" for none); ``vectors``:
+    widths of the float32 vectors that the preamble defines, used where a task is one thread.
     """
 
     name: str
@@ -44,9 +45,10 @@ class CFunction:
     """``void name(global T0 *p0, ..., local char *scratch, int task)``: one task of an operator.
 
     Pointers point at each tensor's first element (buffer start plus storage offset); strides and shapes
-    are literals in the text. Names inside are canonical (``p0``, ``p1``, ...), and ``name`` is a hash of the text, so equal
-    operators on different tensors share one function. ``arguments`` lists (tensor, written) for each
-    pointer in order. ``scratch`` is the bytes of vEU memory needed for connections at that layer.
+    are literals in the text. Names inside are canonical (``p0``, ``p1``, ...), and ``name`` is a hash of
+    the text, so equal operators on different tensors share one function. ``arguments`` lists (tensor,
+    written) for each pointer in order. ``scratch`` is the bytes of vEU memory needed for connections at
+    that layer.
     """
 
     name: str

@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from importlib.metadata import entry_points
+from typing import Any, Protocol
 
 import pluggy
 
@@ -36,11 +36,24 @@ class DeviceStatus:
     traceback: str = ""
 
 
+class Loadable(Protocol):
+    """An entry point: a name and what it loads."""
+
+    @property
+    def name(self) -> str:
+        """Shown where loading fails."""
+        ...
+
+    def load(self) -> Any:
+        """The plugin: a module or object with hook implementations."""
+        ...
+
+
 @dataclass
 class Registry:
     """All plugins of this environment (or the given entry points, for tests)."""
 
-    points: Iterable[EntryPoint] | None = None
+    points: Iterable[Loadable] | None = None
     disabled: frozenset[str] = field(
         default_factory=lambda: frozenset(os.environ.get("RAMMER_DISABLE", "").replace(",", " ").split())
     )

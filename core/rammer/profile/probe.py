@@ -16,7 +16,10 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 def probe_program(operator: ROperator, binding: Binding, veus: int) -> tuple[RProgram, dict[str, Array]]:
     """The first ``veus`` tasks of ``operator``, one a row; its outside tensors are inputs with the strides of
     ``binding``, its results outputs. There are no constants: every operand is an input."""
-    storages, buffers, inputs, outputs = [], [], [], []
+    storages: list[Storage] = []
+    buffers: list[Buffer] = []
+    inputs: list[Port] = []
+    outputs: list[Port] = []
     for name in (*operator.inputs, *operator.outputs):
         storage = binding.storages[name]
         low, high = storage.span()

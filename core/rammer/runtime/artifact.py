@@ -109,14 +109,15 @@ def load_artifact(path: Path) -> Artifact:
 
 
 #: What a damaged file can raise: the zip's own checks, a decompressor, and every parser of its members.
-_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, LookupError, ValueError,
-           TypeError, AttributeError)  # fmt: skip
+_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, LookupError, ValueError, TypeError,
+           AttributeError)  # fmt: skip
 
 
 def _read(archive: zipfile.ZipFile, path: Path) -> Artifact:
     head = json.loads(archive.read("head.json"))
     if head["format"] != FORMAT:
-        raise BadInput(f"{path} has format {head['format']}, this rammer reads {FORMAT}", hint="compile the model again")
+        raise BadInput(f"{path} has format {head['format']}, this rammer reads {FORMAT}",
+                       hint="compile the model again")  # fmt: skip
     segments = tuple(_read_segment(archive, i, s) for i, s in enumerate(head["segments"]))
     constants = _unpack(archive.read("constants.npz"))
     inputs, outputs = (tuple(_value(p) for p in head[k]) for k in ("inputs", "outputs"))

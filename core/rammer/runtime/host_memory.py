@@ -103,7 +103,8 @@ def _from_tiles(body: Expr, origins: Mapping[str, tuple[int, ...]]) -> Expr:
     def rule(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.tensor in origins:
             inner = tuple(_from_tiles(i, origins) for i in e.indices)
-            return Load(e.tensor, tuple(ex.add(i, -low) for i, low in zip(inner, origins[e.tensor], strict=True)), e.fill)
+            moved = tuple(ex.add(i, -low) for i, low in zip(inner, origins[e.tensor], strict=True))
+            return Load(e.tensor, moved, e.fill)
         return None
 
     return ex.transform(body, rule)
@@ -115,7 +116,6 @@ def random_inputs(program: RProgram, rng: np.random.Generator) -> dict[str, Arra
     for port in program.inputs:
         kind = program.types[port.tensor]
         floating = np.issubdtype(np.dtype(kind.dtype), np.floating)
-        result[port.external] = np.asarray(rng.standard_normal(kind.shape) if floating else np.zeros(kind.shape)).astype(
-            kind.dtype
-        )
+        values = rng.standard_normal(kind.shape) if floating else np.zeros(kind.shape)
+        result[port.external] = np.asarray(values).astype(kind.dtype)
     return result

@@ -121,7 +121,7 @@ def _relative(have: np.ndarray, want: np.ndarray) -> float:
     if have.shape != want.shape or not np.isfinite(have).all():
         return float("inf")
     a, b = have.astype(np.float64), want.astype(np.float64)
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
+    return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))
 
 
 def table(device: str, chosen: Sequence[Case], seed: int) -> Iterator[list[str]]:

@@ -12,15 +12,16 @@ check, parametrise over ``CHECKS``::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.device.hooks import hookimpl
 from rammer.device.loader import DeviceStatus, Registry
-from rammer.device.manifest import Backend, Binding
+from rammer.device.manifest import Backend, Binding, Device
 from rammer.errors import DeviceFailure
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import run_graph
@@ -64,7 +65,30 @@ class Subject:
     def executable(self, model: SmallModel, policy: str = "wavefront") -> Executable:
         """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
         source = open_source(model.build(self.rng))
-        return Executable(source, self.backend, self.spec, CompileOptions(policy), self.registry, store=KernelStore(None))
+        options, store = CompileOptions(policy), KernelStore(None)
+        return Executable(source, self.backend, self.spec, options, self.registry, store=store)
+
+
+@dataclass(frozen=True)
+class _Manifests:
+    """An entry point whose plugin has been made already."""
+
+    devices: tuple[Device, ...]
+    name: str = "given"
+
+    def load(self) -> object:
+        """A plugin with one hook."""
+        return self
+
+    @hookimpl
+    def rammer_devices(self) -> Sequence[Device]:
+        """The manifests."""
+        return self.devices
+
+
+def registry_of(*devices: Device) -> Registry:
+    """A registry of these manifests alone: for testing a device that is not installed."""
+    return Registry([_Manifests(devices)])
 
 
 @contextmanager
@@ -103,7 +127,7 @@ def check_manifest(device: Subject) -> None:
     device.expect(bool(device.backend.hardware.name and device.backend.hardware.kind), "hardware without name or kind")
     device.expect(bool(device.backend.fingerprint), "an empty fingerprint would mix kernels of different devices")
     again = device.registry.open(device.spec, options=dict(device.options))
-    device.expect(again.fingerprint == device.backend.fingerprint, "the fingerprint changes from one opening to the next")
+    device.expect(again.fingerprint == device.backend.fingerprint, "the fingerprint changes at the next opening")
 
 
 def check_model(device: Subject, model: SmallModel) -> None:
@@ -122,7 +146,8 @@ def check_model(device: Subject, model: SmallModel) -> None:
         exe.close()
 
 
-def _compared(device: Subject, model: SmallModel, special: Specialised, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _compared(device: Subject, model: SmallModel, special: Specialised,
+              inputs: Mapping[str, Array]) -> dict[str, Array]:  # fmt: skip
     have, timing = special.run(inputs)
     device.expect(timing.device > 0, f"{model.name}: a run took {timing.device} s on the device")
     for name, want in reference(special.compiled, inputs).items():
@@ -184,7 +209,8 @@ def check_profiler(device: Subject) -> None:
         samples = [profiler.task_time(kernel, binding) for _ in range(4)]
         device.expect(all(0 < t < math.inf for pair in samples for t in pair), f"task times {samples}")
         fixed = len(set(samples)) == 1
-        device.expect(backend.vdevice.simulated or not fixed, f"four measurements gave {samples[0]} s: is it a formula?")
+        good = backend.vdevice.simulated or not fixed
+        device.expect(good, f"four measurements gave {samples[0]} s: is it a formula?")
         resources = profiler.resources(kernel, binding)
         device.expect(resources.threads >= 1 and resources.local_bytes >= 0, f"resources {resources}")
         best.append(min(alone for alone, _ in samples))
@@ -212,7 +238,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 
 
 def check_device(spec: str, **options: str) -> None:
-    """Every check on ``NAME[:INDEX]``. ConformanceError lists all that failed; DeviceUnavailable if it does not open."""
+    """Every check on ``NAME[:INDEX]``. ConformanceError lists all that failed; RammerError if it does not open."""
     failures = []
     for name, check in CHECKS.items():
         with subject(spec, **options) as device:

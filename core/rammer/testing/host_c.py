@@ -1,4 +1,4 @@
-"""Runs generated C on the host: compiles C99 functions with the system compiler and calls them task by task."""
+"""Runs generated C on the host: compiled by the system's C compiler, called task by task."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ THREADED = replace(
     + C99.preamble
     + """
 typedef struct { void (*entry)(void **, char *, int); void **p; char *scratch; int task, thread; } rm_job;
-static void *rm_start(void *job) { rm_job *j = job; rm_thread = j->thread; j->entry(j->p, j->scratch, j->task); return 0; }
+static void *rm_start(void *job) {
+  rm_job *j = job;
+  rm_thread = j->thread;
+  j->entry(j->p, j->scratch, j->task);
+  return 0;
+}
 static void rm_group(void (*entry)(void **, char *, int), void **p, char *scratch, int task, int threads) {
   pthread_t ids[64]; rm_job jobs[64];
   rm_threads = threads; pthread_barrier_init(&rm_barrier, 0, threads);
@@ -77,7 +82,7 @@ static void rm_group(void (*entry)(void **, char *, int), void **p, char *scratc
 def case(computes: Sequence[str | Compute], values: Mapping[str, Array], tile: Sequence[int] = (),
          layers: Mapping[tuple[str, str], str] | str = "thread", outputs: Sequence[str] = (),
          storages: Mapping[str, Storage] | None = None) -> Case:  # fmt: skip
-    """An operator from Compute texts. ``layers``: one layer for all connections, or one for each pair (others thread)."""
+    """An operator from Compute texts. ``layers``: one layer for all, or by pair (others thread)."""
     parsed = tuple(Compute.parse(c) if isinstance(c, str) else c for c in computes)
     names = {c.name for c in parsed}
     connections = []
@@ -112,8 +117,9 @@ def compile_c(
     path, library = stem.with_suffix(".c"), stem.with_suffix(".so")
     if not library.exists():
         path.write_text(source)
-        command = [COMPILER, "-std=gnu11", *flags, "-Wall", "-Werror", "-Wno-unused", "-Wno-psabi", "-march=native", "-shared", "-fPIC",
-                   "-o", str(library), str(path), "-lm", "-pthread"]  # fmt: skip
+        warnings = ("-Wall", "-Werror", "-Wno-unused", "-Wno-psabi")
+        command = [COMPILER, "-std=gnu11", *flags, *warnings, "-march=native", "-shared", "-fPIC"]
+        command += ["-o", str(library), str(path), "-lm", "-pthread"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{source}"
     return ctypes.CDLL(str(library))
@@ -135,8 +141,8 @@ class Guarded:
     """A tensor placed by its storage in a buffer of sentinels, to catch writes elsewhere."""
 
     def __init__(self, storage: Storage, value: Array | None, dtype: str, rng: np.random.Generator) -> None:
-        low, high = storage.span()
-        self.buffer = rng.integers(1, 100, max(high, 1) + 16).astype(dtype)
+        size = max(storage.span()[1], 1)
+        self.buffer = rng.integers(1, 100, size + 16).astype(dtype)
         kind = np.dtype(dtype).itemsize
         strides = tuple(s * kind for s in storage.strides)
         self.view = np.lib.stride_tricks.as_strided(self.buffer[storage.offset :], storage.shape, strides)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-
 from rammer.device.manifest import Array, Binding, RunResult
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
@@ -110,7 +109,7 @@ def make_table(program: RProgram, function_of: Mapping[str, int], row_of: Mappin
 
 
 def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[str, int]) -> list[tuple[int, ...]]:
-    result = []
+    result = list[tuple[int, ...]]()
     for operator, group in groupby(row, key=lambda t: t.operator):
         indices = [t.index for t in group]
         while indices:

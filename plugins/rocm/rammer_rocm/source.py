@@ -37,7 +37,8 @@ _PARAMETERS = (
     "__global const int *runs, __global char *spill"
 )
 _SINGLE = """{head}
-__kernel void program({parameters}, __global const int *filled, volatile __global atomic_int *sync, int epoch, int waves)
+__kernel void program({parameters},
+    __global const int *filled, volatile __global atomic_int *sync, int epoch, int waves)
 {{
   {scratch}
   for (int wave = 0; wave < waves; ++wave) {{
@@ -48,7 +49,8 @@ __kernel void program({parameters}, __global const int *filled, volatile __globa
       const int row = wave * {veus} + veu;
       if (starts[row] == starts[row + 1]) continue;
       int idle = epoch - 1;
-      if (!atomic_compare_exchange_strong_explicit(claims + veu, &idle, epoch, memory_order_acq_rel, memory_order_relaxed, memory_scope_device)) continue;
+      if (!atomic_compare_exchange_strong_explicit(claims + veu, &idle, epoch, memory_order_acq_rel,
+                                                   memory_order_relaxed, memory_scope_device)) continue;
 {walk}      atomic_fetch_add_explicit(done, 1, memory_order_release, memory_scope_device);
     }}
     int polls = 0;

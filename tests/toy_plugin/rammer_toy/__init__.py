@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Array, Binding, Device, Hardware, Loaded, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceUnavailable

@@ -80,18 +80,19 @@ def slice_(ctx: Lowering) -> None:
     """``x[start + step * i]`` along each listed axis; bounds are known at compile time."""
     x, axes = ctx.input(0), out_axes(ctx)
     source = ctx.shape(x)
-    starts, ends = static_ints(ctx, 1, "starts"), static_ints(ctx, 2, "ends")
-    if starts is None or ends is None:
-        raise CannotLower("Slice without starts or ends")
+    starts = static_ints(ctx, 1, "starts")
+    if starts is None:
+        raise CannotLower("Slice without starts")
     dims = static_ints(ctx, 3, "axes") or tuple(range(len(starts)))
     steps = static_ints(ctx, 4, "steps") or (1,) * len(starts)
     indices = [ex.as_index(a.name) for a in axes]
-    for start, end, dim, step in zip(starts, ends, dims, steps, strict=True):
+    for start, dim, step in zip(starts, dims, steps, strict=True):
         d = axis_of(ctx, dim, len(source))
         if step == 0:
             raise CannotLower("Slice with step 0")
-        # Python's slices clamp as ONNX's do, for either sign of the step.
-        first = slice(start, end, step).indices(source[d])[0]
+        # The end only decides how many there are, which the declared shape already says.
+        first = start + source[d] if start < 0 else start
+        first = min(max(first, 0), source[d] if step > 0 else source[d] - 1)
         indices[d] = ex.add(ex.mul(axes[d].name, step), first) if axes[d].extent > 1 else ex.integer(first)
     empty = 0 in ctx.out().shape
     ctx.emit(axes, whole_load(ctx, x, axes) if empty else ctx.load(x, *indices), output=0)

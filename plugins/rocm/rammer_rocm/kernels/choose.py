@@ -21,7 +21,7 @@ PEAK_SHARE = 0.9
 #: Seconds around the innermost loop for one register tile: pointers, epilogue, stores.
 TILE_OVERHEAD = 25e-9
 #: Seconds to gather one vector of columns, and to start one run of them.
-VECTOR_GATHER, RUN_GATHER = 1.2e-9, 4e-9
+VECTOR_GATHER, RUN_GATHER = 1.5e-9, 1.2e-9
 #: Seconds a byte for panels that outgrow the core's cache.
 SPILLED_BYTE = 1e-10
 #: Fused multiply-adds in flight that hide their latency (4 cycles, up to 2 units).

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -55,27 +56,27 @@ class Product:
     before: Mapping[str, Compute]
     after: tuple[Compute, ...]
 
-    @property
+    @cached_property
     def tile(self) -> dict[str, int]:
         """Tile size by axis of the contraction."""
         return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
 
-    @property
+    @cached_property
     def extent(self) -> dict[str, int]:
         """Extent by axis, reduction axes included."""
         return {a.name: a.extent for a in (*self.main.axes, *self.main.reduce)}
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Products summed for one element."""
         return math.prod(r.extent for r in self.main.reduce)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of a full tile."""
         return self.tile[self.row] if self.row else 1
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Columns of a full tile."""
         return math.prod(self.tile[c] for c in self.columns)
@@ -129,7 +130,7 @@ def _check_after(main: Compute, before: Mapping[str, Compute], after: Sequence[C
         if c.shape != main.shape:
             raise Unsuited(f"{c.name} has another shape than {main.name}")
         for load in c.loads:
-            if load.tensor in before or load.tensor in known and not identity_load(load, c):
+            if load.tensor in before or (load.tensor in known and not identity_load(load, c)):
                 raise Unsuited(f"{c.name} does not read {load.tensor} element by element")
         known.add(c.name)
     if any(name in before for name in operator.outputs):

@@ -66,7 +66,8 @@ class Gather:
         fill = literal(CPU_DIALECT, float(load.fill or 0.0), "float32")
         yield f"for (int i = 0; i < lo; ++i) d[i] = {fill};"
         yield from self._values(value, "lo", "hi")
-        yield f"for (int i = hi; i < {count}; i += {self.lanes}) vstore{self.lanes}(({vector_type(self.lanes)})({fill}), 0, d + i);"
+        blank = f"vstore{self.lanes}(({vector_type(self.lanes)})({fill}), 0, d + i)"
+        yield f"for (int i = hi; i < {count}; i += {self.lanes}) {blank};"
 
     def _guards(self, load: Load) -> Iterator[str]:
         ranges = self._ranges()
@@ -76,7 +77,7 @@ class Gather:
             form = ex.affine(index)
             if form is None or span is None:
                 raise Unsuited(f"{load} is not affine")
-            if 0 <= span[0] and span[1] < extent:
+            if span[0] >= 0 and span[1] < extent:
                 continue
             step = form[0].get(self.inner, 0)
             first = self.address(Access("", form[0], form[1]))

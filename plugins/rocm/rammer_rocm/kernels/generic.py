@@ -24,5 +24,6 @@ def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunc
         Argument(name, dialect.types[binding.types[name].dtype], written) for name, written in function.arguments
     )
     # Inlining every task into the table walk would only lengthen the build: a call costs nanoseconds.
-    text = f"__attribute__((noinline)) {function.text}" if function.text.startswith("void") else function.text
+    head = f"void {function.name}("
+    text = function.text.replace(head, f"__attribute__((noinline)) {head}", 1)
     return TaskFunction(function.name, text, arguments, function.scratch)

@@ -18,7 +18,7 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, contiguous, dense_axes, product_of, whole
+from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, contiguous, dense_axes, product_of
 from rammer_rocm.kernels.gather import Gather
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import Argument, Packing, TaskFunction, Unsuited

@@ -1,0 +1,25 @@
+"""The debug ladder, ``RAMMER_DEBUG=1..4``: each level adds to the one before, all on stderr.
+
+1 each compile step with its seconds; 2 tracebacks of expected errors; 3 what passes changed and which
+connections were tried; 4 the text of every program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+STEPS, TRACEBACKS, DECISIONS, PROGRAMS = 1, 2, 3, 4
+
+
+def level() -> int:
+    """The level asked for; anything that is no number counts as 0."""
+    text = os.environ.get("RAMMER_DEBUG", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def debug(least: int, text: Callable[[], str]) -> None:
+    """Print ``text()`` at ``least`` and above; it is not built below."""
+    if level() >= least:
+        print(f"rammer[{least}] {text()}", file=sys.stderr)

@@ -1,0 +1,74 @@
+"""Splitting reductions: ``rfactor`` and its use where one task's operands outgrow a vEU's memory.
+
+A device that stages everything a task reads cannot hold the operands of one output element of a very
+deep contraction (VGG's first fully connected layer reads 25,088 weights an output). The reduction then
+becomes two ordinary Computes, partial sums and their sum, and everything after works as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, ComputeGraph
+from rammer.ir.device import VDevice
+from rammer.ir.expr import Expr, Load
+from rammer.ir.operator import ROperator
+from rammer.ir.types import TensorType
+from rammer.tile.traffic import footprint
+
+
+def rfactor(compute: Compute, axis: str, parts: int) -> tuple[Compute, Compute]:
+    """``sum[k] f(k)`` -> ``partial[.., p] = sum[k'] f(p*K' + k')`` and ``sum[p] partial[.., p]``.
+
+    ``parts`` must divide the axis' extent; ValueError otherwise, or when ``axis`` is not reduced.
+    """
+    extents = {r.name: r.extent for r in compute.reduce}
+    if axis not in extents:
+        raise ValueError(f"compute {compute.name}: {axis} is no reduction axis")
+    inner, rest = divmod(extents[axis], parts)
+    if rest:
+        raise ValueError(f"compute {compute.name}: {parts} parts do not divide {axis}:{extents[axis]}")
+    taken = {a.name for a in (*compute.axes, *compute.reduce)}
+    part = next(n for n in (f"{axis}p", *(f"{axis}p{i}" for i in range(len(taken) + 1))) if n not in taken)
+    body = ex.substitute(compute.body, {axis: ex.add(ex.mul(part, inner), axis)})
+    partial = replace(
+        compute, name=f"{compute.name}_partial", axes=(*compute.axes, Axis(part, parts)), body=body,
+        reduce=tuple(Axis(r.name, inner) if r.name == axis else r for r in compute.reduce),
+    )  # fmt: skip
+    whole: Expr = Load(partial.name, tuple(ex.Ref(a.name) for a in partial.axes))
+    return partial, replace(compute, body=whole, reduce=(Axis(part, parts),))
+
+
+def split_deep(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
+    """``graph`` with every reduction split whose smallest task would not fit a vEU of ``device``."""
+    computes: list[Compute] = []
+    types = dict(graph.types)
+    for c in graph.computes:
+        pair = _split(c, types, device) if c.reduce else None
+        computes += pair or (c,)
+        types |= {p.name: p.type for p in pair or ()}
+    return replace(graph, computes=tuple(computes), types=types) if len(types) > len(graph.types) else graph
+
+
+def _split(compute: Compute, types: Mapping[str, TensorType], device: VDevice) -> tuple[Compute, Compute] | None:
+    """The smallest split, along the longest reduction axis, after which one output element's task fits."""
+    if _fits(compute, types, device):
+        return None
+    longest = max(compute.reduce, key=lambda r: r.extent)
+    for parts in range(2, longest.extent + 1):
+        if longest.extent % parts == 0:
+            partial, final = rfactor(compute, longest.name, parts)
+            known = {**types, partial.name: partial.type}
+            if _fits(partial, known, device) and _fits(final, known, device):
+                return partial, final
+    return None  # the tile search says which operator does not fit, and where
+
+
+def _fits(compute: Compute, types: Mapping[str, TensorType], device: VDevice) -> bool:
+    capacity = device.layer("veu").capacity
+    operator = ROperator(compute.name, (compute,), (), (compute.name,), (1,) * len(compute.axes))
+    if not capacity or not compute.points:
+        return True
+    return footprint(operator, operator.boxes(operator.task_box(0), types), types, device) <= capacity

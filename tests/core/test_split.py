@@ -1,0 +1,55 @@
+"""rfactor gives the same values, and only reductions that do not fit are split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.evaluate import run_graph
+from rammer.ir.types import TensorType
+from rammer.tile.split import rfactor, split_deep
+
+LINE = "y: f32[n:2, m:3] = {combiner}[k:{k}, j:2] x[n, k, j] * w[k, m]"
+
+
+def graph(k: int, combiner: str = "sum") -> ComputeGraph:
+    y = Compute.parse(LINE.format(k=k, combiner=combiner))
+    z = Compute.parse("z: f32[n:2, m:3] = max(y[n, m], 0.0)")
+    types = {"x": TensorType("float32", (2, k, 2)), "w": TensorType("float32", (k, 3)), "y": y.type, "z": z.type}
+    return ComputeGraph("g", ("x", "w"), ("z",), (y, z), types)
+
+
+def staged(capacity: int) -> VDevice:
+    layers = (MemoryLayer("far", "device", 1 << 30, 1e9), MemoryLayer("near", "veu", capacity, 1e10))
+    return VDevice("d", "test", 4, layers, 1e9, 1e-6, staged=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(parts=st.sampled_from([2, 3, 4, 6, 12]), combiner=st.sampled_from(["sum", "max", "min", "prod"]))
+def test_split_equals_whole(parts: int, combiner: str) -> None:
+    g = graph(12, combiner)
+    partial, final = rfactor(g.computes[0], "k", parts)
+    split = ComputeGraph("s", g.inputs, g.outputs, (partial, final, g.computes[1]),
+                         {**g.types, partial.name: partial.type})  # fmt: skip
+    verify_compute_graph(split)
+    rng = np.random.default_rng()
+    inputs = {n: rng.standard_normal(g.types[n].shape) for n in g.inputs}
+    np.testing.assert_allclose(run_graph(split, inputs)["z"], run_graph(g, inputs)["z"], rtol=1e-12)
+
+
+def test_only_what_does_not_fit_is_split() -> None:
+    g = graph(1024)
+    assert split_deep(g, staged(1 << 20)) is g
+    small = split_deep(g, staged(4096))
+    verify_compute_graph(small)
+    assert [c.name for c in small.computes] == ["y_partial", "y", "z"]
+    # One element reads 2 rows of k and one column: 12 bytes a step of k, plus its own 4.
+    assert small.computes[0].reduce[0].extent * 12 + 4 <= 4096
+
+
+def test_a_split_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="5 parts do not divide k:12"):
+        rfactor(graph(12).computes[0], "k", 5)

@@ -1,0 +1,201 @@
+"""One contract for every device: the conformance kit, and one program text that runs unchanged on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rammer.device.loader import Registry
+from rammer.device.manifest import Array, Binding, Device, OpenOptions, RunResult
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.ir.operator import Resources, RKernel
+from rammer.ir.program import RProgram
+from rammer.ir.verify import verify
+from rammer.runtime.segments import ProgramSegment
+from rammer.schedule.fold import fold
+from rammer.testing.conformance import (
+    CHECKS,
+    TOLERANCE,
+    ConformanceError,
+    Subject,
+    check_device,
+    copying_program,
+    reference,
+    registry_of,
+    relative_error,
+    subject,
+)
+from rammer.testing.small_models import SmallModel
+
+import rammer_toy
+
+DEVICES = ("rocm", "ipu_sim", "toy", pytest.param("cuda", marks=pytest.mark.cuda))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_conformance(device: str, check: str) -> None:
+    with subject(device) as opened:
+        CHECKS[check](opened)
+
+
+# --- one program text for all devices -----------------------------------------------------------------
+
+NET = SmallModel("net", """(float[1,3,12,12] x, float[8,3,3,3] w_k, float[8] w_b, float[10,432] w_f, float[10] w_g)
+    => (float[1,10] y) {
+    c = Conv<pads=[1,1,1,1]>(x, w_k, w_b)
+    r = Relu(c)
+    p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r)
+    n = Neg(p)
+    k = Concat<axis=1>(p, n)
+    starts = Constant<value = int64[1] {2}>()
+    ends = Constant<value = int64[1] {14}>()
+    axes = Constant<value = int64[1] {1}>()
+    middle = Slice(k, starts, ends, axes)
+    flat = Flatten(middle)
+    g = Gemm<transB=1>(flat, w_f, w_g)
+    y = Softmax<axis=1>(g)
+}""")
+
+
+@cache
+def neutral() -> tuple[str, ProgramSegment, dict[str, Array], Array]:
+    """Text, constants, inputs and float64 outputs of NET with tiles that fit any device and no kernel family."""
+    maker = Subject("ipu_sim", options={"tiles": "24"})
+    exe = maker.executable(NET)
+    compiled = exe.compile_only({})
+    (segment,) = compiled.segments
+    assert isinstance(segment, ProgramSegment)
+    plain = tuple(replace(o, family="", config=()) for o in segment.program.operators)
+    text = str(replace(segment.program, operators=plain))
+    inputs = NET.inputs(maker.rng, {})
+    return text, segment, inputs, reference(compiled, inputs)["y"]
+
+
+@pytest.mark.parametrize("folded", [False, True], ids=["unchanged", "folded"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_program_text_runs_on_every_device(device: str, folded: bool) -> None:
+    text, segment, inputs, want = neutral()
+    program = RProgram.parse(text)
+    assert str(program) == text
+    assert program.veus == 24
+    assert len(program.operators) >= 4
+    backend = Registry().open(device)
+    if folded:
+        program = fold(program, min(backend.vdevice.veus, 3))
+        assert program.veus <= backend.vdevice.veus
+    verify(program, backend.vdevice)
+    loaded = backend.load(program, segment.constants)
+    try:
+        have = loaded.run(inputs).outputs["y"]
+    finally:
+        loaded.close()
+    assert relative_error(have, want) <= TOLERANCE
+
+
+# --- the kit finds planted mistakes ---------------------------------------------------------------------
+
+
+class Broken(rammer_toy.ToyBackend):
+    """The toy device with one mistake."""
+
+    mistake = ""
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
+        if self.mistake == "first wave only":
+            loaded = rammer_toy.ToyProgram(program, constants, self.limit)
+            loaded.waves = loaded.waves[:1]
+            return loaded
+        if self.mistake == "no limit":
+            return SimpleNamespace(close=lambda: None)
+        if self.mistake in ("one ulp", "remembers"):
+            return Tampered(program, constants, self.limit, self.mistake)
+        return super().load(program, constants)
+
+    def kernel(self, operator: Any, binding: Binding) -> RKernel:
+        kernel = super().kernel(operator, binding)
+        return replace(kernel, resources=Resources(threads=0)) if self.mistake == "no threads" else kernel
+
+
+class Tampered(rammer_toy.ToyProgram):
+    """Outputs slightly wrong, or depending on the run before."""
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int, mistake: str) -> None:
+        super().__init__(program, constants, limit)
+        self.mistake, self.runs = mistake, 0
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        result, self.runs = super().run(inputs), self.runs + 1
+        scale = 1 + 1e-4 if self.mistake == "one ulp" else 1 + 2e-7 * self.runs
+        outputs = {n: (a * np.float32(scale)).astype(a.dtype) for n, a in result.outputs.items()}
+        return RunResult(outputs, result.seconds)
+
+
+class Formula(rammer_toy.ToyProfiler):
+    """A profiler that predicts."""
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        return kernel.alone, kernel.crowded
+
+
+#: Mistake -> the check that finds it, and what that says. A product is one wave; branches meet in a second one.
+MISTAKES = {
+    "first wave only": ("policies", "relative L2 error"),
+    "one ulp": ("model product", "relative L2 error"),
+    "remembers": ("model product", "other bits in a later run"),
+    "no limit": ("memory limit", "was loaded into"),
+    "no threads": ("profiler", "threads=0"),
+    "formula": ("profiler", "is it a formula"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_kit_finds(mistake: str) -> None:
+    def opener(options: OpenOptions) -> Any:
+        backend = Broken(options)
+        backend.mistake = mistake
+        if mistake == "formula":
+            backend.profiler = Formula(backend)
+        return backend
+
+    check, words = MISTAKES[mistake]
+    with pytest.raises(ConformanceError, match=words):
+        CHECKS[check](Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, opener))))
+
+
+def test_check_device_lists_every_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_device("toy")
+
+    def fails(device: Subject) -> None:
+        device.expect(float("nan") < 1, "planted")
+
+    monkeypatch.setitem(CHECKS, "manifest", fails)
+    monkeypatch.setitem(CHECKS, "policies", fails)
+    text = r"2 of \d+ checks failed\nmanifest: ConformanceError: toy \(seed \d+\): planted\npolicies: .*planted"
+    with pytest.raises(ConformanceError, match=text):
+        check_device("toy")
+    with pytest.raises(BadInput, match="unknown device 'toi'"):
+        check_device("toi")
+
+
+# --- the example plugin ---------------------------------------------------------------------------------
+
+
+def test_the_toy_plugin_is_short_enough_to_quote() -> None:
+    assert len(Path(rammer_toy.__file__).read_text().splitlines()) <= 150
+
+
+def test_the_toy_plugin_names_its_limits() -> None:
+    with pytest.raises(DeviceFailure, match=r"out of memory: program copy needs 800 bytes, the limit is 799"):
+        Registry().open("toy", options={"memory": "799"}).load(copying_program(100), {})
+    with pytest.raises(BadInput, match="device toy has no option 'speed'"):
+        Registry().open("toy", options={"speed": "1"})
+    with pytest.raises(DeviceUnavailable, match="toy is a cpu, not a gpu"):
+        Registry().open("toy", "gpu")

@@ -1,0 +1,40 @@
+"""Real models against ONNX Runtime on fresh random inputs, on every device that works here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rammer.testing.accuracy import LARGE, TOLERANCE, Case, Result, cases, model_error
+
+DEVICES = ("rocm", "ipu_sim")
+
+
+def parameters() -> list[object]:
+    """Every case on every device; the ones that take long carry the mark ``large``."""
+    found = []
+    for case in cases():
+        marks = [pytest.mark.large] if case.model in LARGE else []
+        found += [pytest.param(case, device, marks=marks, id=f"{case}-{device}") for device in DEVICES]
+    return found
+
+
+@pytest.mark.parametrize(("case", "device"), parameters())
+def test_model_agrees_with_onnxruntime(case: Case, device: str) -> None:
+    seed = int(np.random.SeedSequence().generate_state(1)[0] % 10_000)
+    result = model_error(case, device, seed)
+    assert result.good, f"relative L2 error {result.error:.2e} with seed {seed}"
+    assert result.host_nodes == 0
+
+
+def test_nan_and_large_errors_are_not_good() -> None:
+    def result(error: float, exact: float, other: float) -> Result:
+        return Result(Case("m", 0), error, exact, other, 0.0, 0.0, 0, 0)
+
+    nan = float("nan")
+    assert result(TOLERANCE, nan, nan).good
+    assert not result(nan, nan, nan).good
+    assert not result(2 * TOLERANCE, nan, nan).good
+    assert not result(2 * TOLERANCE, 2 * TOLERANCE, 3 * TOLERANCE).good
+    # ONNX Runtime is the one that is off, by float64's judgement.
+    assert result(2 * TOLERANCE, TOLERANCE / 9, 2 * TOLERANCE).good
+    assert not result(2 * TOLERANCE, TOLERANCE / 2, TOLERANCE / 3).good

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rammer.version import __version__
+
 if TYPE_CHECKING:
     import onnx
 
     from rammer.device.loader import DeviceStatus
     from rammer.runtime.executable import Executable
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "compile", "devices"]
 
 
@@ -26,7 +27,8 @@ def compile(model: str | Path | bytes | onnx.ModelProto, device: str = "", *, po
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
     Without ``device``, the first working device with a clock. Input shapes are not needed: each new set of
-    shapes is specialised at its first run. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
+    shapes is specialised at its first run. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or
+    ``DeviceFailure``.
     """
     from rammer.runtime.session import open_executable
 

@@ -28,7 +28,7 @@ from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
 from rammer.runtime.debug import DECISIONS, PROGRAMS, STEPS, debug
 from rammer.runtime.host import HostNode
-from rammer.runtime.options import CompileOptions, Progress, quiet
+from rammer.runtime.options import DEFAULT, CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
@@ -41,7 +41,7 @@ class Compiler:
     """Compiles graphs for one backend. Keeps the tuner, so equal operators are tuned once."""
 
     backend: Backend
-    options: CompileOptions = CompileOptions()
+    options: CompileOptions = DEFAULT
     store: KernelStore = field(default_factory=KernelStore.default)
     registry: Registry | None = None
     progress: Progress = quiet

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rammer.testing import host_c
-from rammer.testing.host_c import THREADED, Array, Case, case
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit, scratch_bytes
 from rammer.codegen.target import CFunction
 from rammer.ir.program import Storage
+from rammer.testing import host_c
+from rammer.testing.host_c import THREADED, Array, Case, case
 
 F = np.float32
 #: One thread with vectors, one thread without, three threads.

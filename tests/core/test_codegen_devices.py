@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rammer.testing.host_c import Array, Case, case, close, reference
 
 from rammer.codegen.dialects import CUDA, IPU, OPENCL, one_thread
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction, CTarget
 from rammer.errors import DeviceFailure
+from rammer.testing.host_c import Array, Case, case, close, reference
 
 
 def cases() -> dict[str, Case]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rammer.testing.host_c import THREADED, case, check
 
 from rammer.codegen.dialects import C99
+from rammer.testing.host_c import THREADED, case, check
 
 DIALECTS = (C99, replace(C99, name="c99_scalar", vectors=()), THREADED)
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

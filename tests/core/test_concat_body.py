@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rammer.frontend.concat import concat_body, pieces
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.evaluate import evaluate

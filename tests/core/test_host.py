@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.nodes import attribute_proto, attribute_value, captures, node_proto

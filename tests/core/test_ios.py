@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rammer.ir.operator import RKernel
 from rammer.schedule import ios as module
 from rammer.schedule.endings import Dag, Found, TooLarge, bits, blocks, search

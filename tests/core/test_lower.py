@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from rammer.frontend.lower import can_lower, lower, lower_node
 from rammer.frontend.lowering import REGISTRY, CannotLower, Lowering
 from rammer.ir.evaluate import run_graph

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rammer.ir.program import ALIGNMENT, Port
 from rammer.plan.build import build_program
 from rammer.plan.memory import Use, conflicts, plan_memory

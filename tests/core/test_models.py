@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+
 from rammer.testing import models
 from rammer.testing.models import (
     LIGHT_MODELS,

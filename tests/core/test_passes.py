@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.nodes import node_proto, type_proto

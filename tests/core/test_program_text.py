@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import verify
 from rammer.schedule.registry import parse_policy, policies

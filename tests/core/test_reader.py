@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import TARGET_OPSET, read_model

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rammer.errors import BadInput
 from rammer.ir.operator import RKernel
 from rammer.schedule.ios import IOS

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
+
 from rammer.frontend.concat import piecewise
 from rammer.frontend.lower import lower
 from rammer.ir import expr as ex

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rammer.ir.program import Counter, RProgram, Storage, Wait
 from rammer.ir.verify import verify
 from rammer.plan.overlap import overlap

@@ -15,10 +15,10 @@ from rammer.testing.selftest import tiny_graph
 
 pytest.importorskip("cuda.bindings")
 
-from rammer_cuda.backend import open_backend  # noqa: E402
-from rammer_cuda.compile import compile_cubin, parse_ptxas  # noqa: E402
-from rammer_cuda.launches import consecutive, launches  # noqa: E402
-from rammer_cuda.targets import TARGETS  # noqa: E402
+from rammer_cuda.backend import open_backend
+from rammer_cuda.compile import compile_cubin, parse_ptxas
+from rammer_cuda.launches import consecutive, launches
+from rammer_cuda.targets import TARGETS
 
 
 def compiled(target: str, policy: str = "wavefront") -> tuple[Compiler, ProgramSegment]:

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
+
 from rammer_ipu_sim.chip import configured
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_ipu_sim.testing import Array, error, operator, program, reference

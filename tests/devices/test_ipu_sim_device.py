@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
@@ -16,6 +17,7 @@ from rammer.ir.types import TensorType
 from rammer.profile.store import KernelStore
 from rammer.runtime.options import CompileOptions
 from rammer.testing.selftest import self_test, tiny_graph
+
 from rammer_ipu_sim.chip import GC2, SOURCES, configured
 from rammer_ipu_sim.device import DEVICE, SimulatorBackend
 from rammer_ipu_sim.testing import operator

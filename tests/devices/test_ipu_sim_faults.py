@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
+
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram
@@ -14,6 +15,7 @@ from rammer.ir.types import TensorType
 from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.registry import parse_policy
 from rammer.testing.programs import random_net
+
 from rammer_ipu_sim.chip import Chip, configured
 from rammer_ipu_sim.executor import Drop, LoadedProgram
 from rammer_ipu_sim.memory import Memory, height, plan_homes, poison_value

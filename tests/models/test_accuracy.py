@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from rammer.testing.accuracy import LARGE, TOLERANCE, Case, Result, cases, model_error
 
 DEVICES = ("rocm", "ipu_sim")

@@ -37,19 +37,21 @@ def command(model: Path, device: str, target: str, output: Path | None, shapes: 
         chosen = exe.resources(compiled)
     click.echo(plain([_row(k) for k in chosen], HEADERS))
     arena = max((p.arena_bytes for p in compiled.programs), default=0)
-    click.echo(f"{exe.backend.hardware.name}: {len(chosen)} kernels, arena {size(arena)}, "
-               f"{sum(p.task_count for p in compiled.programs)} tasks, {len(compiled.host_nodes)} operators on the host")  # fmt: skip
+    tasks, hosted = sum(p.task_count for p in compiled.programs), len(compiled.host_nodes)
+    where = exe.backend.hardware.name
+    click.echo(f"{where}: {len(chosen)} kernels, arena {size(arena)}, {tasks} tasks, {hosted} operators on the host")
     click.echo("steps: " + ", ".join(f"{name} {duration(s)}" for name, s in compiled.seconds.items()))
     if output is not None:
         save_artifact(output, exe.artifact(compiled))
         click.echo(f"wrote {output} ({size(output.stat().st_size)})")
 
 
-HEADERS = ["operator", "tile", "family", "tasks", "threads", "registers", "local", "spills", "predicted"]
+HEADERS = ["operator", "tile", "family", "tasks", "threads", "registers", "scalar", "local", "spills",
+           "predicted"]
 
 
 def _row(kernel: RKernel) -> list[str]:
     operator, r = kernel.operator, kernel.resources
-    known = ["?" if v < 0 else str(v) for v in (r.registers, r.spills)]
+    known = ["?" if v < 0 else str(v) for v in (r.registers, r.scalar_registers, r.spills)]
     return [operator.name, "x".join(map(str, operator.tile)), operator.family or "generic", str(operator.task_count),
-            str(r.threads), known[0], str(r.local_bytes), known[1], duration(kernel.crowded)]  # fmt: skip
+            str(r.threads), known[0], known[1], str(r.local_bytes), known[2], duration(kernel.crowded)]  # fmt: skip

@@ -20,7 +20,7 @@ NO_HINT = ""
 def compile_options(fn: F) -> F:
     """--device, --require, --policy, --tune, --shape, --option."""
     for option in (
-        click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Device-specific option; repeatable."),
+        click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Device option; repeatable."),
         click.option("--shape", "shapes", multiple=True, metavar="NAME:1x3x224x224", help="Shape of a dynamic input."),
         click.option("--tune", type=click.Choice(["off", "quick", "full"]), default="off", show_default=True,
                      help="off: cost model only; quick: measure 4 tiles an operator; full: 12."),

@@ -30,7 +30,7 @@ from rammer.runtime.inputs import load_npz
 @click.option("--expected", type=click.Path(path_type=Path), help="Compare with the outputs in this .npz file.")
 @click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance (element-wise or L2).")
 @click.option("--atol", default=1e-5, show_default=True, help="Absolute tolerance, element-wise.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write what is printed as JSON ('-': stdout).")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
 def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...],
             ranges: tuple[str, ...], seed: int, policy: str, tune: str, require: str, options: tuple[str, ...],
             iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None, rtol: float,
@@ -73,7 +73,9 @@ def run_repeatedly(special: Specialised, inputs: dict[str, Array], count: int) -
     return outputs, timings
 
 
-def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array], timings: list[Timing]) -> dict[str, Any]:
+def build_report(
+    exe: Executable, special: Specialised, outputs: dict[str, Array], timings: list[Timing]
+) -> dict[str, Any]:
     """Everything that ``run`` prints, as plain data."""
     hardware, device = exe.backend.hardware, exe.backend.vdevice
     return {

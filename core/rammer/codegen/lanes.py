@@ -239,10 +239,10 @@ class LaneBlock(Block):
         self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]
     ) -> None:
         """Write a row: one vector where the lanes are neighbours in memory, else lane by lane."""
-        shared = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests if x != Ref(self.lane))
-        single = " && ".join(f"{self.lane} + k {test}" for x, test in tests if x == Ref(self.lane))
+        shared = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests if not self._varies(x))
+        single = " && ".join(f"{self.unit.index(x).text} + k {test}" for x, test in tests if self._varies(x))
         prefix, address = f"if ({shared}) " if shared else "", self.address(place, point)
-        step = place.strides[point.index(Ref(self.lane))]
+        step = next(s for s, x in zip(place.strides, point, strict=True) if self._varies(x))
         if step == 1 and not single:
             self.line(f"{prefix}rm_vstore{self.width}({place.pointer} + {address}, {self.spread(value)});")
             return

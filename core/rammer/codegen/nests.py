@@ -45,6 +45,7 @@ class Nest:
     shared: Sequence[Shared] = ()
     names: list[str] = field(init=False)
     blocking: dict[int, int] = field(default_factory=dict)
+    shift: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._join()
@@ -72,11 +73,14 @@ class Nest:
         limit = 4 if single else math.prod(self.stage.extents) // THREADS
         plan = choose(self.unit, self.stage, list(roots.values()), places, limit, axes=1 if single else 2)
         self.blocking, self.unit.columns = plan.blocking, plan.columns
+        row = plan.row.axis if plan.row is not None else -1
+        self.shift = [
+            plan.row.width if plan.row is not None and d == row else 1 for d in range(len(self.names))
+        ]
         for d, block in self.blocking.items():
-            self.unit.ranges[self.names[d]] = (0, self.stage.root.axes[d].extent - block)
+            self.unit.ranges[self.names[d]] = (0, self.stage.root.axes[d].extent - block * self.shift[d])
         inner = ColumnBlock(self.unit, body)
         if single:
-            row = plan.row.axis if plan.row is not None else -1
             self._loops(inner, [d for d in range(len(self.names)) if d != row], plan.row)
         else:
             self._strided(inner)
@@ -112,7 +116,8 @@ class Nest:
         lane, extent = self.names[row.axis], self.stage.root.axes[row.axis].extent
         low, high = self._ends(body, row.axis)
         if row.exact and row.interior is None:
-            with body.nest(body.loop(lane, low, high, extent, row.width)) as inner:
+            step = row.width * self.blocking.get(row.axis, 1)
+            with body.nest(body.loop(lane, low, high, extent, step)) as inner:
                 self._vector(inner, row)
             return
         if row.certain:
@@ -198,7 +203,9 @@ class Nest:
 
     def _elements(self, body: Block) -> None:
         """Compute and store every Compute of the stage at one point (or row), or at a block of them."""
-        steps = [range(self.blocking.get(d, 1)) for d in range(len(self.names))]
+        steps = [
+            range(0, self.blocking.get(d, 1) * self.shift[d], self.shift[d]) for d in range(len(self.names))
+        ]
         points: list[tuple[Expr, ...]] = [
             tuple(ex.add(n, k) for n, k in zip(self.names, shift, strict=True))
             for shift in itertools.product(*steps)

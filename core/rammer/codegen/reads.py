@@ -101,4 +101,4 @@ def access_cost(unit: Unit, load: Load, lane: str, width: int) -> float:
 
 def vector_cost(apart: int | None, width: int) -> float:
     """Cost of one vector whose lanes are ``apart`` elements apart: others than 1 and 2 go lane by lane."""
-    return {0: 0.5, 1: 1.0, 2: 2.0}.get(-1 if apart is None else apart, 2.0 * width)
+    return {0: 0.5, 1: 1.0, 2: 2.0}.get(-1 if apart is None else apart, 1.5 * width)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rammer.codegen.bounds import fold, span, tidy
 from rammer.codegen.layout import Stage
-from rammer.codegen.reads import Read, access_cost, reads, vector_cost
+from rammer.codegen.reads import Read, access_cost, reads, step, vector_cost
 from rammer.codegen.unit import Column, Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -58,7 +58,8 @@ def choose(
         lanes = tuple(f"{name}.{c.axis}" for name, c in columns.items())
         return Plan(None, columns, _blocking(stage, found, -1, lanes, limit, axes))
     if row is not None and row_cost < scalar:
-        return Plan(row, {}, _blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes))
+        blocking = _blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes)
+        return Plan(row, {}, blocking or _wide(stage, found, row) or _lines(unit, stage, found, row))
     last = next((d for d in reversed(range(len(stage.extents))) if stage.extents[d] > 1), -1)
     return Plan(None, {}, _blocking(stage, found, last, (), limit, axes))
 
@@ -139,6 +140,31 @@ def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str,
     return result
 
 
+def _wide(stage: Stage, found: Sequence[Read], row: Row) -> dict[int, int]:
+    """Several vectors at once along the lane axis, where they share a reduction's scalar loads."""
+    shared = any(r.reducer and f"x{row.axis}" not in ex.axes_of(r.load) for r in found)
+    if not shared or not row.exact or row.interior is not None:
+        return {}
+    fitting = (b for b in (8, 4, 2) if stage.extents[row.axis] % (b * row.width) == 0)
+    block = next(fitting, 1)
+    return {row.axis: block} if block > 1 else {}
+
+
+def _lines(unit: Unit, stage: Stage, found: Sequence[Read], row: Row) -> dict[int, int]:
+    """Neighbouring rows together where a load's lanes are far apart but its rows adjoin (transposition): each
+    cache line is then used while it is at hand."""
+    lane = f"x{row.axis}"
+    for r in found:
+        if r.load.tensor in unit.inlined or step(unit, r.load, lane) in (0, 1, 2):
+            continue
+        for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
+            block = next((b for b in (8, 4, 2) if count % b == 0), 1)
+            even = fold("sub", bound.high, bound.low) == integer(count)
+            if d != row.axis and block > 1 and even and step(unit, r.load, f"x{d}") == 1:
+                return {d: block}
+    return {}
+
+
 def _width(unit: Unit, count: int) -> int:
     """The vector width that covers ``count`` elements with the fewest vectors; 0 if none fits."""
     fitting = [w for w in unit.target.vectors if w <= count] if unit.target.single else []
@@ -151,7 +177,7 @@ def _interior(unit: Unit, read: Read, lane: str) -> Iterator[tuple[Expr, Expr]]:
         return
     for index, extent in zip(read.load.indices, unit.shapes[read.load.tensor], strict=True):
         form, reach = ex.affine(index), ex.interval(index, read.ranges)
-        step = form[0].get(lane, 0) if form is not None else 0
+        apart = form[0].get(lane, 0) if form is not None else 0
         if step <= 0 or (reach is not None and reach[0] >= 0 and reach[1] < extent):
             continue
         rest = tidy(Op("sub", (index, ex.mul(lane, step))))

@@ -32,8 +32,9 @@ class VDevice:
 
     ``flops`` is the fp32 peak of one vEU (FLOP/s); ``launch`` the seconds of one wave boundary;
     ``threads`` how many hardware threads cooperate on one task (1 for a CPU core); ``vector`` how many fp32 lanes
-    one of them has; ``resident`` how many vEUs are guaranteed to run at once (spinning on counters is legal only up to it).
-    On a ``staged`` device a task can address nothing but its vEU's memory, so everything it reads counts towards the footprint.
+    one of them has; ``resident`` how many vEUs are guaranteed to run at once (spinning on counters is
+    legal only up to it). On a ``staged`` device a task can address nothing but its vEU's memory, so
+    everything it reads counts towards the footprint.
     ``simulated`` devices never have their times ranked with measured ones.
     """
 

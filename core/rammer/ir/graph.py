@@ -89,7 +89,8 @@ def verify_graph(graph: Graph) -> None:
     for node in graph.nodes:
         for name in node.inputs:
             if name and name not in defined:
-                raise ValueError(f"value {name} is used before it is defined\n  {node}\nis the graph in topological order?")
+                why = "is the graph in topological order?"
+                raise ValueError(f"value {name} is used before it is defined\n  {node}\n{why}")
         for name in node.outputs:
             if name in defined:
                 raise ValueError(f"value {name} is defined twice\n  {node}")

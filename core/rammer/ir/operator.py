@@ -29,8 +29,8 @@ class ROperator:
     """Connected Computes with a tile: ``task_count`` independent tasks (Rammer, figure 6).
 
     ``tile`` gives the elements per task along each output axis of the anchor, the last Compute. Every
-    output has the anchor's shape, so that the tasks partition it. ``family`` and ``config`` are the kernel family that the
-    tile was chosen for; a device that does not know the family uses its generic kernel.
+    output has the anchor's shape, so that the tasks partition it. ``family`` and ``config`` are the kernel
+    family that the tile was chosen for; a device that does not know the family uses its generic kernel.
     """
 
     name: str
@@ -137,12 +137,16 @@ def hull(a: Box, b: Box) -> Box:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one task needs of a vEU; -1 where the compiler cannot tell (shown as such)."""
+    """What one task needs of a vEU; -1 where the compiler cannot tell (shown as such).
+
+    ``registers`` are a thread's own, ``scalar_registers`` those its wavefront shares (AMD: VGPR and SGPR).
+    """
 
     threads: int = 1
     registers: int = -1
     local_bytes: int = 0
     spills: int = -1
+    scalar_registers: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
     """Group tasks into waves: a wave starts where a wait needs a task of an earlier wave.
 
     A task's wave is the larger of its predecessor's in the row and one more than the latest wave among
-    the tasks its counters need. Within a wave, tasks keep row order. Raises ValueError when rows wait for each other in a circle.
+    the tasks its counters need. Within a wave, tasks keep row order. Raises ValueError when rows wait
+    for each other in a circle.
     """
     unfinished = {c.name: c.total for c in program.counters}
     reached = {c.name: 0 for c in program.counters}

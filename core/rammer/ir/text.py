@@ -175,9 +175,9 @@ class _Reader:
         if self.pending is None:
             raise ValueError("'writes' outside an operator")
         name, tile, family, config = self.pending
-        self.operators.append(
-            ROperator(name, tuple(self.computes), tuple(self.connections), tuple(names.split(", ")), tile, family, config)
-        )
+        computes, connections = tuple(self.computes), tuple(self.connections)
+        outputs = tuple(names.split(", "))
+        self.operators.append(ROperator(name, computes, connections, outputs, tile, family, config))
         self.pending = None
 
     def _counter(self, name: str, operator: str, first: str, last: str) -> None:

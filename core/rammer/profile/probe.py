@@ -8,7 +8,7 @@ import numpy as np
 
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
-from rammer.ir.program import Buffer, Port, RProgram, Storage, Task
+from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -26,7 +26,8 @@ def probe_program(operator: ROperator, binding: Binding, veus: int) -> tuple[RPr
         moved = Storage(name, f"b_{name}", storage.offset - low, storage.shape, storage.strides)
         written = name in operator.outputs
         storages.append(moved)
-        buffers.append(Buffer(moved.buffer, binding.types[name].dtype, max(high - low, 1), "output" if written else "input"))
+        kind: BufferKind = "output" if written else "input"
+        buffers.append(Buffer(moved.buffer, binding.types[name].dtype, max(high - low, 1), kind))
         (outputs if written else inputs).append(Port(name, name))
     rows = tuple((Task(operator.name, i),) for i in range(min(veus, operator.task_count)))
     program = RProgram("probe", "probe", tuple(inputs), tuple(outputs), tuple(buffers), tuple(storages),

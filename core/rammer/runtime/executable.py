@@ -90,13 +90,14 @@ def _value(values: Mapping[str, Array], constants: Mapping[str, Array], name: st
 class Executable:
     """``exe.run({name: array}) -> {name: array}``. Holds one Specialised per set of input shapes.
 
-    ``device`` is the name it was opened by, ``NAME:INDEX``. With ``programs``, a folder, compiled programs are kept there and found again by the next process.
+    ``device`` is the name it was opened by, ``NAME:INDEX``. With ``programs``, a folder, compiled programs are kept
+    there and found again by the next process.
     """
 
     source: ModelSource
     backend: Backend
     device: str
-    options: CompileOptions = CompileOptions()
+    options: CompileOptions = field(default_factory=CompileOptions)
     registry: Registry | None = None
     progress: Progress = quiet
     store: KernelStore | None = None

@@ -21,3 +21,7 @@ class CompileOptions:
     policy: str = "wavefront"
     tune: str = "off"
     target: str = ""
+
+
+#: What is chosen when nothing is said.
+DEFAULT = CompileOptions()

@@ -56,7 +56,8 @@ Segment: TypeAlias = "ProgramSegment | HostSegment"
 
 @dataclass(frozen=True)
 class Compiled:
-    """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time of each step."""
+    """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time
+    of each step."""
 
     graph: Graph
     segments: tuple[Segment, ...]

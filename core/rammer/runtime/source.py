@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import rammer
 from rammer.ir.port import InputPort
 from rammer.profile.store import cache_folder
+from rammer.version import __version__
 
 if TYPE_CHECKING:
     import onnx
@@ -80,7 +80,7 @@ def open_source(source: str | Path | bytes | onnx.ModelProto) -> ModelSource:
         data = path.read_bytes() if path is not None else source if isinstance(source, bytes) else b""
     except OSError:
         data = b""  # reading it properly says what is wrong
-    digest = hashlib.sha256(rammer.__version__.encode() + data).hexdigest() if data else ""
+    digest = hashlib.sha256(__version__.encode() + data).hexdigest() if data else ""
     return ModelSource(read, digest, path)
 
 

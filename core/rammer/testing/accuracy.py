@@ -134,7 +134,8 @@ def table(device: str, chosen: Sequence[Case], seed: int) -> Iterator[list[str]]
             row = [str(case), f"{r.error:.2e}", exact, verdict, duration(r.compile), duration(r.device), str(r.kernels),
                    str(r.host_nodes)]  # fmt: skip
         except Exception as problem:
-            row = [str(case), "-", "", f"FAILED {type(problem).__name__}: {problem}".splitlines()[0][:100], "-", "-", "-", "-"]
+            reason = f"FAILED {type(problem).__name__}: {problem}".splitlines()[0][:100]
+            row = [str(case), "-", "", reason, "-", "-", "-", "-"]
         print("  ".join(row), flush=True)
         yield row
 

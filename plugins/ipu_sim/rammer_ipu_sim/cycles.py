@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.program import Storage
@@ -22,7 +23,8 @@ from rammer.ir.types import TensorType, itemsize
 from rammer_ipu_sim.batch import output_spans
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.memory import Home
-from rammer_ipu_sim.spans import Numbers, Spans, axis_spans, join, load_spans, propagate
+from rammer_ipu_sim.slicing import PARTIAL, longest, slices_of, unrolled
+from rammer_ipu_sim.spans import Numbers, Spans, axis_spans, constant, join, load_spans, propagate
 from rammer_ipu_sim.supersteps import Batch
 
 Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -40,7 +42,8 @@ class TaskCosts:
 
 @dataclass(frozen=True, slots=True)
 class StepCycles:
-    """Cycles of one superstep by phase. ``rounds`` > 1 where the tasks' boxes do not fit in a tile at once.
+    """Cycles of one superstep by phase. ``rounds`` > 1 where the tasks' boxes do not fit in a tile at once
+    and where reductions are sliced.
 
     ``streamed`` is bytes from host memory.
     """
@@ -60,22 +63,30 @@ class StepCycles:
         return self.compute + self.exchange + self.sync + self.stream
 
 
-def exact(
-    batch: Batch, types: Mapping[str, TensorType]
-) -> tuple[dict[str, Spans], list[tuple[str, list[Spans]]]]:
-    """Clipped boxes of all Computes, and of what each outside tensor's loads read."""
-    rank = len(batch.coordinates)
-    spans = propagate(batch.operator, output_spans(batch, clip=True), types, clip=True)
-    inside = {c.name for c in batch.operator.computes}
-    reads: dict[str, list[Spans]] = {}
-    for c in batch.operator.computes:
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A box of ``tensor`` (one of those from outside) that a load of ``compute`` needs, for every task."""
+
+    compute: str
+    tensor: str
+    box: Spans
+
+
+def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Spans], list[Read]]:
+    """Clipped boxes of all Computes, and of what their loads read from outside."""
+    rank, operator = len(batch.coordinates), unrolled(batch.operator)
+    inside = {c.name: c.type for c in operator.computes}
+    known = {**inside, **types}
+    spans = propagate(operator, output_spans(batch, clip=True), known, clip=True)
+    reads = []
+    for c in operator.computes:
         if c.name in spans:
             axes = axis_spans(c, spans[c.name], rank)
             for load in c.loads:
                 if load.tensor not in inside:
                     box = load_spans(load, axes, types[load.tensor].shape, rank, clip=True)
-                    reads.setdefault(load.tensor, []).append(box)
-    return spans, list(reads.items())
+                    reads.append(Read(c.name, load.tensor, box))
+    return spans, reads
 
 
 def elements(spans: Spans, rank: int) -> Numbers:
@@ -88,26 +99,52 @@ def elements(spans: Spans, rank: int) -> Numbers:
 
 def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
     """Costs of every task of the batch."""
-    operator, rank = batch.operator, len(batch.coordinates)
+    operator, rank = unrolled(batch.operator), len(batch.coordinates)
     spans, reads = exact(batch, types)
-    received = np.zeros((1,) * rank, dtype=np.int64)
-    for name, boxes in reads:
-        received = received + _delivered(boxes, rank) * itemsize(types[name].dtype)
+    phases = _phases(reads, types, rank)
+    common = phases.pop("", constant(0, rank))
+    received, staged = common, common
+    if phases:
+        # Slices come one after another into the same memory.
+        received = common + sum(phases.values(), constant(0, rank))
+        staged = common + np.maximum.reduce(np.broadcast_arrays(*phases.values()))
     output = output_spans(batch, clip=True)
     written = elements(output, rank) * sum(itemsize(types[n].dtype) for n in operator.outputs)
-    held = {c.producer for c in operator.connections if c.layer == "veu"}
-    footprint = received
-    for name in {*held, *operator.outputs} & set(spans):
-        footprint = footprint + elements(spans[name], rank) * itemsize(types[name].dtype)
-    compute = np.full((1,) * rank, float(chip.launch_cycles))
+    footprint = staged + _held(batch, spans, types)
+    compute: Counts = np.full((1,) * rank, float(chip.launch_cycles))
     for c in operator.computes:
         if c.name in spans:
             compute = compute + _arithmetic(c, elements(spans[c.name], rank), chip)
-    traffic = (received + written) / chip.local_bytes
-    shape = batch.tasks.shape
+    compute = np.maximum(compute, (received + written) / chip.local_bytes)
     return TaskCosts(
-        *(np.broadcast_to(a, shape) for a in (received, written, footprint, np.maximum(compute, traffic)))
+        *(np.broadcast_to(a, batch.tasks.shape) for a in (received, written, footprint, compute))
     )
+
+
+def _phases(reads: Sequence[Read], types: Mapping[str, TensorType], rank: int) -> dict[str, Numbers]:
+    """Bytes delivered for every slice, and under "" for all other Computes together."""
+    groups: dict[tuple[str, str], list[Spans]] = {}
+    for read in reads:
+        phase = read.compute if read.compute.startswith(PARTIAL) else ""
+        groups.setdefault((phase, read.tensor), []).append(read.box)
+    phases: dict[str, Numbers] = {}
+    for (phase, tensor), boxes in groups.items():
+        moved = _delivered(boxes, rank) * itemsize(types[tensor].dtype)
+        phases[phase] = phases[phase] + moved if phase in phases else moved
+    return phases
+
+
+def _held(batch: Batch, spans: Mapping[str, Spans], types: Mapping[str, TensorType]) -> Numbers:
+    """Bytes of output tiles and of interior tensors that meet in local memory. Slices share one accumulator."""
+    operator, rank = batch.operator, len(batch.coordinates)
+    names = {c.producer for c in operator.connections if c.layer == "veu"} | set(operator.outputs)
+    found = longest(operator) if slices_of(operator) > 1 else None
+    if found is not None:
+        names.add(found[0].name)
+    total = constant(0, rank)
+    for name in sorted(names & set(spans)):
+        total = total + elements(spans[name], rank) * itemsize(types[name].dtype)
+    return total
 
 
 def _delivered(boxes: list[Spans], rank: int) -> Numbers:
@@ -143,6 +180,7 @@ class Accountant:
                  for k in ("received", "written", "footprint", "compute")}  # fmt: skip
         rounds = self._rounds(veus, orders, parts["footprint"])
         count = int(rounds.max(initial=0)) + 1
+        slices = max((slices_of(b.operator) for b in whole), default=1)
         place = rounds * self.chip.tiles + veus
         size = count * self.chip.tiles
 
@@ -153,9 +191,9 @@ class Accountant:
         exchange = max(by_round(parts["received"]), sent) + max(by_round(parts["written"]), stored)
         stream = math.ceil(streamed / self.chip.host_bytes * self.chip.clock)
         return StepCycles(
-            tuple(dict.fromkeys(b.operator.name for b in whole)), len(veus), count,
+            tuple(dict.fromkeys(b.operator.name for b in whole)), len(veus), count * slices,
             math.ceil(by_round(parts["compute"])), math.ceil(exchange / self.chip.exchange_bytes),
-            2 * count * self.chip.sync_cycles, stream, streamed,
+            (slices + 1) * count * self.chip.sync_cycles, stream, streamed,
         )  # fmt: skip
 
     def _rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:
@@ -178,9 +216,8 @@ class Accountant:
         """Most bytes that one home tile sends, and most that one receives back."""
         sent, stored = np.zeros(self.chip.tiles), np.zeros(self.chip.tiles)
         for batch in whole:
-            for name, boxes in exact(batch, self.types)[1]:
-                for box in boxes:
-                    self._spread(sent, name, box)
+            for read in exact(batch, self.types)[1]:
+                self._spread(sent, read.tensor, read.box)
             for name in batch.operator.outputs:
                 self._spread(stored, name, output_spans(batch, clip=True))
         return float(sent.max()), float(stored.max())

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+
 from rammer.ir.program import Storage
 
 from rammer_ipu_sim.batch import Held, Stage

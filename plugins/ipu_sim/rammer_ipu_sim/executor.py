@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+
 from rammer.device.manifest import RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir import expr as ex

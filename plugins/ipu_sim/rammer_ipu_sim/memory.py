@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+
 from rammer.ir.program import Buffer
 from rammer.ir.types import is_float, itemsize
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
@@ -69,6 +70,7 @@ def _dense(name: str, kind: TensorType) -> Storage:
 
 def resources(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> Resources:
     """Local bytes of the largest task; registers and spills are not modelled."""
-    whole = batches(operator, placed([0], [0], [0])) if operator.task_count else []
+    count = operator.task_count
+    whole = batches(operator, placed([0] * count, [0] * count, range(count)))
     need = max((int(task_costs(b, types, chip).footprint.max()) for b in whole), default=0)
     return Resources(threads=chip.threads, local_bytes=need)

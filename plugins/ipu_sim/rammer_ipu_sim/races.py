@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+
 from rammer.ir.program import RProgram, Storage, Task, waves
 from rammer.ir.types import itemsize
 
@@ -86,12 +87,11 @@ class _Replay:
         operator = self.program.operator[task.operator]
         (batch,) = batches(operator, placed([veu], [0], [task.index]))
         name = f"{task.operator}[{task.index}]"
-        for tensor, boxes in exact(batch, self.program.types)[1]:
-            for box in boxes:
-                shadow, where = self._bytes(tensor, box)
-                if not _written(shadow, where, clock):
-                    self.problems.append(f"{name} reads {tensor} before it is written")
-                shadow.readers[where, veu] = place
+        for read in exact(batch, self.program.types)[1]:
+            shadow, where = self._bytes(read.tensor, read.box)
+            if not _written(shadow, where, clock):
+                self.problems.append(f"{name} reads {read.tensor} before it is written")
+            shadow.readers[where, veu] = place
         for tensor in operator.outputs:
             shadow, where = self._bytes(tensor, output_spans(batch, clip=True))
             if not _unused(shadow, where, clock):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, RProgram, Storage, WaveTask, waves
 

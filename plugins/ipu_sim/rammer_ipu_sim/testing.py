@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
+
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import Connection, ROperator

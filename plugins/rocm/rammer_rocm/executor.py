@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+
 from rammer.device.manifest import Array, Binding, RunResult
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice

@@ -17,16 +17,24 @@ def probe() -> Sequence[Hardware]:
 
 def open_device(options: OpenOptions) -> Backend:
     """The backend of one unit, or of the AMD target named by ``options.target`` without hardware."""
+    if options.target:
+        from rammer_rocm.offline import open_target
+
+        return open_target(options)
     from rammer_rocm.backend import open_backend
 
     return open_backend(options)
 
+
+#: AMD architectures that kernels are compiled for without the card.
+TARGETS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100")
 
 DEVICE = Device(
     name="rocm",
     summary="OpenCL: an AMD GPU, else another GPU, else the CPU",
     probe=probe,
     open=open_device,
+    targets=TARGETS,
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
+
 from rammer.device.manifest import Array, Binding, Loaded
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower

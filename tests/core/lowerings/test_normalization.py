@@ -18,6 +18,7 @@ from harness import (
     with_static_inputs,
 )
 from onnx import numpy_helper
+
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import check_node_case, compare, node_cases, node_model, run_node_model
+
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model

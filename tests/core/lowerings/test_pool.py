@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import check_node_case, check_random, lower_model, node_cases, node_model
+
 from rammer.frontend.lowering import CannotLower
 
 

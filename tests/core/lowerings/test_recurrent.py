@@ -15,6 +15,7 @@ from harness import (
     node_model,
     run_node_model,
 )
+
 from rammer.frontend.concat import pieces
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -16,6 +16,7 @@ from harness import (
     onnx_outputs,
     run_node_model,
 )
+
 from rammer.ir import expr as ex
 
 MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")

@@ -153,4 +153,4 @@ def test_reshape_expressions_read_well() -> None:
     assert text((2, 3, 4), (6, 4)) == "i // 3, i % 3, j"
     assert text((6, 4, 5), (2, 3, 20)) == "(i * 3) + j, k // 5, k % 5"
     assert text((1, 8, 1), (2, 1, 4)) == "0, (i * 4) + k, 0"
-    assert text((2, 2, 6), (6, 2, 2)) == "i // 3, (((i * 2) + j) // 3) % 2, ((i * 4) + (j * 2) + k) % 6"
+    assert text((2, 2, 6), (6, 2, 2)) == "i // 3, (((i * 2) + j) // 3) % 2, (((i * 4) + (j * 2)) + k) % 6"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import check_node_case, check_random, compare, node_cases
+
 from rammer.frontend.lower import lower
 from rammer.ir.evaluate import run_graph
 from rammer.ir.graph import Graph, Node, Value

@@ -14,10 +14,10 @@ import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.operands import apply, axis_of, literal, out_axes
-from rammer.ir.reindex import reshape_indices
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr, Load, Op, Table
+from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float, row_major
 
 #: Longest table kept inside an expression; longer ones become constant tensors.

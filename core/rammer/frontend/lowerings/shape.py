@@ -6,9 +6,9 @@ from __future__ import annotations
 from rammer.frontend.concat import concat_body
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.operands import axis_of, identity, out_axes, static_ints, whole_load
-from rammer.ir.reindex import reshape_indices
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
+from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
 
 

@@ -23,7 +23,10 @@ def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunc
     arguments = tuple(
         Argument(name, dialect.types[binding.types[name].dtype], written) for name, written in function.arguments
     )
-    # Inlining every task into the table walk would only lengthen the build: a call costs nanoseconds.
-    head = f"void {function.name}("
-    text = function.text.replace(head, f"__attribute__((noinline)) {head}", 1)
+    text = function.text
+    if dialect.single:
+        # Inlining every task into the table walk would lengthen the build, and a call costs nanoseconds. On a GPU it
+        # would cost registers: the calling convention reserves them.
+        head = f"void {function.name}("
+        text = text.replace(head, f"__attribute__((noinline)) {head}", 1)
     return TaskFunction(function.name, text, arguments, function.scratch)

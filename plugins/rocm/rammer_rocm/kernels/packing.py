@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate

@@ -1,0 +1,233 @@
+"""AMD targets without the card: clang compiles the same OpenCL C and reports what each kernel needs.
+
+Debian's ``clang-19``, ``lld-19`` and ``rocm-device-libs`` suffice. The device libraries decide which targets are
+known: 5.2.3 has gfx906 and gfx90a but not gfx942.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import RProgram
+from rammer.tile.search import candidates as tile_candidates
+from rammer.tile.traffic import task_cost
+
+from rammer_rocm.kernels import task_function
+from rammer_rocm.kernels.generic import GPU_DIALECT
+from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.source import Shape, program_text
+from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS
+
+#: clang releases that are tried, newest first; older ones do not know the option that reports resources.
+CLANGS = ("clang-20", "clang-19", "clang-18", "clang-17", "clang-16", "clang")
+#: Where distributions put the device libraries' bitcode.
+BITCODE = (
+    "/usr/lib/x86_64-linux-gnu/amdgcn/bitcode",
+    "/usr/lib/amdgcn/bitcode",
+    "/opt/rocm/amdgcn/bitcode",
+    "/opt/rocm/lib/llvm/lib/clang/*/lib/amdgcn/bitcode",
+)
+PACKAGES = "on Debian or Ubuntu: apt install clang-19 lld-19 rocm-device-libs"
+#: Tiles offered for one operator.
+TILES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The card that stands for a target: compute units, Hz, bytes of memory, bytes/s, bytes of LDS a unit."""
+
+    description: str
+    units: int
+    clock: float
+    memory: int
+    bandwidth: float
+    source: str
+    lds: int = 64 << 10
+
+    def vdevice(self, target: str) -> VDevice:
+        """One vEU a compute unit; 64 fp32 lanes each (GCN, CDNA and RDNA instruction set manuals)."""
+        layers = (
+            MemoryLayer("vram", "device", self.memory, self.bandwidth, 64, self.source),
+            # 32 LDS banks of 4 bytes a cycle and unit (the same manuals).
+            MemoryLayer("lds", "veu", self.lds, 128.0 * self.clock * self.units, 4, "32 banks of 4 bytes"),
+            MemoryLayer("register", "thread", 255 * 4, 768.0 * self.clock * self.units, 4, "256 VGPRs a work-item"),
+        )
+        return VDevice(
+            name="opencl_gpu", description=f"{target}: {self.description}", veus=self.units, layers=layers,
+            flops=2.0 * 64 * self.clock, launch=GPU_LAUNCH, threads=GPU_THREADS, vector=1, resident=self.units,
+            source=self.source,
+        )  # fmt: skip
+
+
+GIB = 1 << 30
+#: Target -> card. Figures are AMD's published specifications.
+CARDS: dict[str, Card] = {
+    "gfx900": Card("Radeon Vega 64", 64, 1.546e9, 8 * GIB, 484e9, "AMD Radeon RX Vega 64 specifications"),
+    "gfx906": Card("Instinct MI50", 60, 1.725e9, 16 * GIB, 1024e9, "AMD Instinct MI50 datasheet"),
+    "gfx908": Card("Instinct MI100", 120, 1.502e9, 32 * GIB, 1228.8e9, "AMD Instinct MI100 datasheet"),
+    "gfx90a": Card("Instinct MI250X, one of two dies", 110, 1.7e9, 64 * GIB, 1638.4e9, "AMD Instinct MI250X datasheet"),
+    "gfx942": Card("Instinct MI300X", 304, 2.1e9, 192 * GIB, 5300e9, "AMD Instinct MI300X datasheet"),
+    "gfx1030": Card("Radeon RX 6900 XT", 80, 2.25e9, 16 * GIB, 512e9, "AMD Radeon RX 6900 XT specifications"),
+    "gfx1100": Card("Radeon RX 7900 XTX", 96, 2.5e9, 24 * GIB, 960e9, "AMD Radeon RX 7900 XTX specifications"),
+}
+
+
+def open_target(options: OpenOptions) -> Backend:
+    """A backend that only compiles. BadInput for an unknown target, DeviceUnavailable without the tools."""
+    if options.target not in CARDS:
+        raise BadInput(f"unknown target {options.target!r} of device rocm", hint=f"known: {', '.join(CARDS)}")
+    if options.require:
+        raise DeviceUnavailable(
+            f"--target {options.target} compiles without hardware, so there is no {options.require} to require",
+            hint="leave out one of the two options",
+        )
+    if options.options:
+        raise BadInput(f"target {options.target} has no option {min(options.options)!r}")
+    return OfflineBackend(options.target, Toolchain.find(options.target))
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """clang with the device libraries for one target; compiled texts are remembered."""
+
+    clang: str
+    bitcode: Path
+    target: str
+    known: dict[str, Resources] = field(default_factory=dict)
+
+    @staticmethod
+    def find(target: str) -> Toolchain:
+        """The installed tools. DeviceUnavailable says which one is missing and how to get it."""
+        clang = next((path for name in CLANGS if (path := shutil.which(name))), None)
+        if clang is None:
+            raise DeviceUnavailable(f"compiling for {target} needs clang 16 or newer", hint=PACKAGES)
+        suffix = Path(clang).name.removeprefix("clang")
+        if shutil.which(f"ld.lld{suffix}") is None and shutil.which("ld.lld") is None:
+            raise DeviceUnavailable(f"compiling for {target} needs the linker lld{suffix}", hint=PACKAGES)
+        folders = (path for pattern in BITCODE for path in sorted(Path("/").glob(pattern[1:])))
+        bitcode = next((path for path in folders if (path / "ockl.bc").is_file()), None)
+        if bitcode is None:
+            raise DeviceUnavailable(f"compiling for {target} needs AMD's device libraries", hint=PACKAGES)
+        if not (bitcode / f"oclc_isa_version_{target.removeprefix('gfx')}.bc").is_file():
+            raise DeviceUnavailable(
+                f"the device libraries in {bitcode} do not know {target}", hint="install newer rocm-device-libs"
+            )
+        return Toolchain(clang, bitcode, target)
+
+    @cached_property
+    def version(self) -> str:
+        """First line of ``clang --version``."""
+        return subprocess.run([self.clang, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+    def compile(self, text: str) -> Resources:
+        """Resources of the one kernel in ``text``. DeviceFailure with the compiler's first errors."""
+        if text not in self.known:
+            with tempfile.TemporaryDirectory() as folder:
+                source = Path(folder) / "kernel.cl"
+                source.write_text(text)
+                command = [
+                    self.clang, "-x", "cl", "-cl-std=CL2.0", "-O3", "-target", "amdgcn-amd-amdhsa", f"-mcpu={self.target}",
+                    f"--rocm-device-lib-path={self.bitcode}", "-Rpass-analysis=kernel-resource-usage",
+                    str(source), "-o", str(source.with_suffix(".so")),
+                ]  # fmt: skip
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                errors = [line for line in done.stderr.splitlines() if "error" in line][:8]
+                raise DeviceFailure(f"a kernel does not compile for {self.target}", where="\n      ".join(errors))
+            self.known[text] = resources_in(done.stderr)
+        return self.known[text]
+
+
+def resources_in(remarks: str) -> Resources:
+    """Resources from clang's remarks: VGPRs (and AGPRs), SGPRs, LDS bytes, spilled registers.
+
+    Scratch memory beyond the spills (private arrays) counts as spills too, at 4 bytes a register: it is
+    the same traffic.
+    """
+
+    def figure(name: str) -> int:
+        match = re.search(rf"remark:\s+{re.escape(name)}: (\d+)", remarks)
+        return int(match.group(1)) if match else 0
+
+    if "Function Name" not in remarks:
+        raise DeviceFailure("the compiler reports no resources", hint="clang 16 or newer is needed")
+    spills = figure("VGPRs Spill") + figure("SGPRs Spill")
+    return Resources(
+        threads=GPU_THREADS,
+        registers=figure("VGPRs") + figure("AGPRs"),
+        local_bytes=figure("LDS Size [bytes/block]"),
+        spills=max(spills, figure("ScratchSize [bytes/lane]") // 4),
+        scalar_registers=max(figure("SGPRs"), figure("TotalSGPRs")),
+    )
+
+
+class OfflineProfiler:
+    """Resources only: there is no card, hence no clock."""
+
+    def __init__(self, tools: Toolchain, device: VDevice) -> None:
+        self.tools, self.device = tools, device
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        """Raises DeviceUnavailable."""
+        raise self._refusal("tune (use --tune off)")
+
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        """Raises DeviceUnavailable."""
+        raise self._refusal("measure")
+
+    def resources(self, kernel: RKernel, binding: Binding) -> Resources:
+        """What the compiler reports for the kernel that walks a table of this task only."""
+        function = task_function(kernel.operator, binding, self.device)
+        shape = Shape(self.device.veus, self.device.threads, function.scratch)
+        return self.tools.compile(program_text([function], [(0,)], shape, GPU_DIALECT, single=False))
+
+    def _refusal(self, what: str) -> DeviceUnavailable:
+        return DeviceUnavailable(f"{self.tools.target} is compiled without the card: nothing to {what}")
+
+
+class OfflineBackend:
+    """Compiles for an AMD target; loading is refused."""
+
+    def __init__(self, target: str, tools: Toolchain) -> None:
+        card = CARDS[target]
+        self.tools = tools
+        self.vdevice: VDevice = card.vdevice(target)
+        detail = {"compiler": tools.version, "device_libraries": str(tools.bitcode), "source": card.source}
+        self.hardware: Hardware = Hardware(0, f"{target} (compile only)", "offline", card.memory, detail)
+        self.profiler: OfflineProfiler = OfflineProfiler(tools, self.vdevice)
+
+    @property
+    def fingerprint(self) -> str:
+        """Target, compiler and the text of the kernel generators."""
+        from rammer_rocm.backend import generator_hash
+
+        return f"rocm {self.tools.target} {self.tools.version} {generator_hash()}"
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Tiles, best predicted first."""
+        return tile_candidates(operator, binding, self.vdevice, TILES)
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """Text and predicted times; ``profiler.resources`` compiles it."""
+        function: TaskFunction = task_function(operator, binding, self.vdevice)
+        cost = task_cost(operator, binding.types, self.vdevice)
+        resources = replace(Resources(), threads=self.vdevice.threads, local_bytes=function.scratch)
+        return RKernel(operator, function.text, resources, cost.alone, cost.crowded)
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        """Raises DeviceUnavailable."""
+        raise DeviceUnavailable(
+            f"{self.tools.target} is compiled without the card: the program cannot run here",
+            hint="rammer run without --target uses the OpenCL unit of this machine",
+        )

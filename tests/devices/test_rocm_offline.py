@@ -1,0 +1,102 @@
+"""AMD targets without the card: resources by clang, and clear words where tools are missing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.ir.compute import Compute
+from rammer.ir.operator import Connection, ROperator
+from rammer.ir.program import RProgram, dense
+
+from rammer_rocm import offline
+from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain, resources_in
+from rammer_rocm.plugin import DEVICE
+
+REMARKS = """k.cl:5:1: remark: Function Name: wave_0 [-Rpass-analysis=kernel-resource-usage]
+k.cl:5:1: remark:     SGPRs: 70 [-Rpass-analysis=kernel-resource-usage]
+k.cl:5:1: remark:     VGPRs: 64 [-Rpass-analysis=kernel-resource-usage]
+k.cl:5:1: remark:     AGPRs: 38 [-Rpass-analysis=kernel-resource-usage]
+k.cl:5:1: remark:     ScratchSize [bytes/lane]: 68 [-Rpass-analysis=kernel-resource-usage]
+k.cl:5:1: remark:     SGPRs Spill: 1 [-Rpass-analysis=kernel-resource-usage]
+k.cl:5:1: remark:     VGPRs Spill: 2 [-Rpass-analysis=kernel-resource-usage]
+k.cl:5:1: remark:     LDS Size [bytes/block]: 4096 [-Rpass-analysis=kernel-resource-usage]
+"""
+
+
+def tools(target: str) -> Toolchain:
+    try:
+        return Toolchain.find(target)
+    except DeviceUnavailable as problem:
+        pytest.skip(str(problem))
+
+
+def test_remarks_are_read() -> None:
+    found = resources_in(REMARKS)
+    assert (found.registers, found.scalar_registers, found.local_bytes, found.spills) == (102, 70, 4096, 17)
+    with pytest.raises(DeviceFailure, match="reports no resources"):
+        resources_in("")
+
+
+@pytest.mark.parametrize("target", ["gfx906", "gfx90a"])
+def test_softmax_compiles_with_real_figures(target: str) -> None:
+    tools(target)
+    backend = DEVICE.open(OpenOptions(target=target))
+    lines = [
+        "m: f32[i:64] = max[j:100] x[i, j]",
+        "e: f32[i:64, j:100] = exp(x[i, j] - m[i])",
+        "s: f32[i:64] = sum[j:100] e[i, j]",
+        "y: f32[i:64, j:100] = e[i, j] / s[i]",
+    ]
+    computes = tuple(Compute.parse(line) for line in lines)
+    inside = {c.name for c in computes}
+    edges = tuple(Connection(p, c.name, "veu") for c in computes for p in c.reads if p in inside)
+    operator = ROperator("A", computes, edges, ("y",), (2, 100))
+    shape = (64, 100)
+    types = {c.name: c.type for c in computes} | {"x": computes[-1].type}
+    binding = Binding(types, {"x": dense("x", "x", shape), "y": dense("y", "y", shape)})
+    found = backend.profiler.resources(backend.kernel(operator, binding), binding)
+    assert 0 < found.registers <= 256 and 0 < found.scalar_registers <= 128
+    assert found.local_bytes >= 2 * 100 * 4 and found.spills == 0
+    with pytest.raises(DeviceUnavailable, match="without the card"):
+        backend.load(RProgram("p", "p", (), (), (), (), (), (), ()), {})
+    with pytest.raises(DeviceUnavailable, match="without the card"):
+        backend.profiler.task_time(backend.kernel(operator, binding), binding)
+    assert backend.vdevice.veus == CARDS[target].units and backend.hardware.kind == "offline"
+
+
+def test_wrong_text_names_the_error() -> None:
+    backend = OfflineBackend("gfx906", tools("gfx906"))
+    with pytest.raises(DeviceFailure, match="does not compile for gfx906") as caught:
+        backend.tools.compile("__kernel void f(__global float *x) { x[0] = nonsense; }")
+    assert "nonsense" in caught.value.where
+
+
+def test_unknown_target_and_contradictions() -> None:
+    assert set(DEVICE.targets) == set(CARDS)
+    with pytest.raises(BadInput, match="unknown target 'gfx1'"):
+        DEVICE.open(OpenOptions(target="gfx1"))
+    with pytest.raises(DeviceUnavailable, match="compiles without hardware"):
+        DEVICE.open(OpenOptions(target="gfx906", require="gpu"))
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(DeviceUnavailable, match="needs clang") as caught:
+        Toolchain.find("gfx906")
+    assert "apt install clang-19 lld-19 rocm-device-libs" in caught.value.hint
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "clang-19" else None)
+    with pytest.raises(DeviceUnavailable, match="needs the linker lld-19"):
+        Toolchain.find("gfx906")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(offline, "BITCODE", (f"{tmp_path}/none",))
+    with pytest.raises(DeviceUnavailable, match="device libraries"):
+        Toolchain.find("gfx906")
+    (tmp_path / "ockl.bc").touch()
+    monkeypatch.setattr(offline, "BITCODE", (str(tmp_path),))
+    with pytest.raises(DeviceUnavailable, match="do not know gfx942"):
+        Toolchain.find("gfx942")

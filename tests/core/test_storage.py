@@ -208,6 +208,15 @@ def test_transposed_output_is_not_written_with_strides() -> None:
     assert names(check(b.graph(out))) == [p, out]
 
 
+def test_transposition_of_outer_axes_is_written_through() -> None:
+    b = Builder(x=(4, 5, 3))
+    p = b.relu("x")
+    out = b.transpose(p, 1, 0, 2)
+    plan = check(b.graph(out))
+    assert names(plan) == [p]
+    assert plan.storages[p] == Storage(p, out, 0, (4, 5, 3), (3, 12, 1))
+
+
 def test_attention_heads_are_views_and_merging_them_a_copy() -> None:
     b = Builder(x=(2, 6, 8))
     heads = b.transpose(b.reshape(b.relu("x"), 2, 6, 2, 4), 0, 2, 1, 3)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rammer.ir.operator import ROperator
-from rammer.ir.program import RProgram
+from rammer.ir.program import RProgram, Task, Wait
 from rammer.ir.types import TensorType
 
 from rammer_ipu_sim.chip import configured
 from rammer_ipu_sim.executor import LoadedProgram
+from rammer_ipu_sim.races import races
+from rammer_ipu_sim.slicing import sliced, slices_of
 from rammer_ipu_sim.testing import Array, error, operator, program, reference
 
 CHIP = configured({"tiles": "8", "sram": "65536"})
@@ -55,6 +61,31 @@ def test_convolution_with_padding_and_a_pool_in_any_tiling(
     chain = [operator("A", [CONV, BIAS, RELU], tile), operator("B", [POOL], (1, 4, 5, 3))]
     operators = [operator("A", [CONV, BIAS, RELU, POOL], tile)] if fused else chain
     have, _ = simulate(operators, inputs, constants, "z")
+    assert error(have, reference(operators, {**inputs, **constants})["z"]) <= 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tile=st.tuples(st.just(1), st.integers(1, 6), st.integers(1, 9), st.integers(1, 7)),
+    pool=st.tuples(st.just(1), st.integers(1, 6), st.integers(1, 9), st.integers(1, 7)),
+    veus=st.integers(1, 8),
+    seed=st.integers(0, 1 << 30),
+)
+def test_any_tiles_on_any_rows_in_any_order(
+    tile: tuple[int, ...], pool: tuple[int, ...], veus: int, seed: int
+) -> None:
+    rng, random = np.random.default_rng(seed), Random(seed)
+    inputs = {"x": floats(rng, 1, 3, 17, 7)}
+    constants = {"k": floats(rng, 6, 3, 3, 3), "b": floats(rng, 6)}
+    operators = [operator("A", [CONV, BIAS, RELU], tile), operator("B", [POOL], pool)]
+    p = program(operators, types(inputs), types(constants), ["z"], veus)
+    rows: list[list[Task]] = [[] for _ in range(veus)]
+    for o in operators:
+        for index in random.sample(range(o.task_count), o.task_count):
+            waits = (Wait("c_A", operators[0].task_count),) if o.name == "B" else ()
+            random.choice(rows).append(Task(o.name, index, waits))
+    p = replace(p, rows=tuple(tuple(r) for r in rows))
+    have = LoadedProgram(p, constants, CHIP).run(inputs).outputs["z"]
     assert error(have, reference(operators, {**inputs, **constants})["z"]) <= 1e-5
 
 
@@ -185,3 +216,15 @@ def test_repeated_runs_and_cycles_are_identical(rng: np.random.Generator) -> Non
     assert "simulated" in first.notes[0]
     assert one.report() == two.report()
     assert one.report().splitlines()[-1].endswith("simulated")
+
+
+@pytest.mark.parametrize("slices", [2, 3, 8, 40])
+@pytest.mark.parametrize(("combiner", "body"), [("sum", "x[i, k] * w[k, j]"), ("max", "x[i, k] + w[k, j]")])
+def test_sliced_reductions(rng: np.random.Generator, slices: int, combiner: str, body: str) -> None:
+    lines = [f"a: f32[i:5, j:6] = {combiner}[k:29] {body}", "y: f32[i:5, j:6] = a[i, j] + b[j]"]
+    operators = [sliced(operator("F", lines, (3, 4)), slices)]
+    inputs, constants = {"x": floats(rng, 5, 29)}, {"w": floats(rng, 29, 6), "b": floats(rng, 6)}
+    have, p = simulate(operators, inputs, constants, "y")
+    assert error(have, reference(operators, {**inputs, **constants})["y"]) <= 1e-5
+    assert slices_of(RProgram.parse(str(p)).operators[0]) == slices
+    assert races(p) == []

@@ -11,6 +11,7 @@ import pytest
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
 from rammer.ir.types import TensorType
@@ -20,7 +21,8 @@ from rammer.testing.selftest import self_test, tiny_graph
 
 from rammer_ipu_sim.chip import GC2, SOURCES, configured
 from rammer_ipu_sim.device import DEVICE, SimulatorBackend
-from rammer_ipu_sim.testing import operator
+from rammer_ipu_sim.slicing import slices_of
+from rammer_ipu_sim.testing import error, operator
 
 SMALL = OpenOptions(options={"tiles": "16", "sram": "65536"})
 
@@ -108,6 +110,28 @@ def test_a_kernel_larger_than_a_tile_is_refused() -> None:
     op, binding = matmul((64, 64))
     with pytest.raises(DeviceFailure, match="out of memory"):
         SimulatorBackend(OpenOptions(options={"sram": "8192"})).kernel(op, binding)
+
+
+def test_rows_longer_than_a_tile_are_sliced() -> None:
+    backend = SimulatorBackend(OpenOptions(options={"tiles": "16", "sram": "8192"}))
+    rng = np.random.default_rng()
+    graph = wide_graph(rng)
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(
+        graph, (Port("x", "x"),), (Port("y", "y"),)
+    )
+    assert [slices_of(o) for o in segment.program.operators] == [4]
+    assert "exchanged in 4 slice(s)" in segment.kernels[segment.program.operators[0].name][0].source
+    x = rng.standard_normal((2, 1000)).astype(np.float32)
+    result = backend.load(segment.program, segment.constants).run({"x": x})
+    assert error(result.outputs["y"], x.astype(np.float64) @ graph.constants["w"].astype(np.float64)) <= 1e-5
+    assert any("streamed" in note for note in result.notes)
+
+
+def wide_graph(rng: np.random.Generator) -> ComputeGraph:
+    compute = Compute.parse("y: f32[i:2, j:40] = sum[k:1000] x[i, k] * w[k, j]")
+    kinds = {"x": TensorType("float32", (2, 1000)), "w": TensorType("float32", (1000, 40)), "y": compute.type}
+    weights = {"w": rng.standard_normal((1000, 40)).astype(np.float32)}
+    return ComputeGraph("wide", ("x",), ("y",), (compute,), kinds, weights)
 
 
 @pytest.mark.parametrize("policy", ["sequential", "wavefront", "ios"])

@@ -10,7 +10,7 @@ import click
 
 import rammer
 from rammer.cli import lazy
-from rammer.errors import RammerError
+from rammer.errors import DeviceFailure, RammerError
 from rammer.runtime.debug import TRACEBACKS, level
 
 
@@ -43,6 +43,10 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except Exception as problem:
+        traceback.print_exc()
+        print(f"rammer: internal error: {problem}\n  at: rammer or a plugin; the traceback says where", file=sys.stderr)
+        sys.exit(DeviceFailure.exit_code)
 
 
 if __name__ == "__main__":

@@ -178,9 +178,9 @@ def _interior(unit: Unit, read: Read, lane: str) -> Iterator[tuple[Expr, Expr]]:
     for index, extent in zip(read.load.indices, unit.shapes[read.load.tensor], strict=True):
         form, reach = ex.affine(index), ex.interval(index, read.ranges)
         apart = form[0].get(lane, 0) if form is not None else 0
-        if step <= 0 or (reach is not None and reach[0] >= 0 and reach[1] < extent):
+        if apart <= 0 or (reach is not None and reach[0] >= 0 and reach[1] < extent):
             continue
-        rest = tidy(Op("sub", (index, ex.mul(lane, step))))
+        rest = tidy(Op("sub", (index, ex.mul(lane, apart))))
         free = {
             n: (integer(r[0]), integer(r[1])) if "." in n else (Ref(n), Ref(n))
             for n, r in read.ranges.items()
@@ -188,6 +188,6 @@ def _interior(unit: Unit, read: Read, lane: str) -> Iterator[tuple[Expr, Expr]]:
         ends = span(rest, free)
         if ends is None:
             continue
-        low = tidy(ex.mul(fold("floordiv", ends[0], integer(step)), -1))
+        low = tidy(ex.mul(fold("floordiv", ends[0], integer(apart)), -1))
         room = fold("sub", integer(extent - 1), ends[1])
-        yield low, fold("add", fold("floordiv", room, integer(step)), integer(1))
+        yield low, fold("add", fold("floordiv", room, integer(apart)), integer(1))

@@ -17,6 +17,7 @@ import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load, Op
+from rammer.ir.parse import parse
 from rammer.ir.types import LONG, SHORT, TensorType
 
 Combiner: TypeAlias = Literal["sum", "max", "min", "prod"]
@@ -114,7 +115,7 @@ class Compute:
             raise ValueError(f"not a compute: {text!r}")
         name, short, axes, over, reduce, body = match.groups()
         combiner: Combiner | None = over  # type: ignore[assignment]
-        return Compute(name, LONG[short], _axes(axes), ex.parse(body), _axes(reduce or ""), combiner, origin)
+        return Compute(name, LONG[short], _axes(axes), parse(body), _axes(reduce or ""), combiner, origin)
 
 
 _LINE = re.compile(r"(\w+): (\w+)\[([^\]]*)\] = (?:(sum|max|min|prod)\[([^\]]*)\] )?(.*)")

@@ -108,7 +108,7 @@ def inverted(source: str, shape: tuple[int, ...], load: Load, axes: Sequence[Axi
     None unless the load visits every element of ``source`` once and the result is affine.
     """
     address = load_address(load.indices, axes, dense(source, source, shape))
-    if address is None or address[0] != 0 or math.prod(shape) != math.prod(a.extent for a in axes):
+    if address is None or math.prod(shape) != math.prod(a.extent for a in axes):
         return None
     order = sorted((d for d, a in enumerate(axes) if a.extent > 1), key=lambda d: -address[1][d])
     digits = [axes[d] for d in order]

@@ -9,6 +9,7 @@ from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.report.table import duration
+from rammer.report.trace import chrome_trace, gantt, task_seconds
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 
 
@@ -68,8 +69,20 @@ def program(compiled: Compiled, device: VDevice) -> str:
     return _each(compiled, lambda s: str(s.program))
 
 
+def schedule(compiled: Compiled, device: VDevice) -> str:
+    """What every vEU does when, as the task times predict it."""
+    return _each(compiled, lambda s: gantt(s.program, task_seconds(s.program, s.kernels)))
+
+
+def trace(compiled: Compiled, device: VDevice) -> str:
+    """The same as a Chrome trace (JSON), for Perfetto."""
+    programs = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
+    return chrome_trace([(s.program, task_seconds(s.program, s.kernels)) for s in programs])
+
+
 STAGES: dict[str, Callable[[Compiled, VDevice], str]] = {
     "graph": graph, "compute": compute, "tile": tile, "kernels": kernels, "source": source, "program": program,
+    "schedule": schedule, "trace": trace,
 }  # fmt: skip
 
 
@@ -78,7 +91,7 @@ def write_dump(folder: Path, compiled: Compiled, device: VDevice) -> Iterator[Pa
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, (name, text) in enumerate(STAGES.items()):
-            path = folder / f"{number:02d}-{name}.txt"
+            path = folder / f"{number:02d}-{name}.{'json' if name == 'trace' else 'txt'}"
             path.write_text(text(compiled, device) + "\n")
             yield path
     except OSError as problem:

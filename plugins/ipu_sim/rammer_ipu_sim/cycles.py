@@ -135,7 +135,7 @@ def _phases(reads: Sequence[Read], types: Mapping[str, TensorType], rank: int) -
 
 
 def _held(batch: Batch, spans: Mapping[str, Spans], types: Mapping[str, TensorType]) -> Numbers:
-    """Bytes of output tiles and of interior tensors that meet in local memory. Slices share one accumulator."""
+    """Bytes of output tiles and of interior tensors held in local memory; slices share one accumulator."""
     operator, rank = batch.operator, len(batch.coordinates)
     names = {c.producer for c in operator.connections if c.layer == "veu"} | set(operator.outputs)
     found = longest(operator) if slices_of(operator) > 1 else None

@@ -128,7 +128,8 @@ class Toolchain:
     @cached_property
     def version(self) -> str:
         """First line of ``clang --version``."""
-        return subprocess.run([self.clang, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        done = subprocess.run([self.clang, "--version"], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()[0]
 
     def compile(self, text: str) -> Resources:
         """Resources of the one kernel in ``text``. DeviceFailure with the compiler's first errors."""
@@ -137,9 +138,9 @@ class Toolchain:
                 source = Path(folder) / "kernel.cl"
                 source.write_text(text)
                 command = [
-                    self.clang, "-x", "cl", "-cl-std=CL2.0", "-O3", "-target", "amdgcn-amd-amdhsa", f"-mcpu={self.target}",
-                    f"--rocm-device-lib-path={self.bitcode}", "-Rpass-analysis=kernel-resource-usage",
-                    str(source), "-o", str(source.with_suffix(".so")),
+                    self.clang, "-x", "cl", "-cl-std=CL2.0", "-O3", "-target", "amdgcn-amd-amdhsa",
+                    f"-mcpu={self.target}", f"--rocm-device-lib-path={self.bitcode}",
+                    "-Rpass-analysis=kernel-resource-usage", str(source), "-o", str(source.with_suffix(".so")),
                 ]  # fmt: skip
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:

@@ -16,7 +16,7 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType
 
 OPS = ("Identity", "Dropout", "Cast", "CastLike", "Trilu", "EyeLike", "Range", "ConstantOfShape", "Constant",
-       "Shape", "Size", "CumSum")  # fmt: skip
+       "Shape", "Size")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", node_cases(*OPS))
@@ -60,14 +60,6 @@ def test_trilu(upper: int, k: int, dtype: str) -> None:
 @pytest.mark.parametrize("k", [-2, 0, 3])
 def test_eye_like(k: int) -> None:
     check_random("EyeLike", {"x": np.zeros((4, 5), np.int64)}, k=k, dtype=TensorProto.FLOAT)
-
-
-@pytest.mark.parametrize("reverse", [0, 1])
-@pytest.mark.parametrize("exclusive", [0, 1])
-@pytest.mark.parametrize("axis", [0, -1])
-def test_cumulative_sum(reverse: int, exclusive: int, axis: int) -> None:
-    x = np.random.default_rng().standard_normal((3, 7)).astype(np.float32)
-    check_random("CumSum", {"x": x, "a": np.array(axis, np.int64)}, reverse=reverse, exclusive=exclusive)
 
 
 def _generated(node: Node, result: TensorType, constants: dict[str, np.ndarray]) -> np.ndarray:

@@ -7,9 +7,8 @@ import numpy as np
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.operands import apply, identity, literal, operand, out_axes
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Expr
-from rammer.ir.types import SHORT, is_float
+from rammer.ir.types import SHORT
 
 
 @lowering("Identity")
@@ -109,20 +108,3 @@ def shape(ctx: Lowering) -> None:
 def size(ctx: Lowering) -> None:
     """The number of elements of the input."""
     ctx.emit((), literal(ctx.type(ctx.input(0)).size, "int64"), output=0)
-
-
-@lowering("CumSum")
-def cumulative_sum(ctx: Lowering) -> None:
-    """``y[i] = sum[j] (j <= i ? x[j] : 0)``: quadratic in the extent, parallel in every output."""
-    axes, dtype = out_axes(ctx), ctx.out().dtype
-    which = ctx.static(1, "axis")
-    if which is None:
-        raise CannotLower("CumSum without an axis")
-    dim = int(which.item()) % len(axes)
-    step = Axis("j", axes[dim].extent)
-    here, there = ex.as_index(axes[dim].name), ex.as_index(step.name)
-    first, last = (here, there) if ctx.attr("reverse", 0) else (there, here)
-    kept = apply("lt" if ctx.attr("exclusive", 0) else "le", first, last)
-    x = ctx.load(ctx.input(0), *[there if d == dim else a.name for d, a in enumerate(axes)])
-    zero = literal(0.0 if is_float(dtype) else 0, dtype)
-    ctx.emit(axes, apply("where", kept, x, zero), (step,), "sum", output=0)

@@ -129,11 +129,11 @@ class _Panel:
         self.text.line(f"const int rows = {f'e_{self.p.row}' if self.p.row else '1'};")
         self.text.line(f"const int cols = {' * '.join(f'e_{c}' for c in self.p.columns)};")
 
-    def address(self, steps: Access, skip: Iterable[str] = (), extra: Iterable[str] = ()) -> str:
-        """Element address of the task's first point, without the axes in ``skip``."""
+    def address(self, steps: Access, extra: Iterable[str] = ()) -> str:
+        """Element address of the task's first point, plus ``extra`` terms."""
         parts = [str(steps.constant)] if steps.constant else []
         for axis, step in steps.steps.items():
-            if axis not in skip and axis not in self.flat:
+            if axis not in self.flat:
                 parts.append(f"{self._origin(axis)} * {step}")
         return " + ".join([*parts, *extra]) or "0"
 
@@ -267,7 +267,8 @@ class _Panel:
             return f"({vector_type(self.lanes)})({pointer}[{base}])"
         if contiguous(steps, p):
             return f"vload{self.lanes}(0, {pointer} + ({base} + col))"
-        lanes = (f"{pointer}[{base} + {self._scattered(steps, f'min(col + {n}, cols - 1)')}]" for n in range(self.lanes))
+        columns = (f"min(col + {n}, cols - 1)" for n in range(self.lanes))
+        lanes = (f"{pointer}[{base} + {self._scattered(steps, column)}]" for column in columns)
         return f"({vector_type(self.lanes)})({', '.join(lanes)})"
 
     def _point(self, steps: Access) -> str:
@@ -296,7 +297,8 @@ class _Panel:
         pointer, base, value = self.pointer(name, written=True), self._point(steps), names[name]
         lane = f"for (int n = 0; n < min({self.lanes}, cols - col); ++n)"
         if contiguous(steps, p):
-            self.text.line(f"if (col + {self.lanes} <= cols) vstore{self.lanes}({value}, 0, {pointer} + ({base} + col));")
+            whole = f"vstore{self.lanes}({value}, 0, {pointer} + ({base} + col));"
+            self.text.line(f"if (col + {self.lanes} <= cols) {whole}")
             self.text.line("else {")
             target = f"{pointer}[{base} + col + n]"
         else:

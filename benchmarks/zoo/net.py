@@ -1,0 +1,144 @@
+"""Net: a small builder of ONNX graphs that knows the shape of every value and draws seeded weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from rammer.testing.weights import reseed
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Shape: TypeAlias = tuple[int, ...]
+
+#: Gelu is an operator from opset 20 on; every runtime that the peers use reads opset 20 and IR version 10.
+OPSET: Final = 20
+IR_VERSION: Final = 10
+
+
+class Net:
+    """Adds nodes in topological order. Every method returns the name of the value it makes.
+
+    Images are NCHW; the batch is the input's first extent. ``epsilon`` is that of every batch norm.
+    """
+
+    def __init__(self, name: str, seed: int, epsilon: float = 1e-5) -> None:
+        self.name, self.seed, self.epsilon = name, seed, epsilon
+        self.rng = np.random.default_rng(seed)
+        self.shapes: dict[str, Shape] = {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def shape(self, value: str) -> Shape:
+        """Static shape of a value."""
+        return self.shapes[value]
+
+    def input(self, name: str, shape: Sequence[int], dtype: int = onnx.TensorProto.FLOAT) -> str:
+        """A graph input of ONNX element type ``dtype``."""
+        self.inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
+        self.shapes[name] = tuple(shape)
+        return name
+
+    def constant(self, array: Array, hint: str) -> str:
+        """An initialiser."""
+        name = f"{hint}_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(array, name))
+        self.shapes[name] = array.shape
+        return name
+
+    def normal(self, shape: Sequence[int], deviation: float, hint: str, mean: float = 0.0) -> str:
+        """An initialiser drawn from N(mean, deviation^2), float32."""
+        values = self.rng.standard_normal(tuple(shape), dtype=np.float32) * np.float32(deviation)
+        return self.constant(values + np.float32(mean), hint)
+
+    def node(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attributes: Any) -> str:
+        """One node with one output of ``shape``."""
+        return self.node_of(op, inputs, [shape], **attributes)[0]
+
+    def node_of(self, op: str, inputs: Sequence[str], shapes: Sequence[Sequence[int] | None],
+                **attributes: Any) -> list[str]:  # fmt: skip
+        """One node with an output for each of ``shapes``; None leaves that output out (its name is "")."""
+        base = f"{op.lower()}_{len(self.nodes)}"
+        names = ["" if s is None else base if i == 0 else f"{base}_{i}" for i, s in enumerate(shapes)]
+        self.nodes.append(helper.make_node(op, list(inputs), names, name=base, **attributes))
+        self.shapes |= {n: tuple(s) for n, s in zip(names, shapes, strict=True) if s is not None}
+        return names
+
+    def conv(self, x: str, channels: int, kernel: int | tuple[int, int] = 1, stride: int = 1,
+             pads: int | tuple[int, int] | None = None, groups: int = 1, bias: bool = False) -> str:  # fmt: skip
+        """Convolution; ``pads`` are per side (rows, columns), by default what keeps the size at stride 1."""
+        kh, kw = (kernel, kernel) if isinstance(kernel, int) else kernel
+        ph, pw = (kh // 2, kw // 2) if pads is None else (pads, pads) if isinstance(pads, int) else pads
+        n, c, h, w = self.shape(x)
+        weight = self.normal((channels, c // groups, kh, kw), math.sqrt(2 / (c // groups * kh * kw)), "w")
+        operands = [x, weight, self.normal((channels,), 0.1, "b")] if bias else [x, weight]
+        out = (n, channels, (h + 2 * ph - kh) // stride + 1, (w + 2 * pw - kw) // stride + 1)
+        return self.node("Conv", operands, out, kernel_shape=[kh, kw], strides=[stride, stride],
+                         pads=[ph, pw, ph, pw], group=groups)  # fmt: skip
+
+    def norm(self, x: str) -> str:
+        """Batch norm; mean and variance are fitted when the model is finished."""
+        c = self.shape(x)[1]
+        mean, variance = self.constant(np.zeros(c, np.float32), "mean"), self.constant(np.ones(c, np.float32), "var")
+        operands = [x, self.normal((c,), 0.1, "scale", 1.0), self.normal((c,), 0.1, "shift"), mean, variance]
+        return self.node("BatchNormalization", operands, self.shape(x), epsilon=self.epsilon)
+
+    def map(self, op: str, *values: str, **attributes: Any) -> str:
+        """An element-wise operator with NumPy broadcasting."""
+        return self.node(op, values, np.broadcast_shapes(*(self.shape(v) for v in values)), **attributes)
+
+    def relu(self, x: str) -> str:
+        """max(x, 0)."""
+        return self.map("Relu", x)
+
+    def pool(self, x: str, op: str, kernel: int, stride: int, pads: int | tuple[int, int, int, int] = 0,
+             ceil: bool = False, count_padding: bool = False) -> str:  # fmt: skip
+        """MaxPool or AveragePool; ``pads`` all alike or (top, left, bottom, right)."""
+        sides = (pads,) * 4 if isinstance(pads, int) else pads
+        n, c, h, w = self.shape(x)
+        extra = stride - 1 if ceil else 0
+        rows = (h + sides[0] + sides[2] - kernel + extra) // stride + 1
+        columns = (w + sides[1] + sides[3] - kernel + extra) // stride + 1
+        attributes: dict[str, Any] = {"count_include_pad": 1} if count_padding else {}
+        return self.node(op, [x], (n, c, rows, columns), kernel_shape=[kernel, kernel], strides=[stride, stride],
+                         pads=list(sides), ceil_mode=int(ceil), **attributes)  # fmt: skip
+
+    def concat(self, values: Sequence[str], axis: int = 1) -> str:
+        """Concatenation along ``axis``."""
+        shape = list(self.shape(values[0]))
+        shape[axis] = sum(self.shape(v)[axis] for v in values)
+        return self.node("Concat", values, shape, axis=axis)
+
+    def integers(self, values: Sequence[int], hint: str = "shape") -> str:
+        """A constant int64 vector: shapes, axes, starts."""
+        return self.constant(np.array(values, np.int64), hint)
+
+    def reshape(self, x: str, shape: Sequence[int]) -> str:
+        """The same elements in another shape."""
+        return self.node("Reshape", [x, self.integers(shape)], shape)
+
+    def transpose(self, x: str, order: Sequence[int]) -> str:
+        """Permuted axes."""
+        return self.node("Transpose", [x], [self.shape(x)[i] for i in order], perm=list(order))
+
+    def classifier(self, x: str, classes: int) -> str:
+        """Global average pool, flatten, fully connected."""
+        n, c = self.shape(x)[:2]
+        pooled = self.node("GlobalAveragePool", [x], (n, c, 1, 1))
+        flat = self.node("Flatten", [pooled], (n, c), axis=1)
+        weight, bias = self.normal((classes, c), math.sqrt(2 / c), "w"), self.normal((classes,), 0.1, "b")
+        return self.node("Gemm", [flat, weight, bias], (n, classes), transB=1)
+
+    def finish(self, *outputs: str, fit: bool) -> onnx.ModelProto:
+        """The checked model. ``fit`` redraws the weights of Conv and Gemm under which outputs depend on
+        inputs, and fits batch norms (or, without any, convolution biases) to one forward pass."""
+        values = [helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, list(self.shape(o))) for o in outputs]
+        graph = helper.make_graph(self.nodes, self.name, self.inputs, values, self.constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION,
+                                  producer_name="rammer-zoo")  # fmt: skip
+        return reseed(model, self.seed) if fit else model

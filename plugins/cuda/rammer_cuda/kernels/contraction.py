@@ -1,0 +1,205 @@
+"""Seeing an operator as a matrix product: which axes are rows, which columns, and who reads them how.
+
+``C[rows, columns] = sum over the reduction axes of A[rows, k] * B[k, columns]`` for every value of the
+remaining axes, which a task holds fixed. Both operands must be affine in the axes, apart from ``m // d``
+with ``d`` a multiple of the row tile (grouped convolution), fixed within a task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
+from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.task import Unsuited
+
+#: Suffix of the pseudo-axis that stands for ``axis // d``.
+QUOTIENT = "__over__"
+#: Element offsets within a tensor are kept in 32 bits.
+MAX_SPAN = 2**31 - 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A padded dimension: ``0 <= constant + sum(steps[axis] * axis) < extent`` or the element is 0."""
+
+    steps: Mapping[str, int]
+    constant: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand's element address ``constant + sum(steps[axis] * axis)`` from the tensor's first element, and guards.
+
+    ``aligned`` says that the tensor's first element lies at a multiple of 16 bytes.
+    """
+
+    load: Load
+    steps: Mapping[str, int]
+    constant: int
+    guards: tuple[Guard, ...]
+    packable: bool
+    aligned: bool
+
+    @property
+    def tensor(self) -> str:
+        """The tensor read."""
+        return self.load.tensor
+
+
+@dataclass(frozen=True)
+class Roles:
+    """An untiled contraction's axes by role, as positions in ``main.axes``; ``groups`` are divisors that a row tile
+    must divide. ``a`` reads the rows, ``b`` the columns."""
+
+    main: Compute
+    a: Load
+    b: Load
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    groups: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A tiled operator in matrix-product form; rows and columns are positions of main's axes, outermost first."""
+
+    operator: ROperator
+    main: Compute
+    a: Operand
+    b: Operand
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    after: tuple[Compute, ...]
+
+    @cached_property
+    def row_count(self) -> int:
+        """Rows of a full tile."""
+        return math.prod(self.operator.tile[d] for d in self.rows)
+
+    @cached_property
+    def width(self) -> int:
+        """Columns of a full tile."""
+        return math.prod(self.operator.tile[d] for d in self.columns)
+
+    def axis(self, d: int) -> Axis:
+        """Axis number ``d``."""
+        return self.main.axes[d]
+
+
+def roles_of(operator: ROperator, binding: Binding) -> Roles:
+    """The roles of a float32 contraction with element-wise followers; Unsuited says why it is none."""
+    main = operator.computes[0]
+    operands = contraction_operands(main)
+    if operands is None or not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
+        raise Unsuited("no contraction")
+    names = (*operator.inputs, *(c.name for c in operator.computes))
+    if any(binding.types[n].dtype != "float32" for n in names):
+        raise Unsuited("not float32")
+    _check_after(operator, main)
+    live = [d for d, a in enumerate(main.axes) if a.extent > 1]
+    choices = [_roles(main, a, b, live) for a, b in (operands, operands[::-1])]
+    return max(choices, key=lambda r: (bool(live) and live[-1] in r.columns, _cells(main, r.columns)))
+
+
+def _cells(main: Compute, axes: tuple[int, ...]) -> int:
+    return math.prod(main.axes[d].extent for d in axes)
+
+
+def _roles(main: Compute, a: Load, b: Load, live: list[int]) -> Roles:
+    rows, columns, groups = list[int](), list[int](), set[int]()
+    for d in live:
+        name = main.axes[d].name
+        in_a, in_b = name in ex.axes_of(a), name in ex.axes_of(b)
+        if in_a and not in_b:
+            rows.append(d)
+        elif in_b and not in_a:
+            columns.append(d)
+        elif in_a and in_b and (found := _quotients(b, name)):
+            rows.append(d)
+            groups |= found
+    return Roles(main, a, b, tuple(rows), tuple(columns), frozenset(groups))
+
+
+def _quotients(load: Load, axis: str) -> set[int]:
+    """The divisors ``d`` where ``load`` uses ``axis`` only as ``axis // d``; empty otherwise."""
+    found, bare = set[int](), 0
+    for e in (e for index in load.indices for e in ex.walk(index)):
+        if isinstance(e, Op) and e.fn == "floordiv" and e.args[0] == Ref(axis) and isinstance(e.args[1], Const):
+            found.add(int(e.args[1].value))
+            bare -= 1
+        bare += e == Ref(axis)
+    return found if not bare else set()
+
+
+def _check_after(operator: ROperator, main: Compute) -> None:
+    known = {main.name}
+    for c in operator.computes[1:]:
+        if c.reduce or c.shape != main.shape:
+            raise Unsuited(f"{c.name} is no map over the shape of {main.name}")
+        if any(ld.tensor in known and not identity_load(ld, c) for ld in c.loads):
+            raise Unsuited(f"{c.name} does not read element by element")
+        known.add(c.name)
+
+
+def product_of(operator: ROperator, binding: Binding) -> Product:
+    """The matrix product that a tiled operator is. Raises Unsuited."""
+    roles = roles_of(operator, binding)
+    main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
+    a, b = (_operand(_with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
+    rows, columns = list[int](), list[int]()
+    for d, axis in enumerate(main.axes):
+        if tile[axis.name] > 1:
+            in_a, in_b = axis.name in ex.axes_of(a.load), axis.name in ex.axes_of(b.load)
+            if in_a == in_b:
+                raise Unsuited(f"axis {axis.name} runs through {'both' if in_a else 'no'} operands")
+            (rows if in_a else columns).append(d)
+    return Product(operator, main, a, b, tuple(rows), tuple(columns), operator.computes[1:])
+
+
+def _with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
+    """``load`` with every ``axis // d`` that a task holds fixed replaced by a pseudo-axis."""
+
+    def rule(e: Expr) -> Expr | None:
+        if isinstance(e, Op) and e.fn == "floordiv" and isinstance(e.args[0], Ref) and isinstance(e.args[1], Const):
+            axis, divisor = e.args[0].axis, int(e.args[1].value)
+            if axis in tile and divisor % tile[axis] == 0:
+                return Ref(f"{axis}{QUOTIENT}{divisor}")
+        return None
+
+    return Load(load.tensor, tuple(ex.transform(i, rule) for i in load.indices), load.fill)
+
+
+def _operand(load: Load, main: Compute, tile: Mapping[str, int], binding: Binding) -> Operand:
+    if load.fill not in (None, 0, 0.0):
+        raise Unsuited("padding with another value than 0")
+    storage, shape = binding.storages[load.tensor], binding.types[load.tensor].shape
+    low, high = storage.span()
+    if high - low > MAX_SPAN:
+        raise Unsuited("the tensor is too large for 32-bit offsets")
+    ranges: dict[str, Interval] = {a.name: (0, a.extent - 1) for a in (*main.axes, *main.reduce)}
+    for name in ex.axes_of(load):
+        base, _, divisor = name.partition(QUOTIENT)
+        if divisor:
+            ranges[name] = (0, ranges[base][1] // int(divisor))
+    steps, constant, guards = dict[str, int](), 0, list[Guard]()
+    for index, stride, extent in zip(load.indices, storage.strides, shape, strict=True):
+        form, reach = ex.affine(index), ex.interval(index, ranges)
+        if form is None or reach is None:
+            raise Unsuited(f"{load} is not affine")
+        constant += form[1] * stride
+        for axis, coefficient in form[0].items():
+            steps[axis] = steps.get(axis, 0) + coefficient * stride
+        if load.fill is not None and (reach[0] < 0 or reach[1] >= extent):
+            guards.append(Guard(form[0], form[1], extent))
+    packable = load.tensor in binding.constants and not any(QUOTIENT in n for n in ex.axes_of(load))
+    return Operand(load, {a: s for a, s in steps.items() if s}, constant, tuple(guards), packable,
+                   storage.offset % 4 == 0)  # fmt: skip

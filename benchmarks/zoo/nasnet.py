@@ -78,31 +78,32 @@ def _factorized(net: Net, x: str, filters: int) -> str:
     return net.norm(net.concat(halves))
 
 
-def _fitted(net: Net, x: str, like: str, filters: int, relu: bool) -> str:
-    """``x`` with ``like``'s image size and ``filters`` channels."""
-    if net.shape(x)[2] != net.shape(like)[2]:
-        return _factorized(net, net.relu(x) if relu else x, filters)
-    return x if net.shape(x)[1] == filters else _pointwise(net, x, filters)
+def _previous(net: Net, previous: str, current: str, filters: int) -> str:
+    """State 1: the cell before in this cell's size and width; the first cell, without one, reads its own input."""
+    if not previous:
+        return current
+    if net.shape(previous)[2] != net.shape(current)[2]:
+        return _factorized(net, net.relu(previous), filters)
+    return previous if net.shape(previous)[1] == filters else _pointwise(net, previous, filters)
 
 
 def _cell(net: Net, current: str, previous: str, filters: int, blocks: tuple[Block, ...], stride: int) -> str:
-    """Concatenation of all states that no block reads."""
-    states = [net.norm(net.conv(net.relu(current), filters)), _fitted(net, previous, current, filters, relu=True)]
+    """Concatenation of the states that no block reads; a normal cell passes state 1 on as well."""
+    states = [net.norm(net.conv(net.relu(current), filters)), _previous(net, previous, current, filters)]
     used: set[int] = set()
     for block in blocks:
         used |= {state for _, state in block}
         terms = [_apply(net, kind, states[s], filters, stride if s < 2 else 1) for kind, s in block]
         states.append(net.map("Add", *terms))
-    if stride == 1:
-        used.discard(1)  # a normal cell passes the previous cell's output on
-    return net.concat([s for i, s in enumerate(states) if i not in used])
+    shown = [s for i, s in enumerate(states) if i not in used or (i == 1 and stride == 1)]
+    return net.concat([s if net.shape(s)[1] == filters else net.norm(net.conv(s, filters)) for s in shown])
 
 
 def nasnet_cifar(seed: int, batch: int = 1, cells: int = 18, filters: int = 32) -> onnx.ModelProto:
     """NASNet-A (6 @ 768), 32x32, 10 classes; logits, without the auxiliary classifier."""
     net = Net("nasnet_a_cifar", seed, epsilon=1e-3)
     stem = net.norm(net.conv(net.input("image", (batch, 3, 32, 32)), 3 * filters, 3))
-    outputs = [stem, stem]
+    outputs = ["", stem]
     width = filters
     for number in range(cells):
         if number in (cells // 3, 2 * cells // 3):

@@ -78,7 +78,8 @@ def test_rearrangements(data: st.DataObject) -> None:
     c, h, w = data.draw(st.integers(1, 6)) * 2, data.draw(st.integers(2, 9)), data.draw(st.integers(2, 30))
     source = data.draw(st.sampled_from([
         f"x[i % 2 * {c // 2} + i // 2, j, k]", f"x[i, {h - 1} - j, k]", f"x[i, j, {w - 1} - k]",
-        "pad(x[i, j - 1, k + 1], 3.0)", f"pad(x[i, j, k - {w // 2}], 0.0)", "x[i, j // 2, k // 2]", "x[i, 0, k]",
+        "pad(x[i, j - 1, k + 1], 3.0)", f"pad(x[i, j, k - {w // 2}], 0.0)", "x[i, j // 2, k // 2]",
+        "x[i, 0, k]",
         f"x[(i + 1) % {c}, (j - 3) % {h}, k]", "where(lt(k, j), x[i, j, k], 0.0)",
     ]))  # fmt: skip
     texts = [

@@ -17,8 +17,6 @@ from rammer.ir.types import TensorType
 
 from rammer_ipu_sim.chip import configured
 from rammer_ipu_sim.executor import LoadedProgram
-from rammer_ipu_sim.races import races
-from rammer_ipu_sim.slicing import sliced, slices_of
 from rammer_ipu_sim.testing import Array, error, operator, program, reference
 
 CHIP = configured({"tiles": "8", "sram": "65536"})
@@ -216,15 +214,3 @@ def test_repeated_runs_and_cycles_are_identical(rng: np.random.Generator) -> Non
     assert "simulated" in first.notes[0]
     assert one.report() == two.report()
     assert one.report().splitlines()[-1].endswith("simulated")
-
-
-@pytest.mark.parametrize("slices", [2, 3, 8, 40])
-@pytest.mark.parametrize(("combiner", "body"), [("sum", "x[i, k] * w[k, j]"), ("max", "x[i, k] + w[k, j]")])
-def test_sliced_reductions(rng: np.random.Generator, slices: int, combiner: str, body: str) -> None:
-    lines = [f"a: f32[i:5, j:6] = {combiner}[k:29] {body}", "y: f32[i:5, j:6] = a[i, j] + b[j]"]
-    operators = [sliced(operator("F", lines, (3, 4)), slices)]
-    inputs, constants = {"x": floats(rng, 5, 29)}, {"w": floats(rng, 29, 6), "b": floats(rng, 6)}
-    have, p = simulate(operators, inputs, constants, "y")
-    assert error(have, reference(operators, {**inputs, **constants})["y"]) <= 1e-5
-    assert slices_of(RProgram.parse(str(p)).operators[0]) == slices
-    assert races(p) == []

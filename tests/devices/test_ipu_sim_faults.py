@@ -20,7 +20,6 @@ from rammer_ipu_sim.chip import Chip, configured
 from rammer_ipu_sim.executor import Drop, LoadedProgram
 from rammer_ipu_sim.memory import Memory, height, plan_homes, poison_value
 from rammer_ipu_sim.races import races
-from rammer_ipu_sim.slicing import sliced
 from rammer_ipu_sim.testing import Array, error, operator, program, reference, without_waits
 
 CHIP = configured({"tiles": "8", "sram": "65536"})
@@ -206,21 +205,6 @@ def test_tasks_that_do_not_fit_together_take_rounds() -> None:
     tight, roomy = LoadedProgram(p, constants, chip(2048)), LoadedProgram(p, constants, CHIP)
     assert sum(c.rounds for c in tight.cycles) > sum(c.rounds for c in roomy.cycles)
     assert np.array_equal(tight.run(inputs).outputs["y"], roomy.run(inputs).outputs["y"])
-
-
-def test_slices_make_room() -> None:
-    """The first operator's tasks need 640 bytes whole, 380 in two slices."""
-    inputs, constants = data()
-    p = build()
-    cut = replace(p, operators=(sliced(p.operators[0], 2), *p.operators[1:]))
-    with pytest.raises(DeviceFailure, match=r"task A\[0\] on tile 0 needs 640 bytes"):
-        LoadedProgram(p, constants, chip(632))
-    loaded = LoadedProgram(cut, constants, chip(632))
-    want = reference(two_steps(), {**inputs, **constants})["y"]
-    assert error(loaded.run(inputs).outputs["y"], want) <= 1e-5
-    assert loaded.cycles[0].sync > LoadedProgram(p, constants, CHIP).cycles[0].sync
-    faulty = LoadedProgram(cut, constants, CHIP, drop_transfer=Drop(0, "A", 1, 2))
-    assert np.isnan(faulty.run(inputs).outputs["y"]).any()
 
 
 def test_more_rows_than_tiles_is_an_error() -> None:

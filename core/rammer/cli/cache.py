@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from rammer.errors import BadInput
 from rammer.profile.store import KernelStore, cache_folder
 from rammer.report.table import plain, size
+
+#: What is kept in files of its own: shown name -> pattern under the cache folder.
+FILES = {"compiled programs": "programs/*.rammer", "model ports": "heads/*.json"}
 
 
 @click.group(invoke_without_command=False)
@@ -22,12 +28,11 @@ def status() -> None:
 
     Example: rammer cache status
     """
-    store, programs = KernelStore.default(), list(cache_folder().glob("programs/*.rammer"))
-    kernels = cache_folder() / "kernels.sqlite"
-    rows = [
-        ["tuned kernels", str(store.count()), size(kernels.stat().st_size if kernels.exists() else 0)],
-        ["compiled programs", str(len(programs)), size(sum(p.stat().st_size for p in programs))],
-    ]
+    store, kernels = KernelStore.default(), cache_folder() / "kernels.sqlite"
+    rows = [["tuned kernels", str(store.count()), size(_bytes([kernels]))]]
+    for kind, pattern in FILES.items():
+        found = list(cache_folder().glob(pattern))
+        rows.append([kind, str(len(found)), size(_bytes(found))])
     click.echo(f"{cache_folder()}\n{plain(rows, ['kept', 'entries', 'size'])}")
 
 
@@ -37,8 +42,21 @@ def clear() -> None:
 
     Example: rammer cache clear
     """
-    store, programs = KernelStore.default(), list(cache_folder().glob("programs/*.rammer"))
-    count = store.clear()
-    for path in programs:
+    removed = [f"{KernelStore.default().clear()} tuned kernels"]
+    for kind, pattern in FILES.items():
+        found = list(cache_folder().glob(pattern))
+        for path in found:
+            _remove(path)
+        removed.append(f"{len(found)} {kind}")
+    click.echo("removed " + ", ".join(removed))
+
+
+def _bytes(paths: list[Path]) -> int:
+    return sum(p.stat().st_size for p in paths if p.is_file())
+
+
+def _remove(path: Path) -> None:
+    try:
         path.unlink(missing_ok=True)
-    click.echo(f"removed {count} tuned kernels and {len(programs)} compiled programs")
+    except OSError as problem:
+        raise BadInput(f"cannot remove {path}: {problem.strerror}") from problem

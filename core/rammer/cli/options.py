@@ -35,7 +35,7 @@ def compile_options(fn: F) -> F:
 def input_options(fn: F) -> F:
     """--inputs, --input, --range, --seed."""
     for option in (
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random inputs."),
         click.option("--range", "ranges", multiple=True, metavar="NAME:0..256",
                      help="Range of a random input (high end excluded for integers)."),
         click.option("--input", "single", multiple=True, metavar="NAME=@F.npy", help="One input from a .npy file."),

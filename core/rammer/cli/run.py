@@ -46,9 +46,9 @@ def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...],
     with progress(model.name) as sink:
         exe = open_executable(model, device, policy=policy, tune=tune, require=require,
                               options=parse_options(options), progress=sink)  # fmt: skip
-        inputs = collect_inputs(exe.head, choice)
+        inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
-    outputs, timings = run_repeatedly(special, exe.checked(inputs), iterations)
+    outputs, timings = run_repeatedly(special, inputs, iterations)
     report = build_report(exe, special, outputs, timings)
     show(report, quiet=str(json_file) == "-")
     save(save_inputs, inputs)

@@ -30,7 +30,7 @@ class CTarget:
     barrier: str
     types: Mapping[str, str]
     functions: Mapping[str, str] = field(default_factory=dict)
-    preamble: str = ""
+    preamble: str = field(default="", repr=False)
     restrict: str = ""
     vectors: tuple[int, ...] = ()
 

@@ -87,6 +87,16 @@ class ROperator:
             box.append((place * tile, min((place + 1) * tile, axis.extent)))
         return tuple(reversed(box))
 
+    def inner_box(self) -> Box:
+        """The output box of a full tile in the middle: unlike the first one it is clipped by no padding."""
+        box = []
+        for axis, tile, count in zip(self.anchor.axes, self.tile, self.grid, strict=True):
+            place = count // 2
+            if place and (place + 1) * tile > axis.extent:
+                place -= 1
+            box.append((place * tile, min((place + 1) * tile, axis.extent)))
+        return tuple(box)
+
     def boxes(self, output: Box, types: Mapping[str, TensorType]) -> dict[str, Box]:
         """Tile propagation backwards from an output box: the box of every tensor read or computed.
 

@@ -6,6 +6,7 @@ unwritable store is ignored with a warning and never gives a wrong result: entri
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -107,16 +108,25 @@ class KernelStore:
 
     def count(self) -> int:
         """Number of entries."""
-        if self._db is None:
-            return len(self._memory)
-        return int(self._db.execute("select count(*) from kernels").fetchone()[0])
+        if self._db is not None:
+            try:
+                return int(self._db.execute("select count(*) from kernels").fetchone()[0])
+            except sqlite3.Error as problem:
+                self._warn(problem)
+        return len(self._memory)
 
     def clear(self) -> int:
-        """Remove every entry; returns how many there were."""
+        """Remove every entry, and a file that cannot be read; returns how many entries there were."""
         count = self.count()
         self._memory.clear()
         if self._db is not None:
-            self._db.execute("delete from kernels")
+            try:
+                self._db.execute("delete from kernels")
+            except sqlite3.Error as problem:
+                self._warn(problem)
+        if self._db is None and self.path is not None:
+            with contextlib.suppress(OSError):  # a warning was given when it could not be opened
+                self.path.unlink(missing_ok=True)
         return count
 
     def close(self) -> None:

@@ -72,7 +72,8 @@ def gantt(program: RProgram, seconds: Mapping[str, float], width: int = WIDTH) -
     marks = {o.name: _MARKS[i % len(_MARKS)] for i, o in enumerate(program.operators)}
     busy = sum(s.end - s.start for s in found) / (total * program.veus)
     lines = [f"schedule {program.name} on {program.veus} vEUs: {duration(total)} without launches, {busy:.0%} busy"]
-    lines += [f"  {marks[o.name]} {o.name}: {o.task_count} tasks, {duration(seconds[o.name])} each" for o in program.operators]
+    lines += [f"  {marks[o.name]} {o.name}: {o.task_count} tasks, {duration(seconds[o.name])} each"
+              for o in program.operators]  # fmt: skip
     by_row: list[list[Span]] = [[] for _ in range(program.veus)]
     for span in found:
         by_row[span.veu].append(span)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,15 +53,22 @@ def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tupl
 
 def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator,
                  span: tuple[float, float] | None = None) -> Array:  # fmt: skip
-    """Floats N(0,1) or uniform in ``span``; integers uniform in ``span``; booleans fair."""
+    """Floats N(0,1) or uniform in ``span``; integers uniform in ``span``, whose high end is excluded; booleans fair.
+
+    BadInput for a span without an integer, or one that the type cannot hold.
+    """
     kind = np.dtype(dtype)
     if kind == np.bool_:
         return rng.random(shape) < 0.5
     if np.issubdtype(kind, np.floating):
         values = rng.standard_normal(shape) if span is None else rng.uniform(*span, shape)
         return np.asarray(values).astype(kind)
-    low, high = span or DEFAULT_INTEGER_RANGE
-    return rng.integers(int(low), int(high), shape).astype(kind)
+    low, high = (math.ceil(end) for end in span or DEFAULT_INTEGER_RANGE)
+    limits = np.iinfo(kind)
+    if not limits.min <= low < high <= limits.max + 1:
+        raise BadInput(f"no {kind} lies in {low}..{high} throughout", "--range",
+                       f"choose whole numbers from {limits.min} to {limits.max}")  # fmt: skip
+    return rng.integers(low, high, shape, dtype=kind)
 
 
 def make_inputs(model: Head, *, shapes: Mapping[str, tuple[int, ...]], ranges: Mapping[str, tuple[float, float]],

@@ -199,12 +199,22 @@ def run(
 
 def check(item: Case, target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> CFunction:
     """Emit, compile, run all tasks in random order and compare with the float64 reference."""
-    function = emit(item.operator, item.binding, target)
-    assert function.scratch == scratch_bytes(item.operator, item.binding, 1 if target.single else threads)
-    got = run(item, function, compile_c([function], target), threads=threads)
-    for name, expected in reference(item).items():
-        close(got[name], expected, tolerance, function.text)
-    return function
+    return check_all([item], target, tolerance, threads)[0]
+
+
+def check_all(
+    items: Sequence[Case], target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3
+) -> list[CFunction]:
+    """``check`` for many operators, compiled together."""
+    functions = [emit(item.operator, item.binding, target) for item in items]
+    library = compile_c(functions, target)
+    for item, function in zip(items, functions, strict=True):
+        needed = scratch_bytes(item.operator, item.binding, 1 if target.single else max(threads, 2))
+        assert function.scratch == needed
+        got = run(item, function, library, threads=threads)
+        for name, expected in reference(item).items():
+            close(got[name], expected, tolerance, function.text)
+    return functions
 
 
 def close(got: Array, expected: Array, tolerance: float, text: str = "") -> None:

@@ -34,8 +34,12 @@ def model() -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     proto = parser.parse_model(_TEXT)
     for name, shape in _WEIGHTS.items():
-        values = rng.standard_normal(shape).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(np.abs(values) if name == "w_variance" else values, name))
+        # He scale, so that the softmax does not saturate.
+        scale = np.sqrt(2 / np.prod(shape[1:])) if len(shape) > 1 else 1.0
+        values = (scale * rng.standard_normal(shape)).astype(np.float32)
+        if name == "w_variance":
+            values = np.abs(values)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
     onnx.checker.check_model(proto)
     return proto
 

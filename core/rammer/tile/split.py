@@ -71,4 +71,4 @@ def _fits(compute: Compute, types: Mapping[str, TensorType], device: VDevice) ->
     operator = ROperator(compute.name, (compute,), (), (compute.name,), (1,) * len(compute.axes))
     if not capacity or not compute.points:
         return True
-    return footprint(operator, operator.boxes(operator.task_box(0), types), types, device) <= capacity
+    return footprint(operator, operator.boxes(operator.inner_box(), types), types, device) <= capacity

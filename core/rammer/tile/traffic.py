@@ -53,8 +53,8 @@ def points(compute: Compute, box: Box) -> int:
 
 
 def task_cost(operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> TaskCost:
-    """Cost of the operator's first task (the full tile), recomputation in overlapping tiles included."""
-    boxes = operator.boxes(operator.task_box(0), types)
+    """Cost of a full tile in the middle of the operator, recomputation in overlapping tiles included."""
+    boxes = operator.boxes(operator.inner_box(), types)
     inside = {c.name for c in operator.computes}
     transaction = device.layer("device").transaction
     traffic = sum(

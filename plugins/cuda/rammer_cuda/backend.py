@@ -17,12 +17,15 @@ from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
+from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
 
-#: Generic tiles offered to the tuner.
-GENERIC_TILES = 12
+#: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
+GEMM_TILES, GENERIC_TILES = 24, 12
+#: Generic kernels of contractions and windows reach about this share of the peak (measured on an H200: 0.03 to 0.1).
+GENERIC_SHARE = 0.06
 
 
 def open_backend(options: OpenOptions) -> Backend:
@@ -57,17 +60,22 @@ class CudaBackend:
         return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {_generator_hash()}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiles of the generic family whose scratch memory fits, best predicted first."""
-        tiles = tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
+        """Tiles and families whose shared memory fits, best predicted first."""
+        products = [c.operator for c in gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)]
+        tiles = tile_candidates(operator, binding, self.vdevice, 2 if products else GENERIC_TILES)
         limit = self.vdevice.layer("veu").capacity
-        return [t for t in tiles if task_kernel(t, binding).shared <= limit]
+        return [*products, *(t for t in tiles if task_kernel(t, binding).shared <= limit)]
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
-        cost = task_cost(operator, binding.types, self.vdevice)
         resources = Resources(made.threads, local_bytes=made.shared)
-        return RKernel(operator, made.text, resources, cost.alone, cost.crowded)
+        if operator.family == "gemm":
+            seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+            return RKernel(operator, made.text, resources, seconds, seconds)
+        cost = task_cost(operator, binding.types, self.vdevice)
+        slow = operator.main.flops / max(operator.task_count, 1) / self.vdevice.flops / GENERIC_SHARE
+        return RKernel(operator, made.text, resources, max(cost.alone, slow), max(cost.crowded, slow))
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
         """Registers, shared memory and spills from ptxas for this architecture."""

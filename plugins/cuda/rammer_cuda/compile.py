@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +45,12 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     code, log_text = _compile(source, arch)
     _keep(path, code, log_text)
     return Cubin(code, parse_ptxas(log_text))
+
+
+def compile_all(sources: Mapping[str, str], arch: str) -> dict[str, Cubin]:
+    """Machine code by key, compiled by as many threads as there are cores (NVRTC runs outside Python's lock)."""
+    with ThreadPoolExecutor(max_workers=max(1, min(len(sources), os.cpu_count() or 1))) as pool:
+        return dict(zip(sources, pool.map(lambda text: compile_cubin(text, arch), sources.values()), strict=True))
 
 
 def version() -> str:
@@ -96,7 +105,7 @@ def _keep(path: Path, code: bytes, log: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for target, data in ((path.with_suffix(".log"), log.encode()), (path, code)):
-            partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+            partial = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.partial")
             partial.write_bytes(data)
             partial.replace(target)
     except OSError:

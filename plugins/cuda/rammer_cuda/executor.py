@@ -12,26 +12,32 @@ from rammer.device.manifest import Array, Binding, RunResult
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
 
-from rammer_cuda.compile import compile_cubin
+from rammer_cuda.compile import compile_all
 from rammer_cuda.driver import check, driver
 from rammer_cuda.hardware import cupy
 from rammer_cuda.launches import Launch, consecutive, launches
-from rammer_cuda.source import TaskKernel, task_kernel, translation_unit
+from rammer_cuda.kernels.task import Argument, TaskKernel
+from rammer_cuda.source import task_kernel, translation_unit
 
 
 class CudaProgram:
-    """A program resident on a GPU. Buffers keep their addresses, so the graph is built once."""
+    """A program resident on a GPU. Buffers keep their addresses, so the graph is built once.
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int) -> None:
-        self.program, self.closed = program, False
+    ``repeat`` chains as many copies of the program in the graph, for measuring what a launch costs in a chain.
+    """
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
+                 repeat: int = 1) -> None:  # fmt: skip
+        self.program, self.closed, self.repeat = program, False, repeat
         self.cp = cupy()
         self.device = self.cp.cuda.Device(index)
         with self.device:
             self.stream = self.cp.cuda.Stream(non_blocking=True)
             self.buffers = self._allocate(constants)
-            binding = Binding(program.types, program.storage)
+            binding = Binding(program.types, program.storage, frozenset(constants))
             kernels = {o.name: task_kernel(o, binding) for o in program.operators}
-            self.module = self._module(kernels, arch)
+            self.packed = self._pack(kernels, constants)
+            self.modules, self.functions = self._load(kernels, arch)
             self.plan = launches(program)
             self.keep: list[Any] = []
             self.graph = self._graph(kernels)
@@ -65,21 +71,41 @@ class CudaProgram:
         except cp.cuda.memory.OutOfMemoryError as problem:
             raise DeviceFailure(f"out of memory: {problem}", where=f"program {program.name}") from problem
 
-    def _module(self, kernels: Mapping[str, TaskKernel], arch: str) -> Any:
-        if not kernels:
-            return None
-        cubin = compile_cubin(translation_unit(kernels.values()), arch)
-        return check(driver().cuModuleLoadData(cubin.code), "loading a module")
+    def _pack(self, kernels: Mapping[str, TaskKernel], constants: Mapping[str, Array]) -> dict[tuple[str, str], Any]:
+        """(tensor, arrangement) -> device array, for every constant that a kernel wants arranged."""
+        result: dict[tuple[str, str], Any] = {}
+        for argument in (a for k in kernels.values() for a in k.arguments):
+            if argument.packing is not None and (key := (argument.tensor, argument.packing.key)) not in result:
+                result[key] = self.cp.asarray(argument.packing.make(np.asarray(constants[argument.tensor])).reshape(-1))
+        return result
+
+    def _load(self, kernels: Mapping[str, TaskKernel], arch: str) -> tuple[list[Any], dict[str, Any]]:
+        """Modules, and functions by entry point; every distinct kernel is compiled on its own, in parallel."""
+        api = driver()
+        distinct = {k.entry: k for k in kernels.values()}
+        cubins = compile_all({e: translation_unit([k]) for e, k in distinct.items()}, arch)
+        modules, functions = [], {}
+        for entry, kernel in distinct.items():
+            modules.append(check(api.cuModuleLoadData(cubins[entry].code), "loading a module"))
+            functions[entry] = check(api.cuModuleGetFunction(modules[-1], entry.encode()), f"finding {entry}")
+            if kernel.dynamic:
+                key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                check(api.cuFuncSetAttribute(functions[entry], key, kernel.dynamic), "asking for shared memory")
+        return modules, functions
 
     def _graph(self, kernels: Mapping[str, TaskKernel]) -> Any:
         """Nodes for the launches with their edges, instantiated."""
         api = driver()
         graph = check(api.cuGraphCreate(0), "creating a graph")
-        nodes: list[Any] = []
-        for launch in self.plan:
-            node = self._node(kernels[launch.operator], launch)
-            after = [nodes[i] for i in launch.after]
-            nodes.append(check(api.cuGraphAddKernelNode(graph, after, len(after), node), f"adding {launch.operator}"))
+        ends: list[Any] = []
+        for _ in range(self.repeat):
+            nodes: list[Any] = []
+            for launch in self.plan:
+                node = self._node(kernels[launch.operator], launch)
+                after = [nodes[i] for i in launch.after] or ends
+                nodes.append(check(api.cuGraphAddKernelNode(graph, after, len(after), node), f"adding {launch.operator}"))
+            followed = {p for launch in self.plan for p in launch.after}
+            ends = [n for i, n in enumerate(nodes) if i not in followed]
         made = check(api.cuGraphInstantiate(graph, 0), "instantiating a graph")
         check(api.cuGraphDestroy(graph), "freeing a graph")
         return made
@@ -92,21 +118,23 @@ class CudaProgram:
             table = self.cp.asarray(np.array(launch.tasks, np.int32))
             self.keep.append(table)
             order = table.data.ptr
-        values = [ctypes.c_void_p(self._address(t)) for t, _ in kernel.arguments]
+        values = [ctypes.c_void_p(self._address(a)) for a in kernel.arguments]
         packed: list[Any] = [*values, ctypes.c_void_p(order), ctypes.c_int(first or 0)]
         pointers = (ctypes.c_void_p * len(packed))(*[ctypes.addressof(v) for v in packed])
         self.keep += [packed, pointers]
         node = api.CUDA_KERNEL_NODE_PARAMS()
-        node.func = check(api.cuModuleGetFunction(self.module, kernel.entry.encode()), f"finding {kernel.entry}")
-        node.gridDimX, node.gridDimY, node.gridDimZ = len(launch.tasks), 1, 1
+        node.func = self.functions[kernel.entry]
+        node.gridDimX, node.gridDimY, node.gridDimZ = len(launch.tasks) * kernel.blocks, 1, 1
         node.blockDimX, node.blockDimY, node.blockDimZ = kernel.threads, 1, 1
-        node.sharedMemBytes = 0
+        node.sharedMemBytes = kernel.dynamic
         node.kernelParams = ctypes.addressof(pointers)
         return node
 
-    def _address(self, tensor: str) -> int:
-        storage = self.program.storage[tensor]
-        item = np.dtype(self.program.types[tensor].dtype).itemsize
+    def _address(self, argument: Argument) -> int:
+        if argument.packing is not None:
+            return int(self.packed[argument.tensor, argument.packing.key].data.ptr)
+        storage = self.program.storage[argument.tensor]
+        item = np.dtype(self.program.types[argument.tensor].dtype).itemsize
         return int(self.buffers[storage.buffer].data.ptr) + storage.offset * item
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
@@ -146,7 +174,8 @@ class CudaProgram:
             self.closed = True
             api = driver()
             check(api.cuGraphExecDestroy(self.graph), "freeing a graph")
-            if self.module is not None:
-                check(api.cuModuleUnload(self.module), "unloading a module")
+            for module in self.modules:
+                check(api.cuModuleUnload(module), "unloading a module")
             self.buffers.clear()
+            self.packed.clear()
             self.keep.clear()

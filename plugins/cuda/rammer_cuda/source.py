@@ -1,17 +1,22 @@
-"""The CUDA text of operators: task functions from the core's emitter, and the kernels around them."""
+"""The CUDA text of operators, by kernel family; ``generic`` is the core's emitter and computes everything."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction
 from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.kernels.gemm import gemm
+from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
 from rammer_cuda.targets import THREADS
+
+#: Families with kernels of their own.
+FAMILIES = {"gemm": gemm}
 
 #: One block a task. ``order`` is null where the launch covers consecutive tasks from ``first``.
 _KERNEL = """
@@ -24,24 +29,27 @@ extern "C" __global__ void __launch_bounds__({threads}) k_{name}({parameters}, c
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TaskKernel:
-    """One operator's kernel: entry point, text, pointer arguments (tensor, written), block size and
-    static shared bytes."""
-
-    entry: str
-    text: str
-    arguments: tuple[tuple[str, bool], ...]
-    threads: int
-    shared: int
-
-
 def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled operator; equal operators have equal texts."""
+    """The kernel of a tiled operator; equal operators have equal texts. An unknown family is computed by the generic
+    kernel; DeviceFailure where a known one cannot compute the operator."""
+    family = FAMILIES.get(operator.family)
+    if family is None:
+        return _generic(operator, binding)
+    try:
+        return family(operator, binding)
+    except Unsuited as problem:
+        raise DeviceFailure(
+            f"operator {operator.name} is none for family {operator.family}: {problem}",
+            where=operator.anchor.origin, hint="choose another tile, or no family",
+        ) from problem  # fmt: skip
+
+
+def _generic(operator: ROperator, binding: Binding) -> TaskKernel:
     function = emit(operator, binding, CUDA)
     threads = dict(operator.config).get("threads", THREADS)
+    arguments = tuple(Argument(t, written) for t, written in function.arguments)
     return TaskKernel(f"k_{function.name}", function.text + _wrapper(function, binding, threads),
-                      function.arguments, threads, function.scratch)  # fmt: skip
+                      arguments, threads, function.scratch)  # fmt: skip
 
 
 def _wrapper(function: CFunction, binding: Binding, threads: int) -> str:

@@ -20,7 +20,6 @@ from rammer.ir.expr import Cast, Expr, Load, Number, Op, Ref, Table, integer
 from rammer.ir.types import TensorType
 
 from rammer_ipu_sim.memory import poison_value
-from rammer_ipu_sim.slicing import unrolled
 from rammer_ipu_sim.spans import (
     PIN,
     Numbers,
@@ -113,8 +112,7 @@ class _Planner:
     masks: dict[str, dict[str, Number]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.operator = unrolled(self.batch.operator)
-        self.types = {**{c.name: c.type for c in self.operator.computes}, **self.types}
+        self.operator = self.batch.operator
         self.rank = len(self.batch.coordinates)
         self.output = output_spans(self.batch, clip=False)
         self.spans = propagate(self.operator, self.output, self.types, clip=False)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rammer.codegen.dialects import IPU
 from rammer.codegen.emit import emit
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_ipu_sim.slicing import slices_of, unrolled
-
 
 def codelet(operator: ROperator, binding: Binding) -> tuple[str, int]:
     """The vertex's C++ text and its bytes of scratch memory. Raises DeviceFailure as ``emit`` does."""
-    body = unrolled(operator)
-    types = {**{c.name: c.type for c in body.computes}, **binding.types}
-    function = emit(body, replace(binding, types=types), IPU)
+    function = emit(operator, binding, IPU)
     fields = []
     for number, (tensor, written) in enumerate(function.arguments):
         direction = "Output" if written else "Input"
@@ -26,7 +20,6 @@ def codelet(operator: ROperator, binding: Binding) -> tuple[str, int]:
     lines = [
         "#include <poplar/Vertex.hpp>",
         IPU.preamble + function.text,
-        f"// exchanged in {slices_of(operator)} slice(s)",
         f"class {operator.name} : public poplar::Vertex {{",
         "public:",
         *fields,

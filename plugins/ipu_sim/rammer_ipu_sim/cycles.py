@@ -23,7 +23,6 @@ from rammer.ir.types import TensorType, itemsize
 from rammer_ipu_sim.batch import output_spans
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.memory import Home
-from rammer_ipu_sim.slicing import PARTIAL, longest, slices_of, unrolled
 from rammer_ipu_sim.spans import Numbers, Spans, axis_spans, constant, join, load_spans, propagate
 from rammer_ipu_sim.supersteps import Batch
 
@@ -42,8 +41,7 @@ class TaskCosts:
 
 @dataclass(frozen=True, slots=True)
 class StepCycles:
-    """Cycles of one superstep by phase. ``rounds`` > 1 where the tasks' boxes do not fit in a tile at once
-    and where reductions are sliced.
+    """Cycles of one superstep by phase. ``rounds`` > 1 where the tasks' boxes do not fit in a tile at once.
 
     ``streamed`` is bytes from host memory.
     """
@@ -65,19 +63,17 @@ class StepCycles:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A box of ``tensor`` (one of those from outside) that a load of ``compute`` needs, for every task."""
+    """The box of an outside ``tensor`` that one load needs, for every task."""
 
-    compute: str
     tensor: str
     box: Spans
 
 
 def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Spans], list[Read]]:
     """Clipped boxes of all Computes, and of what their loads read from outside."""
-    rank, operator = len(batch.coordinates), unrolled(batch.operator)
-    inside = {c.name: c.type for c in operator.computes}
-    known = {**inside, **types}
-    spans = propagate(operator, output_spans(batch, clip=True), known, clip=True)
+    rank, operator = len(batch.coordinates), batch.operator
+    inside = {c.name for c in operator.computes}
+    spans = propagate(operator, output_spans(batch, clip=True), types, clip=True)
     reads = []
     for c in operator.computes:
         if c.name in spans:
@@ -85,7 +81,7 @@ def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Span
             for load in c.loads:
                 if load.tensor not in inside:
                     box = load_spans(load, axes, types[load.tensor].shape, rank, clip=True)
-                    reads.append(Read(c.name, load.tensor, box))
+                    reads.append(Read(load.tensor, box))
     return spans, reads
 
 
@@ -99,18 +95,12 @@ def elements(spans: Spans, rank: int) -> Numbers:
 
 def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> TaskCosts:
     """Costs of every task of the batch."""
-    operator, rank = unrolled(batch.operator), len(batch.coordinates)
+    operator, rank = batch.operator, len(batch.coordinates)
     spans, reads = exact(batch, types)
-    phases = _phases(reads, types, rank)
-    common = phases.pop("", constant(0, rank))
-    received, staged = common, common
-    if phases:
-        # Slices come one after another into the same memory.
-        received = common + sum(phases.values(), constant(0, rank))
-        staged = common + np.maximum.reduce(np.broadcast_arrays(*phases.values()))
+    received = _received(reads, types, rank)
     output = output_spans(batch, clip=True)
     written = elements(output, rank) * sum(itemsize(types[n].dtype) for n in operator.outputs)
-    footprint = staged + _held(batch, spans, types)
+    footprint = received + _held(batch, spans, types)
     compute: Counts = np.full((1,) * rank, float(chip.launch_cycles))
     for c in operator.computes:
         if c.name in spans:
@@ -121,26 +111,21 @@ def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> Tas
     )
 
 
-def _phases(reads: Sequence[Read], types: Mapping[str, TensorType], rank: int) -> dict[str, Numbers]:
-    """Bytes delivered for every slice, and under "" for all other Computes together."""
-    groups: dict[tuple[str, str], list[Spans]] = {}
+def _received(reads: Sequence[Read], types: Mapping[str, TensorType], rank: int) -> Numbers:
+    """Bytes delivered to each task."""
+    groups: dict[str, list[Spans]] = {}
     for read in reads:
-        phase = read.compute if read.compute.startswith(PARTIAL) else ""
-        groups.setdefault((phase, read.tensor), []).append(read.box)
-    phases: dict[str, Numbers] = {}
-    for (phase, tensor), boxes in groups.items():
-        moved = _delivered(boxes, rank) * itemsize(types[tensor].dtype)
-        phases[phase] = phases[phase] + moved if phase in phases else moved
-    return phases
+        groups.setdefault(read.tensor, []).append(read.box)
+    total = constant(0, rank)
+    for tensor, boxes in groups.items():
+        total = total + _delivered(boxes, rank) * itemsize(types[tensor].dtype)
+    return total
 
 
 def _held(batch: Batch, spans: Mapping[str, Spans], types: Mapping[str, TensorType]) -> Numbers:
-    """Bytes of output tiles and of interior tensors held in local memory; slices share one accumulator."""
+    """Bytes of output tiles and of interior tensors that meet in local memory."""
     operator, rank = batch.operator, len(batch.coordinates)
     names = {c.producer for c in operator.connections if c.layer == "veu"} | set(operator.outputs)
-    found = longest(operator) if slices_of(operator) > 1 else None
-    if found is not None:
-        names.add(found[0].name)
     total = constant(0, rank)
     for name in sorted(names & set(spans)):
         total = total + elements(spans[name], rank) * itemsize(types[name].dtype)
@@ -180,7 +165,6 @@ class Accountant:
                  for k in ("received", "written", "footprint", "compute")}  # fmt: skip
         rounds = self._rounds(veus, orders, parts["footprint"])
         count = int(rounds.max(initial=0)) + 1
-        slices = max((slices_of(b.operator) for b in whole), default=1)
         place = rounds * self.chip.tiles + veus
         size = count * self.chip.tiles
 
@@ -191,9 +175,9 @@ class Accountant:
         exchange = max(by_round(parts["received"]), sent) + max(by_round(parts["written"]), stored)
         stream = math.ceil(streamed / self.chip.host_bytes * self.chip.clock)
         return StepCycles(
-            tuple(dict.fromkeys(b.operator.name for b in whole)), len(veus), count * slices,
+            tuple(dict.fromkeys(b.operator.name for b in whole)), len(veus), count,
             math.ceil(by_round(parts["compute"])), math.ceil(exchange / self.chip.exchange_bytes),
-            (slices + 1) * count * self.chip.sync_cycles, stream, streamed,
+            2 * count * self.chip.sync_cycles, stream, streamed,
         )  # fmt: skip
 
     def _rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from rammer.device.manifest import Array, Binding, Device, Hardware, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
@@ -16,10 +15,9 @@ from rammer_ipu_sim.chip import GC2, SOURCES, Chip, configured, vdevice
 from rammer_ipu_sim.codelet import codelet
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_ipu_sim.profiler import SimulatedProfiler, operator_times, resources
-from rammer_ipu_sim.slicing import SLICES, longest, sliced
 
 #: Raised whenever generated codelets or the cycle accounts change.
-GENERATOR = 2
+GENERATOR = 1
 
 #: Tilings returned for an operator.
 CANDIDATES = 8
@@ -63,19 +61,8 @@ class SimulatorBackend:
         return f"ipu_sim generator {GENERATOR} {self.chip!r}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tilings whose tasks fit in a tile, best predicted first; sliced ones only where no other fits."""
-        device = self.vdevice
-        found = candidates(operator, binding, device, CANDIDATES)
-        if found or longest(operator) is None:
-            return found
-        room = device.layer("veu").capacity
-        for slices in SLICES:
-            tiled = candidates(operator, binding, _roomier(device, slices), CANDIDATES)
-            options = [sliced(o, slices) for o in tiled]
-            found = [o for o in options if resources(o, binding.types, self.chip).local_bytes <= room]
-            if found:
-                return found
-        return ()
+        """Tilings whose tasks fit in a tile, best predicted first."""
+        return candidates(operator, binding, self.vdevice, CANDIDATES)
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Codelet text, resources and counted times. DeviceFailure when a task exceeds a tile's memory."""
@@ -91,12 +78,6 @@ class SimulatorBackend:
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> LoadedProgram:
         """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""
         return LoadedProgram(program, constants, self.chip, self.stream)
-
-
-def _roomier(device: VDevice, times: int) -> VDevice:
-    """The same device with more room for one task."""
-    layers = (replace(m, capacity=m.capacity * times) if m.scope == "veu" else m for m in device.layers)
-    return replace(device, layers=tuple(layers))
 
 
 def _flag(text: str) -> bool:

@@ -16,6 +16,7 @@ from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
+from rammer_rocm.build import version
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import task_function
 from rammer_rocm.kernels.choose import panel_candidates
@@ -54,7 +55,7 @@ class OpenClBackend:
         cl = opencl()
         self.vdevice: VDevice = virtual_device(device)
         self.hardware: Hardware = hardware(options.index, device)
-        self.single = _single(options.options, self.vdevice.threads)
+        self.single = _single(options.options, self.vdevice.threads == 1 and version(device) >= (2, 0))
         try:
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
@@ -90,15 +91,16 @@ class OpenClBackend:
         return OpenClProgram(self.context, self.queue, self.vdevice, program, constants, self.single)
 
 
-def _single(options: Mapping[str, str], threads: int) -> bool:
+def _single(options: Mapping[str, str], able: bool) -> bool:
+    """Whether one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""
     unknown = sorted(set(options) - {"executor"})
     if unknown:
         raise BadInput(f"device rocm has no option {unknown[0]!r}", hint="known: executor=single|waves")
-    executor = options.get("executor", "single" if threads == 1 else "waves")
+    executor = options.get("executor", "single" if able else "waves")
     if executor not in EXECUTORS:
         raise BadInput(f"unknown executor {executor!r}", hint=f"one of: {', '.join(EXECUTORS)}")
-    if executor == "single" and threads > 1:
-        raise BadInput("executor=single runs on CPUs only", hint="use executor=waves")
+    if executor == "single" and not able:
+        raise BadInput("executor=single needs a CPU with OpenCL C 2.0", hint="use executor=waves")
     return executor == "single"
 
 

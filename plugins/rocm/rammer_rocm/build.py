@@ -36,11 +36,17 @@ def _errors(log: str) -> str:
 
 def standard(device: Any) -> tuple[str, ...]:
     """Build options: the newest language version of ours that the device accepts."""
-    return ("-cl-std=CL3.0",) if version(device) >= (3, 0) else ("-cl-std=CL2.0",) if version(device) >= (2, 0) else ()
+    known = version(device)
+    return ("-cl-std=CL3.0",) if known >= (3, 0) else ("-cl-std=CL2.0",) if known >= (2, 0) else ()
 
 
 def version(device: Any) -> tuple[int, int]:
-    """OpenCL C version of ``device``, from ``OpenCL C <major>.<minor> ...``."""
-    words = device.opencl_c_version.split()
-    major, _, minor = words[2].partition(".")
-    return int(major), int(minor)
+    """Newest OpenCL C version of ``device``. An OpenCL 3.0 device may still name 1.2 as its default language."""
+    language = device.opencl_c_version.split()[2]
+    whole = device.version.split()[1]
+    return max(_numbers(language), _numbers(whole) if _numbers(whole) >= (3, 0) else (1, 0))
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor or 0)

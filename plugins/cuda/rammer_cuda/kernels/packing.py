@@ -29,7 +29,8 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
     size = math.prod(a.extent for a in axes) * tiles * depth.blocks * depth.block * unit
 
     def make(values: Array) -> Array:
-        body = (*axes, line, *depth.outer, depth.inner)
+        dead = tuple(r for r in p.main.reduce if r not in depth.axes)
+        body = (*axes, line, *depth.outer, depth.inner, *dead)
         full = evaluate(Compute("packed", "float32", body, operand.load), {operand.tensor: values})
         outer = math.prod(a.extent for a in axes)
         taps = math.prod(a.extent for a in depth.outer)

@@ -1,0 +1,91 @@
+"""Models of sequences and rows: LSTM-TC, BERT-base, NeRF's MLP."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+
+from zoo.net import Net
+
+
+def lstm_tc(seed: int, batch: int = 1, layers: int = 10, hidden: int = 256, steps: int = 100) -> onnx.ModelProto:
+    """Rammer's LSTM-TC: stacked unidirectional layers, input and hidden alike; the last layer's final state.
+
+    Gate weights have deviation 2 / sqrt(hidden), twice what frameworks start with: with less, ten layers forget
+    their input and any two inputs give the same answer.
+    """
+    net = Net(f"lstm_tc_bs{batch}", seed)
+    x = net.input("sequence", (steps, batch, hidden))
+    axis, last = net.integers([1], "axis"), net.integers([0], "axis")
+    y_h = ""
+    for _ in range(layers):
+        deviation = 2 / math.sqrt(hidden)
+        weights = [net.normal((1, 4 * hidden, hidden), deviation, hint) for hint in ("w", "r")]
+        bias = net.normal((1, 8 * hidden), 0.1, "b")
+        shapes = [(steps, 1, batch, hidden), (1, batch, hidden)]
+        y, y_h = net.node_of("LSTM", [x, *weights, bias], shapes, hidden_size=hidden)
+        x = net.node("Squeeze", [y, axis], (steps, batch, hidden))
+    net.nodes.pop()  # the last layer's sequence is not asked for
+    net.nodes[-1].output[0] = ""
+    return net.finish(net.node("Squeeze", [y_h, last], (batch, hidden)), fit=False)
+
+
+def _linear(net: Net, x: str, columns: int, gain: float = 1.0) -> str:
+    """``x @ W + b`` along the last axis; deviation sqrt(gain / rows)."""
+    shape = net.shape(x)
+    weight = net.normal((shape[-1], columns), math.sqrt(gain / shape[-1]), "w")
+    product = net.node("MatMul", [x, weight], (*shape[:-1], columns))
+    return net.map("Add", product, net.normal((columns,), 0.1, "b"))
+
+
+def _layer_norm(net: Net, x: str) -> str:
+    width = net.shape(x)[-1]
+    operands = [x, net.normal((width,), 0.1, "scale", 1.0), net.normal((width,), 0.1, "shift")]
+    return net.node("LayerNormalization", operands, net.shape(x), axis=-1, epsilon=1e-12)
+
+
+def _heads(net: Net, x: str, heads: int, order: tuple[int, ...]) -> str:
+    n, tokens, width = net.shape(x)
+    return net.transpose(net.reshape(x, (n, tokens, heads, width // heads)), order)
+
+
+def _attention(net: Net, x: str, heads: int) -> str:
+    """Multi-head self-attention with its output projection."""
+    n, tokens, width = net.shape(x)
+    q = _heads(net, _linear(net, x, width), heads, (0, 2, 1, 3))
+    k = _heads(net, _linear(net, x, width), heads, (0, 2, 3, 1))
+    v = _heads(net, _linear(net, x, width), heads, (0, 2, 1, 3))
+    scores = net.node("MatMul", [q, k], (n, heads, tokens, tokens))
+    scale = net.constant(np.array(1 / math.sqrt(width // heads), np.float32), "scale")
+    shares = net.map("Softmax", net.map("Mul", scores, scale), axis=-1)
+    context = net.node("MatMul", [shares, v], (n, heads, tokens, width // heads))
+    return _linear(net, net.reshape(net.transpose(context, (0, 2, 1, 3)), (n, tokens, width)), width)
+
+
+def bert_base(seed: int, batch: int = 1, tokens: int = 128, layers: int = 12, width: int = 768, heads: int = 12,
+              vocabulary: int = 30522) -> onnx.ModelProto:  # fmt: skip
+    """BERT-base uncased: embeddings and 12 layers, no pooler; the last hidden state. Devlin et al., arXiv 1810.04805."""
+    net = Net("bert_base", seed)
+    ids = net.input("input_ids", (batch, tokens), onnx.TensorProto.INT64)
+    kinds = net.input("token_type_ids", (batch, tokens), onnx.TensorProto.INT64)
+    places = net.constant(np.arange(tokens, dtype=np.int64), "places")
+    words = net.node("Gather", [net.normal((vocabulary, width), 1.0, "words"), ids], (batch, tokens, width))
+    types = net.node("Gather", [net.normal((2, width), 0.5, "types"), kinds], (batch, tokens, width))
+    positions = net.node("Gather", [net.normal((512, width), 0.5, "positions"), places], (tokens, width))
+    x = _layer_norm(net, net.map("Add", net.map("Add", words, types), positions))
+    for _ in range(layers):
+        x = _layer_norm(net, net.map("Add", _attention(net, x, heads), x))
+        inner = net.map("Gelu", _linear(net, x, 4 * width, 2.0))
+        x = _layer_norm(net, net.map("Add", _linear(net, inner, width), x))
+    return net.finish(x, fit=False)
+
+
+def nerf_mlp(seed: int, rows: int = 65536, layers: int = 8, width: int = 64) -> onnx.ModelProto:
+    """A plain radiance-field MLP: 60 encoded coordinates, 8 hidden layers of 64 with ReLU, colour and density."""
+    net = Net("nerf_mlp", seed)
+    x = net.input("samples", (rows, 60))
+    for _ in range(layers):
+        x = net.relu(_linear(net, x, width, 2.0))
+    return net.finish(_linear(net, x, 4), fit=False)

@@ -1,0 +1,166 @@
+"""Which tiles and block shapes are worth trying for a contraction, by a small model of one SM.
+
+A block costs, for every block of products, the largest of its instruction issue, its shared-memory reads and its
+share of L2 bandwidth; blocks on one SM add up; what no block hides (launch, first loads, epilogue, cluster
+barriers) is a constant. The constants were fitted to single layers measured on an H200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rammer.device.manifest import Binding
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.contraction import Roles, product_of, roles_of
+from rammer_cuda.kernels.depth import Depth, depth_of
+from rammer_cuda.kernels.gemm import Shape, gemm, shape_of
+from rammer_cuda.kernels.task import Unsuited
+
+#: Row tiles that are tried (elements), and the range of column tiles.
+ROWS = (8, 16, 32, 64, 128)
+FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
+#: Register tiles (rows, columns), block depths, numbers of buffers and splits that are tried.
+REGISTERS = ((4, 4), (8, 4), (4, 8), (8, 8))
+BLOCKS = (8, 16, 32)
+SPLITS = (1, 2, 3, 4, 6, 8)
+STAGES = 4
+#: Threads of a block.
+THREADS = (32, 288)
+#: Cycles: start of a block to its first products, epilogue per element and thread, one ring step's barrier, a split's barriers.
+START, STORE, STEP, CLUSTER = 1500, 12, 60, 700
+#: Bytes a cycle and SM from L2 with every SM reading.
+L2_BYTES = 28.0
+#: Warps that hide each other's latency completely on one SM.
+WARPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A tiled operator with its predicted seconds for all tasks, launch included."""
+
+    operator: ROperator
+    seconds: float
+
+
+def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
+    """Up to ``count`` gemm versions of ``operator``, best predicted first; [] where it is no matrix product."""
+    try:
+        roles = roles_of(operator, binding)
+    except Unsuited:
+        return []
+    splits = SPLITS if _clusters(device) else (1,)
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk in BLOCKS}
+    found = list[Choice]()
+    for tile in _tiles(roles):
+        rows = math.prod(tile[d] for d in roles.rows)
+        width = math.prod(tile[d] for d in roles.columns)
+        tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
+        for config in _configs(splits):
+            shape = shape_of(rows, width, dict(config))
+            if not THREADS[0] <= shape.works <= THREADS[1] or shape.split > max(1, depths[shape.bk].blocks // 2):
+                continue
+            seconds = predicted(shape, depths[shape.bk], tasks, rows * width, device)
+            found.append(Choice(replace(operator, tile=tile, family="gemm", config=config), seconds))
+    found.sort(key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
+    return _expressible(_diverse(found), binding, device, count)
+
+
+def _clusters(device: VDevice) -> bool:
+    """Whether thread-block clusters exist: from compute capability 9.0 on, which has 227 KiB of shared memory."""
+    return device.layer("veu").capacity > 200 << 10
+
+
+def _diverse(choices: Sequence[Choice]) -> Iterator[Choice]:
+    """The best few of every block shape and split: neighbours in the model's order are often equals."""
+    seen: dict[tuple[object, ...], int] = {}
+    for c in choices:
+        config = dict(c.operator.config)
+        key = (math.prod(c.operator.tile), config["split"])
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= 3:
+            yield c
+
+
+def _expressible(choices: Iterator[Choice], binding: Binding, device: VDevice, count: int) -> list[Choice]:
+    result = list[Choice]()
+    limit = device.layer("veu").capacity
+    for choice in choices:
+        try:
+            if gemm(choice.operator, binding).dynamic <= limit:
+                result.append(choice)
+        except Unsuited:
+            continue
+        if len(result) >= count:
+            break
+    return result
+
+
+def _configs(splits: Sequence[int]) -> list[tuple[tuple[str, int], ...]]:
+    return [
+        (("tm", tm), ("tn", tn), ("bk", bk), ("stages", STAGES if bk < 32 else 3), ("split", split))
+        for tm, tn in REGISTERS for bk in BLOCKS for split in splits
+    ]  # fmt: skip
+
+
+def _tiles(roles: Roles) -> list[tuple[int, ...]]:
+    """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
+    shape, result = roles.main.shape, set[tuple[int, ...]]()
+    for row in _parts([shape[d] for d in roles.rows], ROWS[0], ROWS[-1], roles.groups):
+        for column in _parts([shape[d] for d in roles.columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset()):
+            tile = [1] * len(shape)
+            for d, t in (*zip(roles.rows, row, strict=True), *zip(roles.columns, column, strict=True)):
+                tile[d] = t
+            result.add(tuple(tile))
+    return sorted(result)
+
+
+def _parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
+    """Tiles of a flattened group of axes: inner axes whole, one axis split, the outer ones 1."""
+    if not extents:
+        return [()]
+    found = set[tuple[int, ...]]()
+    below = 1
+    for k in range(len(extents) - 1, -1, -1):
+        for size in _sizes(extents[k], groups if k == 0 else frozenset()):
+            if below * size <= most and (below * size >= fewest or math.prod(extents) == below * size):
+                found.add((*([1] * k), size, *extents[k + 1 :]))
+        below *= extents[k]
+    return sorted(found) or [tuple([1] * (len(extents) - 1) + [min(extents[-1], most)])]
+
+
+def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
+    """Tile sizes along an axis: even parts, powers of two, the whole; only divisors of ``groups``."""
+    sizes = {-(-extent // n) for n in range(1, min(extent, 33) + 1)} | {s for s in ROWS if s < extent}
+    return sorted(s for s in sizes if all(g % s == 0 for g in groups))
+
+
+def gemm_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled gemm operator, without its launch."""
+    p = product_of(operator, binding)
+    shape = shape_of(p.row_count, p.width, dict(operator.config))
+    depth = depth_of(p.main.reduce, shape.bk)
+    return predicted(shape, depth, operator.task_count, p.row_count * p.width, device) - device.launch
+
+
+def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice) -> float:
+    """Seconds for all ``tasks`` of one launch."""
+    clock = device.flops / 256.0
+    blocks = tasks * shape.split
+    warps = shape.threads / 32
+    steps = -(-depth.blocks // shape.split)
+    vectors = (shape.tm + shape.tn) / 4
+    copies = (shape.bm / 4 + shape.bn) * shape.bk / 32
+    issue = (warps * shape.bk * (shape.tm * shape.tn + vectors) + copies * (14 if depth.flat else 6)) / 4
+    reads = warps * shape.bk * vectors * 2 + copies
+    traffic = 4 * shape.bk * (shape.bm + shape.bn) / L2_BYTES
+    per_sm = -(-blocks // device.veus)
+    resident = min(per_sm, max(1, int(16 / warps)))
+    hidden = min(1.0, (0.55 + 0.45 * resident * warps / WARPS))
+    step = max(issue, reads, traffic) / hidden + STEP / resident
+    store = STORE * cells / shape.threads / shape.split * (1 + 0.15 * shape.split)
+    cycles = START + per_sm * (steps * step + store) + (CLUSTER if shape.split > 1 else 0)
+    return cycles / clock + device.launch

@@ -1,0 +1,282 @@
+"""The ``gemm`` family: implicit matrix products in fp32 FFMA, one block (or one cluster of blocks) a task.
+
+A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers filled
+by cp.async; every thread accumulates ``tm x tn`` results in registers. With ``split`` > 1 a task is a thread-block cluster: each
+block sums its share of the products, then every block adds up its part of the tile over all shared memories in
+rank order, so results repeat bit for bit. The following maps are applied on the way to memory by the core's emitter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.operations import Val
+from rammer.codegen.scalar import Block
+from rammer.codegen.unit import Place, Unit
+from rammer.device.manifest import Binding
+from rammer.ir.expr import Interval, Load, Ref, integer
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.contraction import Product, product_of
+from rammer_cuda.kernels.depth import depth_of
+from rammer_cuda.kernels.stage import Stage
+from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
+from rammer_cuda.kernels.text import Text, digits
+
+PREAMBLE = """
+#ifndef RM_GEMM
+#define RM_GEMM
+__device__ __forceinline__ void rm_copy4(unsigned to, const float *from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" :: "r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+__device__ __forceinline__ void rm_copy16(unsigned to, const float *from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void rm_copy4(float *to, const float *from, bool valid) {
+  rm_copy4((unsigned)__cvta_generic_to_shared(to), from, valid);
+}
+__device__ __forceinline__ void rm_copy16(float *to, const float *from, bool valid) {
+  rm_copy16((unsigned)__cvta_generic_to_shared(to), from, valid);
+}
+__device__ __forceinline__ void rm_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void rm_arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+__device__ __forceinline__ float rm_peer(const float *mine, int rank) {
+  unsigned at; float value;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(mine)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ void rm_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+template <int TM, int TN, int BM, int BN, int BK, int PA, int PB>
+__device__ __forceinline__ void rm_multiply(const float *a, const float *b, float (&acc)[TM][TN]) {
+#pragma unroll
+  for (int k = 0; k < BK; ++k) {
+    float x[TM], y[TN];
+#pragma unroll
+    for (int i = 0; i < TM; i += 4) *(float4 *)(x + i) = *(const float4 *)(a + k * PA + i / 4 * (BM / (TM / 4)));
+#pragma unroll
+    for (int j = 0; j < TN; j += 4) *(float4 *)(y + j) = *(const float4 *)(b + k * PB + j / 4 * (BN / (TN / 4)));
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+      for (int j = 0; j < TN; ++j) acc[i][j] = fmaf(x[i], y[j], acc[i][j]);
+  }
+}
+#endif
+"""
+
+#: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
+MOST_SPLIT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Tile sizes of one block: rows, columns, products, register tile, threads, buffers and splits."""
+
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    stages: int
+    split: int
+
+    @property
+    def works(self) -> int:
+        """Threads that accumulate."""
+        return self.bm // self.tm * (self.bn // self.tn)
+
+    @property
+    def threads(self) -> int:
+        """Threads of the block: whole warps."""
+        return -(-self.works // 32) * 32
+
+
+def shape_of(rows: int, width: int, config: dict[str, int]) -> Shape:
+    """The block of a task of ``rows x width`` under an operator's config."""
+    tm, tn = config.get("tm", 4), config.get("tn", 4)
+    return Shape(-(-rows // tm) * tm, -(-width // tn) * tn, config.get("bk", 16), tm, tn,
+                 config.get("stages", 3), config.get("split", 1))  # fmt: skip
+
+
+def gemm(operator: ROperator, binding: Binding) -> TaskKernel:
+    """The kernel of a tiled contraction. Unsuited where it is none, or its block is no possible one."""
+    product = product_of(operator, binding)
+    return _Gemm(product, binding, shape_of(product.row_count, product.width, dict(operator.config))).kernel()
+
+
+class _Gemm:
+    def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
+        self.p, self.binding, self.s = product, binding, shape
+        self.depth = depth_of(product.main.reduce, shape.bk)
+        if not 32 <= shape.threads <= 1024:
+            raise Unsuited(f"{shape.threads} threads")
+        self.split = min(shape.split, self.depth.blocks, MOST_SPLIT)
+        self.text = Text()
+        self.a = Stage("a", product, product.a, product.rows, shape.bm, self.depth, shape.threads)
+        self.b = Stage("b", product, product.b, product.columns, shape.bn, self.depth, shape.threads)
+        self.ring = shape.stages * shape.bk * (self.a.pitch + self.b.pitch)
+        self.dynamic = 4 * max(self.ring, shape.bm * shape.bn)
+        self.arguments = self._arguments()
+
+    def _arguments(self) -> list[Argument]:
+        """Operands, then what the following maps read, then outputs."""
+        p = self.p
+        inside = {p.main.name, *(c.name for c in p.after)}
+        read = dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
+        return [
+            Argument(p.a.tensor, False, self.a.packing), Argument(p.b.tensor, False, self.b.packing),
+            *(Argument(t, False) for t in read), *(Argument(t, True) for t in p.operator.outputs),
+        ]  # fmt: skip
+
+    def kernel(self) -> TaskKernel:
+        """The finished kernel."""
+        s = self.s
+        self._origins()
+        self._pointers()
+        self.a.setup(self.text)
+        self.b.setup(self.text)
+        self._fetch()
+        self._sum()
+        tables = self._epilogue()
+        names = ", ".join(f"{'float' if a.written else 'const float'} *p{k}" for k, a in enumerate(self.arguments))
+        cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
+        head = f'extern "C" __global__ void {cluster}__launch_bounds__({s.threads}) @NAME@({names}, const int *order, int first)'
+        text = f"{head} {{\n{self.text}}}\n"
+        name = "g_" + hashlib.sha256((tables + PREAMBLE + text).encode()).hexdigest()[:20]
+        return TaskKernel(name, PREAMBLE + tables + text.replace("@NAME@", name), tuple(self.arguments), s.threads,
+                          self.dynamic, self.dynamic, self.split)  # fmt: skip
+
+    def _origins(self) -> None:
+        text, operator = self.text, self.p.operator
+        slot = f"(int)blockIdx.x / {self.split}" if self.split > 1 else "(int)blockIdx.x"
+        text.line("const int tid = (int)threadIdx.x;")
+        text.line(f"const int slot = {slot};")
+        text.line("const int task = order ? order[slot] : first + slot;")
+        places = digits("task", operator.grid)
+        for d, (place, tile, count) in enumerate(zip(places, operator.tile, operator.grid, strict=True)):
+            origin = place if tile == 1 else f"{place} * {tile}"
+            text.line(f"const int o{d} = {origin if count > 1 else '0'};")
+
+    def _pointers(self) -> None:
+        s, text = self.s, self.text
+        text.line("extern __shared__ __align__(16) float shared[];")
+        text.line("const float *const ag = p0; const float *const bg = p1;")
+        text.line(f"const int tx = min(tid, {s.works - 1}) % {s.bn // s.tn}, ty = min(tid, {s.works - 1}) / {s.bn // s.tn};")
+        text.line(f"float *const ashared = shared; float *const bshared = shared + {s.stages * s.bk * self.a.pitch};")
+
+    def _fetch(self) -> None:
+        text, s, d = self.text, self.s, self.depth
+        text.line("auto fetch = [&](int kb, int slot) {")
+        text.line(f"float *const as = ashared + slot * {s.bk * self.a.pitch};")
+        text.line(f"float *const bs = bshared + slot * {s.bk * self.b.pitch};")
+        if d.flat or not d.outer:
+            text.line(f"const int tap = 0, c0 = kb * {s.bk};")
+        else:
+            text.line(f"const int tap = kb / {d.per_tap}, c0 = (kb - tap * {d.per_tap}) * {s.bk};")
+        self.a.fetch(text)
+        self.b.fetch(text)
+        text.line("};")
+
+    def _sum(self) -> None:
+        """The ring: wait for a block, start the copies of a later one, multiply."""
+        s, text, blocks = self.s, self.text, self.depth.blocks
+        if self.split > 1:
+            text.line(f"const int rank = (int)blockIdx.x % {self.split};")
+            text.line(f"const int begin = {blocks} * rank / {self.split}, end = {blocks} * (rank + 1) / {self.split};")
+        else:
+            text.line(f"const int rank = 0, begin = 0, end = {blocks};")
+        text.line(f"float acc[{s.tm}][{s.tn}] = {{}};")
+        text.all([
+            "#pragma unroll",
+            f"for (int i = 0; i < {s.stages - 1}; ++i) {{",
+            "if (begin + i < end) fetch(begin + i, i);",
+            "rm_commit();",
+            "}",
+            f"int use = 0, fill = {s.stages - 1};",
+            "#pragma unroll 1",
+            "for (int kb = begin; kb < end; ++kb) {",
+            f"rm_arrived<{s.stages - 2}>();",
+            "__syncthreads();",
+            f"if (kb + {s.stages - 1} < end) fetch(kb + {s.stages - 1}, fill);",
+            "rm_commit();",
+            f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {s.bk}, {self.a.pitch}, {self.b.pitch}>(",
+            f"  ashared + use * {s.bk * self.a.pitch} + ty * 4, bshared + use * {s.bk * self.b.pitch} + tx * 4, acc);",
+            f"use = use == {s.stages - 1} ? 0 : use + 1;",
+            f"fill = fill == {s.stages - 1} ? 0 : fill + 1;",
+            "}",
+            "rm_arrived<0>();",
+            "__syncthreads();",
+        ])  # fmt: skip
+        text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
+        text.all([
+            "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; j += 4)",
+            f"  *(float4 *)(shared + (ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}) * {s.bn} + tx * 4"
+            f" + j / 4 * {s.bn // (s.tn // 4)}) = *(float4 *)(acc[i] + j);",
+            "}",
+            "rm_cluster();" if self.split > 1 else "__syncthreads();",
+        ])  # fmt: skip
+
+    # --- the epilogue -----------------------------------------------------------------------------
+
+    def _epilogue(self) -> str:
+        """Every thread walks down columns of the tile; returns the tables that the maps need."""
+        s, p, text = self.s, self.p, self.text
+        across = min(s.bn, s.threads)
+        rows, groups = s.threads // across, -(-s.bn // across)
+        text.line(f"for (int g = 0; g < {groups}; ++g) {{")
+        text.line(f"const int j = tid % {across} + g * {across}, i0 = tid / {across};")
+        tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])
+        for d, place in zip(p.columns, digits("j", [p.operator.tile[d] for d in p.columns]), strict=True):
+            text.line(f"const int x{d} = o{d} + {place};")
+            tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
+        text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
+        text.line(f"if ({' && '.join(tests)}) {{")
+        text.line("#pragma unroll 4")
+        text.line(f"for (int i = i0 + rank * {rows}; i < {p.row_count}; i += {rows * self.split}) {{")
+        tests = []
+        for d, place in zip(p.rows, digits("i", [p.operator.tile[d] for d in p.rows]), strict=True):
+            text.line(f"const int x{d} = o{d} + {place};")
+            tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
+        text.line(f"if ({' && '.join(tests) or 'true'}) {{")
+        if self.split > 1:
+            text.line("float sum = 0.0f;")
+            text.line("#pragma unroll")
+            text.line(f"for (int r = 0; r < {self.split}; ++r) sum += rm_peer(shared + i * {s.bn} + j, r);")
+        else:
+            text.line(f"const float sum = shared[i * {s.bn} + j];")
+        tables = self._maps()
+        text.all(["}"] * 4)
+        if self.split > 1:
+            text.line("rm_cluster();")
+        return tables
+
+    def _maps(self) -> str:
+        """The following maps and the stores, by the core's emitter, at the point ``x0, x1, ...`` with value ``sum``."""
+        p = self.p
+        zero = integer(0)
+        places = {}
+        for k, a in enumerate(self.arguments):
+            if k >= 2:
+                kind = self.binding.types[a.tensor]
+                places[a.tensor] = Place(f"p{k}", kind.dtype, self.binding.storages[a.tensor].strides,
+                                         (zero,) * len(kind.shape), kind.shape)  # fmt: skip
+        ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(p.main.axes)}
+        unit = Unit(CUDA, self.binding.types, {c.name: c for c in p.after}, places, ranges)
+        block = Block(unit)
+        point = tuple(Ref(f"x{d}") for d in range(len(p.main.axes)))
+        block.memo[Load(p.main.name, point)] = Val("sum", "float32", atom=True)
+        for name in p.operator.outputs:
+            block.store(places[name], point, block.load(Load(name, point)), ())
+        self.text.all(block.lines)
+        return "".join(unit.tables.values())
+
+
+def products(operator: ROperator) -> int:
+    """Products summed for one output element."""
+    return math.prod(r.extent for r in operator.computes[0].reduce)

@@ -1,0 +1,210 @@
+"""Copying one operand's block of ``BK x unit`` elements into shared memory, by cp.async.
+
+Three ways. *Packed*: a constant arranged at load time, 16 bytes a copy. *Along*: neighbouring threads read
+neighbouring rows (or columns), 16 bytes a copy where contiguity and alignment are proved, else 4. *Deep*: neighbouring
+threads read along the reduction axis, for operands that are contiguous there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rammer_cuda.kernels.contraction import Guard, Operand, Product
+from rammer_cuda.kernels.depth import Depth
+from rammer_cuda.kernels.packing import pack
+from rammer_cuda.kernels.task import Packing
+from rammer_cuda.kernels.text import Text, digits, total, weighted
+
+
+@dataclass
+class Stage:
+    """Writes the set-up and the copies of one operand. ``name`` prefixes its variables (``a`` or ``b``), ``axes`` are
+    the positions that run through its ``unit`` elements (``unit`` is their tile rounded up)."""
+
+    name: str
+    p: Product
+    operand: Operand
+    axes: tuple[int, ...]
+    unit: int
+    depth: Depth
+    threads: int
+
+    def __post_init__(self) -> None:
+        tile = self.p.operator.tile
+        self.tiles = [tile[d] for d in self.axes]
+        self.count = 1
+        for t in self.tiles:
+            self.count *= t
+        self.origins = {a.name: f"o{d}" for d, a in enumerate(self.p.main.axes)}
+        self.packing: Packing | None = None
+        self.coordinates: list[int] = []
+        if self.operand.packable and len(self.axes) <= 1:
+            self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth)
+        self.deep = self.packing is None and self._deep()
+        self.vector = 4 if self.packing is None and not self.deep and self._vector() else 1
+
+    @property
+    def along(self) -> int | None:
+        """The axis that runs through the unit, if one does."""
+        return self.axes[0] if self.axes else None
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of the block to the next; padded where threads write down the columns."""
+        return self.unit + (4 if self.deep else 0)
+
+    def _deep(self) -> bool:
+        inner = self.operand.steps.get(self.depth.inner.name, 0)
+        sides = [abs(self.operand.steps.get(self.p.axis(d).name, 0)) for d in self.axes]
+        return inner == 1 and 1 not in sides and self.threads % self.depth.block == 0
+
+    def _vector(self) -> bool:
+        """Whether four neighbours of the unit are always 16 aligned bytes, valid or not together."""
+        o, tile, grid = self.operand, self.p.operator.tile, self.p.operator.grid
+        if o.guards or not o.aligned or o.constant % 4 or self.unit != self.count or not self.axes:
+            return False
+        expected = 1
+        for d in reversed(self.axes):
+            axis = self.p.axis(d)
+            if o.steps.get(axis.name, 0) != expected:
+                return False
+            if d != self.axes[0] and tile[d] != axis.extent:
+                return False
+            expected *= axis.extent
+        first = self.axes[0]
+        below = self.count // tile[first]
+        names = {self.p.axis(d).name for d in self.axes}
+        rest = all(s % 4 == 0 for a, s in o.steps.items() if a not in names)
+        ends = tile[first] * below % 4 == 0 and self.p.axis(first).extent * below % 4 == 0
+        return rest and (ends if grid[first] > 1 else self.count % 4 == 0)
+
+    # --- once a task ----------------------------------------------------------------------------
+
+    def setup(self, text: Text) -> None:
+        """Per-thread offsets, validity and padding coordinates."""
+        if self.packing is not None:
+            self._setup_packed(text)
+        elif self.deep:
+            self._setup_deep(text)
+        else:
+            self._setup_along(text)
+
+    def _setup_packed(self, text: Text) -> None:
+        place = ""
+        for d in self.coordinates:
+            axis = self.p.axis(d)
+            place = f"({place}) * {axis.extent} + o{d}" if place else f"o{d}"
+        if self.along is not None:
+            grid, tile = self.p.operator.grid[self.along], self.p.operator.tile[self.along]
+            index = f"o{self.along} / {tile}"
+            place = f"({place}) * {grid} + {index}" if place else index
+        size = self.depth.blocks * self.depth.block * self.unit
+        text.line(f"const float *const {self.name}p = {self.name}g + (long long)({place or '0'}) * {size} + tid * 4;")
+
+    def _lanes(self) -> tuple[int, int, int]:
+        """(copies in a row of the block, rows a pass, groups of copies a thread has in a row)."""
+        across = self.unit // self.vector
+        if across <= self.threads:
+            return across, self.threads // across, 1
+        return across, 1, -(-across // self.threads)
+
+    def _setup_along(self, text: Text) -> None:
+        across, rows, groups = self._lanes()
+        n = self.name
+        text.line(f"const int {n}k = {f'tid / {across}' if groups == 1 else '0'};")
+        for g in range(groups):
+            lane = f"tid % {across}" if groups == 1 else f"tid + {g * self.threads}"
+            text.line(f"const int {n}j{g} = ({lane}){f' * {self.vector}' if self.vector > 1 else ''};")
+            inside = [f"{n}k < {rows}"] if groups == 1 and across * rows < self.threads else []
+            self._element(text, f"{n}j{g}", str(g), inside)
+
+    def _setup_deep(self, text: Text) -> None:
+        n, step = self.name, self.threads // self.depth.block
+        text.line(f"const int {n}k = tid % {self.depth.block};")
+        for i in range(-(-self.unit // step)):
+            text.line(f"const int {n}j{i} = tid / {self.depth.block} + {i * step};")
+            self._element(text, f"{n}j{i}", str(i), [])
+
+    def _element(self, text: Text, place: str, suffix: str, inside: list[str]) -> None:
+        """Offset ``{n}o``, validity ``{n}v`` and padding coordinates ``{n}g`` of the element ``place`` of the unit."""
+        n, p = self.name, self.p
+        local = {p.axis(d).name: t for d, t in zip(self.axes, digits(place, self.tiles), strict=True)}
+        names = {a: f"(o{d} + {local[a]})" if a in local else f"o{d}" for d, a in
+                 enumerate(x.name for x in p.main.axes)}  # fmt: skip
+        text.line(f"const int {n}o{suffix} = {total(weighted(self.operand.steps, names), self.operand.constant)};")
+        tests = list(inside)
+        if self.count < self.unit or not self.axes:
+            tests.append(f"{place} < {self.count}")
+        for d in self.axes:
+            axis = p.axis(d)
+            if axis.extent % p.operator.tile[d]:
+                tests.append(f"{names[axis.name]} < {axis.extent}")
+        text.line(f"const bool {n}v{suffix} = {' && '.join(tests) or 'true'};")
+        for number, guard in enumerate(self.operand.guards):
+            text.line(f"const int {n}g{suffix}_{number} = {total(weighted(guard.steps, names), guard.constant)};")
+
+    # --- once a block of products -----------------------------------------------------------------
+
+    def fetch(self, text: Text) -> None:
+        """The copies of block ``kb`` into ``{n}s``, the block's shared memory."""
+        if self.packing is not None:
+            self._fetch_packed(text)
+            return
+        n = self.name
+        taps = self._tap(text) if not self.depth.flat else {}
+        if self.deep:
+            step = self.threads // self.depth.block
+            for i in range(-(-self.unit // step)):
+                guard = f"if ({n}j{i} < {self.unit}) " if self.unit % step and (i + 1) * step > self.unit else ""
+                self._copy(text, f"{n}k", str(i), f"{n}s + {n}k * {self.pitch} + {n}j{i}", guard, taps)
+            return
+        _, rows, groups = self._lanes()
+        for i in range(-(-self.depth.block // rows)):
+            for g in range(groups):
+                row = f"({n}k + {i * rows})" if i else f"{n}k"
+                tests = [f"{row} < {self.depth.block}"] if (i + 1) * rows > self.depth.block else []
+                tests += [f"{n}k < {rows}"] if groups == 1 and self.unit // self.vector * rows < self.threads else []
+                across = self.unit // self.vector
+                tests += [f"tid + {g * self.threads} < {across}"] if (g + 1) * self.threads > across > self.threads else []
+                guard = f"if ({' && '.join(tests)}) " if tests else ""
+                self._copy(text, row, str(g), f"{n}s + {row} * {self.pitch} + {n}j{g}", guard, taps)
+
+    def _fetch_packed(self, text: Text) -> None:
+        n, whole = self.name, self.depth.block * self.unit
+        for i in range(-(-whole // (4 * self.threads))):
+            at = i * 4 * self.threads
+            guard = f"if (tid * 4 + {at} < {whole}) " if at + 4 * self.threads > whole else ""
+            text.line(f"{guard}rm_copy16({n}s + tid * 4 + {at}, {n}p + (size_t)kb * {whole} + {at}, true);")
+
+    def _tap(self, text: Text) -> dict[str, str]:
+        """Work out the block's tap: ``{n}q`` (offset) and the padding tests of each element."""
+        n, d = self.name, self.depth
+        names = {a.name: t for a, t in zip(d.outer, digits("tap", [a.extent for a in d.outer]), strict=True)}
+        text.line(f"const int {n}q = {total(weighted(self.operand.steps, names))};")
+        text.all(f"const int {n}q_{k} = {total(weighted(g.steps, names))};" for k, g in enumerate(self.operand.guards))
+        return names
+
+    def _copy(self, text: Text, row: str, element: str, target: str, guard: str, taps: Mapping[str, str]) -> None:
+        n, d, o = self.name, self.depth, self.operand
+        inner = f"(c0 + {row})"
+        tests = [f"{n}v{element}"]
+        if d.flat:
+            names = {a.name: t for a, t in zip(d.axes, digits(inner, [a.extent for a in d.axes]), strict=True)}
+            offset = total([(f"{n}o{element}", 1), *weighted(o.steps, names)])
+            tests += [f"{inner} < {d.total}"] if d.total % d.block else []
+            tests += [self._inside(g, f"{n}g{element}_{k}", weighted(g.steps, names)) for k, g in enumerate(o.guards)]
+        else:
+            names = {d.inner.name: inner}
+            offset = total([(f"{n}o{element}", 1), (f"{n}q", 1), *weighted(o.steps, names)])
+            tests += [f"{inner} < {d.inner.extent}"] if d.inner.extent % d.block else []
+            tests += [
+                self._inside(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted(g.steps, names)])
+                for k, g in enumerate(o.guards)
+            ]
+        call = "rm_copy16" if self.vector == 4 else "rm_copy4"
+        text.line(f"{guard}{call}({target}, {n}g + ({offset}), {' && '.join(tests)});")
+
+    @staticmethod
+    def _inside(guard: Guard, base: str, terms: Sequence[tuple[str, int]]) -> str:
+        return f"(unsigned)({total([(base, 1), *terms])}) < {guard.extent}u"

@@ -1,0 +1,127 @@
+"""``rammer compile`` and running its file: the same outputs, on nothing but the hardware it was made for."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command import Command
+from onnx import parser
+
+import rammer as api
+from rammer.errors import BadInput
+
+
+@pytest.fixture
+def compiled(rammer: Command, model: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "little.rammer"
+    done = rammer("compile", model, "--device", "toy", "-o", path)
+    assert done.code == 0
+    assert f"wrote {path} (" in done.out and "steps: bind " in done.out
+    return path
+
+
+def test_the_file_runs_like_the_model(rammer: Command, model: Path, compiled: Path, tmp_path: Path) -> None:
+    rammer("run", model, "--device", "toy", "--save-outputs", tmp_path / "a.npz")
+    done = rammer("run", compiled, "--save-outputs", tmp_path / "b.npz", "--expected", tmp_path / "a.npz")
+    assert done.code == 0 and "device    toy:0" in done.out
+    a, b = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
+    assert all(np.array_equal(a[n], b[n]) for n in a.files)
+    exe = api.compile(compiled)
+    assert [str(p) for p in exe.head.inputs] == ["x: float32[1,3,8,8]", "i: int64[2]"]
+
+
+def test_it_keeps_the_policy(rammer: Command, model: Path, tmp_path: Path) -> None:
+    rammer("compile", model, "--device", "toy", "--policy", "sequential", "-o", tmp_path / "s.rammer")
+    assert json.loads(rammer("run", tmp_path / "s.rammer", "--json", "-").out)["policy"] == "sequential"
+
+
+def test_other_devices_and_hardware_are_refused(rammer: Command, compiled: Path) -> None:
+    done = rammer("run", compiled, "--device", "ipu_sim")
+    assert done.code == 2
+    assert done.err == (f"rammer: error: {compiled} was compiled for device toy, not for ipu_sim\n"
+                        "  hint: leave out --device, or compile the model for that device\n")  # fmt: skip
+    done = rammer("run", compiled, "--option", "memory=1000000")
+    assert done.code == 2
+    assert done.err.startswith(
+        f"rammer: error: {compiled} was compiled for other hardware or by another version of the toy plugin\n"
+        "  at: compiled for toy 1, NumPy"
+    )
+    assert done.err.endswith("or give the --option values that it was compiled with\n")
+
+
+def test_wrong_shapes_are_refused(rammer: Command, compiled: Path) -> None:
+    done = rammer("run", compiled, "--shape", "x:2x3x8x8")
+    assert done.code == 2 and done.err.startswith("rammer: error: input 'x' has 2 elements along axis 0, the model")
+
+
+def test_what_needs_the_model_says_so(rammer: Command, compiled: Path) -> None:
+    done = rammer("inspect", compiled)
+    assert (done.code, done.err) == (2, f"rammer: error: {compiled} is a compiled model\n"
+                                        "  hint: this needs the ONNX model that it was compiled from\n")  # fmt: skip
+
+
+def rewritten(path: Path, name: str, change: str, into: str) -> None:
+    """The same zip with ``change`` replaced in one member (and valid checksums)."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {n: archive.read(n) for n in archive.namelist()}
+    assert change.encode() in parts[name]
+    parts[name] = parts[name].replace(change.encode(), into.encode(), 1)
+    with zipfile.ZipFile(path, "w") as archive:
+        for n, data in parts.items():
+            archive.writestr(n, data)
+
+
+def test_damaged_files_are_refused(rammer: Command, compiled: Path) -> None:
+    whole = compiled.read_bytes()
+    rng = np.random.default_rng()
+    for size in (4, len(whole) // 2, len(whole) - 1):
+        compiled.write_bytes(whole[:size])
+        assert rammer("run", compiled).err.startswith(f"rammer: error: {compiled} is not a compiled model: ")
+    for place in rng.integers(0, len(whole), 40):
+        data = bytearray(whole)
+        data[place] ^= 1 << int(rng.integers(8))
+        compiled.write_bytes(bytes(data))
+        done = rammer("run", compiled)
+        assert done.code in (0, 2) and "Traceback" not in done.err, (place, done.err)  # 0: a bit that nothing reads
+    compiled.write_bytes(whole)
+    rewritten(compiled, "head.json", '"format": 1', '"format": 99')
+    done = rammer("run", compiled)
+    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 1\n"
+                                        "  hint: compile the model again\n")  # fmt: skip
+
+
+def test_a_program_that_breaks_a_rule_is_not_run(rammer: Command, model: Path, compiled: Path) -> None:
+    with zipfile.ZipFile(compiled) as archive:
+        text = archive.read("0.program").decode()
+    row = next(line for line in text.splitlines() if line.startswith("  row v0"))
+    rewritten(compiled, "0.program", row + "\n", "")
+    done = rammer("run", compiled)
+    assert done.code == 2 and "is on no row" in done.err
+
+
+def test_operators_on_the_host_travel_too(rammer: Command, tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 21]> det (float[3,3] x) => (float y, float[3,3] z) {
+        r = Relu(x)
+        y = Det(r)
+        z = Add(r, y)
+    }"""
+    onnx.save(parser.parse_model(text), tmp_path / "det.onnx")
+    done = rammer("run", tmp_path / "det.onnx", "--device", "toy", "--save-outputs", tmp_path / "a.npz")
+    assert "on host   1 operators" in done.out
+    assert rammer("compile", tmp_path / "det.onnx", "--device", "toy", "-o", tmp_path / "det.rammer").code == 0
+    done = rammer("run", tmp_path / "det.rammer", "--expected", tmp_path / "a.npz", "--rtol", 1e-6)
+    assert done.code == 0 and "on host   1 operators" in done.out
+
+
+def test_where_it_cannot_be_written(rammer: Command, model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "no" / "f.rammer"
+    done = rammer("compile", model, "--device", "toy", "-o", target)
+    assert (done.code, done.err) == (2, f"rammer: error: cannot write {target}: its folder does not exist\n")
+    with pytest.raises(BadInput, match="is a compiled model"):
+        rammer("compile", model, "--device", "toy", "-o", tmp_path / "f.rammer")
+        _ = api.compile(tmp_path / "f.rammer").source.model

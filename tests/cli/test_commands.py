@@ -1,0 +1,196 @@
+"""Help, devices, compare, inspect, bench, cache, and the installed command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Command
+
+from rammer.cli.lazy import COMMANDS
+from rammer.report.stages import STAGES
+from rammer.version import __version__
+
+PAGES = [[], *([name] for name in COMMANDS), ["cache", "status"], ["cache", "clear"]]
+
+
+@pytest.mark.parametrize("words", PAGES, ids=lambda words: "-".join(words) or "rammer")
+def test_every_help_page_has_an_example(rammer: Command, words: list[str]) -> None:
+    done = rammer(*words, "--help")
+    assert done.code == 0
+    example = re.search(r"Example: rammer (\w+)", done.out)
+    assert example is not None
+    assert example.group(1) == (words[0] if words else "run")
+
+
+def test_version_and_unknown_commands(rammer: Command) -> None:
+    assert rammer("--version").out == f"rammer, version {__version__}\n"
+    done = rammer("frobnicate")
+    assert done.code == 2 and "No such command 'frobnicate'" in done.err
+
+
+# --- devices ------------------------------------------------------------------------------------------
+
+
+def test_devices_are_listed_with_a_live_self_test(rammer: Command) -> None:
+    done = rammer("devices")
+    assert done.code == 0
+    rows = {line.split()[0]: line for line in done.out.splitlines()[2:]}
+    for name in ("ipu_sim:0", "rocm:0", "toy:0"):
+        assert re.search(r" ok +.* ok \(error \d", rows[name]), rows[name]
+
+
+def test_devices_as_json(rammer: Command) -> None:
+    rows = {r["device"]: r for r in json.loads(rammer("devices", "--json", "--no-test").out)}
+    memory = rows["toy:0"].pop("memory")
+    assert memory.endswith("iB")
+    assert rows["toy:0"] == {"device": "toy:0", "state": "ok", "name": "the host, by NumPy", "kind": "cpu", "veus": "-",
+                             "self_test": "skipped", "detail": {}}  # fmt: skip
+    assert rows["ipu_sim:0"]["kind"] == "simulator" and rows["ipu_sim:0"]["detail"]
+
+
+def test_no_device_is_no_error(rammer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMMER_DISABLE", "cuda rocm ipu_sim toy")
+    done = rammer("devices")
+    assert done.code == 0 and done.out.count("disabled") == 4
+
+
+# --- compare ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("against", ["onnxruntime", "reference"])
+def test_compare_agrees(rammer: Command, model: Path, against: str) -> None:
+    done = rammer("compare", model, "--device", "toy", "--device", "ipu_sim", "--against", against)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[0].split() == ["device", "output", "max", "abs", "max", "rel", "rel", "L2", "verdict"]
+    assert len(re.findall(r" ok *$", done.out, re.MULTILINE)) == 4
+
+
+def test_compare_finds_a_mismatch(rammer: Command, model: Path, tmp_path: Path) -> None:
+    rammer("run", model, "--device", "toy", "--save-outputs", tmp_path / "f.npz")
+    wanted = dict(np.load(tmp_path / "f.npz"))
+    assert rammer("compare", model, "--device", "toy", "--against", tmp_path / "f.npz").code == 0
+    wanted["y"] = wanted["y"][:, ::-1]
+    np.savez(tmp_path / "f.npz", **wanted)
+    done = rammer("compare", model, "--device", "toy", "--against", tmp_path / "f.npz")
+    assert (done.code, done.err) == (1, f"rammer: error: 1 outputs differ from {tmp_path / 'f.npz'}\n")
+    wanted["w"] = wanted.pop("y")
+    np.savez(tmp_path / "f.npz", **wanted)
+    done = rammer("compare", model, "--device", "toy", "--against", tmp_path / "f.npz")
+    assert done.code == 1 and "MISMATCH (missing)" in done.out
+
+
+def test_compare_needs_a_reference(rammer: Command, model: Path) -> None:
+    done = rammer("compare", model, "--device", "toy", "--against", "tensorflow")
+    assert (done.code, done.err) == (2, "rammer: error: unknown reference 'tensorflow'\n"
+                                        "  hint: use onnxruntime, reference or a file F.npz\n")  # fmt: skip
+
+
+# --- inspect ------------------------------------------------------------------------------------------
+
+FIRST_WORDS = {"graph": "graph little(", "compute": "computegraph little(", "tile": "tilegraph little on toy",
+               "kernels": "operator ", "source": "// ",
+               "program": "program little policy wavefront on 2 vEUs"}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_inspect_prints_every_stage(rammer: Command, model: Path, stage: str) -> None:
+    done = rammer("inspect", model, "--device", "toy", "--stage", stage)
+    assert done.code == 0
+    assert done.out.startswith(FIRST_WORDS[stage])
+
+
+def test_dump_writes_what_inspect_prints(rammer: Command, model: Path, tmp_path: Path) -> None:
+    done = rammer("inspect", model, "--device", "ipu_sim", "--stage", "program", "--dump", tmp_path / "d")
+    files = sorted((tmp_path / "d").iterdir())
+    assert [f.name for f in files] == [f"{i:02d}-{name}.txt" for i, name in enumerate(STAGES)]
+    assert files[-1].read_text() == done.out
+    assert done.err.splitlines() == [f"wrote {f}" for f in files]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    done = rammer("inspect", model, "--device", "toy", "--dump", blocked / "d")
+    assert (done.code, done.err) == (2, f"rammer: error: cannot write to {blocked / 'd'}: Not a directory\n")
+
+
+def test_inspect_is_deterministic(rammer: Command, model: Path) -> None:
+    first, second = (rammer("inspect", model, "--device", "ipu_sim").out for _ in range(2))
+    assert first == second
+
+
+# --- bench --------------------------------------------------------------------------------------------
+
+
+def test_bench_tables(rammer: Command, model: Path, tmp_path: Path) -> None:
+    words = ("--device", "toy", "--device", "ipu_sim", "--peer", "onnxruntime", "--iterations", 3, "--duration", 0,
+             "--warmup", 1, "--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md")  # fmt: skip
+    done = rammer("bench", model, *words)
+    assert done.code == 0
+    measured, simulated = done.out.split("\n\n")
+    assert "ipu_sim" not in measured and "onnxruntime" in measured
+    assert simulated.count("(simulated)") == 5  # four times and the chip's own name
+    ratios = [line.rstrip().endswith("x") for line in measured.splitlines()[2:]]
+    assert ratios == [True, False]
+    assert not simulated.rstrip().endswith("x")
+    data = json.loads((tmp_path / "b.json").read_text())
+    assert data["environment"]["rammer-core"] == __version__
+    toy, sim, peer = data["rows"]
+    assert (toy["runner"], sim["runner"], peer["runner"]) == ("toy", "ipu_sim", "onnxruntime")
+    assert sim["simulated"] and sim["timed"] == "simulated cycles" and not toy["simulated"]
+    assert toy["iterations"] == 3 and 0 < toy["median"] <= toy["p90"] <= toy["p99"] and toy["compile"] > 0
+    text = (tmp_path / "b.md").read_text()
+    assert text.startswith("| model") and "## Environment" in text
+
+
+# --- cache --------------------------------------------------------------------------------------------
+
+
+def test_cache_status_and_clear(rammer: Command, model: Path, own_cache: Path) -> None:
+    assert rammer("run", model, "--device", "toy", "--tune", "quick").code == 0
+    rows = {line[:17].strip(): line.split()[-3:] for line in rammer("cache", "status").out.splitlines()[3:]}
+    assert int(rows["tuned kernels"][0]) >= 2
+    assert rows["compiled programs"][0] == rows["model ports"][0] == "1"
+    done = rammer("cache", "clear")
+    assert re.fullmatch(r"removed \d+ tuned kernels, 1 compiled programs, 1 model ports\n", done.out)
+    assert not list(own_cache.glob("programs/*")) and not list(own_cache.glob("heads/*"))
+    assert rammer("cache", "status").out.startswith(f"{own_cache}\n")
+    (own_cache / "kernels.sqlite").write_bytes(b"this is no database, whatever its name says")
+    done = rammer("cache", "clear")
+    assert done.code == 0 and "kernels.sqlite is ignored: file is not a database" in done.err
+    assert rammer("cache", "status").err == ""
+
+
+# --- the real thing -----------------------------------------------------------------------------------
+
+
+def test_the_installed_command(model: Path) -> None:
+    command = Path(sys.executable).with_name("rammer")
+    done = subprocess.run([command, "run", model, "--device", "toy"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-m", "rammer.cli.main", "run", "none.onnx"], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "rammer: error: model file not found\n  at: none.onnx\n  hint: check the path\n"
+
+
+def test_a_closed_pipe_is_no_error(model: Path) -> None:
+    command = f"{sys.executable} -m rammer.cli.main inspect {model} --device ipu_sim --stage source"
+    line = command + " | head -1; exit ${PIPESTATUS[0]}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_mistake_of_our_own_is_no_mismatch(rammer: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import rammer_toy
+
+    def breaks(*args: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(rammer_toy.ToyBackend, "candidates", breaks)
+    done = rammer("run", model, "--device", "toy")
+    assert done.code == 4
+    assert done.err.endswith("rammer: internal error: planted\n  at: rammer or a plugin; the traceback says where\n")

@@ -1,0 +1,140 @@
+"""``rammer run``: inputs, outputs, reports and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import MODEL, Command
+
+from rammer.frontend.reader import read_model
+from rammer.runtime.oracle import run_onnxruntime
+
+RNG = np.random.default_rng()
+
+
+def test_prints_hardware_times_and_outputs(rammer: Command, model: Path) -> None:
+    done = rammer("run", model, "--device", "toy", "--iterations", 3)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0] == "model     little"
+    assert lines[1] == "device    toy:0: the host, by NumPy (cpu)"
+    assert lines[2].startswith("compile   ") and "(policy wavefront, " in lines[2]
+    assert "on the device (measured)" in lines[3] and lines[3].endswith("median of 3")
+    assert lines[4] == "on host   0 operators"
+    assert lines[7].split()[:3] == ["y", "float32", "1x4x6x6"]
+    assert lines[8].split()[:3] == ["z", "float32", "1x2x6x6"]
+
+
+def test_simulated_times_say_so(rammer: Command, model: Path) -> None:
+    assert "on the device (simulated)" in rammer("run", model, "--device", "ipu_sim").out
+
+
+def test_the_first_measured_device_is_the_default(rammer: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMMER_DISABLE", "cuda rocm")
+    assert "device    toy:0" in rammer("run", model).out
+    monkeypatch.setenv("RAMMER_DISABLE", "cuda,rocm,toy")
+    done = rammer("run", model)
+    assert done.code == 3
+    assert done.err.startswith("rammer: error: no device with a clock works here\n  at: cuda: disabled (named in")
+
+
+def test_files_in_and_out(rammer: Command, model: Path, tmp_path: Path) -> None:
+    given = MODEL.inputs(RNG, {})
+    np.savez(tmp_path / "in.npz", **given)
+    np.save(tmp_path / "x.npy", given["x"])
+    all_files = ("--inputs", tmp_path / "in.npz", "--save-outputs", tmp_path / "out.npz", "--save-inputs",
+                 tmp_path / "kept.npz")  # fmt: skip
+    assert rammer("run", model, "--device", "toy", *all_files).code == 0
+    want = run_onnxruntime(read_model(model), given)
+    have = dict(np.load(tmp_path / "out.npz"))
+    assert set(have) == {"y", "z"}
+    for name, value in want.items():
+        np.testing.assert_allclose(have[name], value, rtol=1e-4, atol=1e-5)
+    kept = np.load(tmp_path / "kept.npz")
+    assert set(kept) == set(given) and all(np.array_equal(kept[n], a) for n, a in given.items())
+    one = ("--input", f"x=@{tmp_path / 'x.npy'}", "--range", "i:2..3", "--save-inputs", tmp_path / "mixed.npz")
+    assert rammer("run", model, "--device", "toy", *one).code == 0
+    mixed = np.load(tmp_path / "mixed.npz")
+    assert np.array_equal(mixed["x"], given["x"]) and mixed["i"].tolist() == [2, 2]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_expected_outputs(rammer: Command, model: Path, tmp_path: Path) -> None:
+    good = tmp_path / "good.npz"
+    assert rammer("run", model, "--device", "toy", "--save-outputs", good).code == 0
+    done = rammer("run", model, "--device", "rocm", "--expected", good, "--json", tmp_path / "r.json")
+    assert done.code == 0 and done.out.count(" ok\n") + done.out.endswith(" ok") >= 2
+    assert [d["verdict"] for d in json.loads((tmp_path / "r.json").read_text())["differences"]] == ["ok", "ok"]
+
+    wrong = dict(np.load(good))
+    wrong["z"] = wrong["z"] + np.float32(1)
+    np.savez(tmp_path / "wrong.npz", **wrong)
+    done = rammer("run", model, "--device", "toy", "--expected", tmp_path / "wrong.npz")
+    assert done.code == 1
+    assert done.err == f"rammer: error: 1 of 2 outputs differ from {tmp_path / 'wrong.npz'}\n"
+    assert "MISMATCH (differs)" in done.out
+    assert rammer("run", model, "--device", "toy", "--expected", tmp_path / "wrong.npz", "--atol", 2).code == 0
+
+    wrong["z"][:] = np.nan
+    np.savez(tmp_path / "nan.npz", **wrong)
+    assert rammer("run", model, "--device", "toy", "--expected", tmp_path / "nan.npz", "--atol", 1e9).code == 1
+
+
+def test_json_report(rammer: Command, model: Path) -> None:
+    done = rammer("run", model, "--device", "ipu_sim", "--policy", "ios{r=2,s=4}", "--json", "-")
+    report = json.loads(done.out)
+    assert report["device"] == "ipu_sim:0" and report["simulated"] is True
+    assert report["policy"] == "ios{r=2,s=4}"
+    assert report["tasks"] > 0 and report["device_seconds"] > 0 and report["host_nodes"] == []
+    assert [o["name"] for o in report["outputs"]] == ["y", "z"]
+    assert "device    ipu_sim:0" in done.err
+
+
+def test_seeds_repeat_and_differ(rammer: Command, model: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        rammer("run", model, "--device", "toy", "--seed", seed, "--save-inputs", tmp_path / f"{name}.npz")
+    a, b, c = (np.load(tmp_path / f"{n}.npz")["x"] for n in "abc")
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+
+
+BAD_OPTIONS = {
+    ("--shape", "x=3"): "--shape 'x=3' is not NAME:EXTENTxEXTENT...\n  hint: for example --shape x:1x3x224x224",
+    ("--range", "i:4"): "--range 'i:4' is not NAME:LOW..HIGH\n  hint: for example --range tokens:0..256",
+    ("--range", "i:0.2..0.7"): "no int64 lies in 1..1 throughout\n  at: --range\n"
+                               "  hint: choose whole numbers from -9223372036854775808 to 9223372036854775807",
+    ("--input", "x=a.npy"): "--input 'x=a.npy' is not NAME=@FILE.npy\n  hint: for example --input x=@image.npy",
+    ("--option", "memory"): "--option 'memory' is not KEY=VALUE",
+    ("--option", "speed=1"): "device toy has no option 'speed'\n  hint: --option memory=BYTES",
+    ("--policy", "wavefrnt"): "unknown policy 'wavefrnt'\n  at: --policy\n"
+                              "  hint: did you mean wavefront? Known: sequential, wavefront, ios, auto",
+    ("--range", "q:0..1"): "--range names 'q', which is no input of the model\n  hint: its inputs are: i, x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", BAD_OPTIONS, ids=" ".join)
+def test_bad_options(rammer: Command, model: Path, words: tuple[str, str]) -> None:
+    done = rammer("run", model, "--device", "toy", *words)
+    assert (done.code, done.err) == (2, f"rammer: error: {BAD_OPTIONS[words]}\n")
+
+
+@pytest.mark.parametrize("option", ["--save-outputs", "--save-inputs", "--json"])
+def test_unwritable_files(rammer: Command, model: Path, tmp_path: Path, option: str) -> None:
+    target = tmp_path / "missing" / "file"
+    done = rammer("run", model, "--device", "toy", option, target)
+    assert (done.code, done.err) == (2, f"rammer: error: cannot write {target}: No such file or directory\n")
+
+
+def test_requirements_and_missing_units(rammer: Command, model: Path) -> None:
+    done = rammer("run", model, "--device", "toy", "--require", "gpu")
+    assert (done.code, done.err) == (3, "rammer: error: toy is a cpu, not a gpu\n")
+    done = rammer("run", model, "--device", "toy:3")
+    assert (done.code, done.err) == (3, "rammer: error: there is no toy:3\n  hint: found: toy:0 the host, by NumPy\n")
+
+
+def test_the_debug_ladder_shows_tracebacks(rammer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" not in rammer("run", tmp_path / "none.onnx", "--device", "toy").err
+    monkeypatch.setenv("RAMMER_DEBUG", "2")
+    assert "Traceback" in rammer("run", tmp_path / "none.onnx", "--device", "toy").err

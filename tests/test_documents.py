@@ -1,0 +1,292 @@
+"""README.md and ARCHITECTURE.md quote the program's own text; here every quotation is made again and compared.
+
+A quotation stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``RAMMER_BLESS=1`` rewrites them.
+Nothing quoted depends on the machine: the simulator has 8 tiles here and the rocm plugin gets a fixed VDevice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from rammer import errors
+from rammer.cli.lazy import COMMANDS, LazyGroup
+from rammer.compiler import Compiler
+from rammer.device.manifest import Backend, Binding, OpenOptions
+from rammer.frontend.lowering import REGISTRY
+from rammer.frontend.lowerings.gather import data_dependent
+from rammer.frontend.reader import read_model
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.program import RProgram, waves
+from rammer.ir.verify import VerifyError, verify
+from rammer.profile.store import KernelStore
+from rammer.report.stages import STAGES
+from rammer.report.table import duration
+from rammer.runtime.segments import Compiled, ProgramSegment
+from rammer.schedule.fold import fold
+from rammer.testing.walkthrough import model
+from rammer.tile.search import candidates
+from rammer.tile.traffic import task_cost
+
+from rammer_cuda.launches import launches
+from rammer_ipu_sim.chip import GC2
+from rammer_ipu_sim.device import SimulatorBackend
+from rammer_ipu_sim.executor import LoadedProgram
+from rammer_rocm.kernels import task_function
+from rammer_rocm.kernels.choose import panel_candidates
+
+ROOT = Path(__file__).parents[1]
+QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+DOCUMENTS = ("README.md", "ARCHITECTURE.md")
+
+#: A CPU that every reader can imagine: two cores of 3 GHz with 8 lanes and 1 MiB of L2.
+CPU = VDevice(
+    "opencl_cpu", "two cores", 2,
+    (
+        MemoryLayer("dram", "device", 8 << 30, 47e9),
+        MemoryLayer("cache", "veu", 1 << 20, 192e9),
+        MemoryLayer("register", "thread", 1024, 384e9, 32),
+    ),
+    flops=48e9, launch=3e-6, vector=8, resident=2,
+)  # fmt: skip
+
+
+class PaperCpu:
+    """The rocm plugin's kernels for ``CPU``; nothing is compiled or run."""
+
+    vdevice = CPU
+    fingerprint = "paper"
+
+    def candidates(self, operator: ROperator, binding: Binding) -> list[ROperator]:
+        panels = [c.operator for c in panel_candidates(operator, binding, CPU, 6)]
+        return [*panels, *candidates(operator, binding, CPU, 4)]
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        function = task_function(operator, binding, CPU)
+        cost = task_cost(operator, binding.types, CPU)
+        return RKernel(operator, function.text, Resources(1, local_bytes=function.scratch), cost.alone, cost.crowded)
+
+
+@cache
+def backend(device: str) -> Backend:
+    made: Any = PaperCpu() if device == "rocm" else SimulatorBackend(OpenOptions(options={"tiles": "8"}))
+    return made  # type: ignore[no-any-return]
+
+
+@cache
+def compiled(device: str) -> Compiled:
+    return Compiler(backend(device), store=KernelStore(None)).compile_model(read_model(model()), {})
+
+
+def segment(device: str) -> ProgramSegment:
+    (found,) = compiled(device).segments
+    assert isinstance(found, ProgramSegment)
+    return found
+
+
+def program(device: str) -> RProgram:
+    return segment(device).program
+
+
+def stage(name: str, device: str = "ipu_sim") -> str:
+    return fenced(STAGES[name](compiled(device), backend(device).vdevice))
+
+
+def fenced(text: str, language: str = "") -> str:
+    return f"```{language}\n{text.rstrip()}\n```\n"
+
+
+# --- what the documents quote -----------------------------------------------------------------
+
+
+def source() -> str:
+    """The codelet of the pooling operator, without the helper functions that all codelets share."""
+    text = segment("ipu_sim").kernels["p"][0].source
+    return fenced(text[text.index("static void rm_") :], "cpp")
+
+
+def lines_of(device: str, *words: str) -> str:
+    """The lines of a program's text that start with one of ``words``."""
+    return fenced("\n".join(line for line in str(program(device)).splitlines() if line.split()[0] in words))
+
+
+def operators_of(device: str) -> str:
+    found = STAGES["tile"](compiled(device), backend(device).vdevice).splitlines()
+    return fenced("\n".join(line for line in found if line.split()[0] in ("layer", "operator")))
+
+
+def verified() -> str:
+    return fenced(str(verify(program("ipu_sim"), backend("ipu_sim").vdevice)))
+
+
+def faulty() -> str:
+    """What the verifier says when one wait is struck out of the text."""
+    text = str(program("ipu_sim")).replace("wait(r>=8) p", "p")
+    assert text != str(program("ipu_sim"))
+    with pytest.raises(VerifyError) as caught:
+        verify(RProgram.parse(text))
+    return fenced(str(caught.value))
+
+
+def wave_table() -> str:
+    lines = []
+    for number, wave in enumerate(waves(program("ipu_sim"))):
+        counts: dict[str, int] = {}
+        for placed in wave:
+            counts[placed.task.operator] = counts.get(placed.task.operator, 0) + 1
+        lines.append(f"wave {number}: " + ", ".join(f"{n} tasks of {name}" for name, n in counts.items()))
+    return fenced("\n".join(lines))
+
+
+def superstep_table() -> str:
+    values = segment("ipu_sim").constants
+    chip = backend("ipu_sim").chip  # type: ignore[attr-defined]
+    return fenced(LoadedProgram(program("ipu_sim"), values, chip).report())
+
+
+def launch_table() -> str:
+    lines = [f"launch {i}: {len(launch.tasks)} blocks of {launch.operator}, after {list(launch.after)}"
+             for i, launch in enumerate(launches(program("ipu_sim")))]  # fmt: skip
+    return fenced("\n".join(lines))
+
+
+def folded() -> str:
+    text = str(fold(program("ipu_sim"), 2))
+    return fenced("\n".join(line for line in text.splitlines() if line.split()[0] in ("counter", "row")))
+
+
+def toy_plugin() -> str:
+    text = (ROOT / "tests/toy_plugin/rammer_toy/__init__.py").read_text()
+    assert len(text.splitlines()) <= 150
+    return fenced(text, "python")
+
+
+def toy_project() -> str:
+    return fenced((ROOT / "tests/toy_plugin/pyproject.toml").read_text(), "toml")
+
+
+def operators() -> str:
+    names = {f"{domain}.{op}" if domain else op: function for (domain, op), function in REGISTRY.items()}
+    hosted = sorted(name for name, function in names.items() if function is data_dependent)
+    lowered = sorted(names.keys() - set(hosted))
+    head = f"These {len(lowered)} operators become tensor expressions, and so kernels on every device:\n\n"
+    tail = f"\n\nThese always run on the host, where their output shape is known: {', '.join(hosted)}. So does an\n" \
+           "operator that is not listed. Operators on the host are counted and named in the output.\n"
+    return head + textwrap.fill(", ".join(lowered), 110) + tail
+
+
+def commands() -> str:
+    """Every command, the first sentence of its help and its example."""
+    group = LazyGroup()
+    rows = ["| command | what it does | example |", "|---|---|---|"]
+    for name in COMMANDS:
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        assert command.help, f"{name} has no help"
+        text, _, example = inspect.cleandoc(command.help).partition("Example: ")
+        assert example, f"{name} has no example"
+        rows.append(f"| `{name}` | {text.strip().splitlines()[0]} | `{example.splitlines()[0].strip()}` |")
+    return "\n".join(rows) + "\n"
+
+
+def results() -> str:
+    """Every row of every committed ``bench --json`` file."""
+    parts = []
+    for path in sorted((ROOT / "benchmarks/results").glob("*.json")):
+        data = json.loads(path.read_text())
+        if isinstance(data, dict) and {"environment", "rows"} <= set(data):
+            parts += [*result_table(path, data), ""]
+    return "\n".join(parts or ["No results are committed yet."]).rstrip() + "\n"
+
+
+def result_table(path: Path, data: dict[str, Any]) -> list[str]:
+    where = path.relative_to(ROOT)
+    lines = [f"[{where}]({where}):", "", "| model | on | hardware | median | compile | launches |"]
+    lines.append("|---|---|---|---|---|---|")
+    for r in data["rows"]:
+        mark = " (simulated)" if r["simulated"] else ""
+        cells = (r["model"], r["runner"], r["hardware"], duration(r["median"]) + mark, duration(r["compile"]),
+                 r["kernels"] or "-")  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+QUOTED: dict[str, Callable[[], str]] = {
+    **{name: lambda name=name: stage(name) for name in ("graph", "compute", "tile", "kernels", "program", "schedule")},
+    "source": source,
+    "storage": lambda: lines_of("ipu_sim", "buffer", "storage"),
+
+    "rocm operators": lambda: operators_of("rocm"),
+    "rocm kernels": lambda: stage("kernels", "rocm"),
+    "rocm rows": lambda: lines_of("rocm", "program", "counter", "row"),
+    "verified": verified,
+    "faulty": faulty,
+    "waves": wave_table,
+    "supersteps": superstep_table,
+    "launches": launch_table,
+    "folded": folded,
+    "toy plugin": toy_plugin,
+    "toy project": toy_project,
+    "operators": operators,
+    "commands": commands,
+    "results": results,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_quotations_are_what_the_program_prints(document: str) -> None:
+    path = ROOT / document
+    text = path.read_text()
+    names = [m[2] for m in QUOTATION.finditer(text)]
+    assert names, f"{document} quotes nothing"
+    assert text.count("<!-- generated:") == text.count("<!-- end -->") == len(names)
+    made = QUOTATION.sub(lambda m: f"{m[1]}{QUOTED[m[2]]()}{m[4]}", text)
+    if os.environ.get("RAMMER_BLESS"):
+        path.write_text(made)
+        return
+    for old, new in zip(QUOTATION.finditer(text), QUOTATION.finditer(made), strict=True):
+        assert old[3] == new[3], f"{document} quotes {old[2]!r} wrongly; rewrite it: RAMMER_BLESS=1 pytest {__file__}"
+
+
+def test_every_quotation_is_used() -> None:
+    used = {m[2] for name in DOCUMENTS for m in QUOTATION.finditer((ROOT / name).read_text())}
+    assert used == set(QUOTED)
+
+
+def test_readme_names_every_variable_stage_option_and_exit_code() -> None:
+    text = (ROOT / "README.md").read_text()
+    sources = "".join(p.read_text() for folder in ("core", "plugins") for p in (ROOT / folder).rglob("*.py"))
+    assert set(re.findall(r"RAMMER_[A-Z]+", sources)) == set(re.findall(r"RAMMER_[A-Z]+", text)) - {"RAMMER_BLESS"}
+    for name in STAGES:
+        assert f"`{name}`" in text, f"the README does not name stage {name}"
+    for kind in (errors.Mismatch, errors.BadInput, errors.DeviceUnavailable, errors.DeviceFailure):
+        assert re.search(rf"^\| {kind.exit_code} \| ", text, re.MULTILINE), f"no row for exit code {kind.exit_code}"
+
+
+def test_linked_files_exist() -> None:
+    for name in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text()):
+            assert (ROOT / target).exists(), f"{name} links to {target}"
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)`", (ROOT / "README.md").read_text())) <= rules
+
+
+def test_program_with_neutral_tiles_is_the_walkthroughs() -> None:
+    """The walk-through's program reloads to an equal object, and the chip it was made for has 8 tiles."""
+    text = str(program("ipu_sim"))
+    assert RProgram.parse(text) == program("ipu_sim")
+    assert program("ipu_sim").veus == 8 < GC2.tiles

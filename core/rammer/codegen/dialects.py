@@ -31,8 +31,8 @@ _INTEGER = """
 {q} {t} rm_max_{s}({t} a, {t} b) {{ return a > b ? a : b; }}
 {q} {t} rm_min_{s}({t} a, {t} b) {{ return a < b ? a : b; }}
 {q} {t} rm_pow_{s}({t} a, {t} n) {{ {t} r = 1; for (; n > 0; n >>= 1, a *= a) if (n & 1) r *= a; return r; }}
-{q} {t} rm_shl_{s}({t} a, {t} n) {{ return n < {bits} ? a << n : 0; }}
-{q} {t} rm_shr_{s}({t} a, {t} n) {{ return n < {bits} ? a >> n : (a < 0 ? -1 : 0); }}
+{q} {t} rm_shl_{s}({t} a, {t} n) {{ return ({u})n < {bits} ? ({t})(({u})a << n) : 0; }}
+{q} {t} rm_shr_{s}({t} a, {t} n) {{ return ({u})n < {bits} ? a >> n : (a < 0 ? -1 : 0); }}
 """
 _FLOAT = """
 {q} {t} rm_max_{s}({t} a, {t} b) {{ return ((a > b) | (a != a)) ? a : b; }}
@@ -64,7 +64,7 @@ def helpers(qualifier: str, types: Mapping[str, str], overloaded: bool, double_g
             signed = name.startswith("int")
             wide = spelling if not signed else types["u" + name]
             parts.append(_INTEGER.format(
-                q=qualifier, t=spelling, s=suffix, bits=64 if name.endswith("64") else 32,
+                q=qualifier, t=spelling, s=suffix, u=wide, bits=64 if name.endswith("64") else 32,
                 minus=f"b == ({spelling})-1 ? ({spelling})(0 - ({wide})a) :" if signed else "",
                 orminus="|| b == -1" if signed else ""))  # fmt: skip
     return "".join(parts).replace("  ", " ")

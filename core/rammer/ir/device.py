@@ -30,7 +30,8 @@ class MemoryLayer:
 class VDevice:
     """A virtual parallel device (Rammer, section 3.2): ``veus`` equal units over shared memory layers.
 
-    ``flops`` is the fp32 peak of one vEU (FLOP/s); ``launch`` the seconds of one wave boundary;
+    ``flops`` is the fp32 peak of one vEU (FLOP/s); ``launch`` the seconds of one wave boundary,
+    ``dispatch`` those of starting one more task on a vEU;
     ``threads`` how many hardware threads cooperate on one task (1 for a CPU core); ``vector`` how many fp32 lanes
     one of them has; ``resident`` how many vEUs are guaranteed to run at once (spinning on counters is
     legal only up to it). On a ``staged`` device a task can address nothing but its vEU's memory, so
@@ -44,6 +45,7 @@ class VDevice:
     layers: tuple[MemoryLayer, ...]
     flops: float
     launch: float
+    dispatch: float = 0.0
     threads: int = 1
     vector: int = 1
     resident: int = 0

@@ -46,10 +46,11 @@ def kernels(compiled: Compiled, device: VDevice) -> str:
 
 def _operator_kernels(name: str, found: tuple[RKernel, ...], device: VDevice) -> str:
     thrifty = min(found, key=lambda k: k.operator.task_count * k.crowded)
+    quick = min(found, key=lambda k: k.operator_time(device.veus))
     lines = [f"operator {name}"]
     for number, k in enumerate(found):
         r = k.resources
-        marks = [m for m, yes in (("fastest", number == 0), ("least vEU time", k is thrifty)) if yes]
+        marks = [m for m, yes in (("fastest", k is quick), ("least vEU time", k is thrifty)) if yes]
         registers = "?" if r.registers < 0 else str(r.registers)
         lines.append(
             f"  kernel {name}.{number}  {k.operator.head()}  {k.operator.task_count} tasks  {r.threads} threads  "

@@ -68,8 +68,8 @@ def task_cost(operator: ROperator, types: Mapping[str, TensorType], device: VDev
             work += points(c, boxes[c.name]) * max(1, ex.flops(c.body) + (1 if c.reduce else 0))
     share = device.layer("device").bandwidth / device.veus
     compute_time = work / device.flops
-    alone = max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))
-    crowded = max(compute_time, traffic / share)
+    alone = device.dispatch + max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))
+    crowded = device.dispatch + max(compute_time, traffic / share)
     return TaskCost(traffic, footprint(operator, boxes, types, device), work, alone, crowded)
 
 

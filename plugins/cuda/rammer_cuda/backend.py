@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceUnavailable
@@ -21,6 +21,9 @@ from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
+
+if TYPE_CHECKING:
+    from rammer_cuda.executor import CudaProgram
 
 #: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
 GEMM_TILES, GENERIC_TILES = 24, 12
@@ -81,16 +84,21 @@ class CudaBackend:
         """Registers, shared memory and spills from ptxas for this architecture."""
         made = task_kernel(operator, binding)
         found = compile_cubin(translation_unit([made]), self.arch).resources[made.entry]
-        return replace(Resources(made.threads), registers=found.registers, local_bytes=found.shared, spills=found.spills)
+        local = found.shared + made.dynamic
+        return Resources(made.threads, found.registers, local, found.spills)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled, resident and captured in a CUDA graph."""
+        return self.open_program(program, constants)
+
+    def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
+        """``load`` with ``repeat`` copies of the program chained in the graph."""
         if not self.present:
             raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
                                     hint="leave out --target to use the GPU of this machine")  # fmt: skip
         from rammer_cuda.executor import CudaProgram
 
-        return CudaProgram(program, constants, self.arch, self.hardware.index)
+        return CudaProgram(program, constants, self.arch, self.hardware.index, repeat)
 
 
 def _generator_hash() -> str:

@@ -95,6 +95,7 @@ def vdevice(chip: Chip) -> VDevice:
     )
     return VDevice(
         name="ipu_sim", description=str(chip), veus=chip.tiles, layers=layers,
-        flops=chip.matrix_flops * chip.clock, launch=2 * chip.sync_cycles / chip.clock, threads=chip.threads,
+        flops=chip.matrix_flops * chip.clock, launch=2 * chip.sync_cycles / chip.clock,
+        dispatch=chip.launch_cycles / chip.clock, threads=chip.threads,
         vector=2, resident=chip.tiles, staged=True, simulated=True, source=SOURCES["matrix_flops"],
     )  # fmt: skip

@@ -1,0 +1,137 @@
+"""One table: every distinct matrix-product layer of some models on a CUDA device, candidate by candidate.
+
+``python benchmarks/tune_cuda.py [--models squeezenet,resnet50] [--count 6] [--layers 40]``: relative L2 error against float64,
+predicted and measured microseconds (a link of a chain in a CUDA graph), and the share of the fp32 peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend, Binding
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.evaluate import evaluate
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram
+from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.plan.storage import assign_storage
+from rammer.plan.views import view_sources
+from rammer.profile.probe import random_inputs
+from rammer.testing.models import light_model
+from rammer.tile.connect import connect
+from rammer.tile.signature import signature
+
+
+def operators(names: list[str], backend: Backend) -> dict[str, tuple[str, ROperator, Binding, int]]:
+    """Signature -> (model, operator, binding, how often) of every contraction."""
+    found: dict[str, tuple[str, ROperator, Binding, int]] = {}
+    for name in names:
+        graph, _ = Pipeline(default_passes()).run(bind(read_model(light_model(name)), {}))
+        compute = lower(graph)
+        plan = assign_storage(compute)
+        tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages))
+        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
+        for o in tiles.operators:
+            if o.main.kind == "contraction":
+                key = signature(o, binding.types, binding.storages)
+                count = found[key][3] + 1 if key in found else 1
+                found[key] = (name, o, binding, count)
+    return found
+
+
+def reference(operator: ROperator, program: RProgram, inputs: dict[str, np.ndarray],
+              constants: dict[str, np.ndarray]) -> np.ndarray:  # fmt: skip
+    """The anchor in float64."""
+    values = {n: v.astype(np.float64) for n, v in constants.items()}
+    for port in program.inputs:
+        s = program.storage[port.tensor]
+        flat = inputs[port.external]
+        strides = [st * flat.itemsize for st in s.strides]
+        values[port.tensor] = np.lib.stride_tricks.as_strided(flat[s.offset :], s.shape, strides).astype(np.float64)
+    for c in operator.computes:
+        values[c.name] = evaluate(c, values, precise=True)
+    return values[operator.anchor.name]
+
+
+def check(backend, operator: ROperator, binding: Binding, want_error: bool) -> tuple[float, float]:
+    """(relative L2 error or NaN, seconds) of one tiled operator."""
+    from rammer_cuda.profiler import CHAIN, whole_program
+
+    program, constants = whole_program(operator, binding)
+    inputs = random_inputs(program, np.random.default_rng())
+    loaded = backend.open_program(program, constants, CHAIN)
+    try:
+        first = loaded.run(inputs).outputs
+        again = loaded.run(inputs).outputs
+        seconds = float(np.median([loaded.replay() for _ in range(9)])) / CHAIN
+    finally:
+        loaded.close()
+    name = operator.anchor.name
+    if first[name].tobytes() != again[name].tobytes():
+        return float("inf"), seconds
+    if not want_error:
+        return float("nan"), seconds
+    want = reference(operator, program, inputs, constants)
+    storage = binding.storages[name]
+    have = first[name]
+    if have.shape != want.shape:
+        have = have.reshape(storage.shape)
+    return float(np.linalg.norm(have - want) / np.linalg.norm(want)), seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default="squeezenet,resnet50")
+    parser.add_argument("--count", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=400)
+    options = parser.parse_args()
+    from rammer_cuda.kernels.choose import gemm_candidates
+
+    begin = time.perf_counter()
+    backend = Registry().open("cuda")
+    found = operators(options.models.split(","), backend)
+    print(f"{len(found)} layers after {time.perf_counter() - begin:.1f} s", flush=True)
+    plans = []
+    for name, o, binding, times in list(found.values())[: options.layers]:
+        choices = gemm_candidates(o, binding, backend.vdevice, options.count)
+        plans.append((name, o, binding, times, choices))
+    backend.profiler.prepare([(c.operator, b) for _, _, b, _, cs in plans for c in cs])
+    print(f"compiled {sum(len(p[4]) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
+    peak = backend.vdevice.flops * backend.vdevice.veus
+    totals: dict[str, list[float]] = {}
+    for name, o, binding, times, choices in plans:
+        if time.perf_counter() - begin > options.seconds:
+            print("out of time")
+            break
+        main_ = o.main
+        print(f"{name} x{times} {main_.shape} K {[r.extent for r in main_.reduce]} {o.flops / 1e6:.1f} MFLOP "
+              f"floor {o.flops / peak * 1e6:.2f} us", flush=True)  # fmt: skip
+        best = float("inf")
+        for i, choice in enumerate(choices):
+            try:
+                error, seconds = check(backend, choice.operator, binding, i < 2)
+            except Exception as problem:
+                print(f"   FAILED {choice.operator.tile} {choice.operator.config}: {problem}")
+                continue
+            best = min(best, seconds)
+            config = " ".join(f"{k}{v}" for k, v in choice.operator.config)
+            print(f"   {choice.operator.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
+                  f"{seconds * 1e6:.2f} us {o.flops / seconds / peak:.0%}", flush=True)  # fmt: skip
+            if i == 0:
+                totals.setdefault(name, [0.0, 0.0, 0.0])[0] += choice.seconds * times
+                totals[name][1] += seconds * times
+        if choices:
+            totals[name][2] += best * times
+    for name, (p, m, b) in totals.items():
+        print(f"TOTAL {name}: predicted {p * 1e3:.3f} ms, first choice {m * 1e3:.3f} ms, best {b * 1e3:.3f} ms")
+
+
+if __name__ == "__main__":
+    main()

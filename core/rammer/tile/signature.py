@@ -15,12 +15,14 @@ def signature(operator: ROperator, types: Mapping[str, TensorType],
               storages: Mapping[str, Storage] | None = None) -> str:  # fmt: skip
     """A text that is equal for operators that differ only in tensor names and ONNX origins.
 
-    With ``storages``, strides count too (offsets do not): then equal signatures mean equal kernels.
+    With ``storages``, strides of what is read and written count too (offsets do not): then equal
+    signatures mean equal kernels.
     """
+    stored = {*operator.inputs, *operator.outputs} if storages is not None else set()
     names: dict[str, str] = {}
     for name in (*operator.inputs, *(c.name for c in operator.computes)):
         names[name] = f"t{len(names)}"
-    lines = [f"{new}: {types[old]}{_strides(old, storages)}" for old, new in names.items()]
+    lines = [f"{new}: {types[old]}{_strides(old, storages) if old in stored else ''}" for old, new in names.items()]
     for c in operator.computes:
         body = ex.rename_tensors(c.body, names)
         lines.append(str(replace(c, name=names[c.name], body=body, origin="")))
@@ -32,5 +34,5 @@ def signature(operator: ROperator, types: Mapping[str, TensorType],
 
 def _strides(name: str, storages: Mapping[str, Storage] | None) -> str:
     if storages is None or name not in storages:
-        return ""
+        return " interior"
     return f" strides {list(storages[name].strides)}"

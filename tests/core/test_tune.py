@@ -1,0 +1,98 @@
+"""Tuning and the kernel store: measured once, found again, and never trusted when damaged."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rammer.compiler import Compiler
+from rammer.device.manifest import Backend, Binding, OpenOptions
+from rammer.ir.operator import Resources
+from rammer.ir.program import Port
+from rammer.profile.store import KernelStore, TunedKernel, key_of
+from rammer.runtime.options import CompileOptions
+from rammer.testing.selftest import tiny_graph
+
+PORTS = ((Port("x", "x"),), (Port("y", "y"),))
+
+
+@pytest.fixture
+def backend() -> Backend:
+    plugin = pytest.importorskip("rammer_ipu_sim.plugin")
+    opened: Backend = plugin.DEVICE.open(OpenOptions(options={"tiles": "16"}))
+    return opened
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "kernels.sqlite"
+
+
+def tuned(backend: Backend, path: Path, level: str = "quick") -> Compiler:
+    store = KernelStore(path)
+    compiler = Compiler(backend, CompileOptions("wavefront", level), store)
+    compiler.program(tiny_graph(0), *PORTS)
+    store.close()
+    return compiler
+
+
+def test_the_second_compile_measures_nothing(backend: Backend, path: Path) -> None:
+    assert tuned(backend, path).tuner.measured > 0
+    again = tuned(backend, path)
+    assert again.tuner.measured == 0
+    assert again.store.hits > 0
+
+
+def test_levels_are_kept_apart_and_off_measures_nothing(backend: Backend, path: Path) -> None:
+    quick = tuned(backend, path).tuner.measured
+    full = tuned(backend, path, "full").tuner.measured
+    assert quick < full
+    assert tuned(backend, path, "off").tuner.measured == 0
+
+
+def test_measured_times_are_labelled_and_reach_the_program(backend: Backend, path: Path) -> None:
+    store = KernelStore(path)
+    compiler = Compiler(backend, CompileOptions("sequential", "quick"), store)
+    segment = compiler.program(tiny_graph(0), *PORTS)
+    kernels = [k for ks in segment.kernels.values() for k in ks]
+    assert {k.origin for k in kernels} == {"simulated"}
+    assert all(0 < k.alone <= k.crowded for k in kernels)
+    chosen = {o.name: o.tile for o in segment.program.operators}
+    for name, found in segment.kernels.items():
+        assert chosen[name] in {k.operator.tile for k in found}
+
+
+def test_equal_operators_are_tuned_once(backend: Backend, path: Path) -> None:
+    store = KernelStore(path)
+    compiler = Compiler(backend, CompileOptions("wavefront", "quick"), store)
+    segment = compiler.program(tiny_graph(0), *PORTS)
+    before = compiler.tuner.measured
+    operator = segment.program.operators[0]
+    binding = Binding(segment.program.types, segment.program.storage)
+    compiler.tuner.kernels(replace(operator, tile=(), family="", config=()).renamed("another"), binding)
+    assert compiler.tuner.measured == before
+
+
+def test_a_damaged_entry_is_a_miss(path: Path) -> None:
+    store = KernelStore(path)
+    kernel = TunedKernel((1, 2), "", (("threads", 4),), Resources(4, 8, 16, 0), 1e-6, 2e-6, "measured")
+    store.put(key_of("a"), [kernel])
+    store.close()
+    assert KernelStore(path).get(key_of("a")) == (kernel,)
+    with sqlite3.connect(path) as db:
+        db.execute("update kernels set value = '[{\"tile\": [1]}]'")
+    assert KernelStore(path).get(key_of("a")) is None
+
+
+def test_a_file_that_is_no_database_is_ignored_with_one_warning(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_bytes(b"this is not sqlite" * 100)
+    store = KernelStore(path)
+    assert store.get(key_of("a")) is None
+    kernel = TunedKernel((1,), "", (), Resources(), 1e-6, 2e-6, "measured")
+    store.put(key_of("a"), [kernel])
+    assert store.get(key_of("a")) == (kernel,)
+    assert capsys.readouterr().err.count("is ignored") == 1

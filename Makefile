@@ -1,23 +1,27 @@
-# Two commands: `make demo` runs a real model, `make test` runs the tests. Both set up what they need.
+# Two commands: `make demo` runs a trained model, `make test` runs the tests. Both set up what they need in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 PLUGINS := -e plugins/rocm -e plugins/ipu_sim
-# The cuda plugin's wheels are large, so they are installed only where there is an NVIDIA driver.
+# What the cuda plugin needs is large, so the demo installs it only where there is an NVIDIA driver, in the driver's CUDA
+# version; a driver that does not tell runs CUDA 12.
 ifneq ($(wildcard /dev/nvidiactl),)
-DEMO_PLUGINS := $(PLUGINS) -e plugins/cuda
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: 13.*/cu13/p')
+DEMO_PLUGINS := $(PLUGINS) -e 'plugins/cuda[$(or $(CUDA),cu12)]'
 else
 DEMO_PLUGINS := $(PLUGINS)
 endif
+LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml tests/*/pyproject.toml)
 
 .PHONY: demo test test-all check clean
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
 
-test: .venv/test check
+test: check
 	$(BIN)/python -m pytest -n 2 -m "not large and not cuda" tests
 
-test-all: .venv/test check
+test-all: check
 	$(BIN)/python -m pytest -n 2 -m "not cuda" tests
 
 check: .venv/test
@@ -26,16 +30,19 @@ check: .venv/test
 	$(BIN)/lint-imports --no-cache
 
 .venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "rammer needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 
-.venv/demo: .venv/bin/python pyproject.toml constraints.txt
-	@echo "Installing rammer with its plugins into .venv: downloads about 400 MB of wheels, most of it a CPU OpenCL runtime"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . $(DEMO_PLUGINS) onnxruntime
+.venv/demo: .venv/bin/python $(LOCKS)
+	@echo "Installing into .venv: rammer-core, $(DEMO_PLUGINS), onnxruntime"
+	@echo "Downloads about 340 MB of wheels from PyPI: 275 MB are an OpenCL runtime for CPUs. A GPU adds about 250 MB."
+	$(PIP) -e . $(DEMO_PLUGINS) onnxruntime
 	@touch $@
 
-.venv/test: .venv/bin/python pyproject.toml constraints.txt
-	@echo "Installing rammer, its plugins and the test tools into .venv: downloads about 700 MB of wheels"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]' $(PLUGINS) -e 'plugins/cuda[compile]'
+.venv/test: .venv/bin/python $(LOCKS)
+	@echo "Installing into .venv: rammer-core, $(PLUGINS), plugins/cuda and the test tools"
+	@echo "Downloads about 470 MB of wheels from PyPI: an OpenCL runtime for CPUs and NVIDIA's run-time compiler among them"
+	$(PIP) -e '.[test]' $(PLUGINS) -e 'plugins/cuda[compile]' -e tests/toy_plugin
 	@touch $@
 
 clean:

@@ -7,7 +7,10 @@ predicted and measured microseconds (a link of a chain in a CUDA graph), and the
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import time
+from pathlib import Path
 
 import numpy as np
 from rammer.compiler import Compiler
@@ -89,6 +92,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="squeezenet,resnet50")
     parser.add_argument("--count", type=int, default=6)
+    parser.add_argument("--sample", type=int, default=0, help="further candidates, drawn from the best 200")
+    parser.add_argument("--json", default="", help="file for all measurements")
     parser.add_argument("--layers", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=400)
     options = parser.parse_args()
@@ -101,11 +106,15 @@ def main() -> None:
     plans = []
     for name, o, binding, times in list(found.values())[: options.layers]:
         choices = gemm_candidates(o, binding, backend.vdevice, options.count)
+        if options.sample:
+            rest = gemm_candidates(o, binding, backend.vdevice, 200)[options.count :]
+            choices += random.sample(rest, min(options.sample, len(rest)))
         plans.append((name, o, binding, times, choices))
     backend.profiler.prepare([(c.operator, b) for _, _, b, _, cs in plans for c in cs])
     print(f"compiled {sum(len(p[4]) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
     peak = backend.vdevice.flops * backend.vdevice.veus
     totals: dict[str, list[float]] = {}
+    rows: list[list[object]] = []
     for name, o, binding, times, choices in plans:
         if time.perf_counter() - begin > options.seconds:
             print("out of time")
@@ -121,6 +130,8 @@ def main() -> None:
                 print(f"   FAILED {choice.operator.tile} {choice.operator.config}: {problem}")
                 continue
             best = min(best, seconds)
+            rows.append([name, times, list(main_.shape), [r.extent for r in main_.reduce], list(choice.operator.tile),
+                         dict(choice.operator.config), choice.seconds, seconds, error])  # fmt: skip
             config = " ".join(f"{k}{v}" for k, v in choice.operator.config)
             print(f"   {choice.operator.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
                   f"{seconds * 1e6:.2f} us {o.flops / seconds / peak:.0%}", flush=True)  # fmt: skip
@@ -131,6 +142,8 @@ def main() -> None:
             totals[name][2] += best * times
     for name, (p, m, b) in totals.items():
         print(f"TOTAL {name}: predicted {p * 1e3:.3f} ms, first choice {m * 1e3:.3f} ms, best {b * 1e3:.3f} ms")
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":

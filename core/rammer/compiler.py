@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
 from rammer.frontend.bind import bind
-from rammer.frontend.lower import can_lower, lower
+from rammer.frontend.lower import Lowerings, can_lower, lower
+from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph, Node, Value
@@ -21,6 +22,7 @@ from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.build import build_program
+from rammer.plan.capacity import check_capacity
 from rammer.plan.storage import assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
@@ -48,7 +50,10 @@ class Compiler:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.policy = parse_policy(self.options.policy)
+        plugins = self.registry
+        self.policy = parse_policy(self.options.policy, plugins.policies() if plugins else ())
+        self.passes = (*default_passes(), *(plugins.passes() if plugins else ()))
+        self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings() if plugins else {})}
         self.tuner = Tuner(self.backend, self.store, self.options.tune, extra=self._extra,
                            progress=lambda operator: self.progress("kernels", operator))  # fmt: skip
 
@@ -61,16 +66,16 @@ class Compiler:
         """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open."""
         self.seconds = {}
         with self._step("bind"):
-            graph = bind(model, shapes)
+            graph = bind(model, shapes, self.lowerings)
         return self.compile(graph)
 
     def compile(self, graph: Graph) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
         with self._step("passes"):
-            graph, reports = Pipeline(default_passes()).run(graph)
+            graph, reports = Pipeline(self.passes).run(graph)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
-        for number, (nodes, why) in enumerate(split_segments(graph)):
+        for number, (nodes, why) in enumerate(split_segments(graph, self.lowerings)):
             if why:
                 segments.append(HostSegment(HostNode.of(graph, nodes[0]), why))
             else:
@@ -79,13 +84,15 @@ class Compiler:
 
     def _segment(self, graph: Graph) -> ProgramSegment:
         with self._step("lower"):
-            compute = lower(graph)
+            compute = lower(graph, self.lowerings)
         return self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
 
     def program(self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> ProgramSegment:
         """From tensor expressions to a verified program."""
         with self._step("storage"):
             plan = assign_storage(split_deep(compute, self.backend.vdevice))
+            kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
+            check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):
             tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
@@ -124,7 +131,7 @@ class Compiler:
         debug(STEPS, lambda: f"{name} {spent * 1e3:.1f} ms")
 
 
-def split_segments(graph: Graph) -> list[tuple[list[Node], str]]:
+def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[list[Node], str]]:
     """Cut the nodes into device segments and single host nodes, in a legal order.
 
     A node's depth counts the device/host borders on the way to it; nodes of one depth form a segment.
@@ -133,7 +140,7 @@ def split_segments(graph: Graph) -> list[tuple[list[Node], str]]:
     depth_of: dict[str, int] = {}
     groups: dict[int, list[tuple[Node, str]]] = {}
     for node in graph.nodes:
-        why = can_lower(graph, node) or ""
+        why = can_lower(graph, node, lowerings) or ""
         depth = max((depth_of.get(i, 0) for i in node.inputs if i), default=0)
         depth += (depth % 2 == 1) != bool(why)
         depth_of.update({o: depth for o in node.outputs if o})

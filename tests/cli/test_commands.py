@@ -95,7 +95,8 @@ def test_compare_needs_a_reference(rammer: Command, model: Path) -> None:
 
 FIRST_WORDS = {"graph": "graph little(", "compute": "computegraph little(", "tile": "tilegraph little on toy",
                "kernels": "operator ", "source": "// ",
-               "program": "program little policy wavefront on 2 vEUs"}  # fmt: skip
+               "program": "program little policy wavefront on 2 vEUs", "schedule": "schedule little on 2 vEUs",
+               "trace": '{"displayTimeUnit": "ns", "traceEvents": ['}  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -108,8 +109,9 @@ def test_inspect_prints_every_stage(rammer: Command, model: Path, stage: str) ->
 def test_dump_writes_what_inspect_prints(rammer: Command, model: Path, tmp_path: Path) -> None:
     done = rammer("inspect", model, "--device", "ipu_sim", "--stage", "program", "--dump", tmp_path / "d")
     files = sorted((tmp_path / "d").iterdir())
-    assert [f.name for f in files] == [f"{i:02d}-{name}.txt" for i, name in enumerate(STAGES)]
-    assert files[-1].read_text() == done.out
+    assert [f.stem for f in files] == [f"{i:02d}-{name}" for i, name in enumerate(STAGES)]
+    assert (tmp_path / "d" / "05-program.txt").read_text() == done.out
+    assert all(f.read_text().strip() for f in files)
     assert done.err.splitlines() == [f"wrote {f}" for f in files]
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -32,7 +32,8 @@ def test_simulated_times_say_so(rammer: Command, model: Path) -> None:
     assert "on the device (simulated)" in rammer("run", model, "--device", "ipu_sim").out
 
 
-def test_the_first_measured_device_is_the_default(rammer: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_the_first_measured_device(rammer: Command, model: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setenv("RAMMER_DISABLE", "cuda rocm")
     assert "device    toy:0" in rammer("run", model).out
     monkeypatch.setenv("RAMMER_DISABLE", "cuda,rocm,toy")

@@ -95,6 +95,29 @@ def test_layernorm_as_one_operator(rng: np.random.Generator) -> None:
     check(case(texts, values, (4, 16), {("t", "d"): "veu", ("v", "y"): "veu"}))
 
 
+def test_blocks_of_elements(rng: np.random.Generator) -> None:
+    """Tiles large enough that even many threads compute several elements each."""
+    product = "y: f32[i:64, j:48] = sum[k:21] a[i, k] * b[k, j]"
+    window = "pad(x[n, q, h * 2 + r - 1, w + s - 1], 0.0)"
+    conv = f"y: f32[n:1, m:8, h:12, w:24] = sum[q:3, r:3, s:3] {window} * k[m, q, r, s]"
+    check(
+        case([product], {"a": rand(rng, 64, 21), "b": rand(rng, 21, 48)}, (64, 48)),
+        case(
+            [product.replace("b[k, j]", "b[j, k]")],
+            {"a": rand(rng, 64, 21), "b": rand(rng, 48, 21)},
+            (32, 48),
+        ),
+        case([conv], {"x": rand(rng, 1, 3, 24, 24), "k": rand(rng, 8, 3, 3, 3)}, (1, 8, 12, 24)),
+        case([conv], {"x": rand(rng, 1, 3, 24, 24), "k": rand(rng, 8, 3, 3, 3)}, (1, 8, 5, 24)),
+        case(["y: f32[i:64, j:64] = x[j, i] * 2.0"], {"x": rand(rng, 64, 64)}, (32, 64)),
+        case(
+            ["y: f32[j:512] = sum[k:30] x[k] * w[k, j]"],
+            {"x": rand(rng, 30), "w": rand(rng, 30, 512)},
+            (256,),
+        ),
+    )
+
+
 def test_max_pool_propagates_nan(rng: np.random.Generator) -> None:
     x = rand(rng, 1, 3, 10, 10)
     x[0, 1, 4, 4] = np.nan

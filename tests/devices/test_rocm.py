@@ -219,6 +219,44 @@ def test_random_tiles_of_panels(backend: Backend) -> None:
         check(backend, chain([o], {"x": (1, c, size, size)}, shapes), values(shapes))
 
 
+@pytest.mark.parametrize(
+    ("c", "m", "size", "k", "tile", "mr", "nv"),
+    [
+        (3, 10, 11, 3, (1, 10, 4, 11), 8, 2),
+        (4, 5, 20, 5, (1, 5, 20, 20), 3, 1),
+        (2, 9, 7, 3, (1, 4, 3, 7), 4, 3),
+        (5, 6, 33, 3, (1, 6, 1, 33), 6, 2),
+        (2, 3, 40, 3, (1, 3, 1, 17), 3, 2),
+    ],
+)
+def test_one_copy_serves_all_taps(backend: Backend, c: int, m: int, size: int, k: int, tile: tuple[int, ...], mr: int,
+                                  nv: int) -> None:  # fmt: skip
+    o = operator("A", conv("x", "y", c, m, size, k), tile, family="panel", mr=mr, nv=nv, window=1)
+    shapes = conv_constants("y", c, m, k)
+    check(backend, chain([o], {"x": (1, c, size, size)}, shapes), values(shapes))
+
+
+def test_windows_with_groups_dilation_and_residual(backend: Backend) -> None:
+    axes = "f32[n:2, m:8, h:9, w:12]"
+    source = "pad(x[n, m // 4 * 3 + c, h + kh * 2 - 2, w + kw * 3 - 1], 0.0)"
+    lines = [
+        f"t: {axes} = sum[c:3, kh:3, kw:2] {source} * v[m, c, kh, kw]",
+        f"y: {axes} = t[n, m, h, w] + r[n, m, h, w]",
+    ]
+    shapes = {"v": (8, 3, 3, 2)}
+    o = operator("A", lines, (1, 4, 5, 12), family="panel", mr=4, nv=2, window=1)
+    check(backend, chain([o], {"x": (2, 6, 9, 14), "r": (2, 8, 9, 12)}, shapes), values(shapes))
+
+
+def test_strided_windows_are_refused(backend: Backend) -> None:
+    o = operator("A", conv("x", "y", 3, 8, 12, 3, stride=2), (1, 8, 6, 6), family="panel", window=1)
+    shapes = conv_constants("y", 3, 8, 3)
+    if backend.vdevice.threads > 1:
+        pytest.skip("panels are for CPUs")
+    with pytest.raises(DeviceFailure, match="columns are strided"):
+        backend.load(chain([o], {"x": (1, 3, 12, 12)}, shapes), values(shapes))
+
+
 def test_more_rows_than_units(backend: Backend) -> None:
     """A program made for many vEUs runs on few."""
     o = operator("A", conv("x", "y", 3, 8, 12, 3), (1, 2, 3, 12))

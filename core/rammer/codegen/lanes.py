@@ -21,7 +21,7 @@ from rammer.codegen.unit import INT32, Place
 from rammer.codegen.vectors import MATH
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Const, Expr, Load, Op, Ref
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
@@ -66,7 +66,7 @@ class LaneBlock(Block):
             return super().value(e)
         kind = self._kind(e)
         if kind not in ("float32", "bool"):
-            raise TypeError(f"{kind} values are computed lane by lane: {e}")
+            return self._each(Cast("float32", e))
         if isinstance(e, Load) and kind == "float32":
             return self.load(e)
         if not isinstance(e, Op) or any(self._kind(a) not in ("float32", "bool") for a in _typed(e)):

@@ -74,17 +74,23 @@ class Nest:
         plan = choose(self.unit, self.stage, list(roots.values()), places, limit, axes=1 if single else 2)
         self.blocking, self.unit.columns = plan.blocking, plan.columns
         row = plan.row.axis if plan.row is not None else -1
-        self.shift = [
-            plan.row.width if plan.row is not None and d == row else 1 for d in range(len(self.names))
-        ]
+        self.shift = [self._apart(d, plan.row) for d in range(len(self.names))]
         for d, block in self.blocking.items():
-            self.unit.ranges[self.names[d]] = (0, self.stage.root.axes[d].extent - block * self.shift[d])
+            last = self.stage.root.axes[d].extent - 1
+            self.unit.ranges[self.names[d]] = (0, last - (block - 1) * self.shift[d])
         inner = ColumnBlock(self.unit, body)
         if single:
             self._loops(inner, [d for d in range(len(self.names)) if d != row], plan.row)
         else:
             self._strided(inner)
         body.lines += ["{", *(f"  {text}" for text in inner.lines), "}"]
+
+    def _apart(self, d: int, row: Row | None) -> int:
+        """Distance along axis ``d`` between elements of one block."""
+        if row is not None and d == row.axis:
+            return row.width
+        # Many threads take neighbours each, so that they read neighbouring addresses together.
+        return 1 if self.unit.target.single else self.stage.extents[d] // self.blocking.get(d, 1)
 
     # --- one thread ---------------------------------------------------------------------------
 
@@ -189,14 +195,12 @@ class Nest:
 
     def _place(self, body: Block, d: int, size: int, step: int, first: bool) -> str:
         """Text of axis ``d`` of element ``u``."""
-        low, block = body.value(self.stage.box[d].low).text, self.blocking.get(d, 1)
+        low = body.value(self.stage.box[d].low).text
         if size == 1:
             return low
         place = f"u / {step}" if step > 1 else "u"
         if not first:
             place = f"({place}) % {size}" if step > 1 else f"u % {size}"
-        if block > 1:
-            place = f"({place}) * {block}"
         return place if low == "0" else f"{low} + {place}"
 
     # --- elements -----------------------------------------------------------------------------

@@ -60,8 +60,7 @@ def choose(
     if row is not None and row_cost < scalar:
         blocking = _blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes)
         return Plan(row, {}, blocking or _wide(stage, found, row) or _lines(unit, stage, found, row))
-    last = next((d for d in reversed(range(len(stage.extents))) if stage.extents[d] > 1), -1)
-    return Plan(None, {}, _blocking(stage, found, last, (), limit, axes))
+    return Plan(None, {}, _blocking(stage, found, -1, (), limit, axes))
 
 
 def _choose_row(

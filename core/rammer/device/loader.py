@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
@@ -18,7 +18,14 @@ from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardwa
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.operator import ROperator
 
+if TYPE_CHECKING:
+    from rammer.frontend.lowering import LoweringFn
+    from rammer.passes.pipeline import Pass
+    from rammer.schedule.policy import Policy
+
 GROUP = "rammer.devices"
+#: Hooks by which a plugin changes the compilation for devices that are not its own.
+EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_lowerings", "rammer_kernels")
 #: Distributions in this repository, by device: what to install when a name is unknown.
 KNOWN = {"cuda": "plugins/cuda", "rocm": "plugins/rocm", "ipu_sim": "plugins/ipu_sim"}
 
@@ -58,6 +65,7 @@ class Registry:
         default_factory=lambda: frozenset(os.environ.get("RAMMER_DISABLE", "").replace(",", " ").split())
     )
     broken: dict[str, DeviceStatus] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def manager(self) -> pluggy.PluginManager:
@@ -69,10 +77,11 @@ class Registry:
             if point.name in self.disabled:
                 self.broken[point.name] = DeviceStatus(point.name, "disabled", "named in RAMMER_DISABLE")
                 continue
+            self.versions[point.name] = getattr(getattr(point, "dist", None), "version", "")
             try:
                 manager.register(point.load(), name=point.name)
                 manager.check_pending()
-            except Exception as problem:
+            except (Exception, SystemExit) as problem:
                 if manager.has_plugin(point.name):
                     manager.unregister(name=point.name)
                 self.broken[point.name] = _load_error(point.name, problem)
@@ -87,9 +96,8 @@ class Registry:
             others = [p for n, p in manager.list_name_plugin() if n != name]
             try:
                 for group in manager.subset_hook_caller("rammer_devices", others)():
-                    for device in group:
-                        result[device.name] = device
-            except Exception as problem:
+                    result |= {device.name: device for device in map(_manifest, group)}
+            except (Exception, SystemExit) as problem:
                 result[name] = _load_error(name, problem)
             del plugin
         return result
@@ -135,6 +143,33 @@ class Registry:
             found = ", ".join(f"{status.name}:{h.index} {h.name}" for h in status.hardware)
             raise DeviceUnavailable(f"there is no {status.name}:{index}", hint=f"found: {found}")
 
+    def policies(self) -> list[Policy]:
+        """Scheduling policies of all plugins."""
+        return [policy for group in self._contributed("rammer_policies") for policy in group]
+
+    def passes(self) -> list[Pass]:
+        """Graph passes of all plugins."""
+        return [step for group in self._contributed("rammer_passes") for step in group]
+
+    def lowerings(self) -> dict[tuple[str, str], LoweringFn]:
+        """Lowerings of all plugins by (domain, operator)."""
+        return {key: function for group in self._contributed("rammer_lowerings") for key, function in group.items()}
+
+    def _contributed(self, hook: str) -> Iterator[Any]:
+        """What each plugin returns from ``hook``. DeviceFailure names the plugin that fails in it."""
+        for name, plugin in self.manager.list_name_plugin():
+            others = [p for _, p in self.manager.list_name_plugin() if p is not plugin]
+            try:
+                yield from self.manager.subset_hook_caller(hook, others)()
+            except Exception as problem:
+                raise DeviceFailure(f"plugin {name} fails in {hook}: {problem}",
+                                    hint=f"leave it out: RAMMER_DISABLE={name}") from problem  # fmt: skip
+
+    def extension_key(self) -> str:
+        """Names and versions of the plugins that change how models are compiled: part of the key of compiled programs."""
+        extending = [n for n, p in self.manager.list_name_plugin() if any(hasattr(p, hook) for hook in EXTENSIONS)]
+        return " ".join(f"{name}={self.versions.get(name, '')}" for name in sorted(extending))
+
     def extra_kernels(self, device: str, operator: ROperator, binding: Binding) -> list[ROperator]:
         """Candidates that third parties add for somebody else's device."""
         found: list[Any] = self.manager.hook.rammer_kernels(device=device, operator=operator, binding=binding)
@@ -156,7 +191,13 @@ def _probe(name: str, device: Device) -> DeviceStatus:
     return DeviceStatus(name, "ok", "", device, hardware)
 
 
-def _load_error(name: str, problem: Exception) -> DeviceStatus:
+def _manifest(found: Any) -> Device:
+    if not isinstance(found, Device):
+        raise TypeError(f"{found!r} is no Device")
+    return found
+
+
+def _load_error(name: str, problem: BaseException) -> DeviceStatus:
     text = "".join(traceback.format_exception(problem))
     first = f"{type(problem).__name__}: {problem}".splitlines()[0]
     return DeviceStatus(name, "load-error", first, None, (), text)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeAlias
+
 import numpy as np
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
-from rammer.frontend.lowering import REGISTRY, CannotLower, Lowering
+from rammer.frontend.lowering import REGISTRY, CannotLower, Lowering, LoweringFn
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
 
+#: Lowerings by (domain, operator).
+Lowerings: TypeAlias = Mapping[tuple[str, str], LoweringFn]
 
-def lower_node(graph: Graph, node: Node, taken: set[str]) -> Lowering:
+
+def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings = REGISTRY) -> Lowering:
     """Lower one node; its intermediates get names that are not in ``taken``, which grows.
 
     Raises CannotLower when the operator has no tensor expression here, ValueError when a lowering
     breaks its contract (an output missing, or of another type than shape inference says).
     """
-    function = REGISTRY.get((node.domain, node.op))
+    function = lowerings.get((node.domain, node.op))
     if function is None:
         raise CannotLower(f"{f'{node.domain}.' if node.domain else ''}{node.op} has no lowering")
     context = Lowering(graph, node, taken=taken)
@@ -31,23 +37,23 @@ def lower_node(graph: Graph, node: Node, taken: set[str]) -> Lowering:
     return context
 
 
-def can_lower(graph: Graph, node: Node) -> str | None:
+def can_lower(graph: Graph, node: Node, lowerings: Lowerings = REGISTRY) -> str | None:
     """None if ``node`` can be lowered, else the reason why it runs on the host."""
     try:
-        lower_node(graph, node, set(graph.types))
+        lower_node(graph, node, set(graph.types), lowerings)
     except CannotLower as reason:
         return str(reason)
     return None
 
 
-def lower(graph: Graph) -> ComputeGraph:
+def lower(graph: Graph, lowerings: Lowerings = REGISTRY) -> ComputeGraph:
     """Lower every node of ``graph``, in order, and verify the result. Raises CannotLower, ValueError."""
     taken = set(graph.types)
     computes: list[Compute] = []
     types: dict[str, TensorType] = {v.name: v.type for v in graph.inputs}
     constants: dict[str, np.ndarray] = dict(graph.constants)
     for node in graph.nodes:
-        context = lower_node(graph, node, taken)
+        context = lower_node(graph, node, taken, lowerings)
         computes += context.computes
         constants |= context.constants
         types |= context.types

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import sys
@@ -139,13 +140,13 @@ class KernelStore:
 def _decode(text: str) -> tuple[TunedKernel, ...] | None:
     """Entries as kernels, or None (a miss) if anything about them is not as ``put`` writes it."""
     try:
-        return tuple(_kernel(item) for item in json.loads(text))
-    except (ValueError, TypeError, KeyError):
+        return tuple(_kernel(item) for item in json.loads(text)) or None
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _kernel(item: dict[str, Any]) -> TunedKernel:
-    return TunedKernel(
+    kernel = TunedKernel(
         tile=tuple(int(t) for t in item["tile"]),
         family=str(item["family"]),
         config=tuple((str(k), int(v)) for k, v in item["config"]),
@@ -154,3 +155,6 @@ def _kernel(item: dict[str, Any]) -> TunedKernel:
         crowded=float(item["crowded"]),
         origin=str(item["origin"]),
     )
+    if min(kernel.tile, default=1) < 1 or not all(0 <= t < math.inf for t in (kernel.alone, kernel.crowded)):
+        raise ValueError("impossible tile or time")
+    return kernel

@@ -45,7 +45,7 @@ class Tuner:
     def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
         key = key_of(self.backend.fingerprint, sign, self.level)
         kept = self.store.get(key)
-        if kept is not None:
+        if kept is not None and all(len(t.tile) == len(operator.anchor.axes) for t in kept):
             return tuple(self._rebuilt(operator, binding, t) for t in kept)
         options = [*self.extra(operator, binding), *self.backend.candidates(operator, binding)]
         if not options:

@@ -186,7 +186,8 @@ class Executable:
         if self.programs is None or not self.source.digest:
             return None
         options = self.options
-        parts = (self.source.digest, repr(key), self.backend.fingerprint, options.policy, options.tune)
+        extensions = self.registry.extension_key() if self.registry else ""
+        parts = (self.source.digest, repr(key), self.backend.fingerprint, options.policy, options.tune, extensions)
         return self.programs / f"{key_of(*parts)}.rammer"
 
     def close(self) -> None:

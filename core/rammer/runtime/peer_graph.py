@@ -172,8 +172,10 @@ def stack_lstms(graph: PeerGraph) -> None:
             merged[id(node)] = replace(node, inputs=(node.inputs[0], *mine))
             continue
         first = merged[id(below)]
-        private = _only_reader(readers, below.outputs[0], "Squeeze") and _only_reader(readers, squeeze.outputs[0], "LSTM")
-        if not private or any(below.outputs[1:]) or first.attr("hidden_size") != node.attr("hidden_size"):
+        inner = ((below.outputs[0], "Squeeze"), (squeeze.outputs[0], "LSTM"))
+        private = all(_only_reader(readers, value, op) for value, op in inner)
+        states = any(o in readers for o in below.outputs[1:] if o)
+        if not private or states or first.attr("hidden_size") != node.attr("hidden_size"):
             merged[id(node)] = replace(node, inputs=(node.inputs[0], *mine))
             continue
         gone += [below, squeeze]

@@ -129,8 +129,8 @@ def _conv(e: _Emitter, node: PeerNode) -> Any:
     if pads[:rank] != pads[rank:]:
         x, pads = e.call(e.F.pad, x, [p for d in reversed(range(rank)) for p in (pads[d], pads[d + rank])]), [0] * rank
     function = (e.F.conv1d, e.F.conv2d, e.F.conv3d)[rank - 1]
-    strides, dilations = node.attr("strides", ones), node.attr("dilations", ones)
-    return e.call(function, x, weight, bias[0] if bias else None, list(strides), list(pads[:rank]), list(dilations), groups)
+    strides, dilations = list(node.attr("strides", ones)), list(node.attr("dilations", ones))
+    return e.call(function, x, weight, bias[0] if bias else None, strides, list(pads[:rank]), dilations, groups)
 
 
 def _pool(e: _Emitter, node: PeerNode) -> Any:
@@ -161,7 +161,7 @@ def _lstm(e: _Emitter, node: PeerNode) -> tuple[Any, ...]:
     hidden, layers, torch = int(node.attr("hidden_size")), len(weights) // 3, e.torch
     lstm = torch.nn.LSTM(weights[0].shape[-1], hidden, layers)
     order = np.concatenate([np.arange(hidden) + g * hidden for g in (0, 2, 3, 1)])
-    state = {}
+    state: dict[str, Any] = {}
     for layer in range(layers):
         w, r, b = (a[0] for a in weights[3 * layer : 3 * layer + 3])
         parts = {"weight_ih": w, "weight_hh": r, "bias_ih": b[: 4 * hidden], "bias_hh": b[4 * hidden :]}

@@ -84,7 +84,7 @@ class CudaBackend:
         """Registers, shared memory and spills from ptxas for this architecture."""
         made = task_kernel(operator, binding)
         found = compile_cubin(translation_unit([made]), self.arch).resources[made.entry]
-        local = found.shared + made.dynamic
+        local = found.shared + made.dynamic  # ptxas knows only what is static
         return Resources(made.threads, found.registers, local, found.spills)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:

@@ -73,6 +73,6 @@ def virtual_device(index: int, unit: Hardware) -> VDevice:
     return gpu(
         unit.detail["architecture"], unit.name,
         sms=attribute(index, "MULTIPROCESSOR_COUNT"), clock=1e3 * attribute(index, "CLOCK_RATE"),
-        cores=CORES.get(capability, 128), shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK"),
+        cores=CORES.get(capability, 128), shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         memory=unit.memory, bandwidth=bandwidth, source="CUDA driver",
     )  # fmt: skip

@@ -18,6 +18,9 @@ from rammer_cuda.targets import THREADS
 #: Families with kernels of their own.
 FAMILIES = {"gemm": gemm}
 
+#: Shared memory that needs no asking for; larger scratch memory is dynamic.
+STATIC_SHARED = 48 << 10
+
 #: One block a task. ``order`` is null where the launch covers consecutive tasks from ``first``.
 _KERNEL = """
 extern "C" __global__ void __launch_bounds__({threads}) k_{name}({parameters}, const int *order, int first)
@@ -48,8 +51,9 @@ def _generic(operator: ROperator, binding: Binding) -> TaskKernel:
     function = emit(operator, binding, CUDA)
     threads = dict(operator.config).get("threads", THREADS)
     arguments = tuple(Argument(t, written) for t, written in function.arguments)
+    dynamic = function.scratch if function.scratch > STATIC_SHARED else 0
     return TaskKernel(f"k_{function.name}", function.text + _wrapper(function, binding, threads),
-                      arguments, threads, function.scratch)  # fmt: skip
+                      arguments, threads, function.scratch, dynamic)  # fmt: skip
 
 
 def _wrapper(function: CFunction, binding: Binding, threads: int) -> str:
@@ -57,6 +61,8 @@ def _wrapper(function: CFunction, binding: Binding, threads: int) -> str:
     types = [CUDA.types[binding.types[t].dtype] for t, _ in function.arguments]
     parameters = ", ".join(f"{t} *{n}" for t, n in zip(types, names, strict=True))
     scratch = f"__shared__ __align__(16) char scratch[{max(function.scratch, 16)}];"
+    if function.scratch > STATIC_SHARED:
+        scratch = "extern __shared__ __align__(16) char scratch[];"
     return _KERNEL.format(threads=threads, name=function.name, parameters=parameters, scratch=scratch,
                           arguments=", ".join(names))  # fmt: skip
 

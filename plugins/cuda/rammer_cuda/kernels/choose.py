@@ -23,19 +23,20 @@ from rammer_cuda.kernels.task import Unsuited
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)
 FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
-#: Register tiles (rows, columns), block depths, numbers of buffers and splits that are tried.
+#: Register tiles (rows, columns), block depths with their slices, and splits that are tried.
 REGISTERS = ((4, 4), (8, 4), (4, 8), (8, 8))
-BLOCKS = (8, 16, 32)
+BLOCKS = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
 SPLITS = (1, 2, 3, 4, 6, 8)
-STAGES = 4
 #: Threads of a block.
-THREADS = (32, 288)
-#: Cycles: start of a block to its first products, epilogue per element and thread, one ring step's barrier, a split's barriers.
-START, STORE, STEP, CLUSTER = 1500, 12, 60, 700
-#: Bytes a cycle and SM from L2 with every SM reading.
-L2_BYTES = 28.0
-#: Warps that hide each other's latency completely on one SM.
-WARPS = 8
+THREADS = (64, 512)
+#: Cycles: start of a block to its first products, epilogue per element of a thread, one ring step's barrier, a split's barriers.
+START, STORE, STEP, CLUSTER = 1800, 14, 70, 900
+#: Bytes a cycle and SM from L2 with every SM reading; cycles of a 16-byte shared-memory read of a warp.
+L2_BYTES, READ = 28.0, 2.2
+#: Cycles of one warp alone over those it needs to issue: what its own instructions hide of their latency.
+ALONE = 1.7
+#: Bytes of shared memory and registers of an SM.
+SM_SHARED, SM_REGISTERS = 227 << 10, 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
     except Unsuited:
         return []
     splits = SPLITS if _clusters(device) else (1,)
-    depths = {bk: depth_of(roles.main.reduce, bk) for bk in BLOCKS}
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in BLOCKS}
     found = list[Choice]()
     for tile in _tiles(roles):
         rows = math.prod(tile[d] for d in roles.rows)
@@ -61,7 +62,7 @@ def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
         tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
         for config in _configs(splits):
             shape = shape_of(rows, width, dict(config))
-            if not THREADS[0] <= shape.works <= THREADS[1] or shape.split > max(1, depths[shape.bk].blocks // 2):
+            if not THREADS[0] // 2 < shape.works <= THREADS[1] or shape.split > max(1, depths[shape.bk].blocks // 2):
                 continue
             seconds = predicted(shape, depths[shape.bk], tasks, rows * width, device)
             found.append(Choice(replace(operator, tile=tile, family="gemm", config=config), seconds))
@@ -101,8 +102,8 @@ def _expressible(choices: Iterator[Choice], binding: Binding, device: VDevice, c
 
 def _configs(splits: Sequence[int]) -> list[tuple[tuple[str, int], ...]]:
     return [
-        (("tm", tm), ("tn", tn), ("bk", bk), ("stages", STAGES if bk < 32 else 3), ("split", split))
-        for tm, tn in REGISTERS for bk in BLOCKS for split in splits
+        (("tm", tm), ("tn", tn), ("bk", bk), ("stages", 4 if bk < 32 else 3), ("split", split), ("slices", slices))
+        for tm, tn in REGISTERS for bk, slices in BLOCKS for split in splits
     ]  # fmt: skip
 
 
@@ -149,18 +150,25 @@ def gemm_seconds(operator: ROperator, binding: Binding, device: VDevice) -> floa
 def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice) -> float:
     """Seconds for all ``tasks`` of one launch."""
     clock = device.flops / 256.0
-    blocks = tasks * shape.split
     warps = shape.threads / 32
     steps = -(-depth.blocks // shape.split)
     vectors = (shape.tm + shape.tn) / 4
-    copies = (shape.bm / 4 + shape.bn) * shape.bk / 32
-    issue = (warps * shape.bk * (shape.tm * shape.tn + vectors) + copies * (14 if depth.flat else 6)) / 4
-    reads = warps * shape.bk * vectors * 2 + copies
-    traffic = 4 * shape.bk * (shape.bm + shape.bn) / L2_BYTES
-    per_sm = -(-blocks // device.veus)
-    resident = min(per_sm, max(1, int(16 / warps)))
-    hidden = min(1.0, (0.55 + 0.45 * resident * warps / WARPS))
-    step = max(issue, reads, traffic) / hidden + STEP / resident
-    store = STORE * cells / shape.threads / shape.split * (1 + 0.15 * shape.split)
-    cycles = START + per_sm * (steps * step + store) + (CLUSTER if shape.split > 1 else 0)
+    part = shape.bk / shape.slices
+    copies = (shape.bm / 4 + shape.bn) * shape.bk / shape.threads
+    needed = part * (shape.tm * shape.tn + vectors) + copies * (14 if depth.flat else 6) + 20
+    per_sm = -(-tasks * shape.split // device.veus)
+    resident = min(per_sm, _resident(shape))
+    issue = max(math.ceil(resident * warps / 4) * needed, needed * ALONE)
+    reads = resident * warps * (part * vectors * READ + copies)
+    traffic = resident * 4 * shape.bk * (shape.bm + shape.bn) / L2_BYTES
+    step = max(issue, reads, traffic) + STEP
+    store = STORE * resident * cells / shape.threads / shape.split * (0.85 + 0.15 * shape.split * shape.slices)
+    cycles = START + -(-per_sm // resident) * (steps * step + store) + (CLUSTER if shape.split > 1 else 0)
     return cycles / clock + device.launch
+
+
+def _resident(shape: Shape) -> int:
+    """Blocks that fit an SM together."""
+    shared = 4 * max(shape.stages * shape.bk * (shape.bm + shape.bn), shape.bm * shape.bn * shape.slices)
+    registers = shape.threads * (shape.tm * shape.tn + shape.tm + shape.tn + 40)
+    return max(1, min(SM_SHARED // (shared + 1024), SM_REGISTERS // registers, 2048 // shape.threads))

@@ -1,7 +1,7 @@
 """The ``gemm`` family: implicit matrix products in fp32 FFMA, one block (or one cluster of blocks) a task.
 
 A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers filled
-by cp.async; every thread accumulates ``tm x tn`` results in registers. With ``split`` > 1 a task is a thread-block cluster: each
+by cp.async; every thread accumulates ``tm x tn`` results in registers over one of ``slices`` parts of each block. With ``split`` > 1 a task is a thread-block cluster: each
 block sums its share of the products, then every block adds up its part of the tile over all shared memories in
 rank order, so results repeat bit for bit. The following maps are applied on the way to memory by the core's emitter.
 """
@@ -85,11 +85,17 @@ class Shape:
     tn: int
     stages: int
     split: int
+    slices: int
+
+    @property
+    def group(self) -> int:
+        """Threads that accumulate one slice."""
+        return self.bm // self.tm * (self.bn // self.tn)
 
     @property
     def works(self) -> int:
         """Threads that accumulate."""
-        return self.bm // self.tm * (self.bn // self.tn)
+        return self.group * self.slices
 
     @property
     def threads(self) -> int:
@@ -100,8 +106,9 @@ class Shape:
 def shape_of(rows: int, width: int, config: dict[str, int]) -> Shape:
     """The block of a task of ``rows x width`` under an operator's config."""
     tm, tn = config.get("tm", 4), config.get("tn", 4)
-    return Shape(-(-rows // tm) * tm, -(-width // tn) * tn, config.get("bk", 16), tm, tn,
-                 config.get("stages", 3), config.get("split", 1))  # fmt: skip
+    # Rows in pairs of register tiles, since neighbouring threads take neighbouring ones.
+    return Shape(-(-rows // (2 * tm)) * 2 * tm, -(-width // tn) * tn, config.get("bk", 16), tm, tn,
+                 config.get("stages", 3), config.get("split", 1), config.get("slices", 1))  # fmt: skip
 
 
 def gemm(operator: ROperator, binding: Binding) -> TaskKernel:
@@ -114,14 +121,14 @@ class _Gemm:
     def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
         self.p, self.binding, self.s = product, binding, shape
         self.depth = depth_of(product.main.reduce, shape.bk)
-        if not 32 <= shape.threads <= 1024:
-            raise Unsuited(f"{shape.threads} threads")
+        if not 32 <= shape.threads <= 1024 or shape.bk % shape.slices:
+            raise Unsuited(f"{shape.threads} threads, {shape.slices} slices of {shape.bk}")
         self.split = min(shape.split, self.depth.blocks, MOST_SPLIT)
         self.text = Text()
         self.a = Stage("a", product, product.a, product.rows, shape.bm, self.depth, shape.threads)
         self.b = Stage("b", product, product.b, product.columns, shape.bn, self.depth, shape.threads)
         self.ring = shape.stages * shape.bk * (self.a.pitch + self.b.pitch)
-        self.dynamic = 4 * max(self.ring, shape.bm * shape.bn)
+        self.dynamic = 4 * max(self.ring, shape.bm * shape.bn * shape.slices)
         self.arguments = self._arguments()
 
     def _arguments(self) -> list[Argument]:
@@ -144,7 +151,7 @@ class _Gemm:
         self._fetch()
         self._sum()
         tables = self._epilogue()
-        names = ", ".join(f"{'float' if a.written else 'const float'} *p{k}" for k, a in enumerate(self.arguments))
+        names = ", ".join(f"{'float *' if a.written else 'const float *__restrict__ '}p{k}" for k, a in enumerate(self.arguments))
         cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
         head = f'extern "C" __global__ void {cluster}__launch_bounds__({s.threads}) @NAME@({names}, const int *order, int first)'
         text = f"{head} {{\n{self.text}}}\n"
@@ -167,7 +174,11 @@ class _Gemm:
         s, text = self.s, self.text
         text.line("extern __shared__ __align__(16) float shared[];")
         text.line("const float *const ag = p0; const float *const bg = p1;")
-        text.line(f"const int tx = min(tid, {s.works - 1}) % {s.bn // s.tn}, ty = min(tid, {s.works - 1}) / {s.bn // s.tn};")
+        # Two neighbouring lanes share their columns and every other lane its rows: shared-memory reads of 16 bytes then
+        # merge across half a warp.
+        across = s.bn // s.tn
+        text.line(f"const int worker = min(tid, {s.works - 1}), slice = worker / {s.group}, place = worker % {s.group};")
+        text.line(f"const int tx = (place >> 1) % {across}, ty = (place & 1) + (place >> 1) / {across} * 2;")
         text.line(f"float *const ashared = shared; float *const bshared = shared + {s.stages * s.bk * self.a.pitch};")
 
     def _fetch(self) -> None:
@@ -185,7 +196,7 @@ class _Gemm:
 
     def _sum(self) -> None:
         """The ring: wait for a block, start the copies of a later one, multiply."""
-        s, text, blocks = self.s, self.text, self.depth.blocks
+        s, text, blocks, part = self.s, self.text, self.depth.blocks, self.s.bk // self.s.slices
         if self.split > 1:
             text.line(f"const int rank = (int)blockIdx.x % {self.split};")
             text.line(f"const int begin = {blocks} * rank / {self.split}, end = {blocks} * (rank + 1) / {self.split};")
@@ -205,8 +216,9 @@ class _Gemm:
             "__syncthreads();",
             f"if (kb + {s.stages - 1} < end) fetch(kb + {s.stages - 1}, fill);",
             "rm_commit();",
-            f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {s.bk}, {self.a.pitch}, {self.b.pitch}>(",
-            f"  ashared + use * {s.bk * self.a.pitch} + ty * 4, bshared + use * {s.bk * self.b.pitch} + tx * 4, acc);",
+            f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {part}, {self.a.pitch}, {self.b.pitch}>(",
+            f"  ashared + (use * {s.bk} + slice * {part}) * {self.a.pitch} + ty * 4,",
+            f"  bshared + (use * {s.bk} + slice * {part}) * {self.b.pitch} + tx * 4, acc);",
             f"use = use == {s.stages - 1} ? 0 : use + 1;",
             f"fill = fill == {s.stages - 1} ? 0 : fill + 1;",
             "}",
@@ -216,7 +228,7 @@ class _Gemm:
         text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
         text.all([
             "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; j += 4)",
-            f"  *(float4 *)(shared + (ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}) * {s.bn} + tx * 4"
+            f"  *(float4 *)(shared + (slice * {s.bm} + ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}) * {s.bn} + tx * 4"
             f" + j / 4 * {s.bn // (s.tn // 4)}) = *(float4 *)(acc[i] + j);",
             "}",
             "rm_cluster();" if self.split > 1 else "__syncthreads();",
@@ -244,12 +256,14 @@ class _Gemm:
             text.line(f"const int x{d} = o{d} + {place};")
             tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
         text.line(f"if ({' && '.join(tests) or 'true'}) {{")
-        if self.split > 1:
-            text.line("float sum = 0.0f;")
-            text.line("#pragma unroll")
-            text.line(f"for (int r = 0; r < {self.split}; ++r) sum += rm_peer(shared + i * {s.bn} + j, r);")
-        else:
-            text.line(f"const float sum = shared[i * {s.bn} + j];")
+        text.line("float sum = 0.0f;")
+        text.line("#pragma unroll")
+        text.line(f"for (int r = 0; r < {self.split}; ++r) {{")
+        text.line("#pragma unroll")
+        text.line(f"for (int q = 0; q < {s.slices}; ++q)")
+        part = f"shared + (q * {s.bm} + i) * {s.bn} + j"
+        text.line(f"  sum += {f'rm_peer({part}, r)' if self.split > 1 else f'*({part})'};")
+        text.line("}")
         tables = self._maps()
         text.all(["}"] * 4)
         if self.split > 1:

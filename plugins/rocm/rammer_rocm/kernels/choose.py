@@ -15,9 +15,12 @@ from rammer.ir.operator import ROperator
 from rammer_rocm.kernels.contraction import Product, access, check_operator, contiguous, product_of
 from rammer_rocm.kernels.panel import panel
 from rammer_rocm.kernels.task import Unsuited
+from rammer_rocm.kernels.window import Window, window_of
 
 #: Share of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
 PEAK_SHARE = 0.9
+#: Share of that which remains when columns are read from a window copy: unaligned loads, rows stored one by one.
+WINDOW_SHARE = 0.94
 #: Seconds around the innermost loop for one register tile: pointers, epilogue, stores.
 TILE_OVERHEAD = 25e-9
 #: Seconds to gather one vector of columns, and to start one run of them.
@@ -132,37 +135,61 @@ def register_tiles(lanes: int) -> list[tuple[int, int]]:
 
 
 def _best_register_tile(p: Product, binding: Binding, device: VDevice) -> Choice:
-    gather = _gather_seconds(p, binding, device)
-    seconds, mr, nv = min(
-        (_multiply_seconds(p, device, m, v), -m, v) for m, v in register_tiles(device.vector) if m <= max(p.rows, 1)
-    )
-    tiled = replace(p.operator, family="panel", config=(("mr", -mr), ("nv", nv)))
+    """The cheapest register tile, with and without the window copy."""
+    plain, window = _gather_seconds(p, binding, device), _window(p)
+    variants = [(p.width, plain, PEAK_SHARE, 0)]
+    if plain > 0 and window is not None:
+        copied = _copy_seconds(window.count * window.rows, window.pitch, device)
+        spilled = _spill_seconds(window.count * window.block(device.vector) * 4, device)
+        variants.append((window.width, copied + spilled, PEAK_SHARE * WINDOW_SHARE, 1))
+    seconds, mr, nv, windowed = min(
+        (gather + _multiply_seconds(p, width, share, device, m, v), -m, v, flag)
+        for m, v in register_tiles(device.vector) if m <= max(p.rows, 1)
+        for width, gather, share, flag in variants
+    )  # fmt: skip
+    config = (("mr", -mr), ("nv", nv), *((("window", 1),) if windowed else ()))
+    tiled = replace(p.operator, family="panel", config=config)
     rounds = -(-tiled.task_count // device.veus)
-    return Choice(tiled, seconds + gather, rounds * (seconds + gather))
+    return Choice(tiled, seconds, rounds * seconds)
 
 
-def _multiply_seconds(p: Product, device: VDevice, mr: int, nv: int) -> float:
-    vectors = -(-p.width // device.vector)
+def _window(p: Product) -> Window | None:
+    try:
+        return window_of(p)
+    except Unsuited:
+        return None
+
+
+def _multiply_seconds(p: Product, width: int, peak: float, device: VDevice, mr: int, nv: int) -> float:
+    """``width`` columns at ``peak`` times the device's peak, less where a register tile is too small to sustain it."""
+    vectors = -(-width // device.vector)
     full, single = divmod(vectors, nv)
-    if single and nv * device.vector * (full + 1) - p.width < device.vector:
+    if single and nv * device.vector * (full + 1) - width < device.vector:
         full, single = full + 1, 0
     blocks = -(-p.rows // mr)
     seconds = 0.0
     for count, v in ((full, nv), (single, 1)):
         share = min(1.0, mr * v / INDEPENDENT) * min(1.0, mr * v / (1.25 * (mr + v)))
         flops = 2.0 * mr * v * device.vector * p.depth
-        seconds += count * blocks * (flops / (device.flops * PEAK_SHARE * share) + TILE_OVERHEAD)
+        seconds += count * blocks * (flops / (device.flops * peak * share) + TILE_OVERHEAD)
     return seconds
 
 
 def _gather_seconds(p: Product, binding: Binding, device: VDevice) -> float:
+    """Reading constants for the first time, nothing for columns in place, else a copy for each position in K."""
     if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
         return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
     if p.b.tensor not in p.before and p.b.fill is None and contiguous(access(p.b, binding), p):
         return 0.0
     run = p.tile[p.columns[-1]]
-    runs = p.depth * (p.width // max(run, 1))
-    seconds = runs * (RUN_GATHER + -(-run // device.vector) * VECTOR_GATHER)
-    nbytes = p.depth * (p.width + device.vector) * 4
+    copied = _copy_seconds(p.depth * (p.width // max(run, 1)), run, device)
+    return copied + _spill_seconds(p.depth * (p.width + device.vector) * 4, device)
+
+
+def _copy_seconds(runs: int, length: int, device: VDevice) -> float:
+    return runs * (RUN_GATHER + -(-length // device.vector) * VECTOR_GATHER)
+
+
+def _spill_seconds(nbytes: int, device: VDevice) -> float:
     room = device.layer("veu").capacity // 2
-    return seconds + max(0, nbytes - room) * SPILLED_BYTE * math.log2(max(2.0, nbytes / max(room, 1)))
+    return max(0, nbytes - room) * SPILLED_BYTE * math.log2(max(2.0, nbytes / max(room, 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rammer.codegen.operations import literal
@@ -10,51 +10,75 @@ from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load
 
-from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access
+from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, dense_axes
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.task import Unsuited
 from rammer_rocm.kernels.vector import Vector, inline, vector_type
 
 
+@dataclass(frozen=True)
+class Region:
+    """What is gathered: ``load`` over reduction axes (name, extent, step in the panel) and column axes (name, C
+    text of the count, largest count). Consecutive runs start ``pitch`` elements apart ("" = back to back)."""
+
+    load: Load
+    reduce: tuple[tuple[str, int, int], ...]
+    columns: tuple[tuple[str, str, int], ...]
+    pitch: str = ""
+
+
+def columns_region(p: Product, stride: int) -> Region:
+    """Every value of the column operand, once for each position in K."""
+    flat = dense_axes(p.main.reduce)
+    reduce = tuple((r.name, r.extent, flat[r.name] * stride) for r in p.main.reduce)
+    return Region(p.b, reduce, tuple((c, f"e_{c}", p.tile[c]) for c in p.columns))
+
+
 @dataclass
 class Gather:
-    """Writes the statements; ``pointer`` names a tensor's parameter, ``origin`` an axis' first value in the task.
+    """Writes the statements; ``pointer`` names a tensor's parameter, ``origin`` an axis' first value in a task.
 
     A run is the columns along the innermost column axis. Vectors may write past the end of a run: what
-    they spoil is written later, and ``stride`` leaves room behind the last run.
+    they spoil is written later. Behind the last run of a panel row one vector of zeros is written, so that no
+    register tile ever multiplies what happened to be in memory (denormal numbers are slow).
     """
 
     p: Product
     binding: Binding
     lanes: int
-    stride: int
-    flat: Mapping[str, int]
+    region: Region
     pointer: Callable[[str], str]
     origin: Callable[[str], str]
 
     def __post_init__(self) -> None:
-        self.inner = self.p.columns[-1]
-        self.outer = self.p.columns[:-1]
+        self.inner, self.count, _ = self.region.columns[-1]
+        self.outer = [name for name, _, _ in self.region.columns[:-1]]
+        self.reduced = {name for name, _, _ in self.region.reduce}
 
     def lines(self) -> Iterator[str]:
         """All statements."""
-        loops = [(f"k_{r.name}", str(r.extent)) for r in self.p.main.reduce if r.extent > 1]
-        ones = [r.name for r in self.p.main.reduce if r.extent == 1]
-        yield from (f"const int k_{name} = 0;" for name in ones)
-        for name, count in [*loops, *((f"i_{c}", f"e_{c}") for c in self.outer)]:
+        region, counts = self.region, {name: count for name, count, _ in self.region.columns}
+        yield from (f"const int k_{name} = 0;" for name, extent, _ in region.reduce if extent == 1)
+        loops = [(f"k_{name}", str(extent)) for name, extent, _ in region.reduce if extent > 1]
+        for name, count in loops:
             yield f"for (int {name} = 0; {name} < {count}; ++{name}) {{"
-        row = " + ".join(f"k_{r} * {s * self.stride}" for r, s in self.flat.items())
+        row = " + ".join(f"k_{name} * {step}" for name, _, step in region.reduce) or "0"
+        yield f"__global float *line = panel + {row};"
+        for name in self.outer:
+            yield f"for (int i_{name} = 0; i_{name} < {counts[name]}; ++i_{name}) {{"
         column = "0"
-        for c in self.outer:
-            column = f"({column}) * e_{c} + i_{c}"
-        yield f"__global float *d = panel + {row} + ({column}) * e_{self.inner};"
+        for name in self.outer:
+            column = f"({column}) * {counts[name]} + i_{name}"
+        yield f"__global float *d = line + ({column}) * {region.pitch or self.count};"
         yield from self._run()
-        yield from ["}"] * (len(loops) + len(self.outer))
+        yield from ["}"] * len(self.outer)
+        before = " * ".join([*(counts[name] for name in self.outer), region.pitch or self.count])
+        yield f"vstore{self.lanes}(({vector_type(self.lanes)})(0.0f), 0, line + {before});"
+        yield from ["}"] * len(loops)
 
     def _run(self) -> Iterator[str]:
         """One run: fill to the left of the valid columns, values, fill to the right."""
-        count = f"e_{self.inner}"
-        load = self.p.b
+        count, load = self.count, self.region.load
         guarded = list(self._guards(load)) if load.fill is not None else []
         value = self._expression()
         if not guarded:
@@ -94,7 +118,9 @@ class Gather:
 
     def _ranges(self) -> dict[str, Interval]:
         ranges: dict[str, Interval] = {name: (0, n - 1) for name, n in self.p.extent.items()}
-        for axis in ex.axes_of(self.p.b):
+        for name, _, most in self.region.columns:
+            ranges[name] = (0, self.p.extent[name] - self.p.tile[name] + most - 1)
+        for axis in ex.axes_of(self.region.load):
             name, _, divisor = axis.partition(QUOTIENT)
             if divisor:
                 ranges[axis] = (0, (self.p.extent[name] - 1) // int(divisor))
@@ -104,7 +130,7 @@ class Gather:
         """Address (or index) at the first column of the run."""
         parts = [str(steps.constant)] if steps.constant else []
         for axis, step in steps.steps.items():
-            if axis in self.flat:
+            if axis in self.reduced:
                 place = f"k_{axis}"
             else:
                 place = self.origin(axis)
@@ -124,7 +150,7 @@ class Gather:
                 return ex.transform(inline(e, producer.body, tuple(a.name for a in producer.axes)), expand)
             return None
 
-        load = self.p.b
+        load = self.region.load
         bare = Load(load.tensor, load.indices)
         return ex.transform(bare, expand)
 

@@ -9,6 +9,7 @@ explicit fused multiply-adds, then the following maps are applied to it on its w
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,20 +20,26 @@ from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, contiguous, dense_axes, product_of
-from rammer_rocm.kernels.gather import Gather
+from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import Argument, Packing, TaskFunction, Unsuited
 from rammer_rocm.kernels.vector import Vector, vector_type
+from rammer_rocm.kernels.window import Window, window_of
+
+#: Steps of inner reduction axes that are unrolled: all taps of a 3 x 3 window.
+UNROLLED = 9
 
 
 def panel(operator: ROperator, binding: Binding, lanes: int) -> TaskFunction:
-    """The task function of an operator whose config says ``mr`` (rows) and ``nv`` (vectors of ``lanes``).
+    """The task function of an operator whose config says ``mr`` (rows), ``nv`` (vectors of ``lanes``) and whether
+    one padded copy serves all taps (``window=1``).
 
     Raises Unsuited for operators that are no float32 contraction with element-wise followers.
     """
     config = dict(operator.config)
     product = product_of(operator, binding)
-    return _Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes).function()
+    window = window_of(product) if config.get("window") else None
+    return _Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, window).function()
 
 
 @dataclass
@@ -66,11 +73,13 @@ class Operand:
 
 
 class _Panel:
-    def __init__(self, product: Product, binding: Binding, mr: int, nv: int, lanes: int) -> None:
+    def __init__(self, product: Product, binding: Binding, mr: int, nv: int, lanes: int,
+                 window: Window | None) -> None:  # fmt: skip
         self.p, self.binding, self.mr, self.nv, self.lanes = product, binding, mr, nv, lanes
         self.text = Text()
         self.arguments: dict[tuple[str, str], Argument] = {}
-        self.scratch = 0
+        self.scratch, self.window = 0, window
+        self.gaps = window is not None and len(product.columns) > 1
         self.flat = dense_axes(product.main.reduce)
 
     # --- the function ---------------------------------------------------------------------------
@@ -80,10 +89,10 @@ class _Panel:
         a, b = self._rows_operand(), self._columns_operand()
         full, single = self.nv * self.lanes, self.lanes
         kind, text = vector_type(self.lanes), self.text
-        text.line("for (int c = 0; c < cols;) {")
-        text.line(f"const int nv = cols - c > {full - single} ? {self.nv} : 1;")
+        text.line("for (int c = 0; c < wide;) {")
+        text.line(f"const int nv = wide - c > {full - single} ? {self.nv} : 1;")
         text.line(f"for (int r = 0; r < rows; r += {self.mr}) {{")
-        text.line(f"{kind} tile[{self.mr * self.nv}];")
+        text.line(f"{kind} tile[{self.mr * self.nv + 1}];")
         self._pointers(a, b)
         if self.nv > 1:
             text.line("if (nv > 1) {")
@@ -128,6 +137,10 @@ class _Panel:
             self.text.line(f"const int e_{axis.name} = {size};")
         self.text.line(f"const int rows = {f'e_{self.p.row}' if self.p.row else '1'};")
         self.text.line(f"const int cols = {' * '.join(f'e_{c}' for c in self.p.columns)};")
+        wide = "cols"
+        if self.gaps and self.window:
+            wide = f"(e_{self.p.columns[0]} - 1) * {self.window.pitch} + e_{self.p.columns[1]}"
+        self.text.line(f"const int wide = {wide};")
 
     def address(self, steps: Access, extra: Iterable[str] = ()) -> str:
         """Element address of the task's first point, plus ``extra`` terms."""
@@ -166,6 +179,10 @@ class _Panel:
 
     def _columns_operand(self) -> Operand:
         p, b = self.p, self.p.b
+        if self.window:
+            self.scratch = (self.window.count * self.window.block(self.lanes) + self.lanes) * 4
+            self._gather(self.window.region(self.lanes))
+            return Operand("panel", self.window.steps(self.lanes))
         if b.tensor in self.binding.constants and b.tensor not in p.before and len(p.columns) == 1:
             packing, coordinates = pack_columns(p, self.nv * self.lanes)
             pointer = self.pointer(b.tensor, packing=packing)
@@ -184,10 +201,12 @@ class _Panel:
         stride = -(-self.p.width // self.lanes) * self.lanes + self.lanes
         stride += self.lanes * (stride % 1024 == 0)
         self.scratch = (self.p.depth + 1) * stride * 4
+        self._gather(columns_region(self.p, stride))
+        return Operand("panel", {r: s * stride for r, s in self.flat.items()})
+
+    def _gather(self, region: Region) -> None:
         self.text.line("__global float *panel = (__global float *)scratch;")
-        self.text.all(Gather(self.p, self.binding, self.lanes, stride, self.flat, self.pointer, self._origin).lines())
-        self.text.line("__global const float *B = panel;")
-        return Operand("B", {r: s * stride for r, s in self.flat.items()})
+        self.text.all(Gather(self.p, self.binding, self.lanes, region, self.pointer, self._origin).lines())
 
     # --- the microkernel ------------------------------------------------------------------------
 
@@ -216,6 +235,8 @@ class _Panel:
         """A loop over each group of reduction axes that both operands step through evenly."""
         groups = merged([(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce])
         for n, (extent, _, _) in enumerate(groups):
+            if n and math.prod(e for e, _, _ in groups[n:]) <= UNROLLED:
+                self.text.line("__attribute__((opencl_unroll_hint))")
             self.text.line(f"for (int k{n} = 0; k{n} < {extent}; ++k{n}) {{")
         a_off = " + ".join(f"k{n} * {s}" for n, (_, s, _) in enumerate(groups)) or "0"
         b_off = " + ".join(f"k{n} * {s}" for n, (_, _, s) in enumerate(groups)) or "0"
@@ -238,10 +259,8 @@ class _Panel:
         A loop, not unrolled: it runs once for K multiplications, and a small text builds in half the time.
         """
         p, text = self.p, self.text
-        text.line(f"for (int v = 0; v < min({self.mr}, rows - r) * nv; ++v) {{")
-        text.line(f"const int row = r + v / nv, col = c + v % nv * {self.lanes};")
+        self._vectors()
         names = {p.main.name: "total"}
-        text.line(f"const {vector_type(self.lanes)} total = tile[v];")
         self._store(p.main.name, names)
         for number, c in enumerate(p.after):
             axes = dict(zip((a.name for a in c.axes), (a.name for a in p.main.axes), strict=True))
@@ -249,7 +268,26 @@ class _Panel:
             names[c.name] = vector.value(c.body)
             text.all(vector.lines)
             self._store(c.name, names)
-        text.line("}")
+        text.all(["}"] * (3 if self.gaps else 1))
+
+    def _vectors(self) -> None:
+        """Loops over the vectors of the register tile: ``total``, its ``row``, its first ``col`` and how many lanes it
+        ``have``. Where there are gaps, vectors start anew with every row of the output."""
+        text, lanes, kind = self.text, self.lanes, vector_type(self.lanes)
+        if not self.gaps or self.window is None:
+            text.line(f"for (int v = 0; v < min({self.mr}, rows - r) * nv; ++v) {{")
+            text.line(f"const int row = r + v / nv, col = c + v % nv * {lanes}, have = min({lanes}, cols - col);")
+            text.line(f"const {kind} total = tile[v];")
+            return
+        outer, inner = self.p.columns
+        pitch = self.window.pitch
+        text.line(f"for (int i = 0; i < min({self.mr}, rows - r); ++i) {{")
+        text.line(f"for (int s = 0, y = c / {pitch}, x = c % {pitch}; s < nv * {lanes} && y < e_{outer}; "
+                  f"s += {pitch} - x, x = 0, ++y) {{")  # fmt: skip
+        text.line(f"const int count = min(nv * {lanes} - s, e_{inner} - x), row = r + i;")
+        text.line(f"for (int n0 = 0; n0 < count; n0 += {lanes}) {{")
+        text.line(f"const int col = y * e_{inner} + x + n0, have = min({lanes}, count - n0);")
+        text.line(f"const {kind} total = vload{lanes}(0, (const float *)tile + i * nv * {lanes} + s + n0);")
 
     def _steps(self, load: Load, axes: Mapping[str, str]) -> Access:
         renamed = ex.substitute(load, {old: ex.Ref(new) for old, new in axes.items()})
@@ -295,7 +333,8 @@ class _Panel:
         axes = dict(zip((a.name for a in compute.axes), (a.name for a in p.main.axes), strict=True))
         steps = self._steps(Load(name, tuple(ex.Ref(a.name) for a in compute.axes)), axes)
         pointer, base, value = self.pointer(name, written=True), self._point(steps), names[name]
-        lane = f"for (int n = 0; n < min({self.lanes}, cols - col); ++n)"
+        # A vector of whose lanes some fall into a gap may still be stored whole: later ones write what it spoils.
+        lane = "for (int n = 0; n < have; ++n)"
         if contiguous(steps, p):
             whole = f"vstore{self.lanes}({value}, 0, {pointer} + ({base} + col));"
             self.text.line(f"if (col + {self.lanes} <= cols) {whole}")

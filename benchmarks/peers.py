@@ -1,0 +1,227 @@
+"""The models of the zoo on rammer and on its peers: same weights, same inputs, one table with ratios.
+
+On a GPU:  python benchmarks/peers.py --models squeezenet,resnet50 --precision float32 --out rows.jsonl --markdown t.md
+Without:   python benchmarks/peers.py --quick --models squeezenet     (rammer on rocm against the peers on the CPU)
+
+Each row is kept as soon as it is measured and not measured again; ``--again rammer`` measures that runner anew.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import click
+import numpy as np
+import onnx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from rows import HEADERS, OURS, Row, cells, document, keep, read_rows, summary
+from zoo import SEED, ZOO
+
+import rammer
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
+from rammer.report.environment import environment
+from rammer.report.table import plain
+from rammer.runtime.bench import Effort, sample
+from rammer.runtime.executable import Specialised
+from rammer.runtime.peer_graph import Array
+from rammer.runtime.peer_torch import load_torch
+from rammer.runtime.peers import (
+    DELAY_CYCLES,
+    PEERS,
+    PRECISIONS,
+    Prepared,
+    float64_outputs,
+    open_peer,
+    relative_error,
+    wall_seconds,
+)
+
+#: What a run measures by default; torch-compile-nhwc compiles everything once more.
+GPU_RUNNERS = (OURS, "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "onnxruntime", "jax")
+CPU_RUNNERS = (OURS, "onnxruntime", "torch")
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """A loaded program whose inputs are resident: ``replay`` runs it and returns its seconds on the device."""
+
+    def replay(self) -> float:
+        """One run."""
+        ...
+
+
+def environment_of(gpu: bool) -> dict[str, str]:
+    """Packages and processor; with ``gpu``, the card, its driver, and the versions of CUDA and cuDNN."""
+    facts = environment()
+    if gpu:
+        torch = load_torch()
+        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                                capture_output=True, text=True, check=False)  # fmt: skip
+        facts |= {"gpu": torch.cuda.get_device_name(0), "driver": driver.stdout.split("\n")[0].strip() or "unknown",
+                  "torch": torch.__version__, "cuda": str(torch.version.cuda),
+                  "cudnn": str(torch.backends.cudnn.version())}  # fmt: skip
+    return facts
+
+
+def open_rammer(path: Path, inputs: Mapping[str, Array], device: str, precision: str, tune: str,
+                options: Mapping[str, str]) -> tuple[Prepared, int]:  # fmt: skip
+    """rammer on ``device``, and its kernel launches a run. Device-resident where the plugin can replay."""
+    chosen = dict(options) if precision == "float32" else {**options, "precision": precision}
+    start = time.perf_counter()
+    exe = rammer.compile(path, device=device, tune=tune, options=chosen)
+    arrays = exe.checked(inputs)
+    special = exe.prepare(arrays)
+    seconds = time.perf_counter() - start
+    if special.compiled.host_nodes:
+        raise DeviceFailure(f"{len(special.compiled.host_nodes)} operators run on the host: nothing to compare")
+    special.run(arrays)  # leaves the inputs on the device
+    programs = list(special.loaded.values())
+    resident = [p for p in programs if isinstance(p, Replayable)]
+    if len(resident) == len(programs):
+        return Prepared(lambda: _replay(resident), lambda: special.run(arrays)[0], seconds, "GPU events",
+                        exe.close), special.kernels  # fmt: skip
+    return _whole_runs(special, arrays, seconds, exe.close), special.kernels
+
+
+def _whole_runs(special: Specialised, arrays: Mapping[str, Array], seconds: float, close: Any) -> Prepared:
+    return Prepared(lambda: wall_seconds(lambda: special.run(arrays)), lambda: special.run(arrays)[0], seconds,
+                    "wall, NumPy in and out", close)  # fmt: skip
+
+
+def _replay(programs: Sequence[Replayable]) -> float:
+    """One run of all programs, each queued behind the delay that torch peers get (see rammer.runtime.peers)."""
+    total = 0.0
+    for program in programs:
+        stream = getattr(program, "stream", None)
+        if stream is not None:
+            torch = load_torch()
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+                torch.cuda._sleep(DELAY_CYCLES)
+        total += program.replay()
+    return total
+
+
+def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort) -> dict[str, Any]:
+    """The numbers of a row: times, and the error of the outputs that come after them."""
+    _, seconds = sample(prepared.seconds, effort)
+    return {**summary(seconds), "iterations": len(seconds), "prepare": prepared.prepare_seconds,
+            "timed": prepared.timed, "error": relative_error(prepared.outputs(), reference)}  # fmt: skip
+
+
+def _reference(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str) -> dict[str, Array]:
+    """float64 by torch, or without it by rammer's own NumPy evaluation."""
+    try:
+        return float64_outputs(model, inputs, device)
+    except DeviceUnavailable:
+        from zoo.counts import compute_graph
+
+        from rammer.ir.evaluate import run_graph
+
+        graph = compute_graph(model)
+        found = run_graph(graph, dict(inputs), precise=True)
+        return {graph.aliases.get(n, n): np.asarray(found[graph.aliases.get(n, n)]) for n in graph.outputs}
+
+
+def model_rows(key: str, path: Path, runners: list[str], precision: str, device: str, hardware: str, tune: str,
+               options: Mapping[str, str], effort: Effort, seed: int) -> Iterator[Row]:  # fmt: skip
+    """Measure ``runners`` on one model, one after another; a runner that cannot gives a row that says why."""
+    run = uuid.uuid4().hex[:8]
+    model = onnx.load(str(path))
+    inputs = ZOO[key].feeds(seed)
+    place = "cuda" if device.startswith("cuda") else "cpu"
+    reference = _reference(model, inputs, place)
+    for runner in runners:
+        head, kernels, prepared = (run, key, precision, runner, hardware), 0, None
+        try:
+            if runner == OURS:
+                prepared, kernels = open_rammer(path, inputs, device, precision, tune, options)
+            else:
+                prepared = open_peer(runner, model, inputs, place, precision)
+            yield Row(*head, **measured(prepared, reference, effort), kernels=kernels)
+        except RammerError as problem:
+            yield Row(*head, failure=problem.what)
+        except Exception as problem:  # a peer's own failure is a result: the other rows must still come
+            first = str(problem).partition("\n")[0]
+            yield Row(*head, failure=f"{type(problem).__name__}: {first}")
+        finally:
+            if prepared is not None:
+                prepared.close()
+
+
+def exported(key: str, folder: Path, seed: int) -> Path:
+    """The model as a file, built once per folder."""
+    path = folder / f"{key}-{seed}.onnx"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        onnx.save(ZOO[key].build(seed), str(partial))
+        partial.replace(path)
+    return path
+
+
+def _chosen(text: str, known: tuple[str, ...], what: str) -> list[str]:
+    names = [n for n in text.split(",") if n]
+    for name in names:
+        if name not in known:
+            raise BadInput(f"unknown {what} {name!r}", hint=f"one of: {', '.join(known)}")
+    return names
+
+
+@click.command()
+@click.option("--models", default=",".join(ZOO), show_default=True, help="Keys of the zoo, with commas.")
+@click.option("--runners", default="", help=f"With commas: {OURS}, {', '.join(PEERS)}.")
+@click.option("--precision", default="float32", type=click.Choice(PRECISIONS), show_default=True)
+@click.option("--device", default="", help="rammer's device; default cuda, with --quick rocm.")
+@click.option("--quick", is_flag=True, help="No GPU: rammer on rocm against peers on the CPU.")
+@click.option("--tune", default="quick", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="For rammer's device. Repeatable.")
+@click.option("--out", default="peers.jsonl", type=click.Path(path_type=Path), show_default=True, help="The rows.")
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table of all kept rows.")
+@click.option("--again", default="", help="Runners to measure anew, with commas; 'failed' for those without a time.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where built models are kept.")
+@click.option("--iterations", default=100, show_default=True, help="At least so many timed runs,")
+@click.option("--duration", default=0.5, show_default=True, help="and at least so many seconds.")
+@click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
+def main(models: str, runners: str, precision: str, device: str, quick: bool, tune: str, options: tuple[str, ...],
+         out: Path, markdown_file: Path | None, again: str, folder: Path | None, iterations: int, duration: float,
+         seed: int) -> None:  # fmt: skip
+    """Measure, keep, print."""
+    device = device or ("rocm" if quick else "cuda")
+    gpu = device.startswith("cuda")
+    facts = environment_of(gpu)
+    hardware = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
+    wanted = _chosen(runners, (OURS, *PEERS), "runner") or list(GPU_RUNNERS if gpu else CPU_RUNNERS)
+    redo = _chosen(again, (OURS, *PEERS, "failed"), "runner")
+    settings = dict(o.partition("=")[::2] for o in options)
+    for key in _chosen(models, tuple(ZOO), "model"):
+        kept = {r.key for r in read_rows(out) if not (r.runner in redo or (r.failure and "failed" in redo))}
+        missing = [r for r in wanted if (key, precision, r, hardware) not in kept]
+        if not missing:
+            continue
+        path = exported(key, folder or Path(tempfile.gettempdir()) / "rammer-zoo", seed)
+        for row in model_rows(key, path, missing, precision, device, hardware, tune, settings,
+                              Effort(5, iterations, duration), seed):  # fmt: skip
+            keep(out, row)
+            shown = row.failure or f"{row.median:.4g} ms, error {row.error:.1e}, prepared in {row.prepare:.1f} s"
+            click.echo(f"{key} {precision} {row.runner}: {shown}")
+    rows = read_rows(out)
+    click.echo(plain(cells(rows), HEADERS))
+    if markdown_file is not None:
+        markdown_file.write_text(document(rows, facts))
+
+
+if __name__ == "__main__":
+    try:
+        main(standalone_mode=True)
+    except RammerError as problem:
+        print(f"peers: error: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)

@@ -1,0 +1,103 @@
+"""Sliding windows without a copy for each tap: one padded copy of the tile's input serves them all.
+
+With stride 1, tap ``(kh, kw)`` of column ``(h, w)`` reads the copy at ``(h + kh) * pitch + (w + kw)``: neighbouring
+columns are neighbouring elements, so the multiplication can read the copy in place. Rows of the copy are
+longer than rows of the output, and the few columns that fall between two rows are computed and dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rammer.ir import expr as ex
+from rammer.ir.expr import Load, integer
+
+from rammer_rocm.kernels.contraction import Product, dense_axes
+from rammer_rocm.kernels.gather import Region
+from rammer_rocm.kernels.task import Unsuited
+
+
+@dataclass(frozen=True)
+class Window:
+    """``taps`` are the reduction axes that move a column axis (elements a step), ``spans`` how far all taps of a
+    column axis reach; ``channels`` are the other reduction axes."""
+
+    p: Product
+    taps: Mapping[str, tuple[str, int]]
+    spans: Mapping[str, int]
+    channels: tuple[str, ...]
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of the copy to the next."""
+        inner = self.p.columns[-1]
+        return self.p.tile[inner] + self.spans[inner]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the copy of a full tile."""
+        outer = self.p.columns[:-1]
+        return self.p.tile[outer[0]] + self.spans[outer[0]] if outer else 1
+
+    @property
+    def width(self) -> int:
+        """Columns computed for a full tile, those between rows included."""
+        outer = self.p.columns[:-1]
+        return (self.p.tile[outer[0]] - 1 if outer else 0) * self.pitch + self.p.tile[self.p.columns[-1]]
+
+    @property
+    def count(self) -> int:
+        """Copies: the product of the channels' extents."""
+        return math.prod(self.p.extent[c] for c in self.channels)
+
+    def block(self, lanes: int) -> int:
+        """Elements between two channels: the copy, one vector of zeros, and no multiple of 4 KiB (cache sets)."""
+        size = -(-self.rows * self.pitch // lanes) * lanes + lanes
+        return size + lanes * (size % 1024 == 0)
+
+    def region(self, lanes: int) -> Region:
+        """What to gather."""
+        reduced = [r for r in self.p.main.reduce if r.name in self.channels]
+        steps = dense_axes(reduced)
+        columns = tuple(
+            (c, f"(e_{c} + {self.spans[c]})", self.p.tile[c] + self.spans[c]) for c in self.p.columns
+        )
+        first = ex.substitute(self.p.b, {tap: integer(0) for tap in self.taps})
+        if not isinstance(first, Load):
+            raise Unsuited("no load")
+        reduce = tuple((r.name, r.extent, steps[r.name] * self.block(lanes)) for r in reduced)
+        return Region(first, reduce, columns, str(self.pitch))
+
+    def steps(self, lanes: int) -> dict[str, int]:
+        """Elements per step of each reduction axis."""
+        result = {name: step for name, _, step in self.region(lanes).reduce}
+        inner = self.p.columns[-1]
+        for tap, (column, step) in self.taps.items():
+            result[tap] = step * (1 if column == inner else self.pitch)
+        return result
+
+
+def window_of(p: Product) -> Window:
+    """The window that slides over the columns of ``p``; Unsuited where it has strides or more than two axes."""
+    if len(p.columns) > 2 or (len(p.columns) == 2 and p.tile[p.columns[1]] != p.extent[p.columns[1]]):
+        raise Unsuited("columns are no whole rows")
+    reduce = {r.name for r in p.main.reduce}
+    taps, spans = dict[str, tuple[str, int]](), dict.fromkeys(p.columns, 0)
+    for index in p.b.indices:
+        form = ex.affine(index)
+        if form is None:
+            raise Unsuited("not affine")
+        column = [c for c in p.columns if c in form[0]]
+        if not column:
+            continue
+        moving = {r: s for r, s in form[0].items() if r in reduce}
+        if len(column) > 1 or form[0][column[0]] != 1 or any(s < 0 for s in moving.values()):
+            raise Unsuited("columns are strided")
+        taps |= {r: (column[0], s) for r, s in moving.items()}
+        spans[column[0]] += sum(s * (p.extent[r] - 1) for r, s in moving.items())
+    used = [r for index in p.b.indices for r in ex.axes_of(index) if r in taps]
+    if not taps or len(used) != len(taps):
+        raise Unsuited("no window")
+    return Window(p, taps, spans, tuple(r.name for r in p.main.reduce if r.name not in taps))

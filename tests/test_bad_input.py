@@ -1,0 +1,479 @@
+"""Everything that people can get wrong, each with its exact message and exit code, and none with a traceback."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
+
+import rammer
+from rammer.cli.main import main
+from rammer.device.loader import Registry
+from rammer.device.manifest import Device, Hardware
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
+from rammer.profile.store import KernelStore
+from rammer.runtime.session import open_executable
+from rammer.testing.conformance import registry_of
+
+RNG = np.random.default_rng()
+LITTLE = """<ir_version: 9, opset_import: ["" : 21]> little (float[1,N,8] x, float[8,5] w) => (float[1,N,5] y) {
+    m = MatMul(x, w)
+    y = Relu(m)
+}"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("RAMMER_CACHE", str(folder))
+    monkeypatch.delenv("RAMMER_DEBUG", raising=False)
+    return folder
+
+
+def model(text: str = LITTLE) -> onnx.ModelProto:
+    return parser.parse_model(text)
+
+
+def arrays(n: int = 3) -> dict[str, np.ndarray]:
+    return {"x": RNG.standard_normal((1, n, 8)).astype(np.float32), "w": RNG.standard_normal((8, 5)).astype(np.float32)}
+
+
+def message(kind: type[RammerError], call: Callable[[], object]) -> str:
+    """The whole text of the error that ``call`` ends in, which must be of exactly this kind."""
+    with pytest.raises(RammerError) as caught:
+        call()
+    assert type(caught.value) is kind, caught.value
+    return str(caught.value)
+
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+
+def command(monkeypatch: Patch, capsys: Capture, *words: object) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command line."""
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["rammer", *map(str, words)])
+    code = 0
+    try:
+        main()
+    except SystemExit as done:
+        code = int(done.code or 0)
+    return code, *capsys.readouterr()
+
+
+# --- the model file -----------------------------------------------------------------------------------
+
+
+def saved(path: Path, data: bytes | onnx.ModelProto) -> Path:
+    path.write_bytes(data if isinstance(data, bytes) else data.SerializeToString())
+    return path
+
+
+def file_message(path: Path) -> str:
+    return message(BadInput, lambda: rammer.compile(path, device="toy"))
+
+
+@pytest.mark.parametrize("data", [b"hello, world\n", b"\x89PNG\r\n\x1a\n" + bytes(64), bytes(range(256))])
+def test_not_an_onnx_file(tmp_path: Path, data: bytes) -> None:
+    path = saved(tmp_path / "m.onnx", data)
+    assert file_message(path) == (f"not an ONNX model\n  at: {path}\n"
+                                  "  hint: give a .onnx file (an ONNX ModelProto in protobuf's binary format)")
+
+
+def test_no_file_an_empty_file_and_a_folder(tmp_path: Path) -> None:
+    assert file_message(tmp_path / "m.onnx") == f"model file not found\n  at: {tmp_path}/m.onnx\n  hint: check the path"
+    assert file_message(tmp_path) == f"the model is a folder\n  at: {tmp_path}\n  hint: give the .onnx file in it"
+    path = saved(tmp_path / "m.onnx", b"")
+    assert file_message(path) == f"the model file is empty\n  at: {path}\n  hint: download or export the model again"
+
+
+def test_truncated(tmp_path: Path) -> None:
+    data = model().SerializeToString()
+    path = saved(tmp_path / "m.onnx", data[:60])
+    assert file_message(path).startswith("the model file is truncated: graph has ")
+    for size in range(1, len(data)):
+        path = saved(path, data[:size])
+        text = file_message(path)
+        assert text.startswith(("the model file is truncated", "not an ONNX model")), (size, text)
+
+
+def test_unknown_operator(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", model(LITTLE.replace("Relu", "Rleu")))
+    assert file_message(path) == ("unknown operator Rleu in domain ai.onnx, opset 21\n"
+                                  "  at: node computing y (Rleu)\n  hint: the nearest known operator is Relu")
+    foreign = model(LITTLE.replace('["" : 21]', '["" : 21, "com.acme" : 1]').replace("Relu", "com.acme.Fuse"))
+    assert file_message(saved(path, foreign)) == (
+        "unknown operator Fuse in domain com.acme, opset 1\n  at: node computing y (Fuse)\n"
+        "  hint: domain com.acme is not part of ONNX: export the model with standard operators only"
+    )
+
+
+def test_cycle(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "c"], ["a"], "first"), helper.make_node("Neg", ["a"], ["b"], "second"),
+             helper.make_node("Neg", ["b"], ["c"], "third")]  # fmt: skip
+    port = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "ring", [port("x", 1, [2])], [port("c", 1, [2])])
+    path = saved(tmp_path / "m.onnx", helper.make_model(graph))
+    assert file_message(path) == ("the graph has a cycle: first -> second -> third -> first\n  at: graph ring\n"
+                                  "  hint: export the model again")  # fmt: skip
+
+
+def test_external_data_outside_the_folder(tmp_path: Path) -> None:
+    proto = model()
+    weight = numpy_helper.from_array(arrays()["w"], "w")
+    del proto.graph.input[1]
+    proto.graph.initializer.append(weight)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "secret").write_bytes(weight.raw_data)
+    path = tmp_path / "models" / "m.onnx"
+
+    def point_at(location: str) -> Path:
+        tensor = proto.graph.initializer[0]
+        tensor.raw_data = weight.raw_data
+        external_data_helper.set_external_data(tensor, location)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        return saved(path, proto)
+
+    (tmp_path / "models" / "link").symlink_to(tmp_path / "secret")
+    for location in ("../secret", str(tmp_path / "secret"), "a/../../secret", "link"):
+        assert file_message(point_at(location)) == (
+            f"external data {location!r} lies outside the model's folder\n  at: tensor w of {path}\n"
+            "  hint: move the file beside the model and store its relative path"
+        )
+    text = file_message(point_at("weights"))
+    assert text == (f"external data 'weights' is missing\n  at: tensor w of {path}\n"
+                    f"  hint: put the file at {tmp_path}/models/weights")  # fmt: skip
+    (tmp_path / "models" / "weights").write_bytes(weight.raw_data)
+    point_at("weights")
+    given = arrays()["x"]
+    have = rammer.compile(path, device="toy").run({"x": given})["y"]
+    np.testing.assert_allclose(have, np.maximum(given @ numpy_helper.to_array(weight), 0), rtol=1e-4, atol=1e-5)
+
+
+# --- inputs -------------------------------------------------------------------------------------------
+
+
+def input_message(change: Callable[[dict[str, Any]], object]) -> str:
+    exe = rammer.compile(model(), device="toy")
+    given: dict[str, Any] = arrays()
+    change(given)
+    return message(BadInput, lambda: exe.run(given))
+
+
+def test_wrong_dtype() -> None:
+    text = input_message(lambda given: given.update(x=given["x"].astype(np.float64)))
+    assert text == ("input 'x' is float64, the model declares float32[1,N,8]\n"
+                    "  hint: convert it: array.astype('float32')")  # fmt: skip
+    assert input_message(lambda given: given.update(x=[["a"]])).startswith("input 'x' is <U1, the model declares")
+
+
+def test_wrong_rank_and_shape() -> None:
+    text = input_message(lambda given: given.update(x=given["x"][0]))
+    assert text == "input 'x' has rank 2, the model declares float32[1,N,8]"
+    text = input_message(lambda given: given.update(x=given["x"][:, :, :7]))
+    assert text == "input 'x' has 7 elements along axis 2, the model declares float32[1,N,8]"
+
+
+def test_one_name_two_extents() -> None:
+    text = """<ir_version: 9, opset_import: ["" : 21]> twice (float[1,N,8] x, float[N,5] w) => (float[1,8,5] y) {
+        t = Transpose<perm=[0,2,1]>(x)
+        y = MatMul(t, w)
+    }"""
+    exe = rammer.compile(model(text), device="toy")
+    given = {"x": arrays(3)["x"], "w": RNG.standard_normal((4, 5)).astype(np.float32)}
+    assert message(BadInput, lambda: exe.run(given)) == "dimension 'N' is 3 in input 'x' but 4 in 'w'"
+
+
+def test_missing_and_unknown_inputs() -> None:
+    assert input_message(lambda given: given.pop("w")) == "input 'w' is missing\n  hint: the model needs: x, w"
+    text = input_message(lambda given: given.update(z=given["x"]))
+    assert text == "the model has no input 'z'\n  hint: its inputs are: x, w"
+
+
+def test_an_open_dimension_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    path = saved(tmp_path / "m.onnx", model())
+    done = command(monkeypatch, capsys, "run", path, "--device", "toy")
+    assert done == (2, "", "rammer: error: input 'x' has dynamic dimensions [1,N,8]\n"
+                           "  hint: give its shape, for example --shape x:1x1x8\n")  # fmt: skip
+    assert command(monkeypatch, capsys, "run", path, "--device", "toy", "--shape", "x:1x4x8")[0] == 0
+
+
+def test_input_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path, junk = saved(tmp_path / "m.onnx", model()), saved(tmp_path / "junk", b"junk")
+    code, _, err = command(monkeypatch, capsys, "run", path, "--device", "toy", "--inputs", junk)
+    assert code == 2 and err.startswith(f"rammer: error: {junk} is not an .npz file of arrays: ")
+    code, _, err = command(monkeypatch, capsys, "run", path, "--device", "toy", "--input", f"x=@{junk}")
+    assert code == 2 and err.startswith(f"rammer: error: {junk} is not a .npy file: ")
+    np.savez(tmp_path / "pickled.npz", x=np.array([{}], dtype=object))
+    code, _, err = command(monkeypatch, capsys, "run", path, "--device", "toy", "--inputs", tmp_path / "pickled.npz")
+    assert code == 2 and "Object arrays cannot be loaded when allow_pickle=False" in err
+    wrong = tmp_path / "w.npz"
+    np.savez(wrong, **{**arrays(), "x": arrays()["x"].astype(np.int32)})
+    code, _, err = command(monkeypatch, capsys, "run", path, "--device", "toy", "--inputs", wrong)
+    assert code == 2 and err.startswith("rammer: error: input 'x' is int32, the model declares float32[1,N,8]\n")
+
+
+# --- devices ------------------------------------------------------------------------------------------
+
+PYPI = "(the name 'rammer' on PyPI is another project)"
+
+
+def test_unknown_device() -> None:
+    text = message(BadInput, lambda: rammer.compile(model(), device="rokm"))
+    assert text == f"unknown device 'rokm'\n  hint: did you mean 'rocm'? {PYPI}"
+    toy = registry_of(Device("toy", "", lambda: [], lambda options: None))  # type: ignore[arg-type, return-value]
+    text = message(BadInput, lambda: open_executable(model(), "ipu-sim", registry=toy))
+    assert text == (f"unknown device 'ipu-sim'\n"
+                    f"  hint: install it from the checkout: pip install -e plugins/ipu_sim {PYPI}")  # fmt: skip
+    text = message(BadInput, lambda: open_executable(model(), "quantum", registry=toy))
+    assert text == f"unknown device 'quantum'\n  hint: installed: toy {PYPI}"
+    text = message(BadInput, lambda: open_executable(model(), "quantum", registry=Registry([])))
+    assert text == ("unknown device 'quantum'\n"
+                    f"  hint: installed: none; from the checkout: pip install -e plugins/rocm {PYPI}")  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["toy", "rocm", "ipu_sim"])
+def test_a_model_larger_than_device_memory(device: str) -> None:
+    # 4 TiB where the memory is real, so nothing of that size may be allocated; half a gigabyte on the simulated chip.
+    size = 1 << (26 if device == "ipu_sim" else 40)
+    text = f"""<ir_version: 9, opset_import: ["" : 21]> huge (float[{size}] x) => (float[{size}] y) {{ y = Relu(x) }}"""
+    exe = rammer.compile(model(text), device=device)
+    said = message(DeviceFailure, lambda: exe.specialise({"x": (size,)}))
+    if device == "ipu_sim":
+        assert said.startswith("out of memory: ")
+        return
+    name, layer = exe.backend.vdevice.name, exe.backend.vdevice.layers[0]
+    first = f"out of memory: huge needs at least {8 * size} bytes of {layer.name}, {name} has {layer.capacity}"
+    assert said == f"{first}\n  hint: use a smaller batch or input, or a device with more memory"  # fmt: skip
+
+
+def broken_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> EntryPoint:
+    """An entry point to a module with this text."""
+    (tmp_path / "rammer_broken.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "rammer_broken", raising=False)
+    return EntryPoint("broken", "rammer_broken", "rammer.devices")
+
+
+HOOKS = "from rammer.device.hooks import hookimpl\n@hookimpl\n"
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("raise RuntimeError('no driver\\nat all')", "RuntimeError: no driver"),
+    ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all'"),
+    ("def", "SyntaxError: invalid syntax (rammer_broken.py, line 1)"),
+    ("import sys; sys.exit(5)", "SystemExit: 5"),
+    (f"{HOOKS}def rammer_devices(): raise ValueError('listing')", "ValueError: listing"),
+    (f"{HOOKS}def rammer_devices(): return ['no manifest']", "TypeError: 'no manifest' is no Device"),
+    (f"{HOOKS}def rammer_gadgets(): return []",
+     "PluginValidationError: unknown hook 'rammer_gadgets' in plugin <module 'rammer_broken'"),
+])  # fmt: skip
+def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str) -> None:
+    import rammer_toy
+
+    good = EntryPoint("toy", "rammer_toy", "rammer.devices")
+    registry = Registry([broken_point(tmp_path, monkeypatch, text), good])
+    statuses = {s.name: s for s in registry.statuses()}
+    assert statuses["toy"].state == "ok"
+    assert statuses["broken"].state == "load-error"
+    assert statuses["broken"].reason.startswith(reason)
+    assert "Traceback" in statuses["broken"].traceback or "Error" in statuses["broken"].traceback
+    said = message(DeviceUnavailable, lambda: open_executable(model(), "broken", registry=registry))
+    assert said == (f"device broken is not available: load-error\n  at: {statuses['broken'].reason}\n"
+                    "  hint: `rammer devices` lists what works here")  # fmt: skip
+    assert rammer_toy.VEUS == 2
+
+
+def test_a_plugin_for_another_api_version() -> None:
+    device = Device("old", "", lambda: [Hardware(0, "a", "b", 0)], lambda options: None, api=7)  # type: ignore[arg-type, return-value]
+    (status,) = registry_of(device).statuses()
+    reason = "the plugin speaks API version 7, this core 1; upgrade the older one"
+    assert (status.state, status.reason) == ("api-mismatch", reason)
+    said = message(DeviceUnavailable, lambda: open_executable(model(), "old", registry=registry_of(device)))
+    assert said == (f"device old is not available: api-mismatch\n  at: {reason}\n"
+                    "  hint: `rammer devices` lists what works here")  # fmt: skip
+
+
+def test_a_probe_or_an_opening_that_raises() -> None:
+    def fails(*args: object) -> Any:
+        raise OSError("bus error")
+
+    (status,) = registry_of(Device("bad", "", fails, fails)).statuses()
+    assert (status.state, status.reason) == ("load-error", "probe failed: bus error")
+    opened = registry_of(Device("bad", "", lambda: [Hardware(0, "a", "b", 0)], fails))
+    said = message(DeviceFailure, lambda: open_executable(model(), "bad", registry=opened))
+    assert said == "device bad failed to open: bus error\n  at: bad"
+
+
+# --- the cache ----------------------------------------------------------------------------------------
+
+
+def check_result(path: Path | onnx.ModelProto, tune: str = "quick") -> None:
+    given = arrays()
+    have = rammer.compile(path, device="toy", tune=tune).run(given)["y"]
+    np.testing.assert_allclose(have, np.maximum(given["x"] @ given["w"], 0), rtol=1e-4, atol=1e-5)
+
+
+def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = saved(tmp_path / "file", b"")
+    monkeypatch.setenv("RAMMER_CACHE", str(blocked / "cache"))
+    check_result(saved(tmp_path / "m.onnx", model()))
+    reason = f"[Errno 20] Not a directory: '{blocked}/cache"
+    assert capsys.readouterr().err == (
+        f"rammer: warning: kernel store {blocked}/cache/kernels.sqlite is ignored: {reason}'\n"
+        f"rammer: warning: compiled program is not kept: {reason}/programs'\n"
+    )
+
+
+@pytest.mark.parametrize("junk", [b"this is no database, whatever its name says", b"SQLite format 3\0" + bytes(4096)])
+def test_corrupt_kernel_store(own_cache: Path, capsys: pytest.CaptureFixture[str], junk: bytes) -> None:
+    own_cache.mkdir()
+    (own_cache / "kernels.sqlite").write_bytes(junk)
+    check_result(model())
+    err = capsys.readouterr().err
+    assert err.startswith(f"rammer: warning: kernel store {own_cache}/kernels.sqlite is ignored: ")
+    assert err.count("\n") == 1
+
+
+def test_corrupt_entries_are_misses(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_result(model())
+    path = own_cache / "kernels.sqlite"
+    with sqlite3.connect(path) as db:
+        (count,) = db.execute("select count(*) from kernels").fetchone()
+        keys = [k for (k,) in db.execute("select key from kernels")]
+        spoiled = ("", "[]", "null", "{}", '[{"tile": [1]}]', '[{"tile": "x", "family": 3}]', "[[]]", "7", "\x00")
+        for number, key in enumerate(keys):
+            db.execute("update kernels set value = ? where key = ?", (spoiled[number % len(spoiled)], key))
+    assert count >= 1
+    for text in spoiled:
+        with sqlite3.connect(path) as db:
+            db.execute("update kernels set value = ?", (text,))
+        check_result(model())
+    assert capsys.readouterr().err == ""
+
+
+def test_corrupt_compiled_programs_and_heads(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+    path = saved(tmp_path / "m.onnx", model())
+    check_result(path)
+    (program,) = own_cache.glob("programs/*.rammer")
+    (head,) = own_cache.glob("heads/*.json")
+    whole = program.read_bytes()
+    assert capsys.readouterr().err == ""
+    for junk in (b"", b"junk", whole[:100], whole[:-30]):
+        program.write_bytes(junk)
+        head.write_bytes(junk)
+        check_result(path)
+        err = capsys.readouterr().err
+        assert err.startswith(f"rammer: warning: {program} is not a compiled model: ")
+        assert err.endswith("; compiling again\n") and err.count("\n") == 1
+        assert program.stat().st_size == len(whole)
+    check_result(path)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(tmp_path: Path, own_cache: Path) -> None:
+    path = saved(tmp_path / "m.onnx", model())
+    check_result(path)
+    (program,) = own_cache.glob("programs/*.rammer")
+    whole = program.read_bytes()
+    for place in RNG.integers(0, len(whole), 30):
+        data = bytearray(whole)
+        data[place] ^= 1 << int(RNG.integers(8))
+        program.write_bytes(bytes(data))
+        check_result(path)
+
+
+def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path) -> None:
+    path = saved(tmp_path / "m.onnx", model())
+    check_result(path)
+    (head,) = own_cache.glob("heads/*.json")
+    for text in ("[]", "null", '{"name": "a", "inputs": [3], "outputs": []}', '{"inputs": [], "outputs": 4}'):
+        head.write_text(text)
+        check_result(path)
+
+
+# --- Ctrl-C during tuning -----------------------------------------------------------------------------
+
+WAITS = """
+import sys, time
+import numpy as np
+import rammer_toy
+from rammer.cli.main import main
+
+seen = []
+real = rammer_toy.ToyProfiler.task_time
+
+def slow(self, kernel, binding):
+    seen.append(kernel.operator.name)
+    if len(set(seen)) == 3:  # two operators are in the store by now
+        print("tuning", flush=True)
+        time.sleep(60)
+    return real(self, kernel, binding)
+
+rammer_toy.ToyProfiler.task_time = slow
+sys.argv = ["rammer", "run", sys.argv[1], "--device", "toy", "--tune", "quick"]
+main()
+"""
+CHAIN = """<ir_version: 9, opset_import: ["" : 21]> chain (float[4,8] x, float[8,5] a, float[5,7] b, float[7,3] c)
+    => (float[4,3] y) {
+    m = MatMul(x, a)
+    n = MatMul(m, b)
+    y = MatMul(n, c)
+}"""
+
+
+def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Path) -> None:
+    import signal
+
+    path = saved(tmp_path / "m.onnx", model(CHAIN))
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", WAITS, path], stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "tuning\n"
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert err == "\nrammer: interrupted; nothing was written by halves\n"
+    assert time.monotonic() - begin < 10
+    left = sorted(p.relative_to(own_cache).as_posix() for p in own_cache.rglob("*") if p.is_file())
+    assert [name for name in left if not name.startswith("heads/")] == ["kernels.sqlite"]
+    with sqlite3.connect(own_cache / "kernels.sqlite") as db:
+        assert db.execute("pragma integrity_check").fetchone() == ("ok",)
+    store = KernelStore.default()
+    assert store.count() == 2 and not store.warning
+    exe = rammer.compile(path, device="toy", tune="quick")
+    exe.specialise({})  # finishes what was begun, from the two kernels that are there
+    assert exe.compiler.tuner.store.hits == 2
+    assert KernelStore.default().count() == 3
+
+
+def test_an_interrupted_write_leaves_no_partial_file(tmp_path: Path, own_cache: Path, monkeypatch: Patch) -> None:
+    import rammer.runtime.artifact as artifact
+
+    def interrupted(*args: object) -> bytes:
+        raise KeyboardInterrupt
+
+    path = saved(tmp_path / "m.onnx", model())
+    monkeypatch.setattr(artifact, "_pack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        check_result(path)
+    assert not list(own_cache.rglob("*.partial")) and not list(own_cache.glob("programs/*"))
+    monkeypatch.undo()
+    monkeypatch.setenv("RAMMER_CACHE", str(own_cache))
+    check_result(path)
+
+

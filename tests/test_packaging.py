@@ -1,0 +1,129 @@
+"""The four wheels and the example plugin's in a fresh environment outside the checkout: the core alone, then plugins.
+
+No network: the wheels are built here, and the other packages of this environment are linked into the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from rammer.frontend.reader import read_model
+from rammer.runtime.oracle import run_onnxruntime
+from rammer.testing.small_models import MODELS
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = {"cuda": "rammer_cuda", "rocm": "rammer_rocm", "ipu_sim": "rammer_ipu_sim"}
+
+
+def run(*words: object, cwd: Path, code: int = 0) -> str:
+    """Standard output of a command run without this session's import paths."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RAMMER_DISABLE", "VIRTUAL_ENV")}
+    env["RAMMER_CACHE"] = str(cwd / "cache")
+    done = subprocess.run([str(w) for w in words], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels by distribution, built from copies: building leaves files behind."""
+    folder = tmp_path_factory.mktemp("build")
+    ignore = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", ".*")
+    (folder / "core").mkdir()
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder / "core")
+    shutil.copytree(ROOT / "core", folder / "core" / "core", ignore=ignore)
+    for name in PLUGINS:
+        shutil.copytree(ROOT / "plugins" / name, folder / name, ignore=ignore)
+    shutil.copytree(ROOT / "tests" / "toy_plugin", folder / "toy", ignore=ignore)
+    places = [folder / name for name in ("core", *PLUGINS, "toy")]
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
+        folder / "wheels", *places, cwd=folder)  # fmt: skip
+    return {path.name.split("-")[0]: path for path in (folder / "wheels").glob("*.whl")}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a fresh environment ``env``: everything that this one has but rammer."""
+    folder = tmp_path_factory.mktemp("home")
+    venv.create(folder / "env", symlinks=True)
+    here, there = (Path(sysconfig.get_path("purelib", vars={"base": str(b)})) for b in (sys.prefix, folder / "env"))
+    for entry in here.iterdir():
+        if "rammer" not in entry.name.lower() and not (there / entry.name).exists():
+            (there / entry.name).symlink_to(entry)
+    # Some wheels put shared libraries beside site-packages' parent.
+    for entry in (Path(sys.prefix) / "lib").iterdir():
+        if not (folder / "env" / "lib" / entry.name).exists():
+            (folder / "env" / "lib" / entry.name).symlink_to(entry)
+    return folder
+
+
+def install(home: Path, *paths: Path) -> None:
+    python = home / "env" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *paths, cwd=home)
+
+
+def test_the_wheels_ship_types_and_nothing_else(wheels: dict[str, Path]) -> None:
+    assert sorted(wheels) == ["rammer_core", "rammer_cuda", "rammer_ipu_sim", "rammer_rocm", "rammer_toy"]
+    for name, path in wheels.items():
+        package = "rammer" if name == "rammer_core" else name
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
+        assert name == "rammer_toy" or f"{package}/py.typed" in names
+        assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {package}
+        if name != "rammer_core":
+            assert "Requires-Dist: rammer-core<0.2,>=0.1" in metadata
+
+
+def test_a_fresh_environment(wheels: dict[str, Path], home: Path) -> None:
+    command, python = home / "env" / "bin" / "rammer", home / "env" / "bin" / "python"
+    install(home, wheels["rammer_core"])
+    assert run(command, "devices", cwd=home).startswith("no devices: no plugin is installed")
+    assert json.loads(run(command, "devices", "--json", cwd=home)) == []
+    model = MODELS["branches"]
+    path, given = home / "m.onnx", model.inputs(np.random.default_rng(), {})
+    onnx.save(model.build(np.random.default_rng()), path)
+    run(command, "run", path, cwd=home, code=3)
+
+    install(home, *(wheels[name] for name in PLUGINS.values()))
+    where = f"import rammer, {', '.join(PLUGINS.values())}; print(rammer.__file__)"
+    assert Path(run(python, "-c", where, cwd=home).strip()).is_relative_to(home)
+    rows = {r["device"].split(":")[0]: r for r in json.loads(run(command, "devices", "--json", cwd=home))}
+    assert sorted(rows) == sorted(PLUGINS)
+    working = [name for name in ("ipu_sim", "rocm") if rows[name]["state"] == "ok"]
+    assert "ipu_sim" in working
+    np.savez(home / "in.npz", **given)  # type: ignore[arg-type]
+    np.savez(home / "want.npz", **run_onnxruntime(read_model(path), given))  # type: ignore[arg-type]
+    for name in working:
+        assert rows[name]["self_test"].startswith("ok")
+        text = run(command, "run", path, "--device", name, "--inputs", "in.npz", "--expected", "want.npz", cwd=home)
+        assert f"device    {name}:0" in text
+
+    install(home, wheels["rammer_toy"])
+    rows = {r["device"]: r for r in json.loads(run(command, "devices", "--json", cwd=home))}
+    assert rows["toy:0"]["self_test"].startswith("ok")
+    run(sys.executable, "-m", "pip", "--python", python, "uninstall", "-q", "-y", "rammer-toy", cwd=home)
+
+
+def test_one_plugin_alone(wheels: dict[str, Path], home: Path) -> None:
+    """Any subset works: what is left after two plugins have gone."""
+    install(home, wheels["rammer_core"], *(wheels[name] for name in PLUGINS.values()))
+    python = home / "env" / "bin" / "python"
+    gone = ("rammer-cuda", "rammer-rocm")
+    run(sys.executable, "-m", "pip", "--python", python, "uninstall", "-q", "-y", *gone, cwd=home)
+    rows = json.loads(run(home / "env" / "bin" / "rammer", "devices", "--json", cwd=home))
+    assert [(r["device"], r["state"]) for r in rows] == [("ipu_sim:0", "ok")]

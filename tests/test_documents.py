@@ -7,7 +7,6 @@ Nothing quoted depends on the machine: the simulator has 8 tiles here and the ro
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 import textwrap
@@ -32,7 +31,6 @@ from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import VerifyError, verify
 from rammer.profile.store import KernelStore
 from rammer.report.stages import STAGES
-from rammer.report.table import duration
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.schedule.fold import fold
 from rammer.testing.walkthrough import model
@@ -49,6 +47,8 @@ from rammer_rocm.kernels.choose import panel_candidates
 ROOT = Path(__file__).parents[1]
 QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 DOCUMENTS = ("README.md", "ARCHITECTURE.md")
+#: Lines of a result table beyond which the README only links to it.
+LONGEST_TABLE = 30
 
 #: A CPU that every reader can imagine: two cores of 3 GHz with 8 lanes and 1 MiB of L2.
 CPU = VDevice(
@@ -132,7 +132,7 @@ def verified() -> str:
 
 def faulty() -> str:
     """What the verifier says when one wait is struck out of the text."""
-    text = str(program("ipu_sim")).replace("wait(r>=8) p", "p")
+    text = str(program("ipu_sim")).replace("wait(r>=8) p", "p", 1)
     assert text != str(program("ipu_sim"))
     with pytest.raises(VerifyError) as caught:
         verify(RProgram.parse(text))
@@ -181,7 +181,9 @@ def operators() -> str:
     hosted = sorted(name for name, function in names.items() if function is data_dependent)
     lowered = sorted(names.keys() - set(hosted))
     head = f"These {len(lowered)} operators become tensor expressions, and so kernels on every device:\n\n"
-    tail = f"\n\nThese always run on the host, where their output shape is known: {', '.join(hosted)}. So does an\n" \
+    tail = "\n\nIn rare forms they run on the host instead: MaxPool with its Indices, Scatter with a reduction, Dropout and\n" \
+           "BatchNormalization in training mode, and operators whose parameters depend on run-time data.\n" \
+           f"\nThese always run on the host, where their output shape is known: {', '.join(hosted)}. So does an\n" \
            "operator that is not listed. Operators on the host are counted and named in the output.\n"
     return head + textwrap.fill(", ".join(lowered), 110) + tail
 
@@ -201,25 +203,14 @@ def commands() -> str:
 
 
 def results() -> str:
-    """Every row of every committed ``bench --json`` file."""
+    """The tables of every result file; of a long one only how long it is."""
     parts = []
-    for path in sorted((ROOT / "benchmarks/results").glob("*.json")):
-        data = json.loads(path.read_text())
-        if isinstance(data, dict) and {"environment", "rows"} <= set(data):
-            parts += [*result_table(path, data), ""]
+    for path in sorted((ROOT / "benchmarks/results").glob("*.md")):
+        where = path.relative_to(ROOT)
+        rows = [line for line in path.read_text().splitlines() if line.startswith("|")]
+        link = f"[{where}]({where})"
+        parts += [f"{link}:", "", *rows, ""] if len(rows) <= LONGEST_TABLE else [f"{link}: {len(rows)} lines", ""]
     return "\n".join(parts or ["No results are committed yet."]).rstrip() + "\n"
-
-
-def result_table(path: Path, data: dict[str, Any]) -> list[str]:
-    where = path.relative_to(ROOT)
-    lines = [f"[{where}]({where}):", "", "| model | on | hardware | median | compile | launches |"]
-    lines.append("|---|---|---|---|---|---|")
-    for r in data["rows"]:
-        mark = " (simulated)" if r["simulated"] else ""
-        cells = (r["model"], r["runner"], r["hardware"], duration(r["median"]) + mark, duration(r["compile"]),
-                 r["kernels"] or "-")  # fmt: skip
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
 
 
 QUOTED: dict[str, Callable[[], str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from onnx import parser
 
 import rammer as api
 from rammer.errors import BadInput
+from rammer.runtime.artifact import save_artifact
 
 
 @pytest.fixture
@@ -52,6 +54,21 @@ def test_other_devices_and_hardware_are_refused(rammer: Command, compiled: Path)
         "  at: compiled for toy 1, NumPy"
     )
     assert done.err.endswith("or give the --option values that it was compiled with\n")
+
+
+def test_a_file_for_a_named_target_runs_on_what_is_here(rammer: Command, model: Path, tmp_path: Path) -> None:
+    """The file says gfx90a and has 7 rows; the device that is here has fewer vEUs."""
+    exe = api.compile(model, device="ipu_sim", options={"tiles": "7"})
+    made = exe.artifact(exe.compile_only({}))
+    here = api.compile(model, device="toy")
+    assert made.compiled.programs[0].veus == 7 > here.backend.vdevice.veus
+    path = tmp_path / "t.rammer"
+    save_artifact(path, replace(made, device="toy:0", target="gfx90a"))
+    rammer("run", model, "--device", "toy", "--save-outputs", tmp_path / "a.npz")
+    done = rammer("run", path, "--expected", tmp_path / "a.npz")
+    assert done.code == 0
+    assert done.err == f"rammer: warning: {path} was compiled for target gfx90a; here is the host, by NumPy\n"
+    assert api.compile(path).cache.popitem()[1].compiled.programs[0].veus == 2
 
 
 def test_wrong_shapes_are_refused(rammer: Command, compiled: Path) -> None:

@@ -42,24 +42,37 @@ def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str
     """
     effort = Effort(warmup, iterations, seconds)
     rows: list[Row] = []
-    for model in models:
+    for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in devices:
-            rows.append(_device(model, device, policy, tune, require, shapes, options, effort))
-        rows += [_peer(model, shapes, effort) for _ in peers]
+            rows.append(_device(model, device, policy, tune, require, choice, options, effort))
+        rows += [_peer(model, choice, effort) for _ in peers]
     facts = environment()
     click.echo(table(rows, plain))
     _write(json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
     _write(markdown_file, document(rows, facts))
 
 
-def _device(model: Path, device: str, policy: str, tune: str, require: str, shapes: tuple[str, ...],
+def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
+    """Each model takes the --shape options that name its inputs; one that names no model's input is an error."""
+    from rammer.runtime.source import open_source
+
+    given = parse_shapes(shapes)
+    ports = [{p.name for p in open_source(model).head.inputs} for model in models]
+    unknown = sorted(set(given) - set().union(*ports))
+    if unknown:
+        raise BadInput(f"--shape names {unknown[0]!r}, which is no input of any model",
+                       hint=f"their inputs are: {', '.join(sorted(set().union(*ports)))}")  # fmt: skip
+    return [InputChoice(shapes={n: s for n, s in given.items() if n in names}) for names in ports]
+
+
+def _device(model: Path, device: str, policy: str, tune: str, require: str, choice: InputChoice,
             options: tuple[str, ...], effort: Effort) -> Row:  # fmt: skip
     from rammer.runtime.session import open_executable
 
     with progress(f"{model.name} for {device}") as sink:
         exe = open_executable(model, device, policy=policy, tune=tune, require=require, options=parse_options(options),
                               progress=sink)  # fmt: skip
-        inputs = exe.checked(collect_inputs(exe.head, InputChoice(shapes=parse_shapes(shapes))))
+        inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name
     row = bench_device(model.stem, device, hardware, special, inputs, exe.backend.vdevice.simulated, effort)
@@ -67,13 +80,13 @@ def _device(model: Path, device: str, policy: str, tune: str, require: str, shap
     return row
 
 
-def _peer(model: Path, shapes: tuple[str, ...], effort: Effort) -> Row:
+def _peer(model: Path, choice: InputChoice, effort: Effort) -> Row:
     from rammer.runtime.oracle import onnxruntime_session
     from rammer.runtime.source import open_source
 
     source = open_source(model)
     loaded = source.model
-    inputs = collect_inputs(source.head, InputChoice(shapes=parse_shapes(shapes)))
+    inputs = collect_inputs(source.head, choice)
     hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
     return bench_onnxruntime(model.stem, lambda: onnxruntime_session(loaded), inputs, hardware, effort)
 

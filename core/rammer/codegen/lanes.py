@@ -4,7 +4,8 @@ A ``LaneBlock`` is a scope in which one axis, the *lane*, stands for ``width`` c
 expressions that depend on it become vectors; everything else stays scalar, and what vectors cannot
 express (gathers, tables, integer arithmetic on lanes) is computed lane by lane into a small array.
 Padding tests on the lane axis are assumed to hold unless the scope is ``padded``: the caller computes the
-interior with one, the edges with another (see ``rammer.codegen.rows``).
+interior with one, the edges with another (see ``rammer.codegen.rows``). In a ``whole`` scope the caller has
+also tested that vectors reaching into padding stay inside the tensor's memory.
 """
 
 from __future__ import annotations
@@ -36,12 +37,19 @@ class LaneBlock(Block):
     lane: str = ""
     width: int = 0
     padded: bool = False
+    whole: bool = False
     kinds: dict[Expr, str] = field(default_factory=dict)
 
     def child(self) -> Self:
         """An inner scope with the same lanes."""
         return type(self)(
-            self.unit, self, lane=self.lane, width=self.width, padded=self.padded, kinds=self.kinds
+            self.unit,
+            self,
+            lane=self.lane,
+            width=self.width,
+            padded=self.padded,
+            whole=self.whole,
+            kinds=self.kinds,
         )
 
     def _varies(self, e: Expr) -> bool:
@@ -200,17 +208,20 @@ class LaneBlock(Block):
         reach = place.reach
         if reach is None:
             return self._each(e)
+        masks = []
+        for index, extent in tests:
+            lane_step = (ex.affine(index) or ({}, 0))[0].get(self.lane, 0)
+            masks.append(f"rm_within{w}({self.unit.index(index).text}, {lane_step}, {extent})")
+        mask, fill = " & ".join(masks), self._fill(e)
+        if self.whole:
+            text = f"rm_vsel{w}({mask}, {self._row(place, self.address(place, e.indices), step)}, {fill})"
+            return Val(f"({guard} ? {text} : {fill})" if guard else text, "float32", lanes=w)
         name = self.unit.fresh("v")
-        self.line(f"rm_f{w} {name} = {self._fill(e)};")
+        self.line(f"rm_f{w} {name} = {fill};")
         with self.nest(f"if ({guard})" if guard else "") as inner:
             at = inner.let(Val(self.address(place, e.indices), "int64", small=reach <= INT32 // 2)).text
-            masks = []
-            for index, extent in tests:
-                lane_step = (ex.affine(index) or ({}, 0))[0].get(self.lane, 0)
-                masks.append(f"rm_within{w}({self.unit.index(index).text}, {lane_step}, {extent})")
-            with inner.nest(f"if ({at} >= 0 && {at} + {(w - 1) * step} < {reach})") as whole:
-                row = self._row(place, at, step)
-                whole.line(f"{name} = rm_vsel{w}({' & '.join(masks)}, {row}, {name});")
+            with inner.nest(f"if ({at} >= 0 && {at} + {(w - 1) * step} < {reach})") as inside:
+                inside.line(f"{name} = rm_vsel{w}({mask}, {self._row(place, at, step)}, {name});")
             with inner.nest("else") as lanes:
                 lanes.line(f"{name} = {lanes._each(e).text};")
         return Val(name, "float32", atom=True, lanes=w)

@@ -16,7 +16,7 @@ from rammer.codegen.cooperate import THREADS, Group, Shared
 from rammer.codegen.fuse import joined_stage
 from rammer.codegen.lanes import ColumnBlock, LaneBlock
 from rammer.codegen.layout import Stage, heads
-from rammer.codegen.rows import Row, choose
+from rammer.codegen.rows import Row, choose, whole_rows
 from rammer.codegen.scalar import Block
 from rammer.codegen.unit import Place, Unit
 from rammer.ir import expr as ex
@@ -72,7 +72,7 @@ class Nest:
         }
         limit = 4 if single else math.prod(self.stage.extents) // THREADS
         plan = choose(self.unit, self.stage, list(roots.values()), places, limit, axes=1 if single else 2)
-        self.blocking, self.unit.columns = plan.blocking, plan.columns
+        self.blocking, self.unit.columns, self.unit.unrolled = plan.blocking, plan.columns, plan.unrolled
         row = plan.row.axis if plan.row is not None else -1
         self.shift = [self._apart(d, plan.row) for d in range(len(self.names))]
         for d, block in self.blocking.items():
@@ -148,11 +148,32 @@ class Nest:
                 return
             with inner.nest(f"if ({lane} >= {ends[0]} && {lane} + {width} <= {ends[1]})") as inside:
                 self._vector(inside, row)
-            with inner.nest("else") as edge:
-                self._vector(edge, row, padded=True)
+            self._edge(inner, row)
 
-    def _vector(self, body: Block, row: Row, padded: bool = False) -> None:
-        block = LaneBlock(self.unit, body, lane=self.names[row.axis], width=row.width, padded=padded)
+    def _edge(self, body: Block, row: Row) -> None:
+        """Vectors that meet padding: loaded whole and masked where that stays inside the tensors' memory."""
+        bounds = whole_rows(self.unit, self.stage, row, self.blocking, self.shift)
+        if not bounds:
+            with body.nest("else") as edge:
+                self._vector(edge, row, padded=True)
+            return
+        tests = [
+            f"{body.value(low).text} >= 0 && {body.value(high).text} < {reach}" for low, high, reach in bounds
+        ]
+        with body.nest(f"else if ({' && '.join(tests)})") as edge:
+            self._vector(edge, row, padded=True, whole=True)
+        lane, extent = self.names[row.axis], self.stage.root.axes[row.axis].extent
+        unrolled, self.unit.unrolled = self.unit.unrolled, frozenset()
+        with body.nest("else") as few:
+            start = self.unit.fresh("n")
+            few.line(f"const {self.unit.axis_type(extent)} {start} = {lane};")
+            with few.nest(few.loop(lane, start, f"{start} + {row.width}", extent)) as scalars:
+                self._elements(scalars)
+        self.unit.unrolled = unrolled
+
+    def _vector(self, body: Block, row: Row, padded: bool = False, whole: bool = False) -> None:
+        lane = self.names[row.axis]
+        block = LaneBlock(self.unit, body, lane=lane, width=row.width, padded=padded, whole=whole)
         self._elements(block)
         body.lines += block.lines
 

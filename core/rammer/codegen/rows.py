@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.bounds import fold, span, tidy
+from rammer.codegen.bounds import Span, fold, span, tidy
 from rammer.codegen.layout import Stage
 from rammer.codegen.reads import Read, access_cost, reads, step, vector_cost
 from rammer.codegen.unit import Column, Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Expr, Op, Ref, integer
+from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
 
 #: Scalar operations that combining the lanes of one column accumulator costs, relative to a vector access.
 _FOLD = 8.0
+#: Points of the largest window that is written out, and statements that a block of windows may have.
+_UNROLLED, _STATEMENTS = 64, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,12 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``row``: the lane axis, None for scalars. ``columns``: reductions whose own axis is vectorised.
-    ``blocking``: elements computed together, by axis number."""
+    ``blocking``: elements computed together, by axis number. ``unrolled``: reductions written out."""
 
     row: Row | None
     columns: dict[str, Column]
     blocking: dict[int, int]
+    unrolled: frozenset[str] = frozenset()
 
 
 def choose(
@@ -59,6 +63,8 @@ def choose(
         return Plan(None, columns, _blocking(stage, found, -1, lanes, limit, axes))
     if row is not None and row_cost < scalar:
         blocking = _blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes)
+        if not blocking and (windows := _windows(stage, heads, found, row)) is not None:
+            return Plan(row, {}, windows, frozenset(c.name for c in heads))
         return Plan(row, {}, blocking or _wide(stage, found, row) or _lines(unit, stage, found, row))
     return Plan(None, {}, _blocking(stage, found, -1, (), limit, axes))
 
@@ -136,6 +142,65 @@ def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str,
         if block > 1:
             result[-negative] = block
             limit //= block
+    return result
+
+
+def _windows(
+    stage: Stage, heads: Sequence[Compute], found: Sequence[Read], row: Row
+) -> dict[int, int] | None:
+    """Neighbouring windows together: written out, they share the loads where they overlap. None if no window."""
+    points = max((math.prod(r.extent for r in c.reduce) for c in heads), default=0)
+    if not 1 < points <= _UNROLLED:
+        return None
+    sliding: set[str] = set()
+    for r in found:
+        for index in r.load.indices if r.reducer else ():
+            used = (ex.affine(index) or ({}, 0))[0]
+            if any("." in name for name in used):
+                sliding |= {name for name, factor in used.items() if "." not in name and factor == 1}
+    for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
+        if d != row.axis and f"x{d}" in sliding and fold("sub", bound.high, bound.low) == integer(count):
+            fitting = [b for b in range(2, 9) if count % b == 0 and b * points <= _STATEMENTS]
+            return {d: fitting[-1]} if fitting else {}
+    return {} if sliding else None
+
+
+def whole_rows(
+    unit: Unit, stage: Stage, row: Row, blocking: Mapping[int, int], shift: Sequence[int]
+) -> list[tuple[Expr, Expr, int]]:
+    """For every load that meets padding along the lane: the lowest and highest address that a vector reads,
+    and the tensor's reach. Empty where they are unknown."""
+    lane = f"x{row.axis}"
+    result = []
+    for r in reads(unit, stage.computes):
+        if r.load.tensor in unit.inlined or not any(True for _ in _interior(unit, r, lane)):
+            continue
+        place, apart = unit.places[r.load.tensor], step(unit, r.load, lane)
+        ends = span(_address(place, r.load), _free(r.ranges, blocking, shift))
+        if place.reach is None or apart is None or ends is None:
+            return []
+        last = fold("add", ends[1], integer((row.width - 1) * apart))
+        if (ends[0], last, place.reach) not in result:
+            result.append((ends[0], last, place.reach))
+    return result
+
+
+def _address(place: Place, load: Load) -> Expr:
+    at: Expr = integer(0)
+    for index, stride, origin in zip(load.indices, place.strides, place.origin, strict=True):
+        at = fold("add", at, fold("mul", fold("sub", index, origin), integer(stride)))
+    return at
+
+
+def _free(
+    ranges: Mapping[str, Interval], blocking: Mapping[int, int], shift: Sequence[int]
+) -> dict[str, Span]:
+    """Spans of the variables inside a block: reduction axes range freely, blocked axes over the block."""
+    result: dict[str, Span] = {}
+    for name, (low, high) in ranges.items():
+        result[name] = (integer(low), integer(high)) if "." in name else (Ref(name), Ref(name))
+    for d, block in blocking.items():
+        result[f"x{d}"] = (Ref(f"x{d}"), ex.add(f"x{d}", (block - 1) * shift[d]))
     return result
 
 

@@ -291,6 +291,10 @@ class Block:
                 self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
             return
         name, extent = over[0]
+        if c.name in self.unit.unrolled:
+            for k in range(extent):
+                self.walk(c, [(t, _fixed(axes, name, k)) for t, axes in sums], over[1:])
+            return
         self.unit.ranges[name] = (0, max(extent - 1, 0))
         if extent == 1:
             self.line(f"const int {name} = 0;")
@@ -302,6 +306,10 @@ class Block:
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines one value into the accumulator."""
         return ops.combine(self.unit.target, c, total, value)
+
+
+def _fixed(axes: Mapping[str, Expr], name: str, value: int) -> dict[str, Expr]:
+    return {a: tidy(ex.substitute(e, {name: integer(value)})) for a, e in axes.items()}
 
 
 def _paren(value: Val) -> str:

@@ -57,6 +57,7 @@ class Unit:
     tables: dict[str, str] = field(default_factory=dict)
     count: int = 0
     columns: dict[str, Column] = field(default_factory=dict)
+    unrolled: frozenset[str] = frozenset()  # reductions written out point by point
     wide: set[str] = field(default_factory=set)  # names of vector accumulators
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,9 @@ from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, cache_folder
 from rammer.profile.tune import MEASURED
 from rammer.runtime.artifact import is_artifact, load_artifact
-from rammer.runtime.executable import Executable
+from rammer.runtime.executable import Executable, warn
 from rammer.runtime.options import CompileOptions, Progress, quiet
+from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource, open_source
 
 if TYPE_CHECKING:
@@ -46,7 +48,11 @@ def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *,
 
 def open_artifact(path: Path, device: str, require: str, options: dict[str, str] | None,
                   registry: Registry) -> Executable:  # fmt: skip
-    """The compiled model in ``path``, loaded. BadInput if it is damaged or was compiled for something else."""
+    """The compiled model in ``path``, loaded. BadInput if it is damaged or was compiled for something else.
+
+    One that was compiled for a named ``--target`` runs on whatever unit of that device is here, with a warning:
+    the hardware it was meant for has no fingerprint to compare. Where that has fewer vEUs, rows are folded.
+    """
     artifact = load_artifact(path)
     spec = device or artifact.device
     made_for, asked = artifact.device.partition(":")[0], spec.partition(":")[0]
@@ -54,20 +60,34 @@ def open_artifact(path: Path, device: str, require: str, options: dict[str, str]
         raise BadInput(f"{path} was compiled for device {made_for}, not for {asked}",
                        hint="leave out --device, or compile the model for that device")  # fmt: skip
     backend = registry.open(spec, require, "", options)
-    if backend.fingerprint != artifact.fingerprint:
+    compiled = artifact.compiled
+    if artifact.target:
+        warn(f"{path} was compiled for target {artifact.target}; here is {backend.hardware.name}")
+        compiled = _folded(compiled, backend.vdevice.veus)
+    elif backend.fingerprint != artifact.fingerprint:
         raise BadInput(
             f"{path} was compiled for other hardware or by another version of the {made_for} plugin",
             where=f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}",
             hint="compile the model again, or give the --option values that it was compiled with",
         )
-    graph = artifact.compiled.graph
+    graph = compiled.graph
     ports = tuple(InputPort(v.external or v.name, v.type.dtype, v.type.shape) for v in graph.inputs)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
     exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, CompileOptions(artifact.policy),
                      registry)  # fmt: skip
-    exe.adopt(artifact.compiled)
+    exe.adopt(compiled)
     return exe
+
+
+def _folded(compiled: Compiled, veus: int) -> Compiled:
+    """``compiled`` with programs of at most ``veus`` rows."""
+    from rammer.schedule.fold import fold
+
+    segments = tuple(
+        replace(s, program=fold(s.program, veus)) if isinstance(s, ProgramSegment) else s for s in compiled.segments
+    )
+    return replace(compiled, segments=segments)
 
 
 def _no_model(path: Path) -> Callable[[], Model]:

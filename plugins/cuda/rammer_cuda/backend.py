@@ -18,6 +18,7 @@ from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
+from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
 
 #: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
-GEMM_TILES, GENERIC_TILES = 24, 12
-#: Generic kernels of contractions and windows reach about this share of the peak (measured on an H200: 0.03 to 0.1).
+GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 24, 6, 12
+#: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
 
@@ -65,9 +66,12 @@ class CudaBackend:
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits, best predicted first."""
         products = [c.operator for c in gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)]
-        tiles = tile_candidates(operator, binding, self.vdevice, 2 if products else GENERIC_TILES)
+        plain = [o for _, o in plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)]
+        few = 2 if products or plain else GENERIC_TILES
+        tiles = tile_candidates(operator, binding, self.vdevice, few)
         limit = self.vdevice.layer("veu").capacity
-        return [*products, *(t for t in tiles if task_kernel(t, binding).shared <= limit)]
+        generic = [t for t in (*plain, *tiles) if task_kernel(t, binding).shared <= limit]
+        return [*products, *generic]
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
@@ -75,6 +79,9 @@ class CudaBackend:
         resources = Resources(made.threads, local_bytes=made.shared)
         if operator.family == "gemm":
             seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+            return RKernel(operator, made.text, resources, seconds, seconds)
+        if suits(operator):
+            seconds = plain_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
         cost = task_cost(operator, binding.types, self.vdevice)
         slow = operator.main.flops / max(operator.task_count, 1) / self.vdevice.flops / GENERIC_SHARE

@@ -16,7 +16,7 @@ from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
-from rammer_rocm.build import version
+from rammer_rocm.build import Builder, standard, version
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import task_function
 from rammer_rocm.kernels.choose import panel_candidates
@@ -59,6 +59,7 @@ class OpenClBackend:
         try:
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
+            self.builder = Builder(self.context, standard(device))
         except cl.Error as problem:
             raise DeviceUnavailable(f"{device.name.strip()} cannot be opened: {problem}") from problem
 
@@ -88,7 +89,7 @@ class OpenClBackend:
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled and resident."""
-        return OpenClProgram(self.context, self.queue, self.vdevice, program, constants, self.single)
+        return OpenClProgram(self.builder, self.queue, self.vdevice, program, constants, self.single)
 
 
 def _single(options: Mapping[str, str], able: bool) -> bool:

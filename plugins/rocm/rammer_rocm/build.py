@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from typing import Any
 
 from rammer.errors import DeviceFailure
@@ -11,6 +12,26 @@ from rammer_rocm.units import opencl
 
 #: Lines of a build log that are worth showing.
 LOG_LINES = 12
+#: Built programs kept in memory.
+REMEMBERED = 4
+
+
+class Builder:
+    """Builds programs for one context and remembers the last few: measuring a kernel loads the same text again
+    and again. pyopencl keeps binaries on disk besides."""
+
+    def __init__(self, context: Any, options: tuple[str, ...]) -> None:
+        self.context, self.options = context, options
+        self._recent: OrderedDict[str, Any] = OrderedDict()
+
+    def __call__(self, source: str) -> Any:
+        """The built program. Raises DeviceFailure."""
+        if source not in self._recent:
+            self._recent[source] = build(self.context, source, self.options)
+            if len(self._recent) > REMEMBERED:
+                self._recent.popitem(last=False)
+        self._recent.move_to_end(source)
+        return self._recent[source]
 
 
 def build(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:

@@ -17,7 +17,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.program import Port, RProgram, Task, waves
 from rammer.ir.types import itemsize
 
-from rammer_rocm.build import build, standard
+from rammer_rocm.build import Builder
 from rammer_rocm.kernels import task_function
 from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT
 from rammer_rocm.kernels.task import TaskFunction
@@ -26,6 +26,8 @@ from rammer_rocm.units import opencl
 
 #: Bytes between parts of the memory buffer: a page, so that parts share no cache line or TLB entry by accident.
 PART = 4096
+#: Groups of a single launch, for each unit, that replace those that left (see ``rammer_rocm.source``).
+SPARES = 7
 #: Bytes past the end that vector kernels may read (never use): wider than any vector.
 SLACK = 4096
 
@@ -126,8 +128,9 @@ def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[s
 class OpenClProgram:
     """A program resident on an OpenCL device."""
 
-    def __init__(self, context: Any, queue: Any, device: VDevice, program: RProgram,
+    def __init__(self, builder: Builder, queue: Any, device: VDevice, program: RProgram,
                  constants: Mapping[str, Array], single: bool) -> None:  # fmt: skip
+        context = queue.context
         self.program, self.queue, self.single = program, queue, single
         binding = Binding(program.types, program.storage, constant_tensors(program))
         used = {task.operator for row in program.rows for task in row}
@@ -139,14 +142,14 @@ class OpenClProgram:
         self.table = make_table(program, {o: numbers[f.name] for o, f in functions.items()}, row_of)
         scratch = _rounded(max((f.scratch for f in distinct.values()), default=0), PART)
         shape = Shape(program.veus, device.threads, scratch)
-        # With one launch the groups are the device's units, however many rows the program has.
-        self.groups = min(program.veus, device.veus) if single else program.veus
+        # With one launch the groups are the device's units and their spares, however many rows the program has.
+        self.groups = min(program.veus, device.veus) * (1 + SPARES) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
         dialect = CPU_DIALECT if device.threads == 1 else GPU_DIALECT
         text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
-        self.binary = build(context, text, standard(context.devices[0]))
-        self._upload(context, arguments, constants, functions, self.groups * scratch if device.threads == 1 else 0)
+        self.binary = builder(text)
         self.threads, self.epoch = device.threads, 0
+        self._upload(context, arguments, constants, functions, self.groups * scratch if device.threads == 1 else 0)
         self._prepare(context)
 
     @property
@@ -184,7 +187,9 @@ class OpenClProgram:
         cl = opencl()
         flags = cl.mem_flags
         try:
-            self.buffer = cl.Buffer(context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, self.memory.nbytes)
+            # On a CPU the runtime's own allocation makes copies plain memcpys; on a GPU it would be host memory.
+            kind = flags.READ_WRITE | (flags.ALLOC_HOST_PTR if self.threads == 1 else 0)
+            self.buffer = cl.Buffer(context, kind, self.memory.nbytes)
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
             self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]

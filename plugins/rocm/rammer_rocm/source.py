@@ -4,7 +4,7 @@ Two executors share them. ``waves``: one launch a wave, one work-group a vEU. ``
 for the whole program, where work-groups claim the rows of a wave and meet at its end; a group that
 has nothing to claim only waits for rows that running groups hold, so it finishes with any number of
 co-resident groups. A group that has waited long leaves (its core is probably wanted by somebody else): whoever
-holds a row it waited for runs the rest of the program.
+holds a row it waited for carries on, and a spare group takes the place of the one that left.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rammer_rocm.kernels.task import TaskFunction
 
 #: 32-bit words of one run in the table: function, argument row, first task, count, step.
 RUN_WORDS = 5
-#: Polls of a counter before a waiting group leaves: about a millisecond, far beyond any balanced wave.
-PATIENCE = 100_000
+#: Polls of a counter before a waiting group leaves: some milliseconds, beyond any wave that is merely unbalanced.
+PATIENCE = 1_000_000
 #: 32-bit words between the counters of two waves: one cache line.
 LINE_WORDS = 16
 
@@ -44,6 +44,7 @@ __kernel void program({parameters},
   for (int wave = 0; wave < waves; ++wave) {{
     volatile __global atomic_int *done = sync + wave * {line};
     volatile __global atomic_int *claims = sync + waves * {line} + wave * {veus};
+    if (atomic_load_explicit(done, memory_order_acquire, memory_scope_device) == filled[wave] * epoch) continue;
     for (int i = 0; i < {veus}; ++i) {{
       const int veu = ((int)get_group_id(0) + i) % {veus};
       const int row = wave * {veus} + veu;

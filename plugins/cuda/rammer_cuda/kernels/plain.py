@@ -1,0 +1,94 @@
+"""Tiles for the generic kernel: maps, windows and short reductions, one or a few elements a thread.
+
+A GPU hides memory latency by many threads with little work each, which a model of bytes alone cannot see:
+tiles are small and contiguous, and the block has as many threads as the tile has elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+from rammer.tile.traffic import task_cost
+
+#: Elements of a task that are tried, and the most threads of its block.
+SIZES = (32, 64, 128, 256, 512, 1024)
+THREADS = 256
+#: Cycles from a launch to its first result, of one dependent round of loads, and of issuing one load or operation.
+START, ROUND, ISSUE = 2200, 700, 2.5
+#: Loads of a reduction that the compiler keeps in flight together.
+UNROLLED = 4
+#: Threads that share a long reduction of a small tile (the emitter's rule), and values each combines at least.
+SHARED, LEAST = 256, 4
+#: Warps of an SM that hide each other's latency.
+WARPS = 48
+
+
+def plain_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
+    """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
+    if not suits(operator):
+        return []
+    found = []
+    for tile in sorted({t for size in SIZES for t in _tiles(operator.anchor.shape, size)}):
+        tiled = replace(operator, tile=tile)
+        elements = math.prod(tile)
+        wanted = max(elements * _parts(operator, elements), 32)
+        threads = min(THREADS, -(-wanted // 32) * 32)
+        tiled = replace(tiled, config=(("threads", threads),))
+        found.append((plain_seconds(tiled, binding, device) + device.launch, tiled))
+    found.sort(key=lambda f: (f[0], f[1].tile))
+    return found[:count]
+
+
+def suits(operator: ROperator) -> bool:
+    """Whether the operator stages no tile on chip and has no chain of reductions, which elements would repeat."""
+    staged = any(c.layer == "veu" for c in operator.connections)
+    return not staged and sum(bool(c.reduce) for c in operator.computes) <= 1 and 0 not in operator.anchor.shape
+
+
+def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    clock = device.flops / 256.0
+    elements, tasks = math.prod(operator.tile), operator.task_count
+    threads = dict(operator.config).get("threads", device.threads)
+    parts = _parts(operator, elements)
+    rounds = -(-elements * parts // threads)
+    loads, work = 0.0, 0.0
+    for c in operator.computes:
+        repeat = math.prod(r.extent for r in c.reduce) / (parts if c.reduce else 1)
+        loads += max(1.0, repeat / UNROLLED) if c.loads else 0.0
+        work += repeat * (ex.flops(c.body) + 6 * len(c.loads) + 2)
+    warps = -(-threads // 32)
+    per_sm = -(-tasks // device.veus)
+    resident = max(1, min(per_sm, WARPS // warps))
+    latency = rounds * loads * ROUND
+    issue = rounds * work * ISSUE * resident * warps / 4
+    cycles = START + -(-per_sm // resident) * (max(latency, issue) + 300 + (300 if parts > 1 else 0))
+    traffic = task_cost(operator, binding.types, device).traffic * tasks
+    return max(cycles / clock, traffic / device.layer("device").bandwidth)
+
+
+def _parts(operator: ROperator, elements: int) -> int:
+    """Threads that share each element's reduction in the generic kernel."""
+    deep = max((math.prod(r.extent for r in c.reduce) for c in operator.computes), default=1)
+    most = min(SHARED // elements, deep // LEAST) if elements <= SHARED // 2 else 1
+    return 1 << (most.bit_length() - 1) if most >= 2 else 1
+
+
+def _tiles(shape: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """Contiguous tiles of about ``size`` elements: inner axes whole, one split evenly, outer ones 1."""
+    tile, below = [1] * len(shape), 1
+    for d in range(len(shape) - 1, -1, -1):
+        if below * shape[d] <= size:
+            tile[d] = shape[d]
+            below *= shape[d]
+            continue
+        parts = -(-shape[d] * below // size)
+        tile[d] = -(-shape[d] // parts)
+        break
+    return [tuple(tile)]

@@ -1,0 +1,59 @@
+"""What the tests of mistakes share: a model, its inputs, the text of an error and the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from rammer.cli.main import main
+from rammer.errors import RammerError
+
+RNG = np.random.default_rng()
+LITTLE = """<ir_version: 9, opset_import: ["" : 21]> little (float[1,N,8] x, float[8,5] w) => (float[1,N,5] y) {
+    m = MatMul(x, w)
+    y = Relu(m)
+}"""
+
+
+def model(text: str = LITTLE) -> onnx.ModelProto:
+    return parser.parse_model(text)
+
+
+def arrays(n: int = 3) -> dict[str, np.ndarray]:
+    return {"x": RNG.standard_normal((1, n, 8)).astype(np.float32), "w": RNG.standard_normal((8, 5)).astype(np.float32)}
+
+
+def message(kind: type[RammerError], call: Callable[[], object]) -> str:
+    """The whole text of the error that ``call`` ends in, which must be of exactly this kind."""
+    with pytest.raises(RammerError) as caught:
+        call()
+    assert type(caught.value) is kind, caught.value
+    return str(caught.value)
+
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+
+def command(monkeypatch: Patch, capsys: Capture, *words: object) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command line."""
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["rammer", *map(str, words)])
+    code = 0
+    try:
+        main()
+    except SystemExit as done:
+        code = int(done.code or 0)
+    return code, *capsys.readouterr()
+
+
+def saved(path: Path, data: bytes | onnx.ModelProto) -> Path:
+    """``path`` with this content."""
+    path.write_bytes(data if isinstance(data, bytes) else data.SerializeToString())
+    return path

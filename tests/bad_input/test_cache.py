@@ -1,0 +1,175 @@
+"""A corrupt or unwritable cache, and Ctrl-C while tuning: a warning at most, never a wrong result or half a file."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cases import RNG, Capture, Patch, arrays, model, saved
+
+import rammer
+from rammer.profile.store import KernelStore
+
+# --- the cache ----------------------------------------------------------------------------------------
+
+
+def check_result(path: Path | onnx.ModelProto, tune: str = "quick") -> None:
+    given = arrays()
+    have = rammer.compile(path, device="toy", tune=tune).run(given)["y"]
+    np.testing.assert_allclose(have, np.maximum(given["x"] @ given["w"], 0), rtol=1e-4, atol=1e-5)
+
+
+def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = saved(tmp_path / "file", b"")
+    monkeypatch.setenv("RAMMER_CACHE", str(blocked / "cache"))
+    check_result(saved(tmp_path / "m.onnx", model()))
+    reason = f"[Errno 20] Not a directory: '{blocked}/cache"
+    assert capsys.readouterr().err == (
+        f"rammer: warning: kernel store {blocked}/cache/kernels.sqlite is ignored: {reason}'\n"
+        f"rammer: warning: compiled program is not kept: {reason}/programs'\n"
+    )
+
+
+@pytest.mark.parametrize("junk", [b"this is no database, whatever its name says", b"SQLite format 3\0" + bytes(4096)])
+def test_corrupt_kernel_store(own_cache: Path, capsys: pytest.CaptureFixture[str], junk: bytes) -> None:
+    own_cache.mkdir()
+    (own_cache / "kernels.sqlite").write_bytes(junk)
+    check_result(model())
+    err = capsys.readouterr().err
+    assert err.startswith(f"rammer: warning: kernel store {own_cache}/kernels.sqlite is ignored: ")
+    assert err.count("\n") == 1
+
+
+def test_corrupt_entries_are_misses(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_result(model())
+    path = own_cache / "kernels.sqlite"
+    with sqlite3.connect(path) as db:
+        (count,) = db.execute("select count(*) from kernels").fetchone()
+        keys = [k for (k,) in db.execute("select key from kernels")]
+        spoiled = ("", "[]", "null", "{}", '[{"tile": [1]}]', '[{"tile": "x", "family": 3}]', "[[]]", "7", "\x00")
+        for number, key in enumerate(keys):
+            db.execute("update kernels set value = ? where key = ?", (spoiled[number % len(spoiled)], key))
+    assert count >= 1
+    for text in spoiled:
+        with sqlite3.connect(path) as db:
+            db.execute("update kernels set value = ?", (text,))
+        check_result(model())
+    assert capsys.readouterr().err == ""
+
+
+def test_corrupt_compiled_programs_and_heads(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+    path = saved(tmp_path / "m.onnx", model())
+    check_result(path)
+    (program,) = own_cache.glob("programs/*.rammer")
+    (head,) = own_cache.glob("heads/*.json")
+    whole = program.read_bytes()
+    assert capsys.readouterr().err == ""
+    for junk in (b"", b"junk", whole[:100], whole[:-30]):
+        program.write_bytes(junk)
+        head.write_bytes(junk)
+        check_result(path)
+        err = capsys.readouterr().err
+        assert err.startswith(f"rammer: warning: {program} is not a compiled model: ")
+        assert err.endswith("; compiling again\n") and err.count("\n") == 1
+        assert program.stat().st_size == len(whole)
+    check_result(path)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(tmp_path: Path, own_cache: Path) -> None:
+    path = saved(tmp_path / "m.onnx", model())
+    check_result(path)
+    (program,) = own_cache.glob("programs/*.rammer")
+    whole = program.read_bytes()
+    for place in RNG.integers(0, len(whole), 30):
+        data = bytearray(whole)
+        data[place] ^= 1 << int(RNG.integers(8))
+        program.write_bytes(bytes(data))
+        check_result(path)
+
+
+def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path) -> None:
+    path = saved(tmp_path / "m.onnx", model())
+    check_result(path)
+    (head,) = own_cache.glob("heads/*.json")
+    for text in ("[]", "null", '{"name": "a", "inputs": [3], "outputs": []}', '{"inputs": [], "outputs": 4}'):
+        head.write_text(text)
+        check_result(path)
+
+
+# --- Ctrl-C during tuning -----------------------------------------------------------------------------
+
+WAITS = """
+import sys, time
+import numpy as np
+import rammer_toy
+from rammer.cli.main import main
+
+seen = []
+real = rammer_toy.ToyProfiler.task_time
+
+def slow(self, kernel, binding):
+    seen.append(kernel.operator.name)
+    if len(set(seen)) == 3:  # two operators are in the store by now
+        print("tuning", flush=True)
+        time.sleep(60)
+    return real(self, kernel, binding)
+
+rammer_toy.ToyProfiler.task_time = slow
+sys.argv = ["rammer", "run", sys.argv[1], "--device", "toy", "--tune", "quick"]
+main()
+"""
+CHAIN = """<ir_version: 9, opset_import: ["" : 21]> chain (float[4,8] x, float[8,5] a, float[5,7] b, float[7,3] c)
+    => (float[4,3] y) {
+    m = MatMul(x, a)
+    n = MatMul(m, b)
+    y = MatMul(n, c)
+}"""
+
+
+def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Path) -> None:
+    import signal
+
+    path = saved(tmp_path / "m.onnx", model(CHAIN))
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", WAITS, path], stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "tuning\n"
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert err == "\nrammer: interrupted; nothing was written by halves\n"
+    assert time.monotonic() - begin < 10
+    left = sorted(p.relative_to(own_cache).as_posix() for p in own_cache.rglob("*") if p.is_file())
+    assert [name for name in left if not name.startswith("heads/")] == ["kernels.sqlite"]
+    with sqlite3.connect(own_cache / "kernels.sqlite") as db:
+        assert db.execute("pragma integrity_check").fetchone() == ("ok",)
+    store = KernelStore.default()
+    assert store.count() == 2 and not store.warning
+    exe = rammer.compile(path, device="toy", tune="quick")
+    exe.specialise({})  # finishes what was begun, from the two kernels that are there
+    assert exe.compiler.tuner.store.hits == 2
+    assert KernelStore.default().count() == 3
+
+
+def test_an_interrupted_write_leaves_no_partial_file(tmp_path: Path, own_cache: Path, monkeypatch: Patch) -> None:
+    import rammer.runtime.artifact as artifact
+
+    def interrupted(*args: object) -> bytes:
+        raise KeyboardInterrupt
+
+    path = saved(tmp_path / "m.onnx", model())
+    monkeypatch.setattr(artifact, "_pack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        check_result(path)
+    assert not list(own_cache.rglob("*.partial")) and not list(own_cache.glob("programs/*"))
+    monkeypatch.undo()
+    monkeypatch.setenv("RAMMER_CACHE", str(own_cache))
+    check_result(path)

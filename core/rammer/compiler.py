@@ -40,13 +40,17 @@ from rammer.tile.split import split_deep
 
 @dataclass
 class Compiler:
-    """Compiles graphs for one backend. Keeps the tuner, so equal operators are tuned once."""
+    """Compiles graphs for one backend. Keeps the tuner, so equal operators are tuned once.
+
+    ``device`` is the plugin's name, by which third parties offer kernels for it.
+    """
 
     backend: Backend
     options: CompileOptions = DEFAULT
     store: KernelStore = field(default_factory=KernelStore.default)
     registry: Registry | None = None
     progress: Progress = quiet
+    device: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,7 +64,7 @@ class Compiler:
     def _extra(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         if self.registry is None:
             return ()
-        return self.registry.extra_kernels(self.backend.vdevice.name, operator, binding)
+        return self.registry.extra_kernels(self.device, operator, binding)
 
     def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open."""

@@ -10,8 +10,9 @@ from rammer.errors import BadInput
 from rammer.profile.store import KernelStore, cache_folder
 from rammer.report.table import plain, size
 
-#: What is kept in files of its own: shown name -> pattern under the cache folder.
-FILES = {"compiled programs": "programs/*.rammer", "model ports": "heads/*.json"}
+#: What is kept in files of its own: shown name -> pattern under the cache folder. Plugins keep compiled
+#: kernels under ``binaries/NAME``.
+FILES = {"compiled programs": "programs/*.rammer", "model ports": "heads/*.json", "device binaries": "binaries/*/*"}
 
 
 @click.group(invoke_without_command=False)

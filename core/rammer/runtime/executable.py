@@ -110,7 +110,8 @@ class Executable:
         """The compiler; importing it (and ONNX with it) waits until something is compiled."""
         from rammer.compiler import Compiler
 
-        return Compiler(self.backend, self.options, self.store or KernelStore.default(), self.registry, self.progress)
+        store, name = self.store or KernelStore.default(), self.device.partition(":")[0]
+        return Compiler(self.backend, self.options, store, self.registry, self.progress, name)
 
     @property
     def head(self) -> Head:

@@ -97,7 +97,7 @@ def parse_ptxas(log: str) -> dict[str, KernelResources]:
 
 def _kept(source: str, arch: str) -> Path:
     key = hashlib.sha256("\0".join((source, arch, version(), *OPTIONS)).encode()).hexdigest()
-    return cache_folder() / "cuda" / f"{key}.cubin"
+    return cache_folder() / "binaries" / "cuda" / f"{key}.cubin"
 
 
 def _keep(path: Path, code: bytes, log: str) -> None:

@@ -181,8 +181,8 @@ def operators() -> str:
     hosted = sorted(name for name, function in names.items() if function is data_dependent)
     lowered = sorted(names.keys() - set(hosted))
     head = f"These {len(lowered)} operators become tensor expressions, and so kernels on every device:\n\n"
-    tail = "\n\nIn rare forms they run on the host instead: MaxPool with its Indices, Scatter with a reduction, Dropout\n" \
-           "and BatchNormalization in training mode, and operators whose parameters depend on run-time data.\n" \
+    tail = "\n\nIn rare forms they run on the host instead: MaxPool with its Indices, Scatter with a reduction,\n" \
+           "Dropout and BatchNormalization in training mode, operators whose parameters depend on run-time data.\n" \
            f"\nThese always run on the host, where their output shape is known: {', '.join(hosted)}. So does an\n" \
            "operator that is not listed. Operators on the host are counted and named in the output.\n"
     return head + textwrap.fill(", ".join(lowered), 110) + tail

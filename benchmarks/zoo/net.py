@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from rammer.testing.weights import reseed
+from rammer.testing.weights import calibrate
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Shape: TypeAlias = tuple[int, ...]
@@ -18,6 +18,10 @@ Shape: TypeAlias = tuple[int, ...]
 #: The opset of the lowerings, so that reading needs no conversion; every peer reads it.
 OPSET: Final = 21
 IR_VERSION: Final = 10
+
+import os
+SHIFT = float(os.environ.get("SHIFT","0"))
+BRANCH=float(os.environ.get("BRANCH","1"))
 
 
 class Net:
@@ -81,11 +85,11 @@ class Net:
         return self.node("Conv", operands, out, kernel_shape=[kh, kw], strides=[stride, stride],
                          pads=[ph, pw, ph, pw], group=groups)  # fmt: skip
 
-    def norm(self, x: str) -> str:
-        """Batch norm; mean and variance are fitted when the model is finished."""
+    def norm(self, x: str, gain: float = 1.0) -> str:
+        """Batch norm with scales around ``gain``; mean and variance are fitted when the model is finished."""
         c = self.shape(x)[1]
         mean, variance = self.constant(np.zeros(c, np.float32), "mean"), self.constant(np.ones(c, np.float32), "var")
-        operands = [x, self.normal((c,), 0.1, "scale", 1.0), self.normal((c,), 0.1, "shift"), mean, variance]
+        operands = [x, self.normal((c,), 0.1 * gain, "scale", gain), self.normal((c,), 0.1, "shift", SHIFT), mean, variance]
         return self.node("BatchNormalization", operands, self.shape(x), epsilon=self.epsilon)
 
     def map(self, op: str, *values: str, **attributes: Any) -> str:
@@ -135,10 +139,11 @@ class Net:
         return self.node("Gemm", [flat, weight, bias], (n, classes), transB=1)
 
     def finish(self, *outputs: str, fit: bool) -> onnx.ModelProto:
-        """The checked model. ``fit`` redraws the weights of Conv and Gemm under which outputs depend on
-        inputs, and fits batch norms (or, without any, convolution biases) to one forward pass."""
+        """The model. ``fit`` fits batch norms (or, without any, convolution biases) to one forward pass."""
         values = [helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, list(self.shape(o))) for o in outputs]
         graph = helper.make_graph(self.nodes, self.name, self.inputs, values, self.constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION,
                                   producer_name="rammer-zoo")  # fmt: skip
-        return reseed(model, self.seed) if fit else model
+        if fit:
+            calibrate(model, self.seed)
+        return model

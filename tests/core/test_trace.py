@@ -1,4 +1,4 @@
-"""Schedules in time: no vEU does two things at once, nothing starts before what it waits for, and the chart shows it."""
+"""Schedules in time: no vEU does two things at once, and nothing starts before what it waits for."""
 
 from __future__ import annotations
 

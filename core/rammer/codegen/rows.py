@@ -17,7 +17,7 @@ from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
 #: Scalar operations that combining the lanes of one column accumulator costs, relative to a vector access.
 _FOLD = 8.0
 #: Points of the largest window that is written out, and statements that a block of windows may have.
-_UNROLLED, _STATEMENTS = 64, 128
+_UNROLLED, _STATEMENTS = 64, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str,
 def _windows(
     stage: Stage, heads: Sequence[Compute], found: Sequence[Read], row: Row
 ) -> dict[int, int] | None:
-    """Neighbouring windows together: written out, they share the loads where they overlap. None if no window."""
+    """Neighbouring windows together: written out, they share loads where they overlap. None: no window."""
     points = max((math.prod(r.extent for r in c.reduce) for c in heads), default=0)
     if not 1 < points <= _UNROLLED:
         return None
@@ -159,7 +159,8 @@ def _windows(
             if any("." in name for name in used):
                 sliding |= {name for name, factor in used.items() if "." not in name and factor == 1}
     for d, (bound, count) in enumerate(zip(stage.box, stage.extents, strict=True)):
-        if d != row.axis and f"x{d}" in sliding and fold("sub", bound.high, bound.low) == integer(count):
+        even = fold("sub", bound.high, bound.low) == integer(count)
+        if d != row.axis and even and f"x{d}" in sliding:
             fitting = [b for b in range(2, 9) if count % b == 0 and b * points <= _STATEMENTS]
             return {d: fitting[-1]} if fitting else {}
     return {} if sliding else None

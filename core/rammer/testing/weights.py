@@ -95,7 +95,7 @@ def reseed(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
         # Filled in place: appending would copy a classifier's weights, hundreds of megabytes, once more.
         tensor = out.graph.initializer.add(name=name, dims=weight.shape, data_type=onnx.TensorProto.FLOAT)
         tensor.raw_data = _draw(rng, weight).astype("<f4", copy=False).tobytes()
-    _calibrate(out, seed)
+    calibrate(out, seed)
     return out
 
 
@@ -179,8 +179,11 @@ def _draw(rng: np.random.Generator, weight: _Weight) -> Array:
     return values + np.float32(1.0) if weight.role == "scale" else values
 
 
-def _calibrate(model: onnx.ModelProto, seed: int) -> None:
-    """Fit normalisation to the activations: batch norms if there are any, else convolution biases."""
+def calibrate(model: onnx.ModelProto, seed: int) -> None:
+    """Fit ``model``'s normalisation to the activations of one forward pass over a random input, in place.
+
+    Sets the mean and variance of batch norms if there are any, else the biases of convolutions.
+    """
     norms = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     biased = [node for node in model.graph.node if node.op_type == "Conv" and len(node.input) == 3]

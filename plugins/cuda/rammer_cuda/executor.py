@@ -29,6 +29,7 @@ class CudaProgram:
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
         self.program, self.closed, self.repeat = program, False, repeat
+        self.programmatic = int(arch.removeprefix("sm_").rstrip("a")) >= 90
         self.cp = cupy()
         self.device = self.cp.cuda.Device(index)
         with self.device:
@@ -102,13 +103,28 @@ class CudaProgram:
             nodes: list[Any] = []
             for launch in self.plan:
                 node = self._node(kernels[launch.operator], launch)
-                after = [nodes[i] for i in launch.after] or ends
-                nodes.append(check(api.cuGraphAddKernelNode(graph, after, len(after), node), f"adding {launch.operator}"))
+                made = check(api.cuGraphAddKernelNode(graph, [], 0, node), f"adding {launch.operator}")
+                self._depend(graph, [nodes[i] for i in launch.after] or ends, made)
+                nodes.append(made)
             followed = {p for launch in self.plan for p in launch.after}
             ends = [n for i, n in enumerate(nodes) if i not in followed]
         made = check(api.cuGraphInstantiate(graph, 0), "instantiating a graph")
         check(api.cuGraphDestroy(graph), "freeing a graph")
         return made
+
+    def _depend(self, graph: Any, before: list[Any], node: Any) -> None:
+        """Order ``node`` after others; where the GPU can, its blocks start early and wait on the device."""
+        api = driver()
+        if not before:
+            return
+        edges = None
+        if self.programmatic:
+            edge = api.CUgraphEdgeData()
+            edge.from_port = api.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+            edge.type = int(api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+            edges = [edge] * len(before)
+        after = [node] * len(before)
+        check(api.cuGraphAddDependencies(graph, before, after, edges, len(before)), "adding edges to a graph")
 
     def _node(self, kernel: TaskKernel, launch: Launch) -> Any:
         api = driver()

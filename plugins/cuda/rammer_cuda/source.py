@@ -15,6 +15,20 @@ from rammer_cuda.kernels.gemm import gemm
 from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
 from rammer_cuda.targets import THREADS
 
+#: ``rm_trigger`` lets dependent kernels start, ``rm_after`` waits until those this one depends on have finished and their
+#: results are visible (programmatic dependent launch, from compute capability 9.0 on). Every kernel calls both.
+ORDER = """
+__device__ __forceinline__ void rm_trigger() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void rm_after() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+"""
 #: Families with kernels of their own.
 FAMILIES = {"gemm": gemm}
 
@@ -26,6 +40,8 @@ _KERNEL = """
 extern "C" __global__ void __launch_bounds__({threads}) k_{name}({parameters}, const int *order, int first)
 {{
   {scratch}
+  rm_trigger();
+  rm_after();
   const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;
   {name}({arguments}, scratch, task);
 }}
@@ -70,4 +86,4 @@ def _wrapper(function: CFunction, binding: Binding, threads: int) -> str:
 def translation_unit(kernels: Iterable[TaskKernel]) -> str:
     """One source of all distinct kernels, the preamble first."""
     distinct = {k.entry: k.text for k in kernels}
-    return CUDA.preamble + "\n".join(distinct[entry] for entry in sorted(distinct))
+    return CUDA.preamble + ORDER + "\n".join(distinct[entry] for entry in sorted(distinct))

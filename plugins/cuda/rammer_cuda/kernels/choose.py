@@ -35,6 +35,8 @@ START, STORE, STEP, CLUSTER = 1800, 14, 70, 900
 L2_BYTES, READ = 28.0, 2.2
 #: Cycles of one warp alone over those it needs to issue: what its own instructions hide of their latency.
 ALONE = 1.7
+#: SMs of the graphics processing clusters of an H200; which ones lack SMs differs from chip to chip.
+GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 #: Bytes of shared memory and registers of an SM.
 SM_SHARED, SM_REGISTERS = 227 << 10, 64 << 10
 
@@ -156,7 +158,7 @@ def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevic
     part = shape.bk / shape.slices
     copies = (shape.bm / 4 + shape.bn) * shape.bk / shape.threads
     needed = part * (shape.tm * shape.tn + vectors) + copies * (14 if depth.flat else 6) + 20
-    per_sm = -(-tasks * shape.split // device.veus)
+    per_sm = -(-tasks * shape.split // _usable(shape.split, device.veus))
     resident = min(per_sm, _resident(shape))
     issue = max(math.ceil(resident * warps / 4) * needed, needed * ALONE)
     reads = resident * warps * (part * vectors * READ + copies)
@@ -165,6 +167,12 @@ def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevic
     store = STORE * resident * cells / shape.threads / shape.split * (0.85 + 0.15 * shape.split * shape.slices)
     cycles = START + -(-per_sm // resident) * (steps * step + store) + (CLUSTER if shape.split > 1 else 0)
     return cycles / clock + device.launch
+
+
+def _usable(split: int, sms: int) -> int:
+    """SMs that clusters of ``split`` blocks can fill at once: a cluster stays inside one processing cluster."""
+    groups = [g * sms // sum(GROUPS) for g in GROUPS]
+    return max(split, sum(g // split * split for g in groups))
 
 
 def _resident(shape: Shape) -> int:

@@ -43,18 +43,18 @@ __device__ __forceinline__ void rm_copy16(float *to, const float *from, bool val
 }
 __device__ __forceinline__ void rm_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void rm_arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
-__device__ __forceinline__ float rm_peer(const float *mine, int rank) {
-  unsigned at; float value;
+__device__ __forceinline__ float4 rm_peer(const float *mine, int rank) {
+  unsigned at; float4 v;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(mine)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
-  return value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+  return v;
 }
-__device__ __forceinline__ void rm_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void rm_cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void rm_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 template <int TM, int TN, int BM, int BN, int BK, int PA, int PB>
 __device__ __forceinline__ void rm_multiply(const float *a, const float *b, float (&acc)[TM][TN]) {
-#pragma unroll
+#pragma unroll (TM * TN >= 64 ? 4 : TM * TN >= 32 ? 8 : 16)
   for (int k = 0; k < BK; ++k) {
     float x[TM], y[TN];
 #pragma unroll
@@ -172,6 +172,7 @@ class _Gemm:
 
     def _pointers(self) -> None:
         s, text = self.s, self.text
+        text.line("rm_trigger();")
         text.line("extern __shared__ __align__(16) float shared[];")
         text.line("const float *const ag = p0; const float *const bg = p1;")
         # Two neighbouring lanes share their columns and every other lane its rows: shared-memory reads of 16 bytes then
@@ -182,17 +183,30 @@ class _Gemm:
         text.line(f"float *const ashared = shared; float *const bshared = shared + {s.stages * s.bk * self.a.pitch};")
 
     def _fetch(self) -> None:
+        """One function an operand: the copies of one block of products into one buffer of the ring."""
         text, s, d = self.text, self.s, self.depth
-        text.line("auto fetch = [&](int kb, int slot) {")
-        text.line(f"float *const as = ashared + slot * {s.bk * self.a.pitch};")
-        text.line(f"float *const bs = bshared + slot * {s.bk * self.b.pitch};")
-        if d.flat or not d.outer:
-            text.line(f"const int tap = 0, c0 = kb * {s.bk};")
-        else:
-            text.line(f"const int tap = kb / {d.per_tap}, c0 = (kb - tap * {d.per_tap}) * {s.bk};")
-        self.a.fetch(text)
-        self.b.fetch(text)
-        text.line("};")
+        for stage in (self.a, self.b):
+            n = stage.name
+            text.line(f"auto {n}fetch = [&](int kb, int slot) {{")
+            text.line(f"float *const {n}s = {n}shared + slot * {s.bk * stage.pitch};")
+            if stage.packing is None and (d.flat or not d.outer):
+                text.line(f"const int tap = 0, c0 = kb * {s.bk};")
+            elif stage.packing is None:
+                text.line(f"const int tap = kb / {d.per_tap}, c0 = (kb - tap * {d.per_tap}) * {s.bk};")
+            stage.fetch(text)
+            text.line("};")
+
+    def _start(self) -> None:
+        """Fill the ring. Constants are copied before the wait for the kernels that this one depends on."""
+        s, text = self.s, self.text
+        early = [x.name for x in (self.a, self.b) if x.packing is not None]
+        late = [x.name for x in (self.a, self.b) if x.packing is None]
+        head = f"for (int i = 0; i < {s.stages - 1}; ++i)"
+        text.all(["#pragma unroll", head, f"  if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in early)} }}"])
+        text.line("rm_after();")
+        text.all(["#pragma unroll", f"{head} {{"])
+        text.line(f"if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in late)} }}")
+        text.all(["rm_commit();", "}"])
 
     def _sum(self) -> None:
         """The ring: wait for a block, start the copies of a later one, multiply."""
@@ -200,21 +214,19 @@ class _Gemm:
         if self.split > 1:
             text.line(f"const int rank = (int)blockIdx.x % {self.split};")
             text.line(f"const int begin = {blocks} * rank / {self.split}, end = {blocks} * (rank + 1) / {self.split};")
+            rows = self.p.row_count
+            text.line(f"const int low = {rows} * rank / {self.split}, high = {rows} * (rank + 1) / {self.split};")
         else:
-            text.line(f"const int rank = 0, begin = 0, end = {blocks};")
+            text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {self.p.row_count};")
         text.line(f"float acc[{s.tm}][{s.tn}] = {{}};")
+        self._start()
         text.all([
-            "#pragma unroll",
-            f"for (int i = 0; i < {s.stages - 1}; ++i) {{",
-            "if (begin + i < end) fetch(begin + i, i);",
-            "rm_commit();",
-            "}",
             f"int use = 0, fill = {s.stages - 1};",
             "#pragma unroll 1",
             "for (int kb = begin; kb < end; ++kb) {",
             f"rm_arrived<{s.stages - 2}>();",
             "__syncthreads();",
-            f"if (kb + {s.stages - 1} < end) fetch(kb + {s.stages - 1}, fill);",
+            f"if (kb + {s.stages - 1} < end) {{ afetch(kb + {s.stages - 1}, fill); bfetch(kb + {s.stages - 1}, fill); }}",
             "rm_commit();",
             f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {part}, {self.a.pitch}, {self.b.pitch}>(",
             f"  ashared + (use * {s.bk} + slice * {part}) * {self.a.pitch} + ty * 4,",
@@ -231,7 +243,29 @@ class _Gemm:
             f"  *(float4 *)(shared + (slice * {s.bm} + ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}) * {s.bn} + tx * 4"
             f" + j / 4 * {s.bn // (s.tn // 4)}) = *(float4 *)(acc[i] + j);",
             "}",
-            "rm_cluster();" if self.split > 1 else "__syncthreads();",
+            "__syncthreads();" if self.split == 1 else "rm_cluster_arrive();",
+        ])  # fmt: skip
+        if self.split > 1:
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """Add up this block's rows of the tile over all shared memories of the cluster, into its own."""
+        s, text = self.s, self.text
+        text.all([
+            "rm_cluster_wait();",
+            f"for (int e = low * {s.bn // 4} + tid; e < high * {s.bn // 4}; e += {s.threads}) {{",
+            "float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+            "#pragma unroll",
+            f"for (int r = 0; r < {self.split}; ++r) {{",
+            "#pragma unroll",
+            f"for (int q = 0; q < {s.slices}; ++q) {{",
+            f"const float4 v = rm_peer(shared + q * {s.bm * s.bn} + e * 4, r);",
+            "sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;",
+            "}", "}",
+            "*(float4 *)(shared + e * 4) = sum;",  # nobody else reads these rows here
+            "}",
+            "rm_cluster_arrive();",
+            "__syncthreads();",
         ])  # fmt: skip
 
     # --- the epilogue -----------------------------------------------------------------------------
@@ -250,24 +284,19 @@ class _Gemm:
         text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
         text.line(f"if ({' && '.join(tests)}) {{")
         text.line("#pragma unroll 4")
-        text.line(f"for (int i = i0 + rank * {rows}; i < {p.row_count}; i += {rows * self.split}) {{")
+        text.line(f"for (int i = low + i0; i < high; i += {rows}) {{")
         tests = []
         for d, place in zip(p.rows, digits("i", [p.operator.tile[d] for d in p.rows]), strict=True):
             text.line(f"const int x{d} = o{d} + {place};")
             tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
         text.line(f"if ({' && '.join(tests) or 'true'}) {{")
-        text.line("float sum = 0.0f;")
-        text.line("#pragma unroll")
-        text.line(f"for (int r = 0; r < {self.split}; ++r) {{")
-        text.line("#pragma unroll")
-        text.line(f"for (int q = 0; q < {s.slices}; ++q)")
-        part = f"shared + (q * {s.bm} + i) * {s.bn} + j"
-        text.line(f"  sum += {f'rm_peer({part}, r)' if self.split > 1 else f'*({part})'};")
-        text.line("}")
+        slices = s.slices if self.split == 1 else 1
+        parts = [f"shared[(i + {q * s.bm}) * {s.bn} + j]" for q in range(slices)]
+        text.line(f"const float sum = {' + '.join(parts)};")
         tables = self._maps()
         text.all(["}"] * 4)
         if self.split > 1:
-            text.line("rm_cluster();")
+            text.line("rm_cluster_wait();")
         return tables
 
     def _maps(self) -> str:

@@ -35,7 +35,7 @@ check: .venv/test
 
 .venv/demo: .venv/bin/python $(LOCKS)
 	@echo "Installing into .venv: rammer-core, $(DEMO_PLUGINS), onnxruntime"
-	@echo "Downloads about 340 MB of wheels from PyPI: 275 MB are an OpenCL runtime for CPUs. A GPU adds about 250 MB."
+	@echo "Downloads about 340 MB of wheels from PyPI: 275 MB are an OpenCL runtime for CPUs. An NVIDIA GPU adds about 170 MB."
 	$(PIP) -e . $(DEMO_PLUGINS) onnxruntime
 	@touch $@
 

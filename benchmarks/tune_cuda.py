@@ -131,8 +131,9 @@ def main() -> None:
                 continue
             best = min(best, seconds)
             rows.append([name, times, list(main_.shape), [r.extent for r in main_.reduce], list(choice.operator.tile),
-                         dict(choice.operator.config), choice.seconds, seconds, error])  # fmt: skip
-            config = " ".join(f"{k}{v}" for k, v in choice.operator.config)
+                         dict(choice.operator.config), choice.seconds, seconds, error,
+                         choice.operator.family])  # fmt: skip
+            config = choice.operator.family[4:] + " " + " ".join(f"{k}{v}" for k, v in choice.operator.config)
             print(f"   {choice.operator.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
                   f"{seconds * 1e6:.2f} us {o.flops / seconds / peak:.0%}", flush=True)  # fmt: skip
             if i == 0:

@@ -67,6 +67,7 @@ class PaperCpu:
 
     vdevice = CPU
     fingerprint = "paper"
+    profiler = None
 
     def candidates(self, operator: ROperator, binding: Binding) -> list[ROperator]:
         panels = [c.operator for c in panel_candidates(operator, binding, CPU, 6)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from zoo.net import BRANCH, Net
+from zoo.net import Net
 
 
 def _unit(net: Net, x: str, channels: int, kernel: int = 1, stride: int = 1, groups: int = 1,
@@ -25,7 +25,7 @@ def _relu6(net: Net, x: str) -> str:
 def _bottleneck(net: Net, x: str, width: int, out: int, stride: int, groups: int) -> str:
     """1x1, 3x3 (strided, grouped), 1x1, with a projection where the shape changes (ResNet v1.5)."""
     y = _unit(net, _unit(net, x, width), width, 3, stride, groups)
-    y = net.norm(net.conv(y, out), BRANCH)
+    y = _unit(net, y, out, relu="")
     if stride != 1 or net.shape(x)[1] != out:
         x = _unit(net, x, out, stride=stride, relu="")
     return net.relu(net.map("Add", y, x))

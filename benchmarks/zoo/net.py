@@ -18,10 +18,10 @@ Shape: TypeAlias = tuple[int, ...]
 #: The opset of the lowerings, so that reading needs no conversion; every peer reads it.
 OPSET: Final = 21
 IR_VERSION: Final = 10
-
-import os
-SHIFT = float(os.environ.get("SHIFT","0"))
-BRANCH=float(os.environ.get("BRANCH","1"))
+#: Mean of the batch norms' shifts. With 0, random deep ReLU networks are chaotic: ResNet-50 multiplies float32's
+#: rounding to 1.5e-5 and tf32's to 2.5e-2. With 0.5 float32 errors are 4 to 17 times smaller, and outputs of two inputs
+#: still 0.13 to 0.3 apart.
+SHIFT: Final = 0.5
 
 
 class Net:
@@ -85,11 +85,11 @@ class Net:
         return self.node("Conv", operands, out, kernel_shape=[kh, kw], strides=[stride, stride],
                          pads=[ph, pw, ph, pw], group=groups)  # fmt: skip
 
-    def norm(self, x: str, gain: float = 1.0) -> str:
-        """Batch norm with scales around ``gain``; mean and variance are fitted when the model is finished."""
+    def norm(self, x: str) -> str:
+        """Batch norm; mean and variance are fitted when the model is finished."""
         c = self.shape(x)[1]
         mean, variance = self.constant(np.zeros(c, np.float32), "mean"), self.constant(np.ones(c, np.float32), "var")
-        operands = [x, self.normal((c,), 0.1 * gain, "scale", gain), self.normal((c,), 0.1, "shift", SHIFT), mean, variance]
+        operands = [x, self.normal((c,), 0.1, "scale", 1.0), self.normal((c,), 0.1, "shift", SHIFT), mean, variance]
         return self.node("BatchNormalization", operands, self.shape(x), epsilon=self.epsilon)
 
     def map(self, op: str, *values: str, **attributes: Any) -> str:

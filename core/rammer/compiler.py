@@ -101,6 +101,7 @@ class Compiler:
             tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
         with self._step("kernels"):
+            self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
         with self._step("schedule"):
             after = dependences(tile.operators, plan.storages)

@@ -150,10 +150,18 @@ def test_matrix_product(backend: Backend, m: int, n: int, k: int, tile: tuple[in
     check(backend, chain([o], shapes, fixed), values(fixed))
 
 
-def test_transposed_batched_product(backend: Backend) -> None:
+@pytest.mark.parametrize("tile", [(1, 10, 11), (1, 7, 21)])
+def test_transposed_batched_product(backend: Backend, tile: tuple[int, ...]) -> None:
     line = "y: f32[b:3, i:10, j:21] = sum[d:12] q[b, i, d] * k[b, j, d]"
-    o = operator("A", [line], (1, 10, 11), family="panel", mr=5, nv=1)
+    o = operator("A", [line], tile, family="panel", mr=5, nv=1)
     check(backend, chain([o], {"q": (3, 10, 12), "k": (3, 21, 12)}, {}), {})
+
+
+def test_channels_last_convolution(backend: Backend) -> None:
+    """Columns far apart and K close together: the panel is a transposition."""
+    line = "y: f32[n:2, m:9, h:6, w:19] = sum[c:5, kh:3] x[n, h + kh, w, c] * v[m, c, kh]"
+    o = operator("A", [line], (1, 9, 4, 19), family="panel", mr=3, nv=2)
+    check(backend, chain([o], {"x": (2, 8, 19, 5)}, {"v": (9, 5, 3)}), values({"v": (9, 5, 3)}))
 
 
 def test_gemm_with_constant_transposed_weights(backend: Backend) -> None:

@@ -63,8 +63,10 @@ def choose(
         return Plan(None, columns, _blocking(stage, found, -1, lanes, limit, axes))
     if row is not None and row_cost < scalar:
         blocking = _blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes)
-        if not blocking and (windows := _windows(stage, heads, found, row)) is not None:
-            return Plan(row, {}, windows, frozenset(c.name for c in heads))
+        if not _shares_rows(found, row, blocking):
+            windows = _windows(stage, heads, found, row)
+            if windows is not None:
+                return Plan(row, {}, windows, frozenset(c.name for c in heads))
         return Plan(row, {}, blocking or _wide(stage, found, row) or _lines(unit, stage, found, row))
     return Plan(None, {}, _blocking(stage, found, -1, (), limit, axes))
 
@@ -143,6 +145,12 @@ def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str,
             result[-negative] = block
             limit //= block
     return result
+
+
+def _shares_rows(found: Sequence[Read], row: Row, blocking: Mapping[int, int]) -> bool:
+    """Whether the elements of a block share vectors, not just scalars such as weights."""
+    used = [ex.axes_of(r.load) for r in found if r.reducer]
+    return any(f"x{row.axis}" in u and f"x{d}" not in u for d in blocking for u in used)
 
 
 def _windows(

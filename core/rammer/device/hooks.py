@@ -46,5 +46,5 @@ class Hooks:
 
     @hookspec
     def rammer_kernels(self, device: str, operator: ROperator, binding: Binding) -> Sequence[ROperator]:  # type: ignore[empty-body]
-        """More tile and family candidates for ``operator`` on somebody else's device, tried first. ``device`` is the
-        name of its VDevice: ``cuda``, ``ipu_sim``, ``opencl_cpu`` or ``opencl_gpu``."""
+        """More tile and family candidates for ``operator`` on somebody else's device, tried first. ``device`` is
+        its name, such as ``rocm``."""

@@ -33,6 +33,7 @@ class Tuner:
     progress: Callable[[str], None] = lambda name: None
     measured: int = 0
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
+    _options: dict[str, list[ROperator]] = field(default_factory=dict)
 
     def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
         """The kernels kept for ``operator``, fastest first. DeviceFailure when no candidate fits."""
@@ -42,12 +43,30 @@ class Tuner:
         self.progress(operator.name)
         return tuple(_moved(k, operator) for k in self._seen[sign])
 
+    def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
+        """Let the device build everything that tuning ``operators`` will measure at once, where its profiler can."""
+        build = getattr(self.backend.profiler, "prepare", None)
+        if build is None or not MEASURED[self.level]:
+            return
+        pairs = list[tuple[ROperator, Binding]]()
+        for operator in operators:
+            sign = signature(operator, binding.types, binding.storages)
+            if sign in self._seen or sign in self._options:
+                continue
+            if self.store.get(key_of(self.backend.fingerprint, sign, self.level)) is None:
+                self._options[sign] = self._candidates(operator, binding)
+                pairs += [(o, binding) for o in self._options[sign][: MEASURED[self.level]]]
+        build(pairs)
+
+    def _candidates(self, operator: ROperator, binding: Binding) -> list[ROperator]:
+        return [*self.extra(operator, binding), *self.backend.candidates(operator, binding)]
+
     def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
         key = key_of(self.backend.fingerprint, sign, self.level)
         kept = self.store.get(key)
         if kept is not None and all(len(t.tile) == len(operator.anchor.axes) for t in kept):
             return tuple(self._rebuilt(operator, binding, t) for t in kept)
-        options = [*self.extra(operator, binding), *self.backend.candidates(operator, binding)]
+        options = self._options.pop(sign, None) or self._candidates(operator, binding)
         if not options:
             layer = self.backend.vdevice.layer("veu")
             raise DeviceFailure(

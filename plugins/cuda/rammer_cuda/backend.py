@@ -65,19 +65,18 @@ class CudaBackend:
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits, best predicted first."""
-        products = [c.operator for c in gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)]
-        plain = [o for _, o in plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)]
-        few = 2 if products or plain else GENERIC_TILES
-        tiles = tile_candidates(operator, binding, self.vdevice, few)
+        products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
+        plain = plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)
+        ranked = sorted([(c.seconds, c.operator) for c in products] + plain, key=lambda f: f[0])
+        tiles = tile_candidates(operator, binding, self.vdevice, 2 if ranked else GENERIC_TILES)
         limit = self.vdevice.layer("veu").capacity
-        generic = [t for t in (*plain, *tiles) if task_kernel(t, binding).shared <= limit]
-        return [*products, *generic]
+        return [t for t in (*(o for _, o in ranked), *tiles) if task_kernel(t, binding).shared <= limit]
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
         resources = Resources(made.threads, local_bytes=made.shared)
-        if operator.family == "gemm":
+        if operator.family in ("gemm", "gemm_tf32x3"):
             seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
         if suits(operator):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import Resources, RKernel, ROperator
-from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Task
+from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
 from rammer.ir.types import row_major
 from rammer.profile.probe import random_inputs
 
@@ -69,7 +69,7 @@ class CudaProfiler:
             inputs = random_inputs(program, rng)
             for _ in range(2):
                 loaded.run(inputs)
-            return median(loaded.replay() for _ in range(iterations))
+            return float(median(loaded.replay() for _ in range(iterations)))
         finally:
             loaded.close()
 
@@ -78,7 +78,10 @@ def whole_program(operator: ROperator, binding: Binding) -> tuple[RProgram, dict
     """All tasks of ``operator``, one a row, with random constants where ``binding`` knows constants, so that kernels pack
     them as they will in the model; its other outside tensors are inputs with the strides of ``binding``."""
     rng, constants = np.random.default_rng(), dict[str, Array]()
-    storages, buffers, inputs, outputs = [], [], [], []
+    storages: list[Storage] = []
+    buffers: list[Buffer] = []
+    inputs: list[Port] = []
+    outputs: list[Port] = []
     for name in (*operator.inputs, *operator.outputs):
         storage, kind = binding.storages[name], binding.types[name]
         low, high = storage.span()

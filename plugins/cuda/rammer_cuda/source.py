@@ -11,12 +11,12 @@ from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.gemm import gemm
+from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
 from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
 from rammer_cuda.targets import THREADS
 
 #: ``rm_trigger`` lets dependent kernels start, ``rm_after`` waits until those this one depends on have finished and their
-#: results are visible (programmatic dependent launch, from compute capability 9.0 on). Every kernel calls both.
+#: results are visible (programmatic dependent launch, from compute capability 9.0 on). Every kernel calls the second.
 ORDER = """
 __device__ __forceinline__ void rm_trigger() {
 #if __CUDA_ARCH__ >= 900
@@ -30,7 +30,7 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: Families with kernels of their own.
-FAMILIES = {"gemm": gemm}
+FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10
@@ -40,7 +40,6 @@ _KERNEL = """
 extern "C" __global__ void __launch_bounds__({threads}) k_{name}({parameters}, const int *order, int first)
 {{
   {scratch}
-  rm_trigger();
   rm_after();
   const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;
   {name}({arguments}, scratch, task);

@@ -28,6 +28,8 @@ from rammer_rocm.units import opencl
 PART = 4096
 #: Groups of a single launch, for each unit, that replace those that left (see ``rammer_rocm.source``).
 SPARES = 7
+#: What the printed rows do not promise.
+PLACEMENT = "the OpenCL runtime places rows on compute units"
 #: Bytes past the end that vector kernels may read (never use): wider than any vector.
 SLACK = 4096
 
@@ -242,7 +244,7 @@ class OpenClProgram:
         for port in self.program.inputs:
             self._write(port.tensor, inputs[port.external])
         seconds = self.execute()
-        return RunResult({p.external: self._read(p) for p in self.program.outputs}, seconds)
+        return RunResult({p.external: self._read(p) for p in self.program.outputs}, seconds, (PLACEMENT,))
 
     def execute(self) -> float:
         """Run on the inputs already there; seconds. Raises DeviceFailure when the device reports an error."""

@@ -17,9 +17,9 @@ from rammer.ir.types import TensorType, is_float
 
 from rammer_rocm.kernels import task_function
 
-#: Seconds that one timed launch should take at least, so that the launch itself is below 1%.
-SPAN = 1e-3
-REPEATS = 5
+#: Seconds that one timed launch should take at least, so that the launch itself is about 1%.
+SPAN = 5e-4
+REPEATS = 8
 #: Upper limit of tasks in a timed row.
 LONGEST_ROW = 20_000
 

@@ -54,7 +54,7 @@ __device__ __forceinline__ void rm_cluster_arrive() { asm volatile("barrier.clus
 __device__ __forceinline__ void rm_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 template <int TM, int TN, int BM, int BN, int BK, int PA, int PB>
 __device__ __forceinline__ void rm_multiply(const float *a, const float *b, float (&acc)[TM][TN]) {
-#pragma unroll (TM * TN >= 64 ? 4 : TM * TN >= 32 ? 8 : 16)
+#pragma unroll
   for (int k = 0; k < BK; ++k) {
     float x[TM], y[TN];
 #pragma unroll
@@ -67,6 +67,38 @@ __device__ __forceinline__ void rm_multiply(const float *a, const float *b, floa
       for (int j = 0; j < TN; ++j) acc[i][j] = fmaf(x[i], y[j], acc[i][j]);
   }
 }
+// Three tf32 products for one of fp32: x = big + small to 21 bits, and small * small is below fp32's last bit.
+__device__ __forceinline__ void rm_split(float x, unsigned &big, unsigned &small) {
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(big) : "f"(x));
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(small) : "f"(x - __uint_as_float(big)));
+}
+__device__ __forceinline__ void rm_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+template <int FM, int FN, int BK, int PA, int PB>
+__device__ __forceinline__ void rm_multiply3(const float *a, const float *b, float (&acc)[FM][FN][4]) {
+#pragma unroll
+  for (int k = 0; k < BK; k += 8) {
+    unsigned ab[FM][4], as[FM][4];
+#pragma unroll
+    for (int i = 0; i < FM; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) rm_split(a[(k + e / 2 * 4) * PA + i * 16 + e % 2 * 8], ab[i][e], as[i][e]);
+#pragma unroll
+    for (int j = 0; j < FN; ++j) {
+      unsigned bb[2], bs[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) rm_split(b[(k + e * 4) * PB + j * 8], bb[e], bs[e]);
+#pragma unroll
+      for (int i = 0; i < FM; ++i) {
+        rm_mma(acc[i][j], as[i], bb);
+        rm_mma(acc[i][j], ab[i], bs);
+        rm_mma(acc[i][j], ab[i], bb);
+      }
+    }
+  }
+}
 #endif
 """
 
@@ -76,7 +108,10 @@ MOST_SPLIT = 8
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tile sizes of one block: rows, columns, products, register tile, threads, buffers and splits."""
+    """Tile sizes of one block: rows, columns, products, register tile, buffers, splits and slices.
+
+    With ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores.
+    """
 
     bm: int
     bn: int
@@ -86,10 +121,13 @@ class Shape:
     stages: int
     split: int
     slices: int
+    tensor: bool = False
 
     @property
     def group(self) -> int:
         """Threads that accumulate one slice."""
+        if self.tensor:
+            return self.bm // (16 * self.tm) * (self.bn // (8 * self.tn)) * 32
         return self.bm // self.tm * (self.bn // self.tn)
 
     @property
@@ -103,9 +141,12 @@ class Shape:
         return -(-self.works // 32) * 32
 
 
-def shape_of(rows: int, width: int, config: dict[str, int]) -> Shape:
+def shape_of(rows: int, width: int, config: dict[str, int], tensor: bool = False) -> Shape:
     """The block of a task of ``rows x width`` under an operator's config."""
     tm, tn = config.get("tm", 4), config.get("tn", 4)
+    if tensor:
+        return Shape(-(-rows // (16 * tm)) * 16 * tm, -(-width // (8 * tn)) * 8 * tn, config.get("bk", 16), tm, tn,
+                     config.get("stages", 3), config.get("split", 1), config.get("slices", 1), True)  # fmt: skip
     # Rows in pairs of register tiles, since neighbouring threads take neighbouring ones.
     return Shape(-(-rows // (2 * tm)) * 2 * tm, -(-width // tn) * tn, config.get("bk", 16), tm, tn,
                  config.get("stages", 3), config.get("split", 1), config.get("slices", 1))  # fmt: skip
@@ -117,19 +158,31 @@ def gemm(operator: ROperator, binding: Binding) -> TaskKernel:
     return _Gemm(product, binding, shape_of(product.row_count, product.width, dict(operator.config))).kernel()
 
 
+def gemm_tf32x3(operator: ROperator, binding: Binding) -> TaskKernel:
+    """The same on tensor cores, three tf32 products for one of fp32: an error of fp32's size. Unsuited as ``gemm``."""
+    product = product_of(operator, binding)
+    shape = shape_of(product.row_count, product.width, dict(operator.config), tensor=True)
+    return _Tensor(product, binding, shape).kernel()
+
+
 class _Gemm:
     def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
         self.p, self.binding, self.s = product, binding, shape
         self.depth = depth_of(product.main.reduce, shape.bk)
-        if not 32 <= shape.threads <= 1024 or shape.bk % shape.slices:
+        least = 8 if shape.tensor else 1
+        if not 32 <= shape.threads <= 1024 or shape.bk % (shape.slices * least):
             raise Unsuited(f"{shape.threads} threads, {shape.slices} slices of {shape.bk}")
         self.split = min(shape.split, self.depth.blocks, MOST_SPLIT)
         self.text = Text()
-        self.a = Stage("a", product, product.a, product.rows, shape.bm, self.depth, shape.threads)
-        self.b = Stage("b", product, product.b, product.columns, shape.bn, self.depth, shape.threads)
+        self.a = Stage("a", product, product.a, product.rows, shape.bm, self.depth, shape.threads, self.pad(shape.bm))
+        self.b = Stage("b", product, product.b, product.columns, shape.bn, self.depth, shape.threads, self.pad(shape.bn))
         self.ring = shape.stages * shape.bk * (self.a.pitch + self.b.pitch)
         self.dynamic = 4 * max(self.ring, shape.bm * shape.bn * shape.slices)
         self.arguments = self._arguments()
+
+    def pad(self, unit: int) -> int:
+        """Elements that a row of shared memory is longer than ``unit``, against bank conflicts."""
+        return 0
 
     def _arguments(self) -> list[Argument]:
         """Operands, then what the following maps read, then outputs."""
@@ -172,14 +225,9 @@ class _Gemm:
 
     def _pointers(self) -> None:
         s, text = self.s, self.text
-        text.line("rm_trigger();")
         text.line("extern __shared__ __align__(16) float shared[];")
         text.line("const float *const ag = p0; const float *const bg = p1;")
-        # Two neighbouring lanes share their columns and every other lane its rows: shared-memory reads of 16 bytes then
-        # merge across half a warp.
-        across = s.bn // s.tn
-        text.line(f"const int worker = min(tid, {s.works - 1}), slice = worker / {s.group}, place = worker % {s.group};")
-        text.line(f"const int tx = (place >> 1) % {across}, ty = (place & 1) + (place >> 1) / {across} * 2;")
+        self._places()
         text.line(f"float *const ashared = shared; float *const bshared = shared + {s.stages * s.bk * self.a.pitch};")
 
     def _fetch(self) -> None:
@@ -210,7 +258,7 @@ class _Gemm:
 
     def _sum(self) -> None:
         """The ring: wait for a block, start the copies of a later one, multiply."""
-        s, text, blocks, part = self.s, self.text, self.depth.blocks, self.s.bk // self.s.slices
+        s, text, blocks = self.s, self.text, self.depth.blocks
         if self.split > 1:
             text.line(f"const int rank = (int)blockIdx.x % {self.split};")
             text.line(f"const int begin = {blocks} * rank / {self.split}, end = {blocks} * (rank + 1) / {self.split};")
@@ -218,7 +266,7 @@ class _Gemm:
             text.line(f"const int low = {rows} * rank / {self.split}, high = {rows} * (rank + 1) / {self.split};")
         else:
             text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {self.p.row_count};")
-        text.line(f"float acc[{s.tm}][{s.tn}] = {{}};")
+        text.line(f"float acc[{s.tm}][{s.tn}]{'[4]' if s.tensor else ''} = {{}};")
         self._start()
         text.all([
             f"int use = 0, fill = {s.stages - 1};",
@@ -228,9 +276,7 @@ class _Gemm:
             "__syncthreads();",
             f"if (kb + {s.stages - 1} < end) {{ afetch(kb + {s.stages - 1}, fill); bfetch(kb + {s.stages - 1}, fill); }}",
             "rm_commit();",
-            f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {part}, {self.a.pitch}, {self.b.pitch}>(",
-            f"  ashared + (use * {s.bk} + slice * {part}) * {self.a.pitch} + ty * 4,",
-            f"  bshared + (use * {s.bk} + slice * {part}) * {self.b.pitch} + tx * 4, acc);",
+            *self._multiply(),
             f"use = use == {s.stages - 1} ? 0 : use + 1;",
             f"fill = fill == {s.stages - 1} ? 0 : fill + 1;",
             "}",
@@ -238,15 +284,40 @@ class _Gemm:
             "__syncthreads();",
         ])  # fmt: skip
         text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
+        text.all(self._leave())
         text.all([
-            "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; j += 4)",
-            f"  *(float4 *)(shared + (slice * {s.bm} + ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}) * {s.bn} + tx * 4"
-            f" + j / 4 * {s.bn // (s.tn // 4)}) = *(float4 *)(acc[i] + j);",
             "}",
             "__syncthreads();" if self.split == 1 else "rm_cluster_arrive();",
         ])  # fmt: skip
         if self.split > 1:
             self._reduce()
+
+    def _multiply(self) -> list[str]:
+        """Multiply one buffer of the ring into the registers."""
+        s, part = self.s, self.s.bk // self.s.slices
+        return [
+            f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {part}, {self.a.pitch}, {self.b.pitch}>(",
+            f"  ashared + (use * {s.bk} + slice * {part}) * {self.a.pitch} + ty * 4,",
+            f"  bshared + (use * {s.bk} + slice * {part}) * {self.b.pitch} + tx * 4, acc);",
+        ]
+
+    def _leave(self) -> list[str]:
+        """Leave the registers in shared memory, row by row."""
+        s = self.s
+        return [
+            "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; j += 4)",
+            f"  *(float4 *)(shared + (slice * {s.bm} + ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}) * {s.bn} + tx * 4"
+            f" + j / 4 * {s.bn // (s.tn // 4)}) = *(float4 *)(acc[i] + j);",
+        ]  # fmt: skip
+
+    def _places(self) -> None:
+        """This thread's part of the tile: its slice and its place there."""
+        s, text = self.s, self.text
+        # Two neighbouring lanes share their columns and every other lane its rows: shared-memory reads of 16 bytes then
+        # merge across half a warp.
+        across = s.bn // s.tn
+        text.line(f"const int worker = min(tid, {s.works - 1}), slice = worker / {s.group}, place = worker % {s.group};")
+        text.line(f"const int tx = (place >> 1) % {across}, ty = (place & 1) + (place >> 1) / {across} * 2;")
 
     def _reduce(self) -> None:
         """Add up this block's rows of the tile over all shared memories of the cluster, into its own."""
@@ -318,6 +389,38 @@ class _Gemm:
             block.store(places[name], point, block.load(Load(name, point)), ())
         self.text.all(block.lines)
         return "".join(unit.tables.values())
+
+
+class _Tensor(_Gemm):
+    """Fragments as PTX lays them out for ``mma.m16n8k8``: lane ``4 g + t`` holds rows g, g + 8 and columns 2 t, 2 t + 1."""
+
+    def pad(self, unit: int) -> int:
+        """Rows of 8 (mod 16) elements: lanes of different ``t`` then read different banks."""
+        return (8 - unit) % 16
+
+    def _places(self) -> None:
+        s, text = self.s, self.text
+        across = s.bn // (8 * s.tn)
+        text.line(f"const int warp = tid / 32, slice = warp / {s.group // 32}, place = warp % {s.group // 32};")
+        text.line(f"const int ty = place / {across} * {16 * s.tm}, tx = place % {across} * {8 * s.tn};")
+        text.line("const int lg = tid % 32 / 4, lt = tid % 4;")
+
+    def _multiply(self) -> list[str]:
+        s, part = self.s, self.s.bk // self.s.slices
+        return [
+            f"rm_multiply3<{s.tm}, {s.tn}, {part}, {self.a.pitch}, {self.b.pitch}>(",
+            f"  ashared + (use * {s.bk} + slice * {part} + lt) * {self.a.pitch} + ty + lg,",
+            f"  bshared + (use * {s.bk} + slice * {part} + lt) * {self.b.pitch} + tx + lg, acc);",
+        ]
+
+    def _leave(self) -> list[str]:
+        s = self.s
+        return [
+            "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; ++j)",
+            "#pragma unroll", "for (int h = 0; h < 2; ++h)",
+            f"  *(float2 *)(shared + (slice * {s.bm} + ty + i * 16 + h * 8 + lg) * {s.bn} + tx + j * 8 + lt * 2)"
+            " = make_float2(acc[i][j][2 * h], acc[i][j][2 * h + 1]);",
+        ]  # fmt: skip
 
 
 def products(operator: ROperator) -> int:

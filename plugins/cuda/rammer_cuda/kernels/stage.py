@@ -29,6 +29,7 @@ class Stage:
     unit: int
     depth: Depth
     threads: int
+    pad: int = 0
 
     def __post_init__(self) -> None:
         tile = self.p.operator.tile
@@ -40,6 +41,7 @@ class Stage:
         self.packing: Packing | None = None
         self.coordinates: list[int] = []
         if self.operand.packable and len(self.axes) <= 1:
+            self.unit, self.pad = self.unit + self.pad, 0
             self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth)
         self.deep = self.packing is None and self._deep()
         self.vector = 4 if self.packing is None and not self.deep and self._vector() else 1
@@ -52,7 +54,7 @@ class Stage:
     @property
     def pitch(self) -> int:
         """Elements from one row of the block to the next; padded where threads write down the columns."""
-        return self.unit + (4 if self.deep else 0)
+        return self.unit + (self.pad or (4 if self.deep else 0))
 
     def _deep(self) -> bool:
         inner = self.operand.steps.get(self.depth.inner.name, 0)
@@ -62,7 +64,7 @@ class Stage:
     def _vector(self) -> bool:
         """Whether four neighbours of the unit are always 16 aligned bytes, valid or not together."""
         o, tile, grid = self.operand, self.p.operator.tile, self.p.operator.grid
-        if o.guards or not o.aligned or o.constant % 4 or self.unit != self.count or not self.axes:
+        if o.guards or not o.aligned or o.constant % 4 or self.count % 4 or not self.axes:
             return False
         expected = 1
         for d in reversed(self.axes):

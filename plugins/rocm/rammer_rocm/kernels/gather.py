@@ -52,46 +52,90 @@ class Gather:
 
     def __post_init__(self) -> None:
         self.inner, self.count, _ = self.region.columns[-1]
-        self.outer = [name for name, _, _ in self.region.columns[:-1]]
+        self.outer = {name for name, _, _ in self.region.columns[:-1]}
         self.reduced = {name for name, _, _ in self.region.reduce}
 
     def lines(self) -> Iterator[str]:
         """All statements."""
-        region, counts = self.region, {name: count for name, count, _ in self.region.columns}
-        yield from (f"const int k_{name} = 0;" for name, extent, _ in region.reduce if extent == 1)
-        loops = [(f"k_{name}", str(extent)) for name, extent, _ in region.reduce if extent > 1]
-        for name, count in loops:
-            yield f"for (int {name} = 0; {name} < {count}; ++{name}) {{"
-        row = " + ".join(f"k_{name} * {step}" for name, _, step in region.reduce) or "0"
-        yield f"__global float *line = panel + {row};"
-        for name in self.outer:
-            yield f"for (int i_{name} = 0; i_{name} < {counts[name]}; ++i_{name}) {{"
-        column = "0"
-        for name in self.outer:
-            column = f"({column}) * {counts[name]} + i_{name}"
-        yield f"__global float *d = line + ({column}) * {region.pitch or self.count};"
-        yield from self._run()
-        yield from ["}"] * len(self.outer)
-        before = " * ".join([*(counts[name] for name in self.outer), region.pitch or self.count])
-        yield f"vstore{self.lanes}(({vector_type(self.lanes)})(0.0f), 0, line + {before});"
-        yield from ["}"] * len(loops)
-
-    def _run(self) -> Iterator[str]:
-        """One run: fill to the left of the valid columns, values, fill to the right."""
-        count, load = self.count, self.region.load
-        guarded = list(self._guards(load)) if load.fill is not None else []
+        yield from (f"const int k_{name} = 0;" for name, extent, _ in self.region.reduce if extent == 1)
+        guards = list(self._guards(self.region.load)) if self.region.load.fill is not None else []
         value = self._expression()
-        if not guarded:
-            yield from self._values(value, "0", count)
+        steps = {self._access(load).step(self.inner) for load in ex.loads(value)}
+        yield from self._by_columns(value) if not guards and not steps <= {0, 1, 2} else self._by_rows(value, guards)
+
+    def _by_rows(self, value: Expr, guards: list[str]) -> Iterator[str]:
+        """Run after run along the columns, for sources that have their columns close together."""
+        region = self.region
+        yield from self._k_loops()
+        yield f"__global float *line = panel + {self._row()};"
+        yield from self._outer_loops()
+        yield f"__global float *d = line + ({self._column()}) * {region.pitch or self.count};"
+        yield from self._run(value, guards)
+        yield from ["}"] * len(self.outer)
+        yield f"vstore{self.lanes}(({vector_type(self.lanes)})(0.0f), 0, line + {self._end()});"
+        yield from self._k_ends()
+
+    def _by_columns(self, value: Expr) -> Iterator[str]:
+        """Blocks of columns, each through all of K: a transposition, for sources that have K close together."""
+        lanes = self.lanes
+        yield from self._outer_loops()
+        yield f"for (int n = 0; n < {self.count}; n += {lanes}) {{"
+        yield from self._k_loops()
+        pitch = self.region.pitch or self.count
+        yield f"__global float *d = panel + {self._row()} + ({self._column()}) * {pitch};"
+        yield f"if (n + {lanes} <= {self.count}) {{"
+        yield "const int i = n;"
+        yield from self._assign(value, lanes)
+        yield f"}} else for (int i = n; i < {self.count}; ++i) {{"
+        yield from self._assign(value, 1)
+        yield "}"
+        yield from self._k_ends()
+        yield from ["}"] * (len(self.outer) + 1)
+        yield from self._k_loops()
+        zeros = f"({vector_type(lanes)})(0.0f)"
+        yield f"vstore{lanes}({zeros}, 0, panel + {self._row()} + {self._end()});"
+        yield from self._k_ends()
+
+    def _k_loops(self) -> Iterator[str]:
+        for name, extent, _ in self.region.reduce:
+            if extent > 1:
+                yield f"for (int k_{name} = 0; k_{name} < {extent}; ++k_{name}) {{"
+
+    def _k_ends(self) -> Iterator[str]:
+        yield from ("}" for _, extent, _ in self.region.reduce if extent > 1)
+
+    def _outer_loops(self) -> Iterator[str]:
+        for name, count, _ in self.region.columns[:-1]:
+            yield f"for (int i_{name} = 0; i_{name} < {count}; ++i_{name}) {{"
+
+    def _row(self) -> str:
+        """Offset of the panel row for the current position in K."""
+        return " + ".join(f"k_{name} * {step}" for name, _, step in self.region.reduce) or "0"
+
+    def _column(self) -> str:
+        """Number of the current run within a panel row."""
+        column = "0"
+        for name, count, _ in self.region.columns[:-1]:
+            column = f"({column}) * {count} + i_{name}"
+        return column
+
+    def _end(self) -> str:
+        """Elements of a panel row in use."""
+        return " * ".join([*(count for _, count, _ in self.region.columns[:-1]), self.region.pitch or self.count])
+
+    def _run(self, value: Expr, guards: list[str]) -> Iterator[str]:
+        """One run: fill to the left of the valid columns, values, fill to the right."""
+        if not guards:
+            yield from self._values(value, "0", self.count)
             return
-        yield f"int lo = 0, hi = {count};"
-        yield from guarded
+        yield f"int lo = 0, hi = {self.count};"
+        yield from guards
         yield "lo = min(lo, hi);"
-        fill = literal(CPU_DIALECT, float(load.fill or 0.0), "float32")
+        fill = literal(CPU_DIALECT, float(self.region.load.fill or 0.0), "float32")
         yield f"for (int i = 0; i < lo; ++i) d[i] = {fill};"
         yield from self._values(value, "lo", "hi")
         blank = f"vstore{self.lanes}(({vector_type(self.lanes)})({fill}), 0, d + i)"
-        yield f"for (int i = hi; i < {count}; i += {self.lanes}) {blank};"
+        yield f"for (int i = hi; i < {self.count}; i += {self.lanes}) {blank};"
 
     def _guards(self, load: Load) -> Iterator[str]:
         ranges = self._ranges()
@@ -155,16 +199,19 @@ class Gather:
         return ex.transform(bare, expand)
 
     def _values(self, value: Expr, low: str, high: str) -> Iterator[str]:
-        """``d[i]`` for columns ``low <= i < high``."""
-        accesses = {ld: self._access(ld) for ld in ex.loads(value)}
-        steps = {a.step(self.inner) for a in accesses.values()}
+        """``d[i]`` for columns ``low <= i < high``; whole vectors where reading past the end stays close by."""
+        steps = {self._access(load).step(self.inner) for load in ex.loads(value)}
         width = self.lanes if steps <= {0, 1, 2} else 1
         yield f"for (int i = {low}; i < {high}; i += {width}) {{"
-        vector = Vector(width, lambda ld: self._loaded(accesses[ld], width))
+        yield from self._assign(value, width)
+        yield "}"
+
+    def _assign(self, value: Expr, width: int) -> Iterator[str]:
+        """Columns ``i .. i + width - 1``."""
+        vector = Vector(width, lambda load: self._loaded(self._access(load), width))
         result = vector.value(value)
         yield from vector.lines
         yield f"vstore{width}({result}, 0, d + i);" if width > 1 else f"d[i] = {result};"
-        yield "}"
 
     def _access(self, load: Load) -> Access:
         if load.fill is not None:
@@ -180,5 +227,8 @@ class Gather:
             return f"*({source} + i * {step})"
         if step == 1:
             return f"vload{width}(0, {source} + i)"
+        if step != 2:
+            each = (f"*({source} + (i + {n}) * {step})" for n in range(width))
+            return f"({vector_type(width)})({', '.join(each)})"
         halves = (f"vload{width}({n}, {source} + i * 2).even" for n in (0, 1))
         return f"({vector_type(width)})({', '.join(halves)})"

@@ -1,0 +1,126 @@
+"""The cuda plugin's matrix-product families: classification, packing, machine code; on a GPU also results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.evaluate import evaluate
+from rammer.ir.expr import Load, Op, Ref, add, floordiv, integer, mul
+from rammer.ir.operator import Connection, ROperator
+from rammer.ir.program import dense
+from rammer.ir.types import TensorType
+
+pytest.importorskip("cuda.bindings")
+
+from rammer_cuda.backend import CudaBackend, open_backend  # noqa: E402
+from rammer_cuda.kernels.choose import gemm_candidates  # noqa: E402
+from rammer_cuda.kernels.contraction import product_of, roles_of  # noqa: E402
+from rammer_cuda.kernels.depth import depth_of  # noqa: E402
+from rammer_cuda.kernels.packing import pack  # noqa: E402
+from rammer_cuda.kernels.task import Unsuited  # noqa: E402
+
+
+def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, groups: int = 1) -> tuple[ROperator, Binding]:
+    """A padded convolution with bias, residual and ReLU; ``c`` channels a group."""
+    out, pad = (size - 1) // stride + 1, kernel // 2
+    channel = add(mul(floordiv("m", m // groups), c), "c") if groups > 1 else Ref("c")
+    x = Load("x", (Ref("n"), channel, *(add(add(mul(a, stride), f"k{a}"), -pad) for a in "hw")), 0.0)
+    w = Load("w", (Ref("m"), Ref("c"), Ref("kh"), Ref("kw")))
+    axes = (Axis("n", 1), Axis("m", m), Axis("h", out), Axis("w", out))
+    point = tuple(Ref(a.name) for a in axes)
+    total = Compute("t", "float32", axes, Op("mul", (x, w)), (Axis("c", c), Axis("kh", kernel), Axis("kw", kernel)), "sum")
+    biased = Compute("u", "float32", axes, Op("add", (Load("t", point), Load("b", (Ref("m"),)))))
+    body = Op("add", (Load("u", point), Load("r", point)))
+    final = Compute("y", "float32", axes, Op("max", (body, Load("z", (integer(0),)))))
+    links = (Connection("t", "u", "thread"), Connection("u", "y", "thread"))
+    operator = ROperator("y", (total, biased, final), links, ("y",))
+    shapes = {"x": (1, c * groups, size, size), "w": (m, c, kernel, kernel), "b": (m,), "z": (1,), "r": (1, m, out, out)}
+    return _bound(operator, shapes, frozenset(("w", "b")))
+
+
+def matmul(rows: int, depth: int, columns: int, constant: bool) -> tuple[ROperator, Binding]:
+    """``y[i, j] = sum[k] x[i, k] * w[k, j]``."""
+    body = Op("mul", (Load("x", (Ref("i"), Ref("k"))), Load("w", (Ref("k"), Ref("j")))))
+    y = Compute("y", "float32", (Axis("i", rows), Axis("j", columns)), body, (Axis("k", depth),), "sum")
+    shapes = {"x": (rows, depth), "w": (depth, columns)}
+    return _bound(ROperator("y", (y,), (), ("y",)), shapes, frozenset(("w",) if constant else ()))
+
+
+def _bound(operator: ROperator, shapes: dict[str, tuple[int, ...]], constants: frozenset[str]) -> tuple[ROperator, Binding]:
+    types = {n: TensorType("float32", s) for n, s in shapes.items()} | {c.name: c.type for c in operator.computes}
+    stored = (*operator.inputs, *operator.outputs)
+    return operator, Binding(types, {n: dense(n, f"b_{n}", types[n].shape) for n in stored}, constants)
+
+
+CASES = {
+    "pointwise": conv(48, 32, 12, 1), "three by three": conv(20, 16, 13, 3), "first layer": conv(16, 3, 17, 7, stride=2),
+    "grouped": conv(32, 8, 9, 3, groups=2), "strided": conv(24, 40, 11, 3, stride=2), "deep": conv(16, 512, 7, 1),
+    "matmul": matmul(37, 70, 52, False), "constant": matmul(16, 96, 40, True), "row": matmul(1, 256, 100, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("case", ["three by three", "grouped", "matmul"])
+def test_machine_code(case: str, target: str) -> None:
+    backend = open_backend(OpenOptions(target=target))
+    assert isinstance(backend, CudaBackend)
+    operator, binding = CASES[case]
+    found = {}
+    for choice in gemm_candidates(operator, binding, backend.vdevice, 200):
+        found.setdefault((choice.operator.family, dict(choice.operator.config)["split"] > 1), choice.operator)
+    assert {family for family, _ in found} == {"gemm", "gemm_tf32x3"}
+    assert target == "sm_90a" or not any(split for _, split in found), "clusters need compute capability 9.0"
+    for tiled in found.values():
+        resources = backend.resources(tiled, binding)
+        assert resources.spills == 0
+        assert 16 <= resources.registers <= 255
+
+
+def test_groups_limit_the_row_tile() -> None:
+    operator, binding = CASES["grouped"]
+    assert roles_of(operator, binding).groups == frozenset((16,))
+    product_of(replace(operator, tile=(1, 8, 1, 9)), binding)
+    with pytest.raises(Unsuited, match="axis m runs through both"):
+        product_of(replace(operator, tile=(1, 32, 1, 9)), binding)
+
+
+@pytest.mark.parametrize("block", [8, 16, 32])
+def test_packing_holds_every_weight_once(block: int) -> None:
+    operator, binding = CASES["three by three"]
+    product = product_of(replace(operator, tile=(1, 12, 2, 13)), binding)
+    depth = depth_of(product.main.reduce, block)
+    packing, _ = pack(product, product.a, 1, 16, depth)
+    weights = np.random.default_rng().standard_normal((20, 16, 3, 3), dtype=np.float32)
+    packed = packing.make(weights)
+    assert packed.size == packing.size
+    assert np.array_equal(np.sort(packed[packed != 0]), np.sort(weights.reshape(-1)))
+    taps = packed.reshape(2, 9, depth.padded, 16)
+    assert np.array_equal(taps[1, 5, :16, 3], weights[15, :, 1, 2])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_every_family_agrees_with_float64(case: str) -> None:
+    from rammer_cuda.profiler import whole_program
+
+    backend = open_backend(OpenOptions())
+    assert isinstance(backend, CudaBackend)
+    operator, binding = CASES[case]
+    rng = np.random.default_rng()
+    choices = gemm_candidates(operator, binding, backend.vdevice, 200)
+    for i in rng.choice(len(choices), min(8, len(choices)), replace=False):
+        tiled = choices[int(i)].operator
+        program, constants = whole_program(tiled, binding)
+        inputs = {p.external: rng.standard_normal(binding.types[p.tensor].shape, dtype=np.float32) for p in program.inputs}
+        values = {n: v.astype(np.float64) for n, v in (constants | inputs).items()}
+        for c in tiled.computes:
+            values[c.name] = evaluate(c, values, precise=True)
+        loaded = backend.load(program, constants)
+        have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))
+        loaded.close()
+        assert np.linalg.norm(have - values["y"]) <= 1e-5 * np.linalg.norm(values["y"]), tiled.head()
+        assert have.tobytes() == again.tobytes()

@@ -13,9 +13,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import click
 import numpy as np
@@ -30,12 +30,11 @@ import rammer
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.report.environment import environment
 from rammer.report.table import plain
-from rammer.runtime.bench import Effort, sample
+from rammer.runtime.bench import Effort, resident, sample
 from rammer.runtime.executable import Specialised
 from rammer.runtime.peer_graph import Array
 from rammer.runtime.peer_torch import load_torch
 from rammer.runtime.peers import (
-    DELAY_CYCLES,
     PEERS,
     PRECISIONS,
     Prepared,
@@ -48,15 +47,6 @@ from rammer.runtime.peers import (
 #: What a run measures by default; torch-compile-nhwc compiles everything once more.
 GPU_RUNNERS = (OURS, "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "onnxruntime", "jax")
 CPU_RUNNERS = (OURS, "onnxruntime", "torch")
-
-
-@runtime_checkable
-class Replayable(Protocol):
-    """A loaded program whose inputs are resident: ``replay`` runs it and returns its seconds on the device."""
-
-    def replay(self) -> float:
-        """One run."""
-        ...
 
 
 def environment_of(gpu: bool) -> dict[str, str]:
@@ -84,30 +74,15 @@ def open_rammer(path: Path, inputs: Mapping[str, Array], device: str, precision:
     if special.compiled.host_nodes:
         raise DeviceFailure(f"{len(special.compiled.host_nodes)} operators run on the host: nothing to compare")
     special.run(arrays)  # leaves the inputs on the device
-    programs = list(special.loaded.values())
-    resident = [p for p in programs if isinstance(p, Replayable)]
-    if len(resident) == len(programs):
-        return Prepared(lambda: _replay(resident), lambda: special.run(arrays)[0], seconds, "GPU events",
-                        exe.close), special.kernels  # fmt: skip
+    replay = resident(special)
+    if replay is not None:
+        return Prepared(replay, lambda: special.run(arrays)[0], seconds, "GPU events", exe.close), special.kernels
     return _whole_runs(special, arrays, seconds, exe.close), special.kernels
 
 
 def _whole_runs(special: Specialised, arrays: Mapping[str, Array], seconds: float, close: Any) -> Prepared:
     return Prepared(lambda: wall_seconds(lambda: special.run(arrays)), lambda: special.run(arrays)[0], seconds,
                     "wall, NumPy in and out", close)  # fmt: skip
-
-
-def _replay(programs: Sequence[Replayable]) -> float:
-    """One run of all programs, each queued behind the delay that torch peers get (see rammer.runtime.peers)."""
-    total = 0.0
-    for program in programs:
-        stream = getattr(program, "stream", None)
-        if stream is not None:
-            torch = load_torch()
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
-                torch.cuda._sleep(DELAY_CYCLES)
-        total += program.replay()
-    return total
 
 
 def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort) -> dict[str, Any]:

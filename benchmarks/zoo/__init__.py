@@ -64,8 +64,8 @@ _ENTRIES: Final = (
     Entry("lstm_tc", lstm_tc, {"sequence": (100, 1, 256)}, 5_263_360, 0.524288, 1e-9, _RAMMER),
     Entry("lstm_tc_bs4", partial(lstm_tc, batch=4), {"sequence": (100, 4, 256)}, 5_263_360, 2.097152, 1e-9, _RAMMER),
     Entry("resnext29", resnext29, _image(32), 68_160_000, 10.7, 0.005,
-          "parameters: github.com/bearpaw/pytorch-classification, 68.16M (arXiv 1611.05431, table 7, cuts it to 68.1M); "
-          "MACs: 21.4 GFLOP, the project's table of targets", -4),
+          "parameters: github.com/bearpaw/pytorch-classification, 68.16M (arXiv 1611.05431, table 7, cuts that to "
+          "68.1M); MACs: 21.4 GFLOP, the project's table of targets", -4),
     Entry("inception_v3", inception_v3, _image(299), 23_834_568, 5.71, 0.005,
           f"{_TORCHVISION}; parameters without the auxiliary classifier's 3,326,696"),
     Entry("squeezenet", squeezenet, _image(224), 1_248_424, 0.82, 0.01, _TORCHVISION),

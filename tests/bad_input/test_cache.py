@@ -106,7 +106,8 @@ def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path) -
 # --- Ctrl-C during tuning -----------------------------------------------------------------------------
 
 WAITS = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 import numpy as np
 import rammer_toy
 from rammer.cli.main import main

@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from rows import OURS, Row, cells, document, keep, ratio, read_rows, summary
 from zoo import ZOO
 
+from rammer.cli.bench import PEERS as CLI_PEERS
 from rammer.errors import DeviceUnavailable
-from rammer.runtime.peers import Prepared, open_peer, relative_error
+from rammer.runtime.peers import PEERS, Prepared, open_peer, relative_error
 
 OURS_ROW = Row("r1", "m", "float32", OURS, "gpu", median=0.5, p10=0.4, p90=0.6, error=1e-6)
 SLOW = replace(OURS_ROW, runner="torch", median=2.0)
@@ -110,6 +111,10 @@ def test_a_run_resumes_and_again_measures_anew(tmp_path: Path, monkeypatch: pyte
     assert fake.opened == [OURS, "torch", "jax", OURS, "jax"]
     assert "2.00x* (torch)" in shown and "jax is not installed" in shown
     assert "2.00x" in (tmp_path / "t.md").read_text()
+
+
+def test_the_bench_command_offers_every_peer() -> None:
+    assert set(CLI_PEERS) == set(PEERS)
 
 
 def test_unknown_names_say_what_there_is() -> None:

@@ -15,10 +15,10 @@ from rammer.cli.options import InputChoice, compile_options, parse_options, pars
 from rammer.errors import BadInput
 from rammer.report.environment import environment
 from rammer.report.table import duration, markdown, plain
-from rammer.runtime.bench import Effort, Row, bench_device, bench_onnxruntime
+from rammer.runtime.bench import WHOLE, Effort, Row, bench_device, bench_framework, bench_onnxruntime
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
-PEERS = ("onnxruntime",)
+PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")
 
 
 @click.command()
@@ -36,16 +36,18 @@ def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str
             tune: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
-    The ratio is a peer's median over the device's: above 1 the device is faster. Simulated times have no ratio.
+    The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
+    ratio. With torch or JAX as peers, inputs stay on the device where its plugin allows it, as they do for the peers.
 
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """
     effort = Effort(warmup, iterations, seconds)
+    on_device = any(peer != "onnxruntime" for peer in peers)
     rows: list[Row] = []
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in devices:
-            rows.append(_device(model, device, policy, tune, require, choice, options, effort))
-        rows += [_peer(model, choice, effort) for _ in peers]
+            rows.append(_device(model, device, policy, tune, require, choice, options, effort, on_device))
+        rows += [_peer(model, peer, choice, effort) for peer in peers]
     facts = environment()
     click.echo(table(rows, plain))
     _write(json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
@@ -66,7 +68,7 @@ def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputCho
 
 
 def _device(model: Path, device: str, policy: str, tune: str, require: str, choice: InputChoice,
-            options: tuple[str, ...], effort: Effort) -> Row:  # fmt: skip
+            options: tuple[str, ...], effort: Effort, on_device: bool) -> Row:  # fmt: skip
     from rammer.runtime.session import open_executable
 
     with progress(f"{model.name} for {device}") as sink:
@@ -75,12 +77,13 @@ def _device(model: Path, device: str, policy: str, tune: str, require: str, choi
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name
-    row = bench_device(model.stem, device, hardware, special, inputs, exe.backend.vdevice.simulated, effort)
+    row = bench_device(model.stem, device, hardware, special, inputs, exe.backend.vdevice.simulated, effort,
+                       on_device)  # fmt: skip
     exe.close()
     return row
 
 
-def _peer(model: Path, choice: InputChoice, effort: Effort) -> Row:
+def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort) -> Row:
     from rammer.runtime.oracle import onnxruntime_session
     from rammer.runtime.source import open_source
 
@@ -88,17 +91,26 @@ def _peer(model: Path, choice: InputChoice, effort: Effort) -> Row:
     loaded = source.model
     inputs = collect_inputs(source.head, choice)
     hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
+    if peer != "onnxruntime":
+        return bench_framework(model.stem, peer, loaded.proto, inputs, hardware, effort)
     return bench_onnxruntime(model.stem, lambda: onnxruntime_session(loaded), inputs, hardware, effort)
 
 
 def _cells(rows: list[Row]) -> Iterator[list[Any]]:
-    peers = {r.model: r.median for r in rows if r.runner in PEERS}
     for r in rows:
+        best = _best_peer(r, rows)
         mark = " (simulated)" if r.simulated else ""
-        rated = r.model in peers and not r.simulated and r.runner not in PEERS
-        ratio = f"{peers[r.model] / r.median:.2f}x" if rated else ""
+        ratio = f"{best / r.median:.2f}x" if best is not None else ""
         times = [f"{duration(t)}{mark}" for t in (r.median, r.p90, r.p99, r.first)]
         yield [r.model, r.runner, r.hardware, *times, duration(r.compile), r.kernels or "", r.host_nodes, ratio]
+
+
+def _best_peer(row: Row, rows: list[Row]) -> float | None:
+    """The fastest peer's median. A time without copies is never held against one with them."""
+    if row.simulated or row.runner in PEERS:
+        return None
+    peers = [r for r in rows if r.runner in PEERS and r.model == row.model]
+    return min((r.median for r in peers if row.timed == WHOLE or r.timed != WHOLE), default=None)
 
 
 def table(rows: list[Row], form: Any) -> str:
@@ -112,7 +124,12 @@ def table(rows: list[Row], form: Any) -> str:
 def document(rows: list[Row], facts: dict[str, str]) -> str:
     """The Markdown result file: tables, then the environment."""
     lines = "\n".join(f"- {k}: {v}" for k, v in facts.items())
-    return f"{table(rows, markdown)}\n\nMedians of whole runs, NumPy in and NumPy out.\n\n## Environment\n\n{lines}\n"
+    return f"{table(rows, markdown)}\n\nMedians of {_timed(rows)}.\n\n## Environment\n\n{lines}\n"
+
+
+def _timed(rows: list[Row]) -> str:
+    found = dict.fromkeys(r.timed for r in rows)
+    return "whole runs, NumPy in and NumPy out" if list(found) == [WHOLE] else f"runs timed by: {'; '.join(found)}"
 
 
 def _write(path: Path | None, text: str) -> None:

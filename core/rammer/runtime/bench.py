@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from rammer.runtime.executable import Specialised
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: What a row timed: copies included, or the device alone.
+WHOLE = "wall, NumPy in and out"
+RESIDENT = "GPU events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +64,53 @@ def percentiles(times: list[float]) -> tuple[float, float, float]:
     return float(median), float(p90), float(p99)
 
 
+@runtime_checkable
+class Replayable(Protocol):
+    """A loaded program whose inputs are resident: ``replay`` runs it and returns its seconds on the device."""
+
+    def replay(self) -> float:
+        """One run."""
+        ...
+
+
+def resident(special: Specialised) -> Callable[[], float] | None:
+    """One run on inputs that an earlier run left on the device, returning its seconds by the device's clock.
+
+    None where a part of the model runs on the host, or the device's programs cannot replay. Where torch is there,
+    each program is queued behind the delay that torch's own rows get, so that queueing costs neither side.
+    """
+    programs = list(special.loaded.values())
+    replayable = [p for p in programs if isinstance(p, Replayable)]
+    if len(replayable) < len(programs) or special.compiled.host_nodes or not programs:
+        return None
+
+    def call() -> float:
+        from rammer.runtime.peers import delay
+
+        total = 0.0
+        for program in replayable:
+            delay(getattr(program, "stream", None))
+            total += program.replay()
+        return total
+
+    return call
+
+
 def bench_device(model: str, runner: str, hardware: str, special: Specialised, inputs: Mapping[str, Array],
-                 simulated: bool, effort: Effort) -> Row:  # fmt: skip
-    """Time whole runs, NumPy in and NumPy out; of a simulated device its simulated seconds, run once."""
+                 simulated: bool, effort: Effort, on_device: bool = False) -> Row:  # fmt: skip
+    """Time whole runs, NumPy in and NumPy out, or with ``on_device`` the device alone where it can replay; of a
+    simulated device its simulated seconds, run once."""
+    _, timing = special.run(inputs)
+    replay = resident(special) if on_device else None
     if simulated:
-        _, timing = special.run(inputs)
-        times, first = [timing.device], timing.device
+        times, first, timed = [timing.device], timing.device, "simulated cycles"
+    elif replay is not None:
+        first, times = sample(replay, effort)
+        timed = RESIDENT
     else:
-        first, times = sample(lambda: special.run(inputs)[1].total, effort)
+        _, times = sample(lambda: special.run(inputs)[1].total, effort)
+        first, timed = timing.total, WHOLE
     hosted = len(special.compiled.host_nodes)
-    timed = "simulated cycles" if simulated else "wall, NumPy in and out"
     return Row(model, runner, hardware, timed, simulated, *percentiles(times), special.compile_seconds, first,
                special.kernels, hosted, len(times))  # fmt: skip
 
@@ -87,5 +128,17 @@ def bench_onnxruntime(model: str, open_session: Callable[[], Any], inputs: Mappi
         return time.perf_counter() - start
 
     first, times = sample(call, effort)
-    return Row(model, "onnxruntime", hardware, "wall, NumPy in and out", False, *percentiles(times), opened, first,
+    return Row(model, "onnxruntime", hardware, WHOLE, False, *percentiles(times), opened, first,
+               0, 0, len(times))  # fmt: skip
+
+
+def bench_framework(model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort) -> Row:
+    """The same for torch and JAX (``rammer.runtime.peers``): on the GPU where torch sees one, else on ``cpu``."""
+    from rammer.runtime.peers import gpu_name, open_peer
+
+    gpu = gpu_name()
+    prepared = open_peer(peer, proto, inputs, "cuda" if gpu else "cpu")
+    first, times = sample(prepared.seconds, effort)
+    prepared.close()
+    return Row(model, peer, gpu or cpu, prepared.timed, False, *percentiles(times), prepared.prepare_seconds, first,
                0, 0, len(times))  # fmt: skip

@@ -70,6 +70,24 @@ def torch_device(device: str) -> Any:
     return torch.device(device)
 
 
+def gpu_name() -> str:
+    """The first GPU that torch sees; "" without torch or GPU."""
+    try:
+        torch = load_torch()
+    except DeviceUnavailable:
+        return ""
+    return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else ""
+
+
+def delay(stream: Any) -> None:
+    """Queue DELAY_CYCLES of idling on ``stream`` (its ``ptr`` is the handle); nothing without one, or torch's GPU."""
+    if stream is None or not gpu_name():
+        return
+    torch = load_torch()
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+        torch.cuda._sleep(DELAY_CYCLES)
+
+
 def set_torch_precision(precision: str) -> None:
     """Autotuned cuDNN; tf32 in matrix products, convolutions and recurrences only where it is asked for."""
     torch = load_torch()

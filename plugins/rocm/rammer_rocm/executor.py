@@ -26,8 +26,8 @@ from rammer_rocm.units import opencl
 
 #: Bytes between parts of the memory buffer: a page, so that parts share no cache line or TLB entry by accident.
 PART = 4096
-#: Groups of a single launch, for each unit, that replace those that left (see ``rammer_rocm.source``).
-SPARES = 7
+#: Positions of two arguments of the kernel ``program``.
+EPOCH, LAUNCH = 7, 8
 #: What the printed rows do not promise.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
 #: Bytes past the end that vector kernels may read (never use): wider than any vector.
@@ -144,19 +144,19 @@ class OpenClProgram:
         self.table = make_table(program, {o: numbers[f.name] for o, f in functions.items()}, row_of)
         scratch = _rounded(max((f.scratch for f in distinct.values()), default=0), PART)
         shape = Shape(program.veus, device.threads, scratch)
-        # With one launch the groups are the device's units and their spares, however many rows the program has.
-        self.groups = min(program.veus, device.veus) * (1 + SPARES) if single else program.veus
+        # With one launch the groups are the device's units, however many rows the program has.
+        self.groups = min(program.veus, device.veus) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
         dialect = CPU_DIALECT if device.threads == 1 else GPU_DIALECT
         text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
         self.binary = builder(text)
-        self.threads, self.epoch = device.threads, 0
+        self.threads, self.epoch, self.launch = device.threads, 0, 0
         self._upload(context, arguments, constants, functions, self.groups * scratch if device.threads == 1 else 0)
         self._prepare(context)
 
     @property
     def kernels(self) -> int:
-        """Launches of one run."""
+        """Launches of one run (with ``single``: where no launch ends early)."""
         return 1 if self.single else len(self.table.kernel_of_wave)
 
     def _arguments(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
@@ -220,11 +220,11 @@ class OpenClProgram:
         veus, count = self.program.veus, len(self.table.kernel_of_wave)
         self.launches: list[Any] = []
         if self.single:
-            words = max(1, count * (LINE_WORDS + veus))
+            words = count * (LINE_WORDS + veus) + 1
             self.sync = cl.Buffer(context, cl.mem_flags.READ_WRITE, words * 4)
             self._reset()
             kernel = cl.Kernel(self.binary, "program")
-            kernel.set_args(*common, filled, self.sync, np.int32(1), np.int32(count))
+            kernel.set_args(*common, filled, self.sync, np.int32(1), np.int32(1), np.int32(count))
             self.launches.append(kernel)
             return
         for wave, number in enumerate(self.table.kernel_of_wave):
@@ -237,7 +237,7 @@ class OpenClProgram:
         cl = opencl()
         cl.enqueue_fill_buffer(self.queue, self.sync, np.int32(0), 0, self.sync.size)
         self.queue.finish()
-        self.epoch = 0
+        self.epoch = self.launch = 0
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """One run. ``seconds`` is wall time from the first enqueue to the end of the last kernel."""
@@ -248,24 +248,44 @@ class OpenClProgram:
 
     def execute(self) -> float:
         """Run on the inputs already there; seconds. Raises DeviceFailure when the device reports an error."""
-        cl = opencl()
-        size, local = (self.groups * self.threads,), (self.threads,)
-        if self.single:
-            self.epoch += 1
-            self.launches[0].set_arg(7, np.int32(self.epoch))
         start = time.perf_counter()
         try:
-            for kernel in self.launches:
-                cl.enqueue_nd_range_kernel(self.queue, kernel, size, local)
-            self.queue.finish()
-        except cl.Error as problem:
+            if self.single:
+                self._run_single()
+            else:
+                for kernel in self.launches:
+                    self._enqueue(kernel)
+                self.queue.finish()
+        except opencl().Error as problem:
             if self.single:
                 self._reset()
             raise DeviceFailure(f"program {self.program.name} failed on the device: {problem}") from problem
         seconds = time.perf_counter() - start
-        if self.single and (self.epoch + 2) * self.program.veus > 2**31 - 1:
+        if self.single and max(self.epoch * self.program.veus, self.launch) > 2**30:
             self._reset()
         return seconds
+
+    def _enqueue(self, kernel: Any) -> None:
+        opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups * self.threads,), (self.threads,))
+
+    def _run_single(self) -> None:
+        """Launch until the last wave is done: once, or again after each early end. Every launch finishes a row."""
+        count = len(self.table.kernel_of_wave)
+        if not count:
+            return
+        self.epoch += 1
+        kernel, done = self.launches[0], np.zeros(1, np.int32)
+        kernel.set_arg(EPOCH, np.int32(self.epoch))
+        for _ in range(int(self.table.filled.sum()) + 1):
+            self.launch += 1
+            kernel.set_arg(LAUNCH, np.int32(self.launch))
+            self._enqueue(kernel)
+            place = (count - 1) * LINE_WORDS * 4
+            opencl().enqueue_copy(self.queue, done, self.sync, src_offset=place, is_blocking=True)
+            if done[0] == self.table.filled[-1] * self.epoch:
+                return
+        self._reset()
+        raise DeviceFailure(f"program {self.program.name} makes no progress", hint="try --option executor=waves")
 
     def poison(self) -> None:
         """Fill arena, inputs and outputs with NaN (all bits set): what a run does not write then shows."""

@@ -1,10 +1,10 @@
 """The OpenCL program of an RProgram: task functions and the kernels that walk the table.
 
 Two executors share them. ``waves``: one launch a wave, one work-group a vEU. ``single``: one launch
-for the whole program, where work-groups claim the rows of a wave and meet at its end; a group that
-has nothing to claim only waits for rows that running groups hold, so it finishes with any number of
-co-resident groups. A group that has waited long leaves (its core is probably wanted by somebody else): whoever
-holds a row it waited for carries on, and a spare group takes the place of the one that left.
+for the whole program, where work-groups claim the rows of a wave and meet at its end. A group never waits for a row
+that nobody runs, so the launch ends with any number of co-resident groups. A group that has waited long (its
+partner was interrupted, or has much more to do) ends the launch early: everybody leaves at the next row, the thread may
+sleep instead of spinning, and the host launches again where the program stopped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rammer_rocm.kernels.task import TaskFunction
 
 #: 32-bit words of one run in the table: function, argument row, first task, count, step.
 RUN_WORDS = 5
-#: Polls of a counter before a waiting group leaves: some milliseconds, beyond any wave that is merely unbalanced.
-PATIENCE = 1_000_000
+#: Polls of a counter before a waiting group ends the launch: about 0.1 ms, where a launch costs a few us.
+PATIENCE = 50_000
 #: 32-bit words between the counters of two waves: one cache line.
 LINE_WORDS = 16
 
@@ -38,9 +38,10 @@ _PARAMETERS = (
 )
 _SINGLE = """{head}
 __kernel void program({parameters},
-    __global const int *filled, volatile __global atomic_int *sync, int epoch, int waves)
+    __global const int *filled, volatile __global atomic_int *sync, int epoch, int launch, int waves)
 {{
   {scratch}
+  volatile __global atomic_int *left = sync + waves * ({line} + {veus});
   for (int wave = 0; wave < waves; ++wave) {{
     volatile __global atomic_int *done = sync + wave * {line};
     volatile __global atomic_int *claims = sync + waves * {line} + wave * {veus};
@@ -49,6 +50,7 @@ __kernel void program({parameters},
       const int veu = ((int)get_group_id(0) + i) % {veus};
       const int row = wave * {veus} + veu;
       if (starts[row] == starts[row + 1]) continue;
+      if (atomic_load_explicit(left, memory_order_relaxed, memory_scope_device) == launch) return;
       int idle = epoch - 1;
       if (!atomic_compare_exchange_strong_explicit(claims + veu, &idle, epoch, memory_order_acq_rel,
                                                    memory_order_relaxed, memory_scope_device)) continue;
@@ -56,7 +58,10 @@ __kernel void program({parameters},
     }}
     int polls = 0;
     while (atomic_load_explicit(done, memory_order_acquire, memory_scope_device) < filled[wave] * epoch)
-      if (++polls > {patience}) return;
+      if (++polls > {patience}) {{
+        atomic_store_explicit(left, launch, memory_order_relaxed, memory_scope_device);
+        return;
+      }}
   }}
 }}
 """

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from rammer.errors import DeviceFailure
-from rammer.ir.program import RProgram, Storage, waves
+from rammer.ir.program import RProgram, Storage, WaveTask, waves
+from rammer.ir.types import itemsize
 from rammer.plan.overlap import overlap
 
 
@@ -26,84 +29,122 @@ class Launch:
 
 def launches(program: RProgram) -> list[Launch]:
     """Launches in a legal order. DeviceFailure for a program whose rows interleave two dependent operators."""
-    groups = _groups(program)
-    index = {key: i for i, key in enumerate(groups)}
-    needs = _waits(program, index)
-    _memory(program, list(groups), needs)
-    reduced = _reduce(needs)
-    return [Launch(op, tuple(sorted(tasks)), reduced[i]) for i, ((_, op), tasks) in enumerate(groups.items())]
+    placed = waves(program)
+    groups = [group for number, wave in enumerate(placed) for group in _wave_groups(program, number, wave)]
+    index = {(g.wave, g.operator): i for i, g in enumerate(groups)}
+    needs = _waits(program, placed, index)
+    _memory(program, groups, needs)
+    direct = _reduce(needs)
+    return [Launch(g.operator, tuple(sorted(g.tasks)), direct[i]) for i, g in enumerate(groups)]
 
 
-def _groups(program: RProgram) -> dict[tuple[int, str], list[int]]:
-    """(wave, operator) -> tasks, ordered by wave and then by first appearance in the rows."""
-    groups: dict[tuple[int, str], list[int]] = {}
-    for number, wave in enumerate(waves(program)):
-        order: dict[str, set[str]] = {}
-        rows: dict[int, list[str]] = {}
-        for placed in wave:
-            groups.setdefault((number, placed.task.operator), []).append(placed.task.index)
-            row = rows.setdefault(placed.veu, [])
-            if placed.task.operator not in row[-1:]:
-                order.setdefault(placed.task.operator, set()).update(row)
-                row.append(placed.task.operator)
-        _sort_wave(program, groups, number, order)
-    return groups
+@dataclass(frozen=True, slots=True)
+class _Group:
+    wave: int
+    operator: str
+    tasks: list[int]
 
 
-def _sort_wave(program: RProgram, groups: dict[tuple[int, str], list[int]], wave: int,
-               order: dict[str, set[str]]) -> None:  # fmt: skip
-    """Put one wave's groups in an order that every row agrees with where operators depend on each other."""
-    names = [op for number, op in groups if number == wave]
-    pending = {n: {p for p in order.get(n, ()) if p != n and _conflict(program, p, n)} for n in names}
+def _wave_groups(program: RProgram, number: int, wave: list[WaveTask]) -> list[_Group]:
+    """One wave's operators with their tasks, in an order that every row agrees with where they depend on
+    each other."""
+    tasks: dict[str, list[int]] = {}
+    before: dict[str, set[str]] = {}
+    rows: dict[int, list[str]] = {}
+    for placed in wave:
+        name = placed.task.operator
+        tasks.setdefault(name, []).append(placed.task.index)
+        row = rows.setdefault(placed.veu, [])
+        if name not in row[-1:]:
+            before.setdefault(name, set()).update(row)
+            row.append(name)
+    pending = {n: {p for p in before.get(n, ()) if p != n and _conflict(program, p, n)} for n in tasks}
+    result: list[_Group] = []
     while pending:
-        ready = [n for n in names if n in pending and not pending[n] & set(pending)]
+        ready = [n for n in pending if not pending[n] & pending.keys()]
         if not ready:
             raise DeviceFailure(
                 f"rows interleave tasks of dependent operators {', '.join(pending)} without waits",
-                where=f"program {program.name}, wave {wave}", hint="schedule with a built-in policy",
+                where=f"program {program.name}, wave {number}", hint="schedule with a built-in policy",
             )  # fmt: skip
         for name in ready:
-            groups[wave, name] = groups.pop((wave, name))
+            result.append(_Group(number, name, tasks[name]))
             del pending[name]
+    return result
 
 
-def _waits(program: RProgram, index: dict[tuple[int, str], int]) -> list[set[int]]:
-    """Launch -> launches that its rows have waited for."""
-    contributing: dict[str, set[int]] = {}
-    place = {(t.task.operator, t.task.index): index[n, t.task.operator]
-             for n, wave in enumerate(waves(program)) for t in wave}  # fmt: skip
-    for counter in program.counters:
-        tasks = range(counter.first, counter.last)
-        contributing[counter.name] = {place[counter.operator, t] for t in tasks}
-    needs: list[set[int]] = [set() for _ in index]
+def _waits(program: RProgram, placed: list[list[WaveTask]], index: dict[tuple[int, str], int]) -> list[int]:
+    """Launch -> bit set of the launches that its rows have waited for."""
+    wave_of = {(t.task.operator, t.task.index): t.wave for wave in placed for t in wave}
+    contributing = {
+        c.name: _bits({index[wave_of[c.operator, t], c.operator] for t in range(c.first, c.last)})
+        for c in program.counters
+    }
+    needs = [0] * len(index)
     for row in program.rows:
-        waited: set[int] = set()
+        waited = 0
         for task in row:
             for wait in task.waits:
                 waited |= contributing[wait.counter]
-            mine = place[task.operator, task.index]
-            needs[mine] |= waited - {mine}
+            mine = index[wave_of[task.operator, task.index], task.operator]
+            needs[mine] |= waited & ~(1 << mine)
     return needs
 
 
-def _memory(program: RProgram, groups: list[tuple[int, str]], needs: list[set[int]]) -> None:
-    """Add an edge for every pair that touches the same bytes, unless the two are already ordered."""
-    before: list[set[int]] = []
-    conflicts: dict[tuple[str, str], bool] = {}
-    for later, (_, b) in enumerate(groups):
-        reach = set(needs[later])
-        for n in needs[later]:
-            reach |= before[n]
-        for earlier in range(later - 1, -1, -1):
-            a = groups[earlier][1]
-            if earlier in reach or a == b:
-                continue
-            if (a, b) not in conflicts:
-                conflicts[a, b] = _conflict(program, a, b)
-            if conflicts[a, b]:
-                needs[later].add(earlier)
-                reach |= before[earlier] | {earlier}
-        before.append(reach)
+def _memory(program: RProgram, groups: list[_Group], needs: list[int]) -> None:
+    """Add an edge for every pair that touches the same bytes, one of them writing, unless already ordered."""
+    accesses = _Accesses(program, groups)
+    reach: list[int] = []
+    for later in range(len(groups)):
+        before = _closure(needs[later], reach)
+        for earlier in accesses.candidates(later):
+            if not before >> earlier & 1 and accesses.conflict(earlier, later):
+                needs[later] |= 1 << earlier
+                before |= reach[earlier] | 1 << earlier
+        reach.append(before)
+
+
+class _Accesses:
+    """Byte ranges that each launch reads and writes, in one address space: the arena first, then every other
+    buffer at a place of its own."""
+
+    def __init__(self, program: RProgram, groups: list[_Group]) -> None:
+        self.program, self.operators = program, [g.operator for g in groups]
+        base = program.arena_bytes
+        self.base: dict[str, int] = {}
+        for b in program.buffers:
+            self.base[b.name] = b.offset if b.kind == "arena" else base
+            base += 0 if b.kind == "arena" else b.nbytes + 1
+        rows: list[tuple[int, int, int, bool]] = []
+        for number, name in enumerate(self.operators):
+            operator = program.operator[name]
+            for tensor in dict.fromkeys((*operator.inputs, *operator.outputs)):
+                rows.append((number, *self._range(tensor), tensor in operator.outputs))
+        self.launch, self.low, self.high = (np.array([r[i] for r in rows], np.int64) for i in range(3))
+        self.writes = np.array([r[3] for r in rows], bool)
+        self.known: dict[tuple[str, str], bool] = {}
+
+    def _range(self, tensor: str) -> tuple[int, int]:
+        storage = self.program.storage[tensor]
+        item = itemsize(self.program.buffer[storage.buffer].dtype)
+        low, high = storage.span()
+        return self.base[storage.buffer] + low * item, self.base[storage.buffer] + high * item
+
+    def candidates(self, later: int) -> list[int]:
+        """Earlier launches, latest first, with a byte range that meets one of ``later``'s, one of them a write."""
+        first, end = np.searchsorted(self.launch, [later, later + 1])
+        found: set[int] = set()
+        for i in range(first, end):
+            meets = (self.low[:first] < self.high[i]) & (self.high[:first] > self.low[i])
+            found.update(self.launch[:first][meets & (self.writes[:first] | self.writes[i])].tolist())
+        return sorted(found, reverse=True)
+
+    def conflict(self, earlier: int, later: int) -> bool:
+        """Whether the two share an element exactly, not only a range."""
+        pair = self.operators[earlier], self.operators[later]
+        if pair not in self.known:
+            self.known[pair] = _conflict(self.program, *pair)
+        return self.known[pair]
 
 
 def _conflict(program: RProgram, a: str, b: str) -> bool:
@@ -127,21 +168,38 @@ def _shared(program: RProgram, x: str, y: str) -> bool:
 def _bytes(program: RProgram, storage: Storage) -> tuple[int, int]:
     """Arena bytes between a storage's first and last element."""
     buffer = program.buffer[storage.buffer]
-    size = buffer.nbytes // max(buffer.size, 1)
+    size = itemsize(buffer.dtype)
     low, high = storage.span()
     return buffer.offset + low * size, buffer.offset + high * size
 
 
-def _reduce(needs: list[set[int]]) -> list[tuple[int, ...]]:
+def _bits(members: set[int]) -> int:
+    return sum(1 << m for m in members)
+
+
+def _closure(direct: int, reach: list[int]) -> int:
+    """``direct`` and everything before its members."""
+    result, rest = 0, direct
+    while rest:
+        top = rest.bit_length() - 1
+        result |= reach[top] | 1 << top
+        rest &= ~result
+    return result
+
+
+def _reduce(needs: list[int]) -> list[tuple[int, ...]]:
     """Direct predecessors only: those that no other predecessor already implies."""
-    reach: list[set[int]] = []
+    reach: list[int] = []
     result = []
     for direct in needs:
-        implied: set[int] = set()
-        for n in direct:
-            implied |= reach[n]
-        result.append(tuple(sorted(direct - implied)))
-        reach.append(direct | implied)
+        kept, rest, before = list[int](), direct, 0
+        while rest:
+            top = rest.bit_length() - 1
+            kept.append(top)
+            before |= reach[top] | 1 << top
+            rest &= ~before
+        result.append(tuple(reversed(kept)))
+        reach.append(before)
     return result
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rammer.compiler import Compiler
+
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
 from rammer.frontend.bind import bind

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate
@@ -16,12 +17,12 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
-from rammer_cuda.backend import CudaBackend, open_backend  # noqa: E402
-from rammer_cuda.kernels.choose import gemm_candidates  # noqa: E402
-from rammer_cuda.kernels.contraction import product_of, roles_of  # noqa: E402
-from rammer_cuda.kernels.depth import depth_of  # noqa: E402
-from rammer_cuda.kernels.packing import pack  # noqa: E402
-from rammer_cuda.kernels.task import Unsuited  # noqa: E402
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.kernels.choose import gemm_candidates
+from rammer_cuda.kernels.contraction import product_of, roles_of
+from rammer_cuda.kernels.depth import depth_of
+from rammer_cuda.kernels.packing import pack
+from rammer_cuda.kernels.task import Unsuited
 
 
 def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, groups: int = 1) -> tuple[ROperator, Binding]:
@@ -118,12 +119,14 @@ def test_every_family_agrees_with_float64(case: str) -> None:
     for i in rng.choice(len(choices), min(8, len(choices)), replace=False):
         tiled = choices[int(i)].operator
         program, constants = whole_program(tiled, binding)
-        inputs = {p.external: rng.standard_normal(binding.types[p.tensor].shape, dtype=np.float32) for p in program.inputs}
+        # Positive values, as after a ReLU: a biased rounding shows only in sums of one sign.
+        constants = {n: np.abs(v) for n, v in constants.items()}
+        inputs = {p.external: rng.random(binding.types[p.tensor].shape, dtype=np.float32) for p in program.inputs}
         values = {n: v.astype(np.float64) for n, v in (constants | inputs).items()}
         for c in tiled.computes:
             values[c.name] = evaluate(c, values, precise=True)
         loaded = backend.load(program, constants)
         have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))
         loaded.close()
-        assert np.linalg.norm(have - values["y"]) <= 1e-5 * np.linalg.norm(values["y"]), tiled.head()
+        assert np.linalg.norm(have - values["y"]) <= 2e-6 * np.linalg.norm(values["y"]), tiled.head()
         assert have.tobytes() == again.tobytes()

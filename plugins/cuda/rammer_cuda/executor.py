@@ -15,8 +15,8 @@ from rammer.ir.program import RProgram
 from rammer_cuda.compile import compile_all
 from rammer_cuda.driver import check, driver
 from rammer_cuda.hardware import cupy
-from rammer_cuda.launches import Launch, consecutive, launches
 from rammer_cuda.kernels.task import Argument, TaskKernel
+from rammer_cuda.launches import Launch, consecutive, launches
 from rammer_cuda.source import task_kernel, translation_unit
 
 

@@ -90,12 +90,18 @@ __device__ __forceinline__ void rm_multiply3(const float *a, const float *b, flo
       unsigned bb[2], bs[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) rm_split(b[(k + e * 4) * PB + j * 8], bb[e], bs[e]);
+      // Tensor cores truncate when they add, which would bias long sums of one sign: they add up 8 products only.
+      float part[FM][4] = {};
 #pragma unroll
-      for (int i = 0; i < FM; ++i) {
-        rm_mma(acc[i][j], as[i], bb);
-        rm_mma(acc[i][j], ab[i], bs);
-        rm_mma(acc[i][j], ab[i], bb);
-      }
+      for (int i = 0; i < FM; ++i) rm_mma(part[i], as[i], bb);
+#pragma unroll
+      for (int i = 0; i < FM; ++i) rm_mma(part[i], ab[i], bs);
+#pragma unroll
+      for (int i = 0; i < FM; ++i) rm_mma(part[i], ab[i], bb);
+#pragma unroll
+      for (int i = 0; i < FM; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc[i][j][e] += part[i][e];
     }
   }
 }

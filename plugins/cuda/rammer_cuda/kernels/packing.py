@@ -6,6 +6,7 @@ import hashlib
 import math
 
 import numpy as np
+
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate

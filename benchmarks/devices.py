@@ -1,0 +1,59 @@
+"""The cross-device table: real models on every device here and on ONNX Runtime, written to benchmarks/results.
+
+python benchmarks/devices.py                      # every working device, the cost model's tiles
+python benchmarks/devices.py --tune quick --device rocm --name rocm_tuned
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import onnx
+
+import rammer
+from rammer.testing.models import LIGHT_MODELS, fetch, light_model
+from rammer.testing.weights import reseed
+
+#: Light models get random weights (their own are constant); the others are trained.
+MODELS = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "ppocr_cls", "nudenet_320n", "silero_vad_16k")
+SHAPES = ("x:1x3x48x192", "images:1x3x320x320")
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_models(folder: Path) -> list[Path]:
+    """The models as files named after themselves."""
+    paths = []
+    for name in MODELS:
+        path = folder / f"{name}.onnx"
+        if name in LIGHT_MODELS:
+            onnx.save(reseed(light_model(name), 0), path)
+        else:
+            path.write_bytes(fetch(name).read_bytes())
+        paths.append(path)
+    return paths
+
+
+def main() -> int:
+    """Run `rammer bench` on all models; returns its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", action="append", help="default: every device that works here")
+    parser.add_argument("--tune", default="off", choices=["off", "quick", "full"])
+    parser.add_argument("--name", default="devices", help="name of the result files")
+    options = parser.parse_args()
+    devices = options.device or [s.name for s in rammer.devices() if s.state == "ok" and s.name != "toy"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "rammer.cli.main", "bench", *map(str, write_models(Path(folder)))]
+        command += [word for d in devices for word in ("--device", d)]
+        command += [word for s in SHAPES for word in ("--shape", s)]
+        command += ["--peer", "onnxruntime", "--tune", options.tune, "--iterations", "50", "--duration", "2"]
+        command += ["--json", str(RESULTS / f"{options.name}.json")]
+        command += ["--markdown", str(RESULTS / f"{options.name}.md")]
+        return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,10 @@
 """The ``gemm`` family: implicit matrix products in fp32 FFMA, one block (or one cluster of blocks) a task.
 
-A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers filled
-by cp.async; every thread accumulates ``tm x tn`` results in registers over one of ``slices`` parts of each block. With ``split`` > 1 a task is a thread-block cluster: each
-block sums its share of the products, then every block adds up its part of the tile over all shared memories in
-rank order, so results repeat bit for bit. The following maps are applied on the way to memory by the core's emitter.
+A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers
+filled by cp.async; every thread accumulates ``tm x tn`` results in registers over one of ``slices`` parts of each
+block. With ``split`` > 1 a task is a thread-block cluster: each block sums its share of the products, then every
+block adds up its part of the tile over all shared memories in rank order, so results repeat bit for bit. The
+following maps are applied on the way to memory by the core's emitter.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """The ``gemm`` family: implicit matrix products in fp32 FFMA, one block (or one cluster of blocks) a task.
 
-A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers
-filled by cp.async; every thread accumulates ``tm x tn`` results in registers over one of ``slices`` parts of each
-block. With ``split`` > 1 a task is a thread-block cluster: each block sums its share of the products, then every
-block adds up its part of the tile over all shared memories in rank order, so results repeat bit for bit. The
-following maps are applied on the way to memory by the core's emitter.
+A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers filled
+by cp.async; every thread accumulates ``tm x tn`` results in registers over one of ``slices`` parts of each block. With
+``split`` > 1 a task is a thread-block cluster: each block sums its share of the products, then every block adds up its
+rows of the tile over all shared memories in rank order, so results repeat bit for bit. The following maps are applied
+on the way to memory by the core's emitter. ``gemm_tf32x3`` is the same on tensor cores.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 
 from rammer.codegen.dialects import CUDA
@@ -428,8 +427,3 @@ class _Tensor(_Gemm):
             f"  *(float2 *)(shared + (slice * {s.bm} + ty + i * 16 + h * 8 + lg) * {s.bn} + tx + j * 8 + lt * 2)"
             " = make_float2(acc[i][j][2 * h], acc[i][j][2 * h + 1]);",
         ]  # fmt: skip
-
-
-def products(operator: ROperator) -> int:
-    """Products summed for one output element."""
-    return math.prod(r.extent for r in operator.computes[0].reduce)

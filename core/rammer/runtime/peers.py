@@ -46,8 +46,11 @@ def names(model: onnx.ModelProto) -> tuple[str, ...]:
     """Outputs of ``model`` in order."""
     return tuple(o.name for o in model.graph.output)
 
+#: What torch, ONNX Runtime and JAX call a GPU; it names a place of theirs, no device of ours.
+GPU = "cuda"
 
-def open_peer(name: str, model: onnx.ModelProto, inputs: Mapping[str, Array], device: str = "cuda",
+
+def open_peer(name: str, model: onnx.ModelProto, inputs: Mapping[str, Array], device: str = GPU,
               precision: str = "float32") -> Prepared:  # fmt: skip
     """Prepare peer ``name`` (a key of PEERS) on ``device`` (cuda or cpu).
 
@@ -65,7 +68,7 @@ def open_peer(name: str, model: onnx.ModelProto, inputs: Mapping[str, Array], de
 def torch_device(device: str) -> Any:
     """The torch device; DeviceUnavailable without a GPU where one is asked for."""
     torch = load_torch()
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == GPU and not torch.cuda.is_available():
         raise DeviceUnavailable("torch sees no CUDA GPU")
     return torch.device(device)
 
@@ -140,10 +143,10 @@ def _torch(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, pre
 
     held = call()
     if captured:
-        replay, held = capture(call) if device == "cuda" else _no_graph()
+        replay, held = capture(call) if device == GPU else _no_graph()
         return Prepared(partial(event_seconds, replay), lambda: (replay(), _fetched(model, held))[1], 0.0, "GPU events")
-    timer = event_seconds if device == "cuda" else wall_seconds
-    timed = "GPU events" if device == "cuda" else "wall, inputs resident"
+    timer = event_seconds if device == GPU else wall_seconds
+    timed = "GPU events" if device == GPU else "wall, inputs resident"
     return Prepared(partial(timer, call), lambda: _fetched(model, call()), 0.0, timed)
 
 
@@ -193,7 +196,7 @@ def _onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Array], device: st
         raise DeviceUnavailable("onnxruntime is not installed", hint="pip install onnxruntime") from problem
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    if device != "cuda":
+    if device != GPU:
         if precision != "float32":
             raise BadInput("ONNX Runtime on the CPU is a float32 peer")
         session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -236,12 +239,12 @@ def _jax(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, preci
     from rammer.runtime.peer_jax import load_jax, to_jax
 
     jax = load_jax()
-    if device == "cuda" and jax.default_backend() != "gpu":
+    if device == GPU and jax.default_backend() != "gpu":
         raise DeviceUnavailable("JAX sees no GPU")
     if precision == "float16":
         raise BadInput("the JAX peer covers float32 and tf32")
     jax.config.update("jax_default_matmul_precision", "tensorfloat32" if precision == "tf32" else "highest")
-    place = jax.devices("gpu" if device == "cuda" else "cpu")[0]
+    place = jax.devices("gpu" if device == GPU else "cpu")[0]
     function, weights = to_jax(model)
     weights = jax.device_put(weights, place)
     feeds = [jax.device_put(inputs[n], place) for n in inputs]

@@ -40,7 +40,8 @@ START, TAPS, CLUSTER = 1900, 850, 2100
 #: thread, and per element of a thread in the epilogue. Fitted to 736 kernels of 47 layers on an H200; the measured
 #: time over the predicted has a standard deviation of 0.18.
 STEP, PRODUCT, READ, COPY, STORE = 160, 2.1, 0.1, 7.0, 6.0
-#: The same on tensor cores: per matrix instruction (with its share of the additions outside them) and per operand element that is read and split.
+#: The same on tensor cores: per matrix instruction, with its share of the additions outside, and per operand element
+#: that is read and split.
 MATRIX, SPLIT, TENSOR_COPY, TENSOR_STORE = 13.0, 13.6, 4.2, 14.8
 #: SMs of the graphics processing clusters of an H200; which ones lack SMs differs from chip to chip.
 GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)

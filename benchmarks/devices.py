@@ -1,7 +1,7 @@
 """The cross-device table: real models on every device here and on ONNX Runtime, written to benchmarks/results.
 
 python benchmarks/devices.py                      # every working device, the cost model's tiles
-python benchmarks/devices.py --tune quick --device rocm --name rocm_tuned
+python benchmarks/devices.py --tune quick --device cuda --peer torch --peer torch-graph --name devices_cuda
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def main() -> int:
     """Run `rammer bench` on all models; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", action="append", help="default: every device that works here")
+    parser.add_argument("--peer", action="append", help="default: onnxruntime; on a GPU torch and torch-graph")
     parser.add_argument("--tune", default="off", choices=["off", "quick", "full"])
+    parser.add_argument("--duration", default="2", help="least seconds of timed runs")
     parser.add_argument("--name", default="devices", help="name of the result files")
     options = parser.parse_args()
     devices = options.device or [s.name for s in rammer.devices() if s.state == "ok" and s.name != "toy"]
@@ -49,7 +51,8 @@ def main() -> int:
         command = [sys.executable, "-m", "rammer.cli.main", "bench", *map(str, write_models(Path(folder)))]
         command += [word for d in devices for word in ("--device", d)]
         command += [word for s in SHAPES for word in ("--shape", s)]
-        command += ["--peer", "onnxruntime", "--tune", options.tune, "--iterations", "50", "--duration", "2"]
+        command += [word for p in options.peer or ["onnxruntime"] for word in ("--peer", p)]
+        command += ["--tune", options.tune, "--iterations", "50", "--duration", options.duration]
         command += ["--json", str(RESULTS / f"{options.name}.json")]
         command += ["--markdown", str(RESULTS / f"{options.name}.md")]
         return subprocess.run(command, check=False).returncode

@@ -17,7 +17,7 @@ from rammer_cuda.driver import check, driver
 from rammer_cuda.hardware import cupy
 from rammer_cuda.kernels.task import Argument, TaskKernel
 from rammer_cuda.launches import Launch, consecutive, launches
-from rammer_cuda.source import task_kernel, translation_unit
+from rammer_cuda.source import task_kernels, translation_unit
 
 
 class CudaProgram:
@@ -36,7 +36,7 @@ class CudaProgram:
             self.stream = self.cp.cuda.Stream(non_blocking=True)
             self.buffers = self._allocate(constants)
             binding = Binding(program.types, program.storage, frozenset(constants))
-            kernels = {o.name: task_kernel(o, binding) for o in program.operators}
+            kernels = task_kernels(program.operators, binding)
             self.packed = self._pack(kernels, constants)
             self.modules, self.functions = self._load(kernels, arch)
             self.plan = launches(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
@@ -10,10 +11,14 @@ from rammer.codegen.target import CFunction
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
+from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
 from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
 from rammer_cuda.targets import THREADS
+
+#: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.
+ALIGNED_ELEMENTS = 16
 
 #: ``rm_trigger`` lets dependent kernels start, ``rm_after`` waits until those this one depends on have finished and their
 #: results are visible (programmatic dependent launch, from compute capability 9.0 on). Every kernel calls the second.
@@ -60,6 +65,28 @@ def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
             f"operator {operator.name} is none for family {operator.family}: {problem}",
             where=operator.anchor.origin, hint="choose another tile, or no family",
         ) from problem  # fmt: skip
+
+
+def task_kernels(operators: Iterable[ROperator], binding: Binding) -> dict[str, TaskKernel]:
+    """The kernel of every operator by name; equal operators share one emission (an unrolled LSTM has thousands)."""
+    made: dict[tuple[str, ...], tuple[ROperator, TaskKernel]] = {}
+    result: dict[str, TaskKernel] = {}
+    for operator in operators:
+        stored = (*operator.inputs, *operator.outputs)
+        constant = "".join("c" if name in binding.constants else "-" for name in stored)
+        # A signature leaves offsets out, but wide copies depend on how they are aligned.
+        aligned = " ".join(str(binding.storages[name].offset % ALIGNED_ELEMENTS) for name in stored)
+        key = signature(operator, binding.types, binding.storages), constant, aligned
+        if key not in made:
+            made[key] = operator, task_kernel(operator, binding)
+        result[operator.name] = _moved(*made[key], operator)
+    return result
+
+
+def _moved(first: ROperator, kernel: TaskKernel, operator: ROperator) -> TaskKernel:
+    """``kernel`` of the equal operator ``first``, with the tensors of ``operator``."""
+    names = dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
+    return replace(kernel, arguments=tuple(replace(a, tensor=names[a.tensor]) for a in kernel.arguments))
 
 
 def _generic(operator: ROperator, binding: Binding) -> TaskKernel:

@@ -20,14 +20,14 @@ from rammer.testing.weights import reseed
 
 #: Light models get random weights (their own are constant); the others are trained.
 MODELS = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "ppocr_cls", "nudenet_320n", "silero_vad_16k")
-SHAPES = ("x:1x3x48x192", "images:1x3x320x320")
+SHAPES = {"x:1x3x48x192": "ppocr_cls", "images:1x3x320x320": "nudenet_320n"}
 RESULTS = Path(__file__).parent / "results"
 
 
-def write_models(folder: Path) -> list[Path]:
+def write_models(folder: Path, names: list[str]) -> list[Path]:
     """The models as files named after themselves."""
     paths = []
-    for name in MODELS:
+    for name in names:
         path = folder / f"{name}.onnx"
         if name in LIGHT_MODELS:
             onnx.save(reseed(light_model(name), 0), path)
@@ -44,13 +44,16 @@ def main() -> int:
     parser.add_argument("--peer", action="append", help="default: onnxruntime; on a GPU torch and torch-graph")
     parser.add_argument("--tune", default="off", choices=["off", "quick", "full"])
     parser.add_argument("--duration", default="2", help="least seconds of timed runs")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--name", default="devices", help="name of the result files")
     options = parser.parse_args()
     devices = options.device or [s.name for s in rammer.devices() if s.state == "ok" and s.name != "toy"]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rammer.cli.main", "bench", *map(str, write_models(Path(folder)))]
+        paths = write_models(Path(folder), options.models.split(","))
+        command = [sys.executable, "-m", "rammer.cli.main", "bench", *map(str, paths)]
         command += [word for d in devices for word in ("--device", d)]
-        command += [word for s in SHAPES for word in ("--shape", s)]
+        wanted = [s for s, model in SHAPES.items() if model in options.models]
+        command += [word for s in wanted for word in ("--shape", s)]
         command += [word for p in options.peer or ["onnxruntime"] for word in ("--peer", p)]
         command += ["--tune", options.tune, "--iterations", "50", "--duration", options.duration]
         command += ["--json", str(RESULTS / f"{options.name}.json")]

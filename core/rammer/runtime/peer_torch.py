@@ -68,7 +68,10 @@ class _Emitter:
                 raise BadInput(f"the torch peer has no translation of {node.op}", where=f"value {node.outputs[0]}")
             result = emit(self, node)
             names = [o for o in node.outputs if o]
-            self.values.update(zip(names, result if isinstance(result, tuple) else (result,), strict=True))
+            if isinstance(result, tuple):
+                self.values.update(zip(names, result, strict=True))
+            else:  # Dropout's mask is the one output that nobody here computes
+                self.values[names[0]] = result
         self.graph.output(tuple(self.value(name) for name in self.source.outputs))
         made = self.fx.GraphModule(self.root, self.graph, "Peer")
         return made.eval().requires_grad_(False)

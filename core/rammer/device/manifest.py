@@ -57,11 +57,15 @@ class OpenOptions:
 @dataclass(frozen=True, slots=True)
 class Binding:
     """What a kernel generator may know of the tensors: types of all, storages of the stored ones, and
-    which hold values known at compile time (``constants``), so that a kernel may want them packed."""
+    which hold values known at compile time (``constants``), so that a kernel may want them packed.
+
+    ``precision`` is what the user asked for: with ``tf32``, a contraction of float32 may round its operands to it.
+    """
 
     types: Mapping[str, TensorType]
     storages: Mapping[str, Storage]
     constants: frozenset[str] = frozenset()
+    precision: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)

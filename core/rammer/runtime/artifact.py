@@ -28,7 +28,7 @@ from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segme
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bumped whenever what is written changes meaning.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Artifact:
     target: str
     fingerprint: str
     policy: str
+    precision: str = "float32"
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
@@ -47,7 +48,7 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
     compiled = artifact.compiled
     head: dict[str, Any] = {
         "format": FORMAT, "device": artifact.device, "target": artifact.target, "fingerprint": artifact.fingerprint,
-        "policy": artifact.policy, "name": compiled.graph.name,
+        "policy": artifact.policy, "precision": artifact.precision, "name": compiled.graph.name,
         "inputs": [_port(v) for v in compiled.graph.inputs], "outputs": [_port(v) for v in compiled.graph.outputs],
         "segments": [],
     }  # fmt: skip
@@ -123,7 +124,8 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Artifact:
     inputs, outputs = (tuple(_value(p) for p in head[k]) for k in ("inputs", "outputs"))
     types = {v.name: v.type for v in (*inputs, *outputs)}
     graph = Graph(head["name"], inputs, outputs, (), types, constants)
-    return Artifact(Compiled(graph, segments), head["device"], head["target"], head["fingerprint"], head["policy"])
+    said = (str(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision"))
+    return Artifact(Compiled(graph, segments), *said)
 
 
 def _value(port: list[str]) -> Value:

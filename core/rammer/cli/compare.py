@@ -7,7 +7,14 @@ from pathlib import Path
 import click
 
 from rammer.cli.common import collect_inputs, progress
-from rammer.cli.options import compile_options, input_options, parse_inputs, parse_options, tolerance_options, tolerances
+from rammer.cli.options import (
+    compile_options,
+    input_options,
+    parse_inputs,
+    parse_options,
+    tolerance_options,
+    tolerances,
+)
 from rammer.errors import Mismatch
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.table import plain

@@ -11,7 +11,14 @@ import click
 import numpy as np
 
 from rammer.cli.common import Array, collect_inputs, describe_array, progress
-from rammer.cli.options import compile_options, input_options, parse_inputs, parse_options, tolerance_options, tolerances
+from rammer.cli.options import (
+    compile_options,
+    input_options,
+    parse_inputs,
+    parse_options,
+    tolerance_options,
+    tolerances,
+)
 from rammer.errors import BadInput, Mismatch
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.table import duration, plain

@@ -18,6 +18,7 @@ from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
+from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
@@ -76,7 +77,7 @@ class CudaBackend:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
         resources = Resources(made.threads, local_bytes=made.shared)
-        if operator.family in ("gemm", "gemm_tf32x3"):
+        if operator.family in FAMILIES:
             seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
         if suits(operator):

@@ -13,7 +13,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
-from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
+from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
 from rammer_cuda.targets import THREADS
 
@@ -34,9 +34,6 @@ __device__ __forceinline__ void rm_after() {
 #endif
 }
 """
-#: Families with kernels of their own.
-FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3}
-
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10
 
@@ -59,7 +56,7 @@ def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
     if family is None:
         return _generic(operator, binding)
     try:
-        return family(operator, binding)
+        return family.make(operator, binding)
     except Unsuited as problem:
         raise DeviceFailure(
             f"operator {operator.name} is none for family {operator.family}: {problem}",

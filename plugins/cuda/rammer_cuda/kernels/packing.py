@@ -15,9 +15,14 @@ from rammer_cuda.kernels.contraction import Operand, Product
 from rammer_cuda.kernels.depth import Depth
 from rammer_cuda.kernels.task import Array, Packing
 
+#: How a packed constant's values are stored: as float32, as float32 rounded to tf32, or as float16.
+FORMS = ("float32", "tf32", "float16")
 
-def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth) -> tuple[Packing, list[int]]:
-    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks * BK, unit]``, padded with zeros.
+
+def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth,
+         form: str = "float32") -> tuple[Packing, list[int]]:  # fmt: skip
+    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks * BK, unit]``, padded with zeros, in one of
+    ``FORMS``.
 
     Also returns the positions of the fixed axes, outermost first.
     """
@@ -32,16 +37,26 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
     def make(values: Array) -> Array:
         dead = tuple(r for r in p.main.reduce if r not in depth.axes)
         body = (*axes, line, *depth.outer, depth.inner, *dead)
-        full = evaluate(Compute("packed", "float32", body, operand.load), {operand.tensor: values})
+        kind = "float16" if form == "float16" else "float32"
+        full = evaluate(Compute("packed", kind, body, operand.load), {operand.tensor: values})
         outer = math.prod(a.extent for a in axes)
         taps = math.prod(a.extent for a in depth.outer)
         data = _padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
         data = _padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
         data = _padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
-        return np.ascontiguousarray(np.swapaxes(_padded(data, 2, unit), 2, 3), dtype=np.float32)
+        packed = np.ascontiguousarray(np.swapaxes(_padded(data, 2, unit), 2, 3), dtype=np.dtype(kind))
+        return rounded_to_tf32(packed) if form == "tf32" else packed
 
-    text = repr((str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth)))
+    text = repr((form, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth)))
     return Packing(hashlib.sha256(text.encode()).hexdigest()[:16], size, make), fixed
+
+
+def rounded_to_tf32(values: Array) -> Array:
+    """float32 values rounded to 10 bits of mantissa, halves away from zero, as ``cvt.rna.tf32.f32`` does."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # The carry of a large finite value reaches the exponent, and infinity is right then; NaN must not become one.
+    rounded = np.where(np.isfinite(values), (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000), bits)
+    return rounded.astype(np.uint32).view(np.float32)
 
 
 def _padded(array: Array, axis: int, count: int) -> Array:

@@ -20,7 +20,7 @@ class Packing:
     """Another arrangement of a constant's values, made once when a program is loaded.
 
     ``key`` names the arrangement, so that operators that want the same one share it; ``make`` computes it
-    from the constant in its logical shape, ``size`` is its number of float32 elements.
+    from the constant in its logical shape, ``size`` is its number of elements.
     """
 
     key: str

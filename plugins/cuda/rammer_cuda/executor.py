@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rammer.codegen.task import Argument
 from rammer.device.manifest import Array, Binding, RunResult
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
@@ -15,7 +16,7 @@ from rammer.ir.program import RProgram
 from rammer_cuda.compile import compile_all
 from rammer_cuda.driver import check, driver
 from rammer_cuda.hardware import cupy
-from rammer_cuda.kernels.task import Argument, TaskKernel
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive, launches
 from rammer_cuda.source import task_kernels, translation_unit
 

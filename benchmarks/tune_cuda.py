@@ -99,7 +99,7 @@ def check(backend, operator: ROperator, binding: Binding, want_error: bool) -> t
 
 def blocked(operator: ROperator, binding: Binding) -> tuple[int, int, bool]:
     """Rows and columns of a task, and whether columns are read without padding: what the cost model sees of it."""
-    from rammer_cuda.kernels.contraction import product_of
+    from rammer.codegen.contraction import product_of
 
     kind = binding.types[operator.main.reads[0]].dtype
     product = product_of(operator, binding, kind)

@@ -15,13 +15,14 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
+from rammer.codegen.contraction import product_of
+from rammer.codegen.task import Unsuited
+
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.kernels.choose import gemm_candidates
-from rammer_cuda.kernels.contraction import product_of
 from rammer_cuda.kernels.gemm import shape_of
 from rammer_cuda.kernels.half import HalfStage
 from rammer_cuda.kernels.packing import rounded_to_tf32
-from rammer_cuda.kernels.task import Unsuited
 from rammer_cuda.source import task_kernel
 
 #: Which family computes what is asked for.

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rammer.codegen.contraction import Roles
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Roles
 from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
 from rammer_cuda.kernels.half import gemm_f16
 from rammer_cuda.kernels.task import TaskKernel

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rammer.codegen.contraction import Operand, product_of
+from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Operand, product_of
 from rammer_cuda.kernels.gemm import Tensor, shape_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.text import Text
 
 HALF = """
 #ifndef RM_HALF

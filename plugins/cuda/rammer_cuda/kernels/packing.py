@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 import numpy as np
 
+from rammer.codegen.contraction import Operand, Product
+from rammer.codegen.task import Array, Packing, packing_key, padded
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate
 
-from rammer_cuda.kernels.contraction import Operand, Product
 from rammer_cuda.kernels.depth import Depth
-from rammer_cuda.kernels.task import Array, Packing
 
 #: How a packed constant's values are stored: as float32, as float32 rounded to tf32, or as float16.
 FORMS = ("float32", "tf32", "float16")
@@ -41,14 +40,14 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
         full = evaluate(Compute("packed", kind, body, operand.load), {operand.tensor: values})
         outer = math.prod(a.extent for a in axes)
         taps = math.prod(a.extent for a in depth.outer)
-        data = _padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
-        data = _padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
-        data = _padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
-        packed = np.ascontiguousarray(np.swapaxes(_padded(data, 2, unit), 2, 3), dtype=np.dtype(kind))
+        data = padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
+        data = padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
+        data = padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
+        packed = np.ascontiguousarray(np.swapaxes(padded(data, 2, unit), 2, 3), dtype=np.dtype(kind))
         return rounded_to_tf32(packed) if form == "tf32" else packed
 
-    text = repr((form, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth)))
-    return Packing(hashlib.sha256(text.encode()).hexdigest()[:16], size, make), fixed
+    key = packing_key(form, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
+    return Packing(key, size, make), fixed
 
 
 def rounded_to_tf32(values: Array) -> Array:
@@ -57,9 +56,3 @@ def rounded_to_tf32(values: Array) -> Array:
     # The carry of a large finite value reaches the exponent, and infinity is right then; NaN must not become one.
     rounded = np.where(np.isfinite(values), (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000), bits)
     return rounded.astype(np.uint32).view(np.float32)
-
-
-def _padded(array: Array, axis: int, count: int) -> Array:
-    """``array`` with zeros appended along ``axis`` up to ``count``."""
-    missing = count - array.shape[axis]
-    return np.pad(array, [(0, missing if d == axis else 0) for d in range(array.ndim)]) if missing else array

@@ -6,10 +6,10 @@ is loaded, everything else on its way from shared memory to registers (``cvt.rna
 
 from __future__ import annotations
 
+from rammer.codegen.contraction import product_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import product_of
 from rammer_cuda.kernels.gemm import Tensor, shape_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.task import TaskKernel

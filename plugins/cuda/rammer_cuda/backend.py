@@ -20,6 +20,7 @@ from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
+from rammer_cuda.kernels.rowwise import row_candidates, row_seconds
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
 
 #: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
-GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 24, 6, 12
+GEMM_TILES, PLAIN_TILES, ROW_TILES, GENERIC_TILES = 24, 6, 6, 12
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
@@ -68,7 +69,8 @@ class CudaBackend:
         """Tiles and families whose shared memory fits, best predicted first."""
         products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
         plain = plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)
-        ranked = sorted([(c.seconds, c.operator) for c in products] + plain, key=lambda f: f[0])
+        rows = row_candidates(operator, binding, self.vdevice)[:ROW_TILES]
+        ranked = sorted([(c.seconds, c.operator) for c in products] + plain + rows, key=lambda f: f[0])
         tiles = tile_candidates(operator, binding, self.vdevice, 2 if ranked else GENERIC_TILES)
         limit = self.vdevice.layer("veu").capacity
         return [t for t in (*(o for _, o in ranked), *tiles) if task_kernel(t, binding).shared <= limit]
@@ -79,6 +81,9 @@ class CudaBackend:
         resources = Resources(made.threads, local_bytes=made.shared)
         if operator.family in FAMILIES:
             seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+            return RKernel(operator, made.text, resources, seconds, seconds)
+        if operator.family == "rows":
+            seconds = row_seconds(operator, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
         if suits(operator):
             seconds = plain_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)

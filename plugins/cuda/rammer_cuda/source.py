@@ -15,6 +15,7 @@ from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.families import FAMILIES
+from rammer_cuda.kernels.rowwise import rows
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.targets import THREADS
 
@@ -35,6 +36,9 @@ __device__ __forceinline__ void rm_after() {
 #endif
 }
 """
+#: What writes the kernels of each family.
+MAKERS = {name: family.make for name, family in FAMILIES.items()} | {"rows": rows}
+
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10
 
@@ -53,11 +57,11 @@ extern "C" __global__ void __launch_bounds__({threads}) k_{name}({parameters}, c
 def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled operator; equal operators have equal texts. An unknown family is computed by the generic
     kernel; DeviceFailure where a known one cannot compute the operator."""
-    family = FAMILIES.get(operator.family)
-    if family is None:
+    make = MAKERS.get(operator.family)
+    if make is None:
         return _generic(operator, binding)
     try:
-        return family.make(operator, binding)
+        return make(operator, binding)
     except Unsuited as problem:
         raise DeviceFailure(
             f"operator {operator.name} is none for family {operator.family}: {problem}",

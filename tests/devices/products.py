@@ -25,7 +25,7 @@ def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, groups: int = 
     links = (Connection("t", "u", "thread"), Connection("u", "y", "thread"))
     operator = ROperator("y", (total, biased, final), links, ("y",))
     shapes = {"x": (1, c * groups, size, size), "w": (m, c, kernel, kernel), "b": (m,), "z": (1,), "r": (1, m, out, out)}
-    return _bound(operator, shapes, frozenset(("w", "b")))
+    return bound(operator, shapes, frozenset(("w", "b")))
 
 
 def matmul(rows: int, depth: int, columns: int, constant: bool) -> tuple[ROperator, Binding]:
@@ -33,10 +33,11 @@ def matmul(rows: int, depth: int, columns: int, constant: bool) -> tuple[ROperat
     body = Op("mul", (Load("x", (Ref("i"), Ref("k"))), Load("w", (Ref("k"), Ref("j")))))
     y = Compute("y", "float32", (Axis("i", rows), Axis("j", columns)), body, (Axis("k", depth),), "sum")
     shapes = {"x": (rows, depth), "w": (depth, columns)}
-    return _bound(ROperator("y", (y,), (), ("y",)), shapes, frozenset(("w",) if constant else ()))
+    return bound(ROperator("y", (y,), (), ("y",)), shapes, frozenset(("w",) if constant else ()))
 
 
-def _bound(operator: ROperator, shapes: dict[str, tuple[int, ...]], constants: frozenset[str]) -> tuple[ROperator, Binding]:
+def bound(operator: ROperator, shapes: dict[str, tuple[int, ...]], constants: frozenset[str]) -> tuple[ROperator, Binding]:
+    """Types and dense storages of everything, in float32."""
     types = {n: TensorType("float32", s) for n, s in shapes.items()} | {c.name: c.type for c in operator.computes}
     stored = (*operator.inputs, *operator.outputs)
     return operator, Binding(types, {n: dense(n, f"b_{n}", types[n].shape) for n in stored}, constants)

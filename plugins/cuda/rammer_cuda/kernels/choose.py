@@ -26,6 +26,8 @@ ROWS = (8, 16, 32, 64, 128)
 FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
 #: Splits that are tried; ``families`` has the block shapes.
 SPLITS = (1, 2, 3, 4, 6, 8)
+#: Buffers of a tensor-core kernel's ring, and the blocks an SM should have room for.
+MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, 2, 6
 #: Even parts of an axis that are tried.
 PARTS = 24
 #: Threads of a block.
@@ -68,12 +70,23 @@ def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
         tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
         for family, config in configs:
             shape = shape_of(rows, width, dict(config), family.cost is not None)
+            if family.cost is not None:
+                per_sm = -(-tasks * shape.split // device.veus)
+                shape = replace(shape, stages=ring(shape, 32 // family.cost.depth, depths[shape.bk], per_sm))
+                config = (*config, ("stages", shape.stages))
             if not THREADS[0] // 2 < shape.works <= THREADS[1] or shape.split > max(1, depths[shape.bk].blocks // 2):
                 continue
             seconds = predicted(shape, depths[shape.bk], tasks, rows * width, device, family.cost, packed)
             found.append(Choice(replace(operator, tile=tile, family=family.name, config=config), seconds))
     found.sort(key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
     return _expressible(_diverse(found), binding, device, count)
+
+
+def ring(shape: Shape, item: int, depth: Depth, per_sm: int) -> int:
+    """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
+    room = SM_SHARED // max(LEAST_RESIDENT, min(per_sm, MOST_RESIDENT)) - 1024
+    steps = -(-depth.blocks // shape.split)
+    return max(3, min(MOST_STAGES, steps + 1, room // (item * shape.bk * (shape.bm + shape.bn + 16))))
 
 
 def _clusters(device: VDevice) -> bool:

@@ -57,10 +57,10 @@ class Family:
     cost: TensorCost | None = None
 
     def configs(self, splits: Sequence[int]) -> list[tuple[tuple[str, int], ...]]:
-        """The config of every block shape."""
-        wide = 64 if self.cost is not None and self.cost.depth == 16 else 32
+        """The config of every block shape; the ring of tensor-core kernels depends on the task too (``choose.ring``)."""
         return [
-            (("tm", tm), ("tn", tn), ("bk", bk), ("stages", 4 if bk < wide else 3), ("split", split), ("slices", slices))
+            (("tm", tm), ("tn", tn), ("bk", bk), ("split", split), ("slices", slices),
+             *(() if self.cost is not None else (("stages", 4 if bk < 32 else 3),)))
             for tm, tn in self.tiles for bk, slices in self.blocks for split in splits
         ]  # fmt: skip
 

@@ -200,9 +200,11 @@ class Gemm:
         early = [x.name for x in (self.a, self.b) if x.packing is not None]
         late = [x.name for x in (self.a, self.b) if x.packing is None]
         head = f"for (int i = 0; i < {s.stages - 1}; ++i)"
-        text.all(["#pragma unroll", head, f"  if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in early)} }}"])
+        # Deep rings would repeat the text of the copies too often for the instruction cache.
+        unroll = "#pragma unroll" if s.stages <= 4 else "#pragma unroll 1"
+        text.all([unroll, head, f"  if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in early)} }}"])
         text.line("rm_after();")
-        text.all(["#pragma unroll", f"{head} {{"])
+        text.all([unroll, f"{head} {{"])
         text.line(f"if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in late)} }}")
         text.all(["rm_commit();", "}"])
 

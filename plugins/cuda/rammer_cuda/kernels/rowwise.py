@@ -35,8 +35,8 @@ LANES = (32, 64, 128, 256)
 MOST_VALUES = 24
 THREADS = 256
 #: Cycles of a launch with its first round of loads, of one value of one Compute, and of a reduction among the threads of
-#: a warp and of several.
-START, VALUE, SHUFFLE, EXCHANGE = 2800, 8.0, 200, 120
+#: a warp and of several, and of starting one more block on an SM.
+START, VALUE, SHUFFLE, EXCHANGE, BLOCK = 2800, 8.0, 200, 120, 60
 
 
 def row_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[tuple[float, ROperator]]:
@@ -66,7 +66,7 @@ def row_seconds(operator: ROperator, device: VDevice) -> float:
     reductions = sum(bool(c.reduce) for c in operator.computes)
     work = VALUE * values * sum(1 + ex.flops(c.body) for c in operator.computes if c.reduce or c.shape == operator.anchor.shape)
     cycles = START + reductions * (SHUFFLE + (EXCHANGE if lanes > 32 else 0)) + work * max(1.0, per_sm * warps / 4 / 4)
-    return cycles / (device.flops / 256.0)
+    return (cycles + BLOCK * per_sm) / (device.flops / 256.0)
 
 
 def rows(operator: ROperator, binding: Binding) -> TaskKernel:

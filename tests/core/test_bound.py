@@ -83,11 +83,11 @@ def test_arrays_of_other_libraries(twice: Executable) -> None:
         bound.run()
         assert np.array_equal(bound.to_host("y")["y"], x + x)
         x[...] = normal(3, 4)
-    with pytest.raises(BadInput, match="input 'x' is .*another device"):
+    with pytest.raises(BadInput, match=r"input 'x' is .*another device"):
         twice.bind({"x": Foreign(x, device=2)})
-    with pytest.raises(BadInput, match="output 'y' is .*another device"):
+    with pytest.raises(BadInput, match=r"output 'y' is .*another device"):
         twice.bind({"x": x}, {"y": Foreign(x, device=2)})
-    with pytest.raises(BadInput, match="input 'x' is .*another device"):
+    with pytest.raises(BadInput, match=r"input 'x' is .*another device"):
         bound.write({"x": Foreign(x, device=2)})
 
 

@@ -36,6 +36,7 @@ from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
 from rammer.tile.connect import connect
 from rammer.tile.split import split_deep
+from rammer.tile.steps import slice_steps
 
 
 @dataclass
@@ -94,6 +95,7 @@ class Compiler:
     def program(self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> ProgramSegment:
         """From tensor expressions to a verified program."""
         with self._step("storage"):
+            compute = slice_steps(compute, self.backend.vdevice)
             plan = assign_storage(split_deep(compute, self.backend.vdevice))
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rammer.codegen.task import Argument
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
@@ -17,7 +18,7 @@ from rammer.runtime.host_memory import view
 from rammer_cuda.compile import compile_all
 from rammer_cuda.driver import check, driver
 from rammer_cuda.hardware import cupy
-from rammer_cuda.kernels.task import Argument, TaskKernel
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import translation_unit
 
 

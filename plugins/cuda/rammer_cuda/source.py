@@ -8,13 +8,14 @@ from dataclasses import replace
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction
+from rammer.codegen.task import Argument, Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
-from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.targets import THREADS
 
 #: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.

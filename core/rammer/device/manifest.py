@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -74,6 +74,30 @@ class RunResult:
     outputs: dict[str, Array]
     seconds: float
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One task on one unit of the device (a vEU in a predicted schedule, an SM of a GPU in a measured one); ``start``
+    and ``end`` in seconds from the start of the program."""
+
+    veu: int
+    operator: str
+    index: int
+    start: float
+    end: float
+
+
+@runtime_checkable
+class Tracer(Protocol):
+    """A backend that can also say when and where each task ran."""
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        """The tasks of one run, by the device's own clock; a task that is several groups of threads has several spans.
+
+        The kernels are built once more with what records times, so that ordinary ones carry nothing of it.
+        """
+        ...
 
 
 class Bound(Protocol):

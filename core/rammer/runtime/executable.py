@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -57,8 +57,10 @@ class Specialised:
         """Kernel launches (or supersteps) of one run."""
         return sum(p.kernels for p in self.loaded.values())
 
-    def run(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Timing]:
-        """One run through all segments, by ONNX names."""
+    def run(self, inputs: Mapping[str, Array],
+            watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None
+            ) -> tuple[dict[str, Array], Timing]:  # fmt: skip
+        """One run through all segments, by ONNX names; ``watch`` is told every program's inputs before it runs."""
         start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
         graph = self.compiled.graph
         values: dict[str, Array] = {v.name: inputs[v.external or v.name] for v in graph.inputs}
@@ -69,12 +71,16 @@ class Specialised:
                 values.update(segment.node.run(known))
                 host += time.perf_counter() - begin
             else:
-                device += self._device(number, segment, values, notes)
+                feeds = {p.external: values[p.tensor] for p in segment.program.inputs}
+                if watch is not None:
+                    watch(segment, feeds)
+                device += self._device(number, segment, feeds, values, notes)
         outputs = {v.external or v.name: _value(values, graph.constants, v.name) for v in graph.outputs}
         return outputs, Timing(device, host, time.perf_counter() - start, tuple(dict.fromkeys(notes)))
 
-    def _device(self, number: int, segment: ProgramSegment, values: dict[str, Array], notes: list[str]) -> float:
-        result = self.loaded[number].run({p.external: values[p.tensor] for p in segment.program.inputs})
+    def _device(self, number: int, segment: ProgramSegment, feeds: Mapping[str, Array], values: dict[str, Array],
+                notes: list[str]) -> float:  # fmt: skip
+        result = self.loaded[number].run(feeds)
         for port in segment.program.outputs:
             values[port.tensor] = result.outputs[port.external]
         notes += result.notes

@@ -25,13 +25,15 @@ from rammer_cuda.source import task_kernels
 class Recipe:
     """What a graph is built of: launches with their kernels (by operator) and functions (by entry point).
 
-    With ``programmatic`` edges the blocks of a dependent kernel start early and wait on the device.
+    With ``programmatic`` edges the blocks of a dependent kernel start early and wait on the device. ``records`` are
+    addresses, one a launch, that kernels built for a trace take as their last argument.
     """
 
     plan: Sequence[Launch]
     kernels: Mapping[str, TaskKernel]
     functions: Mapping[str, Any]
     programmatic: bool
+    records: tuple[int, ...] = ()
 
 
 class CudaProgram:
@@ -116,8 +118,9 @@ def build_graph(resident: Resident, recipe: Recipe, repeat: int = 1) -> Any:
     ends: list[Any] = []
     for _ in range(repeat):
         nodes: list[Any] = []
-        for launch in recipe.plan:
-            parameters, _keep = _node(resident, recipe, launch)
+        for number, launch in enumerate(recipe.plan):
+            last = [ctypes.c_void_p(recipe.records[number])] if recipe.records else []
+            parameters, _keep = _node(resident, recipe, launch, last)
             made = check(api.cuGraphAddKernelNode(graph, [], 0, parameters), f"adding {launch.operator}")
             _depend(graph, [nodes[i] for i in launch.after] or ends, made, recipe.programmatic)
             nodes.append(made)
@@ -143,13 +146,13 @@ def _depend(graph: Any, before: list[Any], node: Any, programmatic: bool) -> Non
     check(api.cuGraphAddDependencies(graph, before, after, edges, len(before)), "adding edges to a graph")
 
 
-def _node(resident: Resident, recipe: Recipe, launch: Launch) -> tuple[Any, list[Any]]:
-    """A node's parameters, and the values that they point to: adding the node copies them."""
+def _node(resident: Resident, recipe: Recipe, launch: Launch, last: list[Any]) -> tuple[Any, list[Any]]:
+    """A node's parameters, and the values that they point to: adding the node copies them. ``last`` are more values."""
     kernel = recipe.kernels[launch.operator]
     first = consecutive(launch.tasks)
     order = 0 if first is not None else resident.table(np.array(launch.tasks, np.int32))
     values = [ctypes.c_void_p(resident.address(a)) for a in kernel.arguments]
-    packed: list[Any] = [*values, ctypes.c_void_p(order), ctypes.c_int(first or 0)]
+    packed: list[Any] = [*values, ctypes.c_void_p(order), ctypes.c_int(first or 0), *last]
     pointers = (ctypes.c_void_p * len(packed))(*[ctypes.addressof(v) for v in packed])
     node = driver().CUDA_KERNEL_NODE_PARAMS()
     node.func = recipe.functions[kernel.entry]

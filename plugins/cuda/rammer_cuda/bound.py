@@ -92,7 +92,8 @@ def _replace(resident: Resident, places: Places, what: str, tensor: str, array: 
 
 
 def stream_of(resident: Resident, stream: Any) -> Any:
-    """A CuPy stream for the caller's: CuPy's, torch's, one with ``__cuda_stream__``, or a handle. BadInput for others."""
+    """A CuPy stream for the caller's: CuPy's, torch's, one with ``__cuda_stream__``, or a handle, which must stay valid
+    until the bound call is closed. BadInput for others."""
     if stream is None:
         return resident.stream
     handle = stream
@@ -102,7 +103,20 @@ def stream_of(resident: Resident, stream: Any) -> Any:
         handle = stream.__cuda_stream__()[1]
     if isinstance(handle, bool) or not isinstance(handle, int):
         raise BadInput(f"{type(stream).__name__} is no CUDA stream", hint="give torch's, CuPy's, or a handle as a number")
-    return resident.cp.cuda.ExternalStream(handle, resident.device.id)
+    streams = resident.cp.cuda
+    if hasattr(streams.Stream, "from_external"):
+        return streams.Stream.from_external(_Handle(handle))
+    return streams.ExternalStream(handle, resident.device.id)  # CuPy 13
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """A stream's handle in the form that CUDA libraries pass streams."""
+
+    value: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.value
 
 
 class Launchable(Protocol):
@@ -131,7 +145,7 @@ class CudaBound:
         """Queue one run; DeviceFailure once closed."""
         self._open()
         with self._resident.device:
-            self._resident.follow(self.stream)
+            self._resident.follow(self.stream, self._owner)
             self._queue()
 
     def _queue(self) -> None:
@@ -153,6 +167,7 @@ class CudaBound:
     def seconds(self) -> float:
         """One run between two events; its seconds on the GPU."""
         self._open()
+        self._resident.follow(self.stream, self._owner)
         return self._resident.timed(self._queue, self.stream)
 
     def write(self, inputs: Mapping[str, Any]) -> None:

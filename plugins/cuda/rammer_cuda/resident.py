@@ -36,6 +36,7 @@ class Resident:
         self.modules: list[Any] = []
         self.packed: dict[tuple[str, str], Any] = {}
         self.keep: list[Any] = []
+        self.owner: Any = None
         with self.device:
             self.stream = self.last = self.cp.cuda.Stream(non_blocking=True)
             self.buffers = self._allocate(constants)
@@ -112,19 +113,22 @@ class Resident:
         with self.device:
             self.cp.cuda.get_current_stream().synchronize()
 
-    def follow(self, stream: Any) -> None:
-        """Order what ``stream`` gets next after all runs on other streams: runs of one program share its arena."""
+    def follow(self, stream: Any, owner: Any = None) -> None:
+        """Order what ``stream`` gets next after all runs on other streams: runs of one program share its arena.
+
+        ``owner`` is kept alive as long as the stream may be waited for.
+        """
         if self.closed:
             raise DeviceFailure(f"program {self.program.name} was closed")
         if stream.ptr != self.last.ptr:
             with self.device:
                 stream.wait_event(self.last.record())
-            self.last = stream
+            self.last, self.owner = stream, owner
 
     def leave(self, stream: Any) -> None:
         """Forget a stream that may not live on; what it was given has been waited for."""
         if stream.ptr == self.last.ptr:
-            self.last = self.stream
+            self.last, self.owner = self.stream, None
 
     def copy_in(self, inputs: Mapping[str, Array]) -> None:
         """Queue copies of the program's inputs, by ONNX name. DeviceFailure once closed."""
@@ -158,9 +162,11 @@ class Resident:
         return np.array(view(raw[:size].view(self.program.types[tensor].dtype), storage), order="C")
 
     def timed(self, launch: Callable[[], None], stream: Any = None) -> float:
-        """GPU seconds of what ``launch`` queues on ``stream``, by events; DeviceFailure if it fails there."""
-        stream = stream or self.stream
-        self.follow(stream)
+        """GPU seconds of what ``launch`` queues on ``stream`` (None: the program's own), by events; DeviceFailure if it
+        fails there."""
+        if stream is None:
+            stream = self.stream
+            self.follow(stream)
         with self.device:
             events = self.cp.cuda.Event(), self.cp.cuda.Event()
             events[0].record(stream)
@@ -180,7 +186,7 @@ class Resident:
         """Unload the modules and free all memory; closing again does nothing."""
         if not self.closed:
             self.closed = True
-            self.last.synchronize()  # memory that goes back to the pool may be another program's at once
+            self.wait(self.last)  # memory that goes back to the pool may be another program's at once
             for module in self.modules:
                 check(driver().cuModuleUnload(module), "unloading a module")
             self.modules.clear()

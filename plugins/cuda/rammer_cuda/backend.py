@@ -17,6 +17,7 @@ from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
+from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.profiler import CudaProfiler
@@ -65,6 +66,9 @@ class CudaBackend:
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits, best predicted first."""
+        cells = cell_candidates(operator, binding, self.vdevice)
+        if cells:
+            return cells
         products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
         plain = plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)
         ranked = sorted([(c.seconds, c.operator) for c in products] + plain, key=lambda f: f[0])
@@ -78,6 +82,9 @@ class CudaBackend:
         resources = Resources(made.threads, local_bytes=made.shared)
         if operator.family in ("gemm", "gemm_tf32x3"):
             seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+            return RKernel(operator, made.text, resources, seconds, seconds)
+        if operator.family == "cell":
+            seconds = cell_seconds(operator, binding, self.vdevice)
             return RKernel(operator, made.text, resources, seconds, seconds)
         if suits(operator):
             seconds = plain_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)

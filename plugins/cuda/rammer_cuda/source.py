@@ -14,6 +14,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
+from rammer_cuda.kernels.cell import cell
 from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.targets import THREADS
@@ -36,7 +37,7 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: Families with kernels of their own.
-FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3}
+FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3, "cell": cell}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

@@ -32,7 +32,7 @@ from rammer.passes.narrow import NarrowFloats
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.storage import assign_storage
 from rammer.plan.views import view_sources
-from rammer.profile.probe import random_inputs
+from rammer.runtime.host_memory import random_inputs
 from rammer.runtime.options import PRECISIONS
 from rammer.tile.connect import connect
 from rammer.tile.signature import signature

@@ -116,7 +116,7 @@ class Compiler:
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
         with self._step("schedule"):
             after = dependences(tile.operators, plan.storages)
-            schedule = self.policy(OperatorGraph(kernels, after), self.backend.vdevice)
+            schedule = self.policy(OperatorGraph(kernels, after, binding.constants), self.backend.vdevice)
         with self._step("plan"):
             program = build_program(compute.name, schedule, plan, inputs, outputs, plan.graph.constants,
                                     policy=str(self.policy), vdevice=self.backend.vdevice)  # fmt: skip

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
@@ -17,6 +17,7 @@ from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
+from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
@@ -67,6 +68,9 @@ class CudaBackend:
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits, best predicted first."""
+        cells = cell_candidates(operator, binding, self.vdevice)
+        if cells:
+            return cells
         products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
         plain = plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)
         rows = row_candidates(operator, binding, self.vdevice)[:ROW_TILES]
@@ -85,6 +89,9 @@ class CudaBackend:
         if operator.family == "rows":
             seconds = row_seconds(operator, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
+        if operator.family == "cell":
+            seconds = cell_seconds(operator, binding, self.vdevice)
+            return RKernel(operator, made.text, resources, seconds, seconds)
         if suits(operator):
             seconds = plain_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
@@ -102,6 +109,16 @@ class CudaBackend:
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled, resident and captured in a CUDA graph."""
         return self.open_program(program, constants)
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        """Every block of one run with the SM that ran it, from kernels that record it."""
+        from rammer_cuda.trace import trace
+
+        loaded = self.open_program(program, constants)
+        try:
+            return trace(loaded, inputs, self.arch).spans
+        finally:
+            loaded.close()
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
         """``load`` with ``repeat`` copies of the program chained in the graph."""

@@ -14,6 +14,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
+from rammer_cuda.kernels.cell_text import cell
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.rowwise import rows
 from rammer_cuda.kernels.task import TaskKernel
@@ -37,7 +38,7 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: What writes the kernels of each family.
-MAKERS = {name: family.make for name, family in FAMILIES.items()} | {"rows": rows}
+MAKERS = {name: family.make for name, family in FAMILIES.items()} | {"rows": rows, "cell": cell}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

@@ -181,13 +181,14 @@ def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevic
     moved = busiest * copies * (2.5 if depth.flat else 1)
     if cost is not None:
         work = cost.matrix * cost.instructions(part, shape.tm, shape.tn) + cost.read * cost.reads(part, shape.tm, shape.tn)
-        step = STEP + busiest * work + cost.copy * moved
+        step = cost.step + busiest * work + cost.copy * moved
         store = cost.store * elements
     else:
         reads = resident * warps * part * vectors
         step = STEP + PRODUCT * busiest * part * shape.tm * shape.tn + READ * reads + COPY * moved
         store = STORE * elements
-    cycles: float = START + (TAPS if depth.outer else 0) + (CLUSTER if shape.split > 1 else 0)
+    start, taps, cluster = (cost.start, cost.taps, cost.cluster) if cost else (START, TAPS, CLUSTER)
+    cycles: float = start + (taps if depth.outer else 0) + (cluster if shape.split > 1 else 0)
     cycles += -(-per_sm // resident) * (steps * step + store)
     return cycles / clock + device.launch
 

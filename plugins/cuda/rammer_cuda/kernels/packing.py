@@ -19,9 +19,9 @@ FORMS = ("float32", "tf32", "float16")
 
 
 def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth,
-         form: str = "float32") -> tuple[Packing, list[int]]:  # fmt: skip
+         form: str = "float32", turned: int = 0) -> tuple[Packing, list[int]]:  # fmt: skip
     """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks * BK, unit]``, padded with zeros, in one of
-    ``FORMS``.
+    ``FORMS``. With ``turned`` the end is ``[..., K blocks, unit, BK + turned]``.
 
     Also returns the positions of the fixed axes, outermost first.
     """
@@ -31,7 +31,7 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
     line = p.main.axes[along] if along is not None else Axis("one__", 1)
     tile = p.operator.tile[along] if along is not None else 1
     tiles = -(-line.extent // tile)
-    size = math.prod(a.extent for a in axes) * tiles * depth.blocks * depth.block * unit
+    size = math.prod(a.extent for a in axes) * tiles * depth.blocks * (depth.block + turned) * unit
 
     def make(values: Array) -> Array:
         dead = tuple(r for r in p.main.reduce if r not in depth.axes)
@@ -43,10 +43,16 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
         data = padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
         data = padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
         data = padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
-        packed = np.ascontiguousarray(np.swapaxes(padded(data, 2, unit), 2, 3), dtype=np.dtype(kind))
+        data = padded(data, 2, unit)
+        if turned:
+            blocks = np.moveaxis(data.reshape(outer, tiles, unit, depth.blocks, depth.block), 3, 2)
+            data = padded(blocks, 4, depth.block + turned)
+        else:
+            data = np.swapaxes(data, 2, 3)
+        packed = np.ascontiguousarray(data, dtype=np.dtype(kind))
         return rounded_to_tf32(packed) if form == "tf32" else packed
 
-    key = packing_key(form, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
+    key = packing_key(form, turned, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
     return Packing(key, size, make), fixed
 
 

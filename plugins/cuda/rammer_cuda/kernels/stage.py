@@ -47,10 +47,13 @@ class Stage:
         self.packing: Packing | None = None
         self.coordinates: list[int] = []
         if self.operand.packable and len(self.axes) <= 1:
-            self.unit, self.pad = self.unit + self.pad, 0
-            self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, self.form)
+            self._pack()
         self.deep = self.packing is None and self._deep()
         self.vector = self.wide if self.packing is None and not self.deep and self._vector() else 1
+
+    def _pack(self) -> None:
+        self.unit, self.pad = self.unit + self.pad, 0
+        self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, self.form)
 
     @property
     def along(self) -> int | None:
@@ -112,7 +115,7 @@ class Stage:
             grid, tile = self.p.operator.grid[self.along], self.p.operator.tile[self.along]
             index = f"o{self.along} / {tile}"
             place = f"({place}) * {grid} + {index}" if place else index
-        size = self.depth.blocks * self.depth.block * self.unit
+        size = self.depth.blocks * self.size
         base = f"{self.name}g + (long long)({place or '0'}) * {size} + tid * {self.wide}"
         text.line(f"const {self.ctype} *const {self.name}p = {base};")
 
@@ -185,7 +188,7 @@ class Stage:
                 self._copy(text, row, str(g), f"{n}s + {row} * {self.pitch} + {n}j{g}", guard, taps)
 
     def _fetch_packed(self, text: Text) -> None:
-        n, whole = self.name, self.depth.block * self.unit
+        n, whole = self.name, self.size
         wide = self.wide
         for i in range(-(-whole // (wide * self.threads))):
             at = i * wide * self.threads

@@ -28,6 +28,8 @@ FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
 SPLITS = (1, 2, 3, 4, 6, 8)
 #: Buffers of a tensor-core kernel's ring, and the blocks an SM should have room for.
 MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, 2, 6
+#: Threads of a tensor-core block that hide latency without crowding shared memory.
+BEST_THREADS = 192
 #: Even parts of an axis that are tried.
 PARTS = 24
 #: Threads of a block.
@@ -61,9 +63,10 @@ def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
     splits = SPLITS if _clusters(device) else (1,)
     families = families_of(roles, binding)
     depths = {bk: depth_of(roles.main.reduce, bk) for family in families for bk, _ in family.blocks}
-    packed = roles.b.fill is None or roles.b.tensor in binding.constants
+    packed = _together(roles, binding)
     configs = [(family, config) for family in families for config in family.configs(splits)]
     found = list[Choice]()
+    sliced: dict[tuple[object, ...], tuple[float, Choice]] = {}
     for tile in _tiles(roles):
         rows = math.prod(tile[d] for d in roles.rows)
         width = math.prod(tile[d] for d in roles.columns)
@@ -77,9 +80,32 @@ def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
             if not THREADS[0] // 2 < shape.works <= THREADS[1] or shape.split > max(1, depths[shape.bk].blocks // 2):
                 continue
             seconds = predicted(shape, depths[shape.bk], tasks, rows * width, device, family.cost, packed)
-            found.append(Choice(replace(operator, tile=tile, family=family.name, config=config), seconds))
+            choice = Choice(replace(operator, tile=tile, family=family.name, config=config), seconds)
+            if family.cost is None:
+                found.append(choice)
+                continue
+            # Slices are nearly equals to the model; what they are for is warps that hide each other's latency.
+            key = (tile, family.name, *((k, v) for k, v in config if k not in ("slices", "stages")))
+            rank = abs(math.log2(shape.threads / BEST_THREADS))
+            if key not in sliced or rank < sliced[key][0]:
+                sliced[key] = rank, choice
+    found += [choice for _, choice in sliced.values()]
     found.sort(key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
-    return _expressible(_diverse(found), binding, device, count)
+    return _both_ways(_expressible(_diverse(found), binding, device, count))
+
+
+def _together(roles: Roles, binding: Binding) -> bool:
+    """Whether eight columns or eight products of ``b`` probably lie together: what 16-byte copies of float16 need."""
+    columns = math.prod(roles.main.shape[d] for d in roles.columns)
+    deep = roles.main.reduce[-1].extent
+    return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
+
+
+def _both_ways(choices: list[Choice]) -> list[Choice]:
+    """The best choice with and without a split sum first: what a cluster costs is what the model knows least."""
+    split = [dict(c.operator.config)["split"] > 1 for c in choices]
+    other = next((i for i, s in enumerate(split) if s != split[0]), 0)
+    return [*choices[:1], choices[other], *choices[1:other], *choices[other + 1 :]] if other else choices
 
 
 def ring(shape: Shape, item: int, depth: Depth, per_sm: int) -> int:
@@ -182,7 +208,8 @@ def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevic
     if cost is not None:
         work = cost.matrix * cost.instructions(part, shape.tm, shape.tn) + cost.read * cost.reads(part, shape.tm, shape.tn)
         step = cost.step + busiest * work + cost.copy * moved
-        store = cost.store * elements
+        step += cost.bytes64 * resident * (shape.bm + shape.bn) * shape.bk * (2 if narrow else 4) / 64
+        store = cost.store * elements + (cost.peer * 4 * resident * cells if shape.split > 1 else 0)
     else:
         reads = resident * warps * part * vectors
         step = STEP + PRODUCT * busiest * part * shape.tm * shape.tn + READ * reads + COPY * moved

@@ -237,12 +237,30 @@ class Gemm:
         ])  # fmt: skip
         text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
         text.all(self._leave())
-        text.all([
-            "}",
-            "__syncthreads();" if self.split == 1 else "rm_cluster_arrive();",
-        ])  # fmt: skip
+        text.line("}")
+        if self.split > 1 and s.slices > 1:
+            self._gather_slices()
+        text.line("__syncthreads();" if self.split == 1 else "rm_cluster_arrive();")
         if self.split > 1:
             self._reduce()
+
+    def _gather_slices(self) -> None:
+        """Add up the slices here, so that the others of the cluster read one: their way is far slower than this."""
+        s, text = self.s, self.text
+        size = s.bm * self.line
+        text.all([
+            "__syncthreads();",
+            "#pragma unroll 1",
+            f"for (int e = tid * 4; e < {size}; e += {s.threads * 4}) {{",
+            "float4 sum = *(float4 *)(shared + e);",
+            "#pragma unroll",
+            f"for (int q = 1; q < {s.slices}; ++q) {{",
+            f"const float4 v = *(const float4 *)(shared + q * {size} + e);",
+            "sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;",
+            "}",
+            "*(float4 *)(shared + e) = sum;",
+            "}",
+        ])  # fmt: skip
 
     def _multiply(self) -> list[str]:
         """Multiply one buffer of the ring into the registers."""
@@ -280,11 +298,9 @@ class Gemm:
             "float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
             "#pragma unroll",
             f"for (int r = 0; r < {self.split}; ++r) {{",
-            "#pragma unroll",
-            f"for (int q = 0; q < {s.slices}; ++q) {{",
-            f"const float4 v = rm_peer(shared + q * {s.bm * self.line} + e * 4, r);",
+            "const float4 v = rm_peer(shared + e * 4, r);",
             "sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;",
-            "}", "}",
+            "}",
             "*(float4 *)(shared + e * 4) = sum;",  # nobody else reads these rows here
             "}",
             "rm_cluster_arrive();",

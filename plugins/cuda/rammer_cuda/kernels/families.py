@@ -28,7 +28,7 @@ HALF_BLOCKS = ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))
 class TensorCost:
     """Cycles: of a launch, for convolutions' taps and for a cluster's barriers; on one scheduler per ring step, matrix
     instruction, shared-memory read of an operand with what it takes to round or split it, copy of a thread, and element
-    of a thread in the epilogue; per 64 bytes that an SM stages, and per byte that it reads from others of a cluster.
+    of a thread in the epilogue; of each cycle that staging would keep L2 busy, and per byte read from others of a cluster.
     ``depth`` products an instruction, ``products`` instructions for one."""
 
     start: float
@@ -39,7 +39,7 @@ class TensorCost:
     read: float
     copy: float
     store: float
-    bytes64: float
+    l2: float
     peer: float
     depth: int
     products: int
@@ -75,13 +75,13 @@ class Family:
 FFMA = Family("gemm", gemm, REGISTERS, BLOCKS)
 #: The three-product figures were fitted together with those of FFMA (``choose``); additions outside are in ``matrix``. Those
 #: of one product, on 798 kernels of 55 layers in tf32 and 784 of 27 in float16 on an H200, minimise by how much the first
-#: and the best of the first four choices are slower than the best: by 7 and 11%, and by 2 and 3%.
+#: and the best of the first four choices are slower than the best: by 8%, and by 2%.
 TF32X3 = Family("gemm_tf32x3", gemm_tf32x3, FRAGMENTS, TENSOR_BLOCKS,
                 TensorCost(1900, 850, 2100, 160, 13.0, 13.6, 4.2, 10.0, 0.0, 0.0, 8, 3))  # fmt: skip
 TF32 = Family("gemm_tf32", gemm_tf32, FRAGMENTS, TENSOR_BLOCKS,
-              TensorCost(2100, 30, 1900, 75, 7.0, 8.0, 8.0, 11.0, 0.18, 0.08, 8, 1))  # fmt: skip
+              TensorCost(2300, 30, 1600, 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, 8, 1))  # fmt: skip
 F16 = Family("gemm_f16", gemm_f16, FRAGMENTS, HALF_BLOCKS,
-             TensorCost(1750, 0, 1800, 180, 12.0, 9.0, 11.5, 18.0, 0.9, 0.06, 16, 1))  # fmt: skip
+             TensorCost(1910, 0, 1600, 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, 16, 1))  # fmt: skip
 
 FAMILIES: Final = {f.name: f for f in (FFMA, TF32X3, TF32, F16)}
 

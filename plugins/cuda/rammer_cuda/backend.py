@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
@@ -103,6 +103,16 @@ class CudaBackend:
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled, resident and captured in a CUDA graph."""
         return self.open_program(program, constants)
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        """Every block of one run with the SM that ran it, from kernels that record it."""
+        from rammer_cuda.trace import trace
+
+        loaded = self.open_program(program, constants)
+        try:
+            return trace(loaded, inputs, self.arch).spans
+        finally:
+            loaded.close()
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
         """``load`` with ``repeat`` copies of the program chained in the graph."""

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rammer.device.manifest import Array, Binding, RunResult
+from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.ir.program import RProgram
 
+from rammer_cuda.bound import CudaBound, place, stream_of
 from rammer_cuda.driver import check, driver
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive, launches
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import task_kernels
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a graph is built of: launches with their kernels (by operator) and functions (by entry point).
+
+    With ``programmatic`` edges the blocks of a dependent kernel start early and wait on the device. ``records`` are
+    addresses, one a launch, that kernels built for a trace take as their last argument.
+    """
+
+    plan: Sequence[Launch]
+    kernels: Mapping[str, TaskKernel]
+    functions: Mapping[str, Any]
+    programmatic: bool
+    records: tuple[int, ...] = ()
 
 
 class CudaProgram:
@@ -26,72 +44,21 @@ class CudaProgram:
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
-        self.program, self.repeat = program, repeat
-        self.programmatic = int(arch.removeprefix("sm_").rstrip("a")) >= 90
+        self.program = program
         self.resident = Resident(program, constants, index)
         with self.resident.device:
             kernels = task_kernels(program.operators, Binding(program.types, program.storage, frozenset(constants)))
             self.resident.pack((a for k in kernels.values() for a in k.arguments), constants)
-            self.functions = self.resident.load(kernels.values(), arch)
-            self.plan = launches(program)
-            self.graph = self._graph(kernels)
+            functions = self.resident.load(kernels.values(), arch)
+            self.recipe = Recipe(launches(program), kernels, functions, _compute_capability(arch) >= 90)
+            self.graph = Graph(build_graph(self.resident, self.recipe, repeat))
+        self.resident.ready()
+        self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
 
     @property
     def kernels(self) -> int:
         """Kernel launches of one run."""
-        return len(self.plan)
-
-    @property
-    def stream(self) -> Any:
-        """The CuPy stream that runs are queued on."""
-        return self.resident.stream
-
-    def _graph(self, kernels: Mapping[str, TaskKernel]) -> Any:
-        """Nodes for the launches with their edges, instantiated."""
-        api = driver()
-        graph = check(api.cuGraphCreate(0), "creating a graph")
-        ends: list[Any] = []
-        for _ in range(self.repeat):
-            nodes: list[Any] = []
-            for launch in self.plan:
-                parameters, _keep = self._node(kernels[launch.operator], launch)
-                made = check(api.cuGraphAddKernelNode(graph, [], 0, parameters), f"adding {launch.operator}")
-                self._depend(graph, [nodes[i] for i in launch.after] or ends, made)
-                nodes.append(made)
-            followed = {p for launch in self.plan for p in launch.after}
-            ends = [n for i, n in enumerate(nodes) if i not in followed]
-        made = check(api.cuGraphInstantiate(graph, 0), "instantiating a graph")
-        check(api.cuGraphDestroy(graph), "freeing a graph")
-        return made
-
-    def _depend(self, graph: Any, before: list[Any], node: Any) -> None:
-        """Order ``node`` after others; where the GPU can, its blocks start early and wait on the device."""
-        api = driver()
-        if not before:
-            return
-        edges = None
-        if self.programmatic:
-            edge = api.CUgraphEdgeData()
-            edge.from_port = api.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
-            edge.type = int(api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
-            edges = [edge] * len(before)
-        after = [node] * len(before)
-        check(api.cuGraphAddDependencies(graph, before, after, edges, len(before)), "adding edges to a graph")
-
-    def _node(self, kernel: TaskKernel, launch: Launch) -> tuple[Any, list[Any]]:
-        """A node's parameters, and the values that they point to: adding the node copies them."""
-        first = consecutive(launch.tasks)
-        order = 0 if first is not None else self.resident.table(np.array(launch.tasks, np.int32))
-        values = [ctypes.c_void_p(self.resident.address(a)) for a in kernel.arguments]
-        packed: list[Any] = [*values, ctypes.c_void_p(order), ctypes.c_int(first or 0)]
-        pointers = (ctypes.c_void_p * len(packed))(*[ctypes.addressof(v) for v in packed])
-        node = driver().CUDA_KERNEL_NODE_PARAMS()
-        node.func = self.functions[kernel.entry]
-        node.gridDimX, node.gridDimY, node.gridDimZ = len(launch.tasks) * kernel.blocks, 1, 1
-        node.blockDimX, node.blockDimY, node.blockDimZ = kernel.threads, 1, 1
-        node.sharedMemBytes = kernel.dynamic
-        node.kernelParams = ctypes.addressof(pointers)
-        return node, [packed, pointers]
+        return len(self.recipe.plan)
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """Copy in, replay the graph, copy out; ``seconds`` is the graph alone, by events."""
@@ -101,13 +68,96 @@ class CudaProgram:
 
     def replay(self) -> float:
         """One graph launch on the inputs already there; its seconds on the GPU."""
-        return self.resident.timed(self._launch)
+        return self.resident.timed(lambda: self.graph.launch(self.resident.stream.ptr))
 
-    def _launch(self) -> None:
-        check(driver().cuGraphLaunch(self.graph, self.resident.stream.ptr), "launching a graph")
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """A graph of its own over the caller's arrays: dense, aligned arrays on this GPU are used where they are."""
+        with self.resident.device:
+            chosen = stream_of(self.resident, stream)
+            places = place(self.resident, inputs, outputs)
+            graph = Graph(build_graph(self.resident.with_buffers(places.buffers), self.recipe))
+        self.resident.ready()
+        made = CudaBound(self.resident, places, chosen, graph, stream)
+        self.bounds.add(made)
+        return made
 
     def close(self) -> None:
-        """Free the graph, the modules and all buffers."""
+        """Free the graphs, the modules and all buffers."""
         if not self.resident.closed:
-            check(driver().cuGraphExecDestroy(self.graph), "freeing a graph")
+            for bound in list(self.bounds):
+                bound.close()
+            self.graph.close()
             self.resident.close()
+
+
+def _compute_capability(arch: str) -> int:
+    """90 of ``sm_90a``."""
+    return int(arch.removeprefix("sm_").rstrip("a"))
+
+
+class Graph:
+    """An instantiated graph."""
+
+    def __init__(self, executable: Any) -> None:
+        self.executable, self.api = executable, driver()
+        self.close = weakref.finalize(self, _free, executable)  #: Free it; a second call does nothing.
+        self.close.atexit = False  # the driver may be gone by then
+
+    def launch(self, stream: int) -> None:
+        """Queue it on the stream with this handle."""
+        check(self.api.cuGraphLaunch(self.executable, stream), "launching a graph")
+
+def _free(executable: Any) -> None:
+    check(driver().cuGraphExecDestroy(executable), "freeing a graph")
+
+
+def build_graph(resident: Resident, recipe: Recipe, repeat: int = 1) -> Any:
+    """The launches as nodes with their edges, on the addresses of ``resident``; ``repeat`` copies in a chain."""
+    api = driver()
+    graph = check(api.cuGraphCreate(0), "creating a graph")
+    ends: list[Any] = []
+    for _ in range(repeat):
+        nodes: list[Any] = []
+        for number, launch in enumerate(recipe.plan):
+            last = [ctypes.c_void_p(recipe.records[number])] if recipe.records else []
+            parameters, _keep = _node(resident, recipe, launch, last)
+            made = check(api.cuGraphAddKernelNode(graph, [], 0, parameters), f"adding {launch.operator}")
+            _depend(graph, [nodes[i] for i in launch.after] or ends, made, recipe.programmatic)
+            nodes.append(made)
+        followed = {p for launch in recipe.plan for p in launch.after}
+        ends = [n for i, n in enumerate(nodes) if i not in followed]
+    made = check(api.cuGraphInstantiate(graph, 0), "instantiating a graph")
+    check(api.cuGraphDestroy(graph), "freeing a graph")
+    return made
+
+
+def _depend(graph: Any, before: list[Any], node: Any, programmatic: bool) -> None:
+    """Order ``node`` after others."""
+    api = driver()
+    if not before:
+        return
+    edges = None
+    if programmatic:
+        edge = api.CUgraphEdgeData()
+        edge.from_port = api.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+        edge.type = int(api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+        edges = [edge] * len(before)
+    after = [node] * len(before)
+    check(api.cuGraphAddDependencies(graph, before, after, edges, len(before)), "adding edges to a graph")
+
+
+def _node(resident: Resident, recipe: Recipe, launch: Launch, last: list[Any]) -> tuple[Any, list[Any]]:
+    """A node's parameters, and the values that they point to: adding the node copies them. ``last`` are more values."""
+    kernel = recipe.kernels[launch.operator]
+    first = consecutive(launch.tasks)
+    order = 0 if first is not None else resident.table(np.array(launch.tasks, np.int32))
+    values = [ctypes.c_void_p(resident.address(a)) for a in kernel.arguments]
+    packed: list[Any] = [*values, ctypes.c_void_p(order), ctypes.c_int(first or 0), *last]
+    pointers = (ctypes.c_void_p * len(packed))(*[ctypes.addressof(v) for v in packed])
+    node = driver().CUDA_KERNEL_NODE_PARAMS()
+    node.func = recipe.functions[kernel.entry]
+    node.gridDimX, node.gridDimY, node.gridDimZ = len(launch.tasks) * kernel.blocks, 1, 1
+    node.blockDimX, node.blockDimY, node.blockDimZ = kernel.threads, 1, 1
+    node.sharedMemBytes = kernel.dynamic
+    node.kernelParams = ctypes.addressof(pointers)
+    return node, [packed, pointers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from rammer.codegen.task import Argument
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
+from rammer.ir.types import row_major
+from rammer.runtime.host_memory import view
 
 from rammer_cuda.compile import compile_all
 from rammer_cuda.driver import check, driver
@@ -33,9 +36,16 @@ class Resident:
         self.modules: list[Any] = []
         self.packed: dict[tuple[str, str], Any] = {}
         self.keep: list[Any] = []
+        self.owner: Any = None
         with self.device:
-            self.stream = self.cp.cuda.Stream(non_blocking=True)
+            self.stream = self.last = self.cp.cuda.Stream(non_blocking=True)
             self.buffers = self._allocate(constants)
+
+    def with_buffers(self, buffers: Mapping[str, Any]) -> Resident:
+        """The same program with other arrays (CuPy, dense) in the place of some buffers: for addresses only."""
+        other = copy(self)
+        other.buffers = {**self.buffers, **buffers}
+        return other
 
     def _allocate(self, constants: Mapping[str, Array]) -> dict[str, Any]:
         """Buffer name -> device bytes: one arena, one allocation for each other buffer."""
@@ -98,15 +108,46 @@ class Resident:
         self.keep.append(self.cp.asarray(values))
         return int(self.keep[-1].data.ptr)
 
-    def copy_in(self, inputs: Mapping[str, Array]) -> None:
-        """Queue copies of the program's inputs, by ONNX name. DeviceFailure once closed."""
+    def ready(self) -> None:
+        """Wait for the uploads: they go by another stream than runs, which does not wait for it."""
+        with self.device:
+            self.cp.cuda.get_current_stream().synchronize()
+
+    def follow(self, stream: Any, owner: Any = None) -> None:
+        """Order what ``stream`` gets next after all runs on other streams: runs of one program share its arena.
+
+        ``owner`` is kept alive as long as the stream may be waited for.
+        """
         if self.closed:
             raise DeviceFailure(f"program {self.program.name} was closed")
+        if stream.ptr != self.last.ptr:
+            with self.device:
+                stream.wait_event(self.last.record())
+            self.last, self.owner = stream, owner
+
+    def leave(self, stream: Any) -> None:
+        """Forget a stream that may not live on; what it was given has been waited for."""
+        if stream.ptr == self.last.ptr:
+            self.last, self.owner = self.stream, None
+
+    def copy_in(self, inputs: Mapping[str, Array]) -> None:
+        """Queue copies of the program's inputs, by ONNX name. DeviceFailure once closed."""
+        self.follow(self.stream)
         with self.device, self.stream:
             for port in self.program.inputs:
-                data = np.ascontiguousarray(inputs[port.external]).reshape(-1).view(np.uint8)
+                data = self._image(port.tensor, inputs[port.external])
                 if data.size:
                     self.buffers[self.program.storage[port.tensor].buffer].set(data, stream=self.stream)
+
+    def _image(self, tensor: str, values: Array) -> Array:
+        """The bytes of a tensor's buffer, zero where a strided tensor has no element."""
+        storage = self.program.storage[tensor]
+        buffer = self.program.buffer[storage.buffer]
+        if storage.offset or storage.strides != row_major(storage.shape):
+            image = np.zeros(buffer.size, buffer.dtype)
+            view(image, storage)[...] = values
+            return image.view(np.uint8)
+        return np.ascontiguousarray(values, buffer.dtype).reshape(-1).view(np.uint8)
 
     def copy_out(self) -> dict[str, Array]:
         """The program's outputs by ONNX name, when everything queued so far is done."""
@@ -114,28 +155,38 @@ class Resident:
             return {p.external: self._fetch(p.tensor) for p in self.program.outputs}
 
     def _fetch(self, tensor: str) -> Array:
-        kind = self.program.types[tensor]
-        raw = self.cp.asnumpy(self.buffers[self.program.storage[tensor].buffer], stream=self.stream)
+        storage = self.program.storage[tensor]
+        raw = self.cp.asnumpy(self.buffers[storage.buffer], stream=self.stream)
         self.stream.synchronize()
-        return np.asarray(raw[: kind.nbytes].view(kind.dtype).reshape(kind.shape))
+        size = self.program.buffer[storage.buffer].nbytes
+        return np.array(view(raw[:size].view(self.program.types[tensor].dtype), storage), order="C")
 
-    def timed(self, launch: Callable[[], None]) -> float:
-        """GPU seconds of what ``launch`` queues on the stream, by events; DeviceFailure if it fails there."""
+    def timed(self, launch: Callable[[], None], stream: Any = None) -> float:
+        """GPU seconds of what ``launch`` queues on ``stream`` (None: the program's own), by events; DeviceFailure if it
+        fails there."""
+        if stream is None:
+            stream = self.stream
+            self.follow(stream)
         with self.device:
             events = self.cp.cuda.Event(), self.cp.cuda.Event()
-            events[0].record(self.stream)
+            events[0].record(stream)
             launch()
-            events[1].record(self.stream)
-            try:
-                events[1].synchronize()
-            except self.cp.cuda.runtime.CUDARuntimeError as problem:
-                raise DeviceFailure(f"program {self.program.name} failed on the GPU: {problem}") from problem
+            events[1].record(stream)
+            self.wait(events[1])
             return float(self.cp.cuda.get_elapsed_time(*events)) * 1e-3
+
+    def wait(self, queued: Any) -> None:
+        """Wait for a stream or event; DeviceFailure where what it waits for failed."""
+        try:
+            queued.synchronize()
+        except self.cp.cuda.runtime.CUDARuntimeError as problem:
+            raise DeviceFailure(f"program {self.program.name} failed on the GPU: {problem}") from problem
 
     def close(self) -> None:
         """Unload the modules and free all memory; closing again does nothing."""
         if not self.closed:
             self.closed = True
+            self.wait(self.last)  # memory that goes back to the pool may be another program's at once
             for module in self.modules:
                 check(driver().cuModuleUnload(module), "unloading a module")
             self.modules.clear()

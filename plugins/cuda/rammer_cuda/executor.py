@@ -44,7 +44,7 @@ class CudaProgram:
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
-        self.program = program
+        self.program, self.notes = program, tuple[str, ...]()
         self.resident = Resident(program, constants, index)
         with self.resident.device:
             kernels = task_kernels(program.operators, Binding(program.types, program.storage, frozenset(constants)))
@@ -64,7 +64,7 @@ class CudaProgram:
         """Copy in, replay the graph, copy out; ``seconds`` is the graph alone, by events."""
         self.resident.copy_in(inputs)
         seconds = self.replay()
-        return RunResult(self.resident.copy_out(), seconds)
+        return RunResult(self.resident.copy_out(), seconds, self.notes)
 
     def replay(self) -> float:
         """One graph launch on the inputs already there; its seconds on the GPU."""

@@ -18,7 +18,7 @@ from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.kernels.cell_text import word_span
 from rammer_cuda.persistent.bodies import operator_bodies
-from rammer_cuda.persistent.dataflow import plan_words
+from rammer_cuda.persistent.dataflow import as_planned, plan_words
 from rammer_cuda.persistent.table import Table, make_table
 from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, WORDS, kernel_text
 from rammer_cuda.resident import Resident
@@ -31,12 +31,14 @@ class PersistentProgram:
     """A program resident on a GPU, run by one cooperative launch of a block a vEU.
 
     Families that need a launch of their own (clusters) are computed by the generic kernels. DeviceFailure where the
-    blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in ns.
+    blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in ns; without
+    ``words`` all waits are those of the program.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, limit: int = LIMIT) -> None:
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, limit: int = LIMIT,
+                 words: bool = True) -> None:  # fmt: skip
         binding = Binding(program.types, program.storage, frozenset(constants))
-        flow = plan_words(program, binding)
+        flow = plan_words(program, binding) if words else as_planned(program)
         self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
         self.resident = Resident(self.program, constants, index)
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()

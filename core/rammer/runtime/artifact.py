@@ -98,11 +98,12 @@ def is_artifact(path: Path) -> bool:
         return False
 
 
-def load_artifact(path: Path) -> Artifact:
-    """Read an artifact and verify its programs. BadInput when it is damaged or of another format."""
+def load_artifact(path: Path, proved: bool = False) -> Artifact:
+    """Read an artifact and verify its programs, unless they were ``proved`` before this version of rammer wrote the
+    file. BadInput when it is damaged or of another format."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return _read(archive, path)
+            return _read(archive, path, proved)
     except (VerifyError, *_DAMAGE) as problem:
         said = problem.what if isinstance(problem, VerifyError) else str(problem).strip('"')
         raise BadInput(f"{path} is not a compiled model: {said}", hint="compile the model again") from problem
@@ -113,12 +114,12 @@ _DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, Look
            AttributeError)  # fmt: skip
 
 
-def _read(archive: zipfile.ZipFile, path: Path) -> Artifact:
+def _read(archive: zipfile.ZipFile, path: Path, proved: bool) -> Artifact:
     head = json.loads(archive.read("head.json"))
     if head["format"] != FORMAT:
         raise BadInput(f"{path} has format {head['format']}, this rammer reads {FORMAT}",
                        hint="compile the model again")  # fmt: skip
-    segments = tuple(_read_segment(archive, i, s) for i, s in enumerate(head["segments"]))
+    segments = tuple(_read_segment(archive, i, s, proved) for i, s in enumerate(head["segments"]))
     constants = _unpack(archive.read("constants.npz"))
     inputs, outputs = (tuple(_value(p) for p in head[k]) for k in ("inputs", "outputs"))
     types = {v.name: v.type for v in (*inputs, *outputs)}
@@ -131,13 +132,14 @@ def _value(port: list[str]) -> Value:
     return Value(name, TensorType.parse(text), external)
 
 
-def _read_segment(archive: zipfile.ZipFile, number: int, entry: Mapping[str, str]) -> Segment:
+def _read_segment(archive: zipfile.ZipFile, number: int, entry: Mapping[str, str], proved: bool) -> Segment:
     if entry["kind"] == "host":
         from rammer.runtime.host import HostNode
 
         return HostSegment(HostNode.from_bytes(archive.read(f"{number}.node")), entry["why"])
     program = RProgram.parse(archive.read(f"{number}.program").decode())
-    verify(program)
+    if not proved:
+        verify(program)
     return ProgramSegment(program, _unpack(archive.read(f"{number}.npz")))
 
 

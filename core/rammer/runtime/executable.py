@@ -108,8 +108,8 @@ def _value(values: Mapping[str, Array], constants: Mapping[str, Array], name: st
 class Executable:
     """``exe.run({name: array}) -> {name: array}``. Holds one Specialised per set of input shapes.
 
-    ``device`` is the name it was opened by, ``NAME:INDEX``. With ``programs``, a folder, compiled programs are kept
-    there and found again by the next process.
+    ``device`` is the name it was opened by, ``NAME:INDEX``, ``device_options`` its own options. With ``programs``, a
+    folder, compiled programs are kept there and found again by the next process.
     """
 
     source: ModelSource
@@ -120,6 +120,7 @@ class Executable:
     progress: Progress = quiet
     store: KernelStore | None = None
     programs: Path | None = None
+    device_options: Mapping[str, str] = field(default_factory=dict)
     cache: dict[ShapeKey, Specialised] = field(default_factory=dict)
     timing: Timing = Timing(0.0, 0.0, 0.0)
 
@@ -194,7 +195,8 @@ class Executable:
 
     def artifact(self, compiled: Compiled) -> Artifact:
         """``compiled`` with what a later process needs to run it."""
-        return Artifact(compiled, self.device, self.options.target, self.backend.fingerprint, self.options.policy)
+        return Artifact(compiled, self.device, self.options.target, self.backend.fingerprint, self.options.policy,
+                        self.device_options)  # fmt: skip
 
     def _compile(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         compiled = self.compile_only(shapes)

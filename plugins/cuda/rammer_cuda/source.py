@@ -14,7 +14,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
-from rammer_cuda.kernels.cell import cell
+from rammer_cuda.kernels.cell_text import cell
 from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.targets import THREADS

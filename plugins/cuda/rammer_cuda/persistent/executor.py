@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from rammer.codegen.dialects import CUDA
-from rammer.codegen.emit import emit
-from rammer.codegen.task import Argument
 from rammer.device.manifest import Array, Binding, RunResult
 from rammer.errors import DeviceFailure
-from rammer.ir.operator import ROperator
-from rammer.ir.program import RProgram
-from rammer.tile.signature import signature
+from rammer.ir.program import RProgram, Task
 
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
-from rammer_cuda.kernels.cell import THREADS as CELL_THREADS
-from rammer_cuda.kernels.cell import CellKernel
+from rammer_cuda.persistent.bodies import Bodies, operator_bodies
+from rammer_cuda.persistent.dataflow import plan_words
 from rammer_cuda.persistent.table import Table, make_table
-from rammer_cuda.persistent.text import CONTROL, LINE, Body, kernel_text
+from rammer_cuda.persistent.text import CONTROL, LINE, WORDS, kernel_text
 from rammer_cuda.resident import Resident
-from rammer_cuda.source import task_kernel
-from rammer_cuda.targets import THREADS
 
 #: Nanoseconds that a block waits for a counter before it reports a hang: far beyond any program's run time.
 LIMIT = 2_000_000_000
@@ -40,20 +33,36 @@ class PersistentProgram:
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, repeat: int = 1,
                  limit: int = LIMIT) -> None:  # fmt: skip
-        self.program, self.repeat, self.limit = program, repeat, limit
-        self.resident = Resident(program, constants, index)
-        with self.resident.device:
-            parts = operator_bodies(program, Binding(program.types, program.storage, frozenset(constants)))
+        self.repeat, self.limit = repeat, limit
+        binding = Binding(program.types, program.storage, frozenset(constants))
+        flow = plan_words(program, binding)
+        self.program = flow.program
+        self.resident = Resident(self.program, constants, index)
+        with self.resident.device, self.resident.stream:
+            parts = operator_bodies(flow, binding)
             self.resident.pack((a for arguments in parts.arguments.values() for a in arguments), constants)
-            self.table = make_table(program, parts.number, parts.arguments, self.resident.address)
+            self.words = self._words({t for tensors in flow.words.values() for t in tensors})
+            self.table = make_table(self.program, parts.number, self._pointers(parts), parts.held())
             self.threads, self.shared = parts.threads, parts.shared
             text = kernel_text(parts.bodies, self.table.form, parts.threads)
             self.function = self.resident.function(compile_cubin(text, arch).code, "rm_persistent", parts.shared)
             self._check_resident()
-            self.counters = self.resident.cp.zeros(max(len(program.counters), 1) * LINE, np.uint32)
+            self.counters = self.resident.cp.zeros(max(len(self.program.counters), 1) * LINE, np.uint32)
             self.control = self.resident.cp.zeros(len(CONTROL), np.uint32)
             self.parameters = self._parameters(self.table)
             self.resident.device.synchronize()  # uploads went by another stream than runs
+
+    def _words(self, tensors: Collection[str]) -> dict[str, Any]:
+        """Device memory for the words of each tensor, one an element of its storage's span; tag 0 is no run's."""
+        sizes = {t: self.program.storage[t].span() for t in sorted(tensors)}
+        return {t: self.resident.cp.zeros(high - low, np.uint64) for t, (low, high) in sizes.items()}
+
+    def _pointers(self, parts: Bodies) -> dict[str, list[int]]:
+        """What each operator's function takes: addresses of its arguments, then of its words."""
+        return {
+            name: [*map(self.resident.address, arguments), *(int(self.words[t].data.ptr) for t in parts.words[name])]
+            for name, arguments in parts.arguments.items()
+        }
 
     @property
     def kernels(self) -> int:
@@ -104,69 +113,23 @@ class PersistentProgram:
         with self.resident.device, self.resident.stream:
             self.counters.fill(0)  # an aborted run leaves counters between two epochs
             self.control.fill(0)
-        counter = self.program.counters[state["counter"]]
+            for words in self.words.values():
+                words.fill(0)
         task = self.program.rows[state["veu"]][state["order"]]
         raise DeviceFailure(
-            f"vEU {state['veu']} waited {self.limit / 1e9:.3g} s for {counter.name} to reach {state['wanted']}, it stayed "
-            f"at {state['seen']}", where=f"program {self.program.name}, task {task.operator}[{task.index}]",
-            hint="the program never signals this counter: `rammer inspect --stage program` shows its rows",
+            f"vEU {state['veu']} waited {self.limit / 1e9:.3g} s for {self._awaited(task, state['counter'])} to reach "
+            f"{state['wanted']}, but it stayed at {state['seen']}",
+            where=f"program {self.program.name}, task {task.operator}[{task.index}], entry {state['order']} of its row",
+            hint="nobody signals what it waits for: `rammer inspect --stage program` shows the rows",
         )  # fmt: skip
+
+    def _awaited(self, task: Task, number: int) -> str:
+        """What a report's counter number stands for."""
+        if number < WORDS:
+            return f"counter {self.program.counters[number].name}"
+        products = [c for c in self.program.operator[task.operator].computes if c.reduce]
+        return f"the words of {' or '.join(sorted(set(products[number - WORDS].reads) & self.words.keys()))}"
 
     def close(self) -> None:
         """Free the module and all buffers."""
         self.resident.close()
-
-
-class Bodies:
-    """The distinct device functions of a program; ``number`` and ``arguments`` by operator."""
-
-    def __init__(self) -> None:
-        self.bodies: list[Body] = []
-        self.number: dict[str, int] = {}
-        self.arguments: dict[str, tuple[Argument, ...]] = {}
-        self.threads, self.shared = THREADS, 16
-        self._known: dict[tuple[str, ...], tuple[ROperator, int]] = {}
-
-    def add(self, operator: ROperator, binding: Binding) -> None:
-        """Add one operator; equal ones share a function."""
-        constant = "".join("c" if n in binding.constants else "-" for n in (*operator.inputs, *operator.outputs))
-        aligned = " ".join(str(binding.storages[n].offset % 16) for n in (*operator.inputs, *operator.outputs))
-        key = signature(operator, binding.types, binding.storages), constant, aligned
-        if key not in self._known:
-            self._known[key] = operator, self._emit(operator, binding)
-        first, self.number[operator.name] = self._known[key]
-        if first is not operator:
-            names = dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
-            self.arguments[operator.name] = tuple(
-                Argument(names[a.tensor], a.written, a.packing) for a in self.arguments[first.name]
-            )
-
-    def _emit(self, operator: ROperator, binding: Binding) -> int:
-        """Note the operator's function and arguments; returns the function's number."""
-        if operator.family == "cell":
-            kernel = task_kernel(operator, binding)
-            assert isinstance(kernel, CellKernel)
-            types = tuple("float" if a.written else "const float" for a in kernel.arguments)
-            self.arguments[operator.name] = kernel.arguments
-            self.threads, self.shared = max(self.threads, CELL_THREADS), max(self.shared, kernel.shared)
-            return self._number(Body(kernel.name, kernel.text, types, kernel))
-        function = emit(operator, binding, CUDA)
-        types = tuple(CUDA.types[binding.types[t].dtype] for t, _ in function.arguments)
-        self.arguments[operator.name] = tuple(Argument(t, w) for t, w in function.arguments)
-        self.shared = max(self.shared, function.scratch)
-        return self._number(Body(function.name, function.text, types))
-
-    def _number(self, body: Body) -> int:
-        """The number of ``body``, whose name is a hash of its text."""
-        names = [b.name for b in self.bodies]
-        if body.name not in names:
-            self.bodies.append(body)
-        return len(names) if body.name not in names else names.index(body.name)
-
-
-def operator_bodies(program: RProgram, binding: Binding) -> Bodies:
-    """The device functions that ``program`` needs."""
-    result = Bodies()
-    for operator in program.operators:
-        result.add(operator, binding)
-    return result

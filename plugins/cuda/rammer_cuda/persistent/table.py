@@ -7,14 +7,13 @@ An entry is 32-bit words, so that a block can copy the next one while it compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rammer.codegen.task import Argument
 from rammer.ir.program import Counter, RProgram
 
 #: Words before the waits of an entry.
@@ -62,9 +61,10 @@ class Table:
     counters: tuple[Counter, ...]
 
 
-def make_table(program: RProgram, kernel_of: Mapping[str, int], arguments: Mapping[str, tuple[Argument, ...]],
-               address: Callable[[Argument], int]) -> Table:  # fmt: skip
-    """The table of ``program``: ``kernel_of`` and ``arguments`` by operator, device addresses from ``address``."""
+def make_table(program: RProgram, kernel_of: Mapping[str, int], pointers: Mapping[str, Sequence[int]],
+               held: Mapping[str, tuple[object, ...]]) -> Table:  # fmt: skip
+    """The table of ``program``. By operator: its kernel's number, the pointers that it takes, and what identifies the
+    constants that the kernel holds on chip (() where it holds none)."""
     number = {c.name: i for i, c in enumerate(program.counters)}
     feeds: dict[str, list[Counter]] = {}
     for counter in program.counters:
@@ -74,9 +74,9 @@ def make_table(program: RProgram, kernel_of: Mapping[str, int], arguments: Mappi
                  for t in {(t.operator, t.index) for t in tasks}}  # fmt: skip
     form = Form(
         max((len(t.waits) for t in tasks), default=0), max(map(len, signalled.values()), default=0),
-        max((len(arguments[o.name]) for o in program.operators), default=0),
+        max(map(len, pointers.values()), default=0),
     )  # fmt: skip
-    pointers = {n: np.array([address(a) for a in arguments[n]], np.uint64).view(np.uint32) for n in kernel_of}
+    words_of = {n: np.array(p, np.uint64).view(np.uint32) for n, p in pointers.items()}
     entries = np.zeros((len(tasks), form.words), np.uint32)
     for entry, task in zip(entries, tasks, strict=True):
         signals = signalled[task.operator, task.index]
@@ -85,15 +85,14 @@ def make_table(program: RProgram, kernel_of: Mapping[str, int], arguments: Mappi
             at = number[wait.counter]
             entry[HEAD + 3 * i : HEAD + 3 * i + 3] = at, wait.threshold, program.counters[at].total
         entry[form.signal_at : form.signal_at + len(signals)] = signals
-        words = pointers[task.operator]
+        words = words_of[task.operator]
         entry[form.pointer_at : form.pointer_at + len(words)] = words
-    runs, first = _runs(program, kernel_of, arguments)
+    runs, first = _runs(program, kernel_of, held)
     return Table(form, entries, runs, first, program.counters)
 
 
 def _runs(program: RProgram, kernel_of: Mapping[str, int],
-          arguments: Mapping[str, tuple[Argument, ...]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:  # fmt: skip
-    held = {n: tuple((a.tensor, a.packing.key) for a in arguments[n] if a.packing is not None) for n in kernel_of}
+          held: Mapping[str, tuple[object, ...]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:  # fmt: skip
     runs, first, begin = list[tuple[int, int, int]](), [0], 0
     for row in program.rows:
         keys = ((kernel_of[t.operator], t.index, held[t.operator]) if held[t.operator] else (kernel_of[t.operator],) for t in row)

@@ -2,24 +2,29 @@
 
 Before a task a block waits for the task's counters, afterwards it adds one to those that the task feeds. Counters only
 grow: in run number ``epoch`` (from 0) a counter must reach ``epoch * total + threshold``. Each is on a cache line of its
-own. A wait that lasts longer than the limit reports itself, once, and makes every block give up.
+own. A wait that lasts longer than the limit reports itself, once, and makes every block give up. Values may also be
+their own flags (``dataflow``): words of value and tag, the tag being ``epoch + 1``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rammer.codegen.dialects import CUDA
 
-from rammer_cuda.kernels.cell import CellKernel
-from rammer_cuda.persistent.table import COPY, Form
+from rammer_cuda.kernels.cell_text import CellKernel
+from rammer_cuda.persistent.table import COPY, HEAD, Form
 from rammer_cuda.source import ORDER
 
 #: 32-bit words from a counter to the next: one L2 line of 128 bytes.
 LINE = 32
 #: Polls between two looks at the clock and at whether another block gave up.
 PATIENCE = 512
+#: Counter number in a report that stands for "the words of vector so many"; lower numbers are counters.
+WORDS = 0x80000000
+#: Entries of the table that a block has at hand: the one it works on, the next, and one that slow warps may still read.
+SLOTS = 3
 #: The words of the report and control block, by name.
 CONTROL = ("epoch", "finished", "aborted", "veu", "order", "counter", "seen", "wanted")
 
@@ -62,33 +67,65 @@ __device__ __forceinline__ void rm_fetch(const rm_walk &walk, unsigned *to, int 
   asm volatile("cp.async.commit_group;" ::: "memory");
 }}
 __device__ __forceinline__ void rm_fetched() {{ asm volatile("cp.async.wait_group 0;" ::: "memory"); }}
-// One wait of a task, by one thread. True if it was in vain.
-__device__ __noinline__ bool rm_stuck(const rm_walk &walk, unsigned counter, unsigned wanted, int order) {{
-  const unsigned *const at = walk.counters + counter * {line}u;
-  const unsigned long long start = rm_now();
+// Whether to stop waiting: another block gave up, or this one has waited too long and now says so.
+__device__ __noinline__ bool rm_hopeless(const rm_walk &walk, unsigned long long &start, int order, unsigned counter,
+                                         unsigned seen, unsigned wanted) {{
+  if (rm_acquire(&walk.control->aborted)) return true;
+  const unsigned long long now = rm_now();
+  if (start == 0) start = now;
+  if (now - start <= walk.limit) return false;
+  if (atomicExch(&walk.control->aborted, 1u) == 0u) {{
+    rm_control &c = *walk.control;
+    c.veu = blockIdx.x; c.order = order; c.counter = counter; c.seen = seen; c.wanted = wanted;
+  }}
+  return true;
+}}
+// One wait of a task, by one thread. False if it was in vain.
+__device__ __forceinline__ bool rm_reached(const rm_walk &walk, unsigned counter, unsigned wanted, int order) {{
+  unsigned long long start = 0;
   for (;;) {{
     unsigned seen = 0;
     for (int i = 0; i < {patience}; ++i) {{
-      seen = rm_acquire(at);
-      if ((int)(seen - wanted) >= 0) return false;
+      seen = rm_acquire(walk.counters + counter * {line}u);
+      if ((int)(seen - wanted) >= 0) return true;
     }}
-    if (rm_acquire(&walk.control->aborted)) return true;
-    if (rm_now() - start > walk.limit) {{
-      if (atomicExch(&walk.control->aborted, 1u) == 0u) {{
-        rm_control &c = *walk.control;
-        c.veu = blockIdx.x; c.order = order; c.counter = counter; c.seen = seen; c.wanted = wanted;
-      }}
-      return true;
-    }}
+    if (rm_hopeless(walk, start, order, counter, seen, wanted)) return false;
   }}
+}}
+// Words at N places, by one thread each. False if they never came.
+template <int N> __device__ __forceinline__ bool rm_receive(const rm_walk &walk, const unsigned long long *from,
+                                                            const int (&at)[N], float (&value)[N], int order, int number) {{
+  const unsigned tag = walk.epoch + 1u;
+  unsigned long long start = 0;
+  for (;;) {{
+    unsigned seen = 0;
+    for (int i = 0; i < {patience}; ++i) {{
+      unsigned long long word[N];
+      bool all = true;
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word[n]) : "l"(from + at[n]) : "memory");
+#pragma unroll
+      for (int n = 0; n < N; ++n) {{
+        value[n] = __uint_as_float((unsigned)word[n]);
+        seen = (unsigned)(word[n] >> 32);
+        all = all && seen == tag;
+      }}
+      if (all) return true;
+    }}
+    if (rm_hopeless(walk, start, order, {words_flag}u + number, seen, tag)) return false;
+  }}
+}}
+__device__ __forceinline__ void rm_send(unsigned long long *to, float value, const rm_walk &walk) {{
+  const unsigned long long word = (unsigned long long)(walk.epoch + 1u) << 32 | __float_as_uint(value);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(to), "l"(word) : "memory");
 }}
 // All waits of a task, by the whole block. True if the block must give up.
 __device__ __forceinline__ bool rm_wait(const rm_walk &walk, const unsigned *entry, int order) {{
   bool stuck = false;
   for (unsigned i = threadIdx.x; i < entry[1]; i += blockDim.x) {{
     const unsigned *const wait = entry + {head} + 3 * i;
-    const unsigned wanted = walk.epoch * wait[2] + wait[1];
-    if ((int)(rm_acquire(walk.counters + wait[0] * {line}u) - wanted) < 0) stuck = rm_stuck(walk, wait[0], wanted, order);
+    stuck = !rm_reached(walk, wait[0], walk.epoch * wait[2] + wait[1], order) || stuck;
   }}
   return __syncthreads_or(stuck);
 }}
@@ -112,12 +149,12 @@ __device__ __noinline__ bool run_{name}(const rm_walk &walk, unsigned (*slots)[{
   rm_fetched();
   __syncthreads();
   {hold}
-  for (int i = 0; i < count; ++i) {{
-    unsigned *const entry = slots[i & 1];
-    if (i + 1 < count) rm_fetch(walk, slots[(i + 1) & 1], first + i + 1);
-    if (rm_wait(walk, entry, first + i - begin)) return false;
+  for (int i = 0, slot = 0; i < count; ++i) {{
+    unsigned *const entry = slots[slot];
+    slot = slot == {slots} - 1 ? 0 : slot + 1;
+    if (i + 1 < count) rm_fetch(walk, slots[slot], first + i + 1);
+    if (entry[1] && rm_wait(walk, entry, first + i - begin)) return false;
     {step}
-    rm_done(walk, entry);
   }}
   __syncthreads();
   return true;
@@ -128,7 +165,7 @@ _KERNEL = """
 extern "C" __global__ void __launch_bounds__({threads}, 1) rm_persistent(const unsigned *entries, const int3 *runs,
     const int *rows, unsigned *counters, rm_control *control, unsigned long long limit) {{
   extern __shared__ __align__(16) char rm_scratch[];
-  __shared__ __align__(16) unsigned slots[2][{words}];
+  __shared__ __align__(16) unsigned slots[{slots}][{words}];
   const rm_walk walk = {{entries, counters, control, limit, rm_acquire(&control->epoch)}};
   bool alive = true;
   for (int r = rows[blockIdx.x], end = rows[blockIdx.x + 1], begin = r < end ? runs[r].y : 0; r < end && alive; ++r) {{
@@ -149,24 +186,31 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) rm_persistent(const u
 
 def kernel_text(bodies: Sequence[Body], form: Form, threads: int) -> str:
     """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``."""
-    sizes = {"words": form.words, "copy": COPY, "line": LINE, "head": 4, "signal_at": form.signal_at,
-             "pointer_at": form.pointer_at, "patience": PATIENCE, "control": ", ".join(CONTROL)}  # fmt: skip
+    sizes = {"words": form.words, "copy": COPY, "line": LINE, "head": HEAD, "signal_at": form.signal_at, "slots": SLOTS,
+             "pointer_at": form.pointer_at, "patience": PATIENCE, "control": ", ".join(CONTROL), "words_flag": WORDS}  # fmt: skip
     parts = [CUDA.preamble, ORDER, _RUNTIME.format(**sizes), *dict.fromkeys(b.text for b in bodies)]
-    parts += [_WALK.format(name=b.name, words=form.words, hold=_hold(b), step=_step(b)) for b in bodies]
+    parts += [_WALK.format(name=b.name, words=form.words, slots=SLOTS, hold=_hold(b), step=_step(b)) for b in bodies]
     call = "alive = run_{}(walk, slots, run.y, run.z, begin, rm_scratch); break;"
     cases = "\n".join(f"      case {i}: {call.format(b.name)}" for i, b in enumerate(bodies))
-    return "".join((*parts, _KERNEL.format(threads=threads, words=form.words, cases=cases)))
+    return "".join((*parts, _KERNEL.format(threads=threads, words=form.words, slots=SLOTS, cases=cases)))
+
+
+def _pointers(body: Body, entry: str) -> str:
+    return ", ".join(f"rm_pointer<{t}>({entry}, {i})" for i, t in enumerate(body.types))
 
 
 def _hold(body: Body) -> str:
     if body.cell is None:
         return ""
-    weights = ", ".join(f"rm_pointer<const float>(slots[0], {i})" for i in body.cell.weights)
-    return f"float held[{body.cell.held}];\n  {body.cell.name}_hold({weights}, (int)slots[0][0], held);"
+    plain = _pointers(replace(body, types=body.types[: len(body.cell.arguments)]), "slots[0]")
+    return f"float held[{body.cell.held}];\n  {body.cell.name}_hold({plain}, held, (int)slots[0][0]);"
 
 
 def _step(body: Body) -> str:
-    pointers = ", ".join(f"rm_pointer<{t}>(entry, {i})" for i, t in enumerate(body.types))
     if body.cell is None:
-        return f"{body.name}({pointers}, scratch, (int)entry[0]);"
-    return f"{body.cell.name}_step({pointers}, held, (float *)scratch, (int)entry[0]);"
+        return f"{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    rm_done(walk, entry);"
+    walk = ", walk, first + i - begin" if body.cell.words else ""
+    call = f"{body.cell.name}_step({_pointers(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
+    # A step with words fetches the next entry before its own last barrier.
+    done = "if (entry[2]) rm_done(walk, entry);" if body.cell.words else "rm_done(walk, entry);"
+    return f"if (!{call}) return false;\n    {done}"

@@ -135,7 +135,7 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path) -> None:
     compiled.write_bytes(whole)
     rewritten(compiled, "head.json", '"format": 3', '"format": 99')
     done = rammer("run", compiled)
-    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 2\n"
+    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 3\n"
                                         "  hint: compile the model again\n")  # fmt: skip
 
 

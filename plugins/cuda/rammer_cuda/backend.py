@@ -37,22 +37,29 @@ def open_backend(options: OpenOptions) -> Backend:
     """A GPU, or a target without one. BadInput for an unknown target, DeviceUnavailable for --require."""
     if options.require and options.require != "gpu":
         raise DeviceUnavailable(f"cuda:{options.index} is a gpu, not a {options.require}")
+    unknown = sorted(set(options.options) - {"executor"})
+    if unknown:
+        raise BadInput(f"device cuda has no option {unknown[0]!r}", "--option", "it takes executor=auto, graph or persistent")
+    from rammer_cuda.select import checked
+
+    executor = checked(options.options.get("executor", "auto"))
     if options.target:
         if options.target not in TARGETS:
             raise BadInput(f"unknown CUDA target {options.target!r}", hint=f"one of: {', '.join(TARGETS)}")
         unit = Hardware(0, f"{TARGETS[options.target].description} (compile only)", "gpu", 0)
-        return CudaBackend(TARGETS[options.target], unit, options.target, present=False)
+        return CudaBackend(TARGETS[options.target], unit, options.target, False, executor)
     from rammer_cuda.hardware import architecture, probe_gpus, virtual_device
 
     unit = probe_gpus()[options.index]
-    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), present=True)
+    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, executor)
 
 
 class CudaBackend:
-    """One GPU (``present``) or one architecture."""
+    """One GPU (``present``) or one architecture; ``executor`` is how programs are to be run."""
 
-    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool) -> None:
+    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, executor: str = "auto") -> None:
         self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
+        self.executor = executor
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -101,8 +108,11 @@ class CudaBackend:
         return Resources(made.threads, found.registers, local, found.spills)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """The program, compiled, resident and captured in a CUDA graph."""
-        return self.open_program(program, constants)
+        """The program, compiled and resident, for the executor asked for or measured to be the faster."""
+        self._need_hardware()
+        from rammer_cuda.select import open_executor
+
+        return open_executor(program, constants, self.arch, self.hardware.index, self.executor)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
         """Every block of one run with the SM that ran it, from kernels that record it."""
@@ -120,13 +130,16 @@ class CudaBackend:
             loaded.close()
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
-        """``load`` with ``repeat`` copies of the program chained in the graph."""
-        if not self.present:
-            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
-                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
+        """The program as a CUDA graph, ``repeat`` copies of it chained."""
+        self._need_hardware()
         from rammer_cuda.executor import CudaProgram
 
         return CudaProgram(program, constants, self.arch, self.hardware.index, repeat)
+
+    def _need_hardware(self) -> None:
+        if not self.present:
+            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
+                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
 
 
 def _generator_hash() -> str:

@@ -126,10 +126,6 @@ class Launchable(Protocol):
         """Queue it on the stream with this handle."""
         ...
 
-    def check(self) -> None:
-        """DeviceFailure where a run that has finished reported a failure of its own."""
-        ...
-
     def close(self) -> None:
         """Free it."""
         ...
@@ -167,15 +163,12 @@ class CudaBound:
     def synchronize(self) -> None:
         """Wait for the stream; DeviceFailure where something on it failed."""
         self._resident.wait(self.stream)
-        self._launchable.check()
 
     def seconds(self) -> float:
         """One run between two events; its seconds on the GPU."""
         self._open()
         self._resident.follow(self.stream, self._owner)
-        seconds = self._resident.timed(self._queue, self.stream)
-        self._launchable.check()
-        return seconds
+        return self._resident.timed(self._queue, self.stream)
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Queue copies into bound inputs, from the GPU or the host."""

@@ -44,7 +44,7 @@ class CudaProgram:
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
-        self.program = program
+        self.program, self.notes = program, tuple[str, ...]()
         kernels = task_kernels(program.operators, Binding(program.types, program.storage, frozenset(constants)))
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
@@ -66,7 +66,7 @@ class CudaProgram:
         """Copy in, replay the graph, copy out; ``seconds`` is the graph alone, by events."""
         self.resident.copy_in(inputs)
         seconds = self.replay()
-        return RunResult(self.resident.copy_out(), seconds)
+        return RunResult(self.resident.copy_out(), seconds, self.notes)
 
     def replay(self) -> float:
         """One graph launch on the inputs already there; its seconds on the GPU."""
@@ -108,9 +108,6 @@ class Graph:
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""
         check(self.api.cuGraphLaunch(self.executable, stream), "launching a graph")
-
-    def check(self) -> None:
-        """A graph's kernels report nothing beside what the driver does."""
 
 def _free(executable: Any) -> None:
     check(driver().cuGraphExecDestroy(executable), "freeing a graph")

@@ -23,7 +23,7 @@ from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.executor import CudaProgram, Graph, Recipe, build_graph
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.persistent.executor import Launch, PersistentProgram
+from rammer_cuda.persistent.executor import PersistentProgram, Walk
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.resident import Resident
 
@@ -92,13 +92,13 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array], arc
     """The same of a program that is one launch: its kernel built with records, an entry of the table each."""
     resident, parts, rows = loaded.resident, loaded.parts, loaded.program.rows
     with resident.device:
-        text = kernel_text(parts.bodies, loaded.table.form, parts.threads, traced=True)
+        text = kernel_text(parts.bodies, loaded.table(resident).form, parts.threads, traced=True)
         function = resident.function(compile_cubin(text, arch).code, "rm_persistent", parts.shared)
         records = resident.cp.zeros((loaded.program.task_count, WORDS), np.uint64)
         begins = resident.table(np.cumsum([0, *map(len, rows)], dtype=np.uint32))
         for name, address in (("rm_records", int(records.data.ptr)), ("rm_begins", begins)):
             set_pointer(resident.modules[-1], name, address)
-        launch = Launch(loaded, loaded.table, function)
+        launch = Walk(loaded, resident, function)
     return measured(loaded, inputs, launch, records, [(t.operator, t.index) for row in rows for t in row])
 
 
@@ -118,6 +118,8 @@ def measured(loaded: CudaProgram | PersistentProgram, inputs: Mapping[str, Array
     resident.copy_in(inputs)
     plain = float(np.median([loaded.replay() for _ in range(REPLAYS)]))
     runs = [_once(resident, launch, records) for _ in range(REPLAYS + 2)][2:]
+    if isinstance(loaded, PersistentProgram):
+        loaded.check_finished()
     launch.close()
     seconds, found = sorted(runs, key=lambda r: r[0])[len(runs) // 2]
     return Trace(_spans(loaded.program, tasks, found), seconds, plain)
@@ -128,7 +130,6 @@ def _once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, 
     with resident.device, resident.stream:
         records.fill(0)
     seconds = resident.timed(lambda: launch.launch(resident.stream.ptr))
-    launch.check()
     return seconds, np.asarray(resident.cp.asnumpy(records))
 
 

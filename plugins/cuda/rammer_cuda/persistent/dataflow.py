@@ -1,8 +1,8 @@
 """Values that are their own flags: which tensors of a program travel as words, and the waits that are left.
 
 A cell that needs the vector of the step before must wait for all of it: producers signal a counter, the reader sees the
-counter, then it reads the values, three trips to the second-level cache. As words of value and tag the values
-themselves say that they are there, in one trip. That is sound under three conditions, which are made here: a
+counter, then it reads the values, three trips to the second-level cache. As words that are empty until they have their
+value, the values themselves say that they are there, in one trip. That is sound under three conditions, which are made here: a
 word is written once a run (so no memory is shared between buffers), whoever reads it reads nothing else on
 the strength of it, and every other read has a wait of its own, or comes after its writer on the same row.
 """

@@ -114,6 +114,7 @@ class PersistentProgram:
                 memory.fill(0)
             for memory in self.words.values():
                 memory.fill(EMPTY)
+        self.resident.wait(self.resident.stream)  # the next run may be on another stream
         task = self.program.rows[state["veu"]][state["order"]]
         raise DeviceFailure(
             f"vEU {state['veu']} waited {self.limit / 1e9:.3g} s for {self._awaited(task, state['counter'])} to reach "
@@ -138,10 +139,10 @@ class PersistentProgram:
 
 
 class Walk:
-    """One launch of a program's persistent kernel on fixed addresses."""
+    """One launch of a program's persistent kernel, or of another build of it, on fixed addresses."""
 
-    def __init__(self, owner: PersistentProgram, resident: Resident) -> None:
-        self.function, self.parts, self.veus = owner.function, owner.parts, owner.program.veus
+    def __init__(self, owner: PersistentProgram, resident: Resident, function: Any = None) -> None:
+        self.function, self.parts, self.veus = function or owner.function, owner.parts, owner.program.veus
         table = owner.table(resident)
         self.arrays = [resident.cp.asarray(a) for a in (table.entries, table.runs, table.first)]
         pointers = [ctypes.c_void_p(a.data.ptr) for a in (*self.arrays, owner.counters, owner.control)]

@@ -42,6 +42,23 @@ class Body:
     cell: CellKernel | None = None
 
 
+#: With RM_TRACE each task leaves its SM, when its last wait (as thread 0 sees it) ended, and when its last warp ended.
+_TRACE = """
+#ifdef RM_TRACE
+struct RmRecord { unsigned long long start, end, sm; };
+__device__ RmRecord *rm_records;
+__device__ const unsigned *rm_begins;
+#define RM_RECORD(order) rm_records[rm_begins[blockIdx.x] + (order)]
+#define RM_BEGIN(order) if (threadIdx.x == 0) { \\
+    unsigned sm; asm volatile("mov.u32 %0, %smid;" : "=r"(sm)); \\
+    RM_RECORD(order).sm = sm; RM_RECORD(order).start = rm_now(); }
+#define RM_END(order) if (threadIdx.x % 32 == 0) atomicMax(&RM_RECORD(order).end, rm_now());
+#else
+#define RM_BEGIN(order)
+#define RM_END(order)
+#endif
+"""
+
 _RUNTIME = """
 struct rm_control {{ unsigned {control}; }};
 struct rm_walk {{
@@ -120,7 +137,7 @@ template <int N, int W> __device__ __forceinline__ bool rm_receive(const rm_walk
       for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int w = 0; w < W; ++w) all = all && __float_as_uint(value[n].at[w]) != {empty}u;
-      if (all) return true;
+      if (all) {{ RM_BEGIN(order) return true; }}
     }}
     if (rm_hopeless(walk, start, order, {words_flag}u + number, 0, 1)) return false;
   }}
@@ -165,6 +182,7 @@ __device__ __noinline__ bool run_{name}(const rm_walk &walk, unsigned (*slots)[{
     slot = slot == {slots} - 1 ? 0 : slot + 1;
     if (i + 1 < count) rm_fetch(walk, slots[slot], first + i + 1);
     if (entry[1] && rm_wait(walk, entry, first + i - begin)) return false;
+    RM_BEGIN(first + i - begin)
     {step}
   }}
   __syncthreads();
@@ -195,12 +213,14 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) rm_persistent(const u
 """
 
 
-def kernel_text(bodies: Sequence[Body], form: Form, threads: int) -> str:
-    """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``."""
+def kernel_text(bodies: Sequence[Body], form: Form, threads: int, traced: bool = False) -> str:
+    """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``; ``traced``, every task
+    leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
     sizes = {"words": form.words, "copy": COPY, "line": LINE, "head": HEAD, "signal_at": form.signal_at, "slots": SLOTS,
              "pointer_at": form.pointer_at, "patience": PATIENCE, "control": ", ".join(CONTROL), "words_flag": WORDS,
              "empty": EMPTY}  # fmt: skip
-    parts = [CUDA.preamble, ORDER, PREAMBLE, _RUNTIME.format(**sizes), *dict.fromkeys(b.text for b in bodies)]
+    parts = ["#define RM_TRACE 1\n" if traced else "", CUDA.preamble, ORDER, _TRACE, PREAMBLE, _RUNTIME.format(**sizes)]
+    parts += dict.fromkeys(b.text for b in bodies)
     parts += [_WALK.format(name=b.name, words=form.words, slots=SLOTS, hold=_hold(b), step=_step(b)) for b in bodies]
     call = "alive = run_{}(walk, slots, run.y, run.z, begin, rm_scratch); break;"
     cases = "\n".join(f"      case {i}: {call.format(b.name)}" for i, b in enumerate(bodies))
@@ -219,10 +239,11 @@ def _hold(body: Body) -> str:
 
 
 def _step(body: Body) -> str:
+    end = "RM_END(first + i - begin)"
     if body.cell is None:
-        return f"{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    rm_done(walk, entry);"
+        return f"{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    {end}\n    rm_done(walk, entry);"
     walk = ", walk, first + i - begin" if body.cell.words else ""
     call = f"{body.cell.name}_step({_pointers(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
     # A step with words fetches the next entry before its own last barrier.
     done = "if (entry[2]) rm_done(walk, entry);" if body.cell.words else "rm_done(walk, entry);"
-    return f"if (!{call}) return false;\n    {done}"
+    return f"if (!{call}) return false;\n    {end}\n    {done}"

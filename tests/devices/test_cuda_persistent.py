@@ -26,6 +26,7 @@ from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.persistent.bodies import Bodies, operator_bodies
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words
+from rammer_cuda.persistent.hang import find_hang
 from rammer_cuda.persistent.table import Table, make_table
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.select import keeps_constants
@@ -162,6 +163,21 @@ def test_kernel_compiles_and_holds_its_weights_in_registers(arch: str) -> None:
     assert found.registers <= 128 and found.spills <= 64  # far less than the 80 weights a thread
 
 
+def test_a_hang_is_traced_to_the_wait_at_fault() -> None:
+    """Row 1 waits for a counter that is complete and short of its threshold. Row 0 waits for row 1, and noticed first."""
+    program = compiled(small_lstm()).program
+    a, b, c = (program.operators[i] for i in (0, 1, 2))
+    counters = (Counter("ca", a.name, 0, 1), Counter("cb", b.name, 0, 1))
+    rows = (
+        (Task(c.name, 0, (Wait("cb", 1),)),),
+        (Task(b.name, 0, (Wait("ca", 2),)),),
+        (Task(a.name, 0),),
+    )
+    stuck = replace(program, rows=rows, counters=counters, operators=(a, b, c))
+    found = find_hang(stuck, [1, 1, 0], {"ca": 4, "cb": 3}, 3, {})
+    assert (found.veu, found.order, found.awaited) == (1, 0, "counter ca to reach 5, but it stayed at 4")
+
+
 def test_an_unknown_executor_is_refused() -> None:
     with pytest.raises(BadInput, match="unknown executor 'waves'"):
         open_backend(OpenOptions(target="sm_90a", options={"executor": "waves"}))
@@ -213,7 +229,7 @@ def test_a_hang_names_the_veu_and_the_wait() -> None:
     loaded = PersistentProgram(replace(program, rows=rows), segment.constants, backend.arch, 0, limit=50_000_000, words=False)
     x = np.zeros((5, 1, 256), np.float32)
     for _ in range(2):  # and the run after it starts afresh
-        with pytest.raises(DeviceFailure, match=rf"vEU {veu} waited .* counter {re.escape(counter.name)} to reach"):
+        with pytest.raises(DeviceFailure, match=rf"vEU {veu} waited .* counter {re.escape(counter.name)} to reach {counter.total + 1}"):
             loaded.run({"sequence": x})
     loaded.close()
 

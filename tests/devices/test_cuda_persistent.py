@@ -15,7 +15,7 @@ from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.reader import read_model
-from rammer.ir.program import RProgram, Task, Wait
+from rammer.ir.program import Counter, Port, RProgram, Task, Wait
 from rammer.profile.store import KernelStore
 from rammer.runtime.options import CompileOptions
 from rammer.runtime.segments import ProgramSegment
@@ -119,8 +119,6 @@ def test_words_share_no_memory() -> None:
 
 def test_a_program_without_cells_keeps_its_arena_and_waits() -> None:
     backend = open_backend(OpenOptions(target="sm_90a"))
-    from rammer.ir.program import Port
-
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(tiny_graph(3), (Port("x", "x"),), (Port("y", "y"),))
     assert plan_words(segment.program, binding_of(segment)).program is segment.program
     assert not keeps_constants(segment.program)
@@ -228,8 +226,9 @@ def test_a_hang_names_the_veu_and_the_wait() -> None:
     rows = tuple((*row[:-1], stuck) if v == veu else row for v, row in enumerate(program.rows))
     loaded = PersistentProgram(replace(program, rows=rows), segment.constants, backend.arch, 0, limit=50_000_000, words=False)
     x = np.zeros((5, 1, 256), np.float32)
+    fault = rf"vEU {veu} waited .* counter {re.escape(counter.name)} to reach {counter.total + 1}"
     for _ in range(2):  # and the run after it starts afresh
-        with pytest.raises(DeviceFailure, match=rf"vEU {veu} waited .* counter {re.escape(counter.name)} to reach {counter.total + 1}"):
+        with pytest.raises(DeviceFailure, match=fault):
             loaded.run({"sequence": x})
     loaded.close()
 

@@ -67,11 +67,17 @@ def choices(backend: Any, operator: ROperator, binding: Binding, count: int) -> 
     return {family: listed[:count] for family, listed in found.items()}
 
 
+def _concerns(backend: Any, operator: ROperator, binding: Binding) -> bool:
+    """Whether the operator is no large matrix product."""
+    from rammer_cuda.backend import CHOOSERS
+
+    return operator.main.kind != "contraction" or any(c(operator, binding, backend.vdevice, 1) for c in CHOOSERS)
+
+
 def measure(backend: Any, listed: list[Found], count: int, limit: float) -> list[dict[str, Any]]:
     """Rows of the table, printed as they come, until ``limit`` seconds have passed."""
     begin, rows = time.perf_counter(), list[dict[str, Any]]()
-    plans = [(f, choices(backend, f[1], f[2], count)) for f in listed]
-    plans = [(f, by) for f, by in plans if {"rowwise", "gemv", "window"} & by.keys() or f[1].main.kind != "contraction"]
+    plans = [(f, choices(backend, f[1], f[2], count)) for f in listed if _concerns(backend, f[1], f[2])]
     backend.profiler.prepare([(o, f[2]) for f, by in plans for each in by.values() for o in each])
     print(f"{len(plans)} operators, compiled after {time.perf_counter() - begin:.1f} s", flush=True)
     for (model, operator, binding, times), by in plans:

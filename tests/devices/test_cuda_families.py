@@ -15,6 +15,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
+from rammer.testing.host_cuda import COMPILER, HostArgument, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
@@ -24,6 +25,7 @@ from rammer_cuda.kernels.gemv import gemv_candidates, matvec_of
 from rammer_cuda.kernels.rowwise import rowwise_candidates
 from rammer_cuda.kernels.task import Unsuited
 from rammer_cuda.kernels.window import window_candidates, window_of
+from rammer_cuda.source import task_kernel
 
 Case = tuple[ROperator, Binding]
 
@@ -200,6 +202,31 @@ def test_forms_refuse() -> None:
         window_of(depthwise(4, 40, 13, 1)[0])
 
 
+def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    values = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in given.items()}
+    for c in tiled.computes:
+        values[c.name] = evaluate(c, values, precise=True)
+    return values[tiled.anchor.name]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_kernels_agree_with_float64_on_the_host(case: str) -> None:
+    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    untiled, binding = CASES[case]
+    rng = np.random.default_rng()
+    choices = [o for choose in CHOOSERS for _, o in choose(untiled, binding, device, 200)]
+    choices = [o for o in choices if task_kernel(o, binding).threads <= 256] or choices
+    for i in rng.choice(len(choices), min(3, len(choices)), replace=False):
+        tiled = choices[int(i)]
+        given = {n: rng.standard_normal(binding.types[n].shape, np.float32) for n in tiled.inputs}
+        kernel = task_kernel(tiled, binding)
+        arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(given[a.tensor])) for a in kernel.arguments]
+        have = run_on_host(kernel.text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
+        want = _reference(tiled, given)
+        assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_every_family_agrees_with_float64(case: str) -> None:
@@ -215,13 +242,10 @@ def test_every_family_agrees_with_float64(case: str) -> None:
         tiled = choices[int(i)]
         program, constants = whole_program(tiled, binding)
         inputs = {p.external: rng.standard_normal(binding.types[p.tensor].shape, np.float32) for p in program.inputs}
-        values = {n: v.astype(np.float64) for n, v in (constants | inputs).items()}
-        for c in tiled.computes:
-            values[c.name] = evaluate(c, values, precise=True)
+        want = _reference(tiled, constants | inputs)
         loaded = backend.load(program, constants)
         have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))
         loaded.close()
-        want = values["y"]
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
         assert have.tobytes() == again.tobytes()
 
@@ -240,13 +264,11 @@ def test_a_nan_stays_in_its_row(case: str) -> None:
             program, constants = whole_program(tiled, binding)
             inputs = {p.external: np.ones(binding.types[p.tensor].shape, np.float32) for p in program.inputs}
             inputs["x"].reshape(-1)[-1] = np.nan
-            values = {n: v.astype(np.float64) for n, v in (constants | inputs).items()}
-            for c in tiled.computes:
-                values[c.name] = evaluate(c, values, precise=True)
+            want = _reference(tiled, constants | inputs)
             loaded = backend.load(program, constants)
             have = loaded.run(inputs).outputs["y"]
             loaded.close()
-            assert np.array_equal(np.isnan(have), np.isnan(values["y"])), tiled.head()
+            assert np.array_equal(np.isnan(have), np.isnan(want)), tiled.head()
             assert not np.isnan(have).all()
 
 

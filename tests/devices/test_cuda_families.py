@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rammer.codegen.rowform import joinable, row_form
+from rammer.codegen.rowform import joinable, map_form, row_form
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
@@ -86,6 +86,30 @@ def arg_max(rows: int, length: int) -> Case:
                      f"y: i64[{i}] = min[{j}] where(eq(x[i, j], m[i]), j, {length})"], {"x": (rows, length)})  # fmt: skip
 
 
+def scale_shift(channels: int, size: int) -> Case:
+    """Batch normalisation that nothing could fold, and ReLU."""
+    axes, point = f"n:1, c:{channels}, h:{size}, w:{size}", "n, c, h, w"
+    return operator([f"t: f32[{axes}] = (x[{point}] * a[c]) + b[c]", f"y: f32[{axes}] = max(t[{point}], 0.0)"],
+                    {"x": (1, channels, size, size), "a": (channels,), "b": (channels,)}, "ab", "thread")  # fmt: skip
+
+
+def turned(rows: int, columns: int) -> Case:
+    """A transposed copy."""
+    return operator([f"y: f32[i:{rows}, j:{columns}] = x[j, i] + 1.0"], {"x": (columns, rows)})
+
+
+def shifted(rows: int, columns: int) -> Case:
+    """Rows shifted by one with zeros, plus their position."""
+    return operator([f"y: f32[i:{rows}, j:{columns}] = pad(x[i, j + 1], 0.0) + table(float32, {[0.5] * columns}, j)"],
+                    {"x": (rows, columns)})  # fmt: skip
+
+
+def taken(rows: int, length: int, columns: int) -> Case:
+    """Rows looked up in a table."""
+    return operator([f"y: f32[i:{rows}, j:{columns}] = pad(x[k[i], j], 0.0)"], {"x": (length, columns), "k": (rows,)},
+                    dtypes={"k": "int64"})  # fmt: skip
+
+
 def matvec(vectors: int, depth: int, rows: int, turned: bool = False, constant: bool = True) -> Case:
     """``vectors`` products with one matrix, a bias and a ReLU; ``turned`` stores the matrix products first."""
     w, shape = ("w[k, n]", (depth, rows)) if turned else ("w[n, k]", (rows, depth))
@@ -136,7 +160,11 @@ WINDOWS = {
     "depthwise": depthwise(13, 17, 3, 1), "strided": depthwise(24, 15, 3, 2), "five": depthwise(8, 16, 5, 1),
     "seven": depthwise(6, 14, 7, 2), "max": max_pool(11, 14, 7), "average": average_pool(9, 17),
 }  # fmt: skip
-CASES = ROWS | VECTORS | WINDOWS
+MAPS = {
+    "scale": scale_shift(7, 14), "odd scale": scale_shift(9, 7), "turned copy": turned(40, 12), "shifted": shifted(5, 33),
+    "taken": taken(11, 2, 24),
+}  # fmt: skip
+CASES = ROWS | VECTORS | WINDOWS | MAPS
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -153,7 +181,7 @@ def test_machine_code(case: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cases", "choose"), [(ROWS, rowwise_candidates), (VECTORS, gemv_candidates), (WINDOWS, window_candidates)]
+    ("cases", "choose"), [(ROWS | MAPS, rowwise_candidates), (VECTORS, gemv_candidates), (WINDOWS, window_candidates)]
 )
 def test_families_keep_to_their_operators(cases: dict[str, Case], choose: object) -> None:
     device = open_backend(OpenOptions(target="sm_90a")).vdevice
@@ -187,8 +215,20 @@ def test_reductions_over_different_rows_are_no_row_form() -> None:
     case = operator(["m: f32[i:4] = max[j:6] x[i, j]", "e: f32[i:4, j:6] = x[i, j] - m[i]", "y: f32[j:6] = sum[i:4] e[i, j]"],
                     {"x": (4, 6)})  # fmt: skip
     assert row_form(case[0]) is None
-    maps = operator(["y: f32[i:4] = x[i] + 1.0"], {"x": (4,)})
-    assert row_form(maps[0]) is None
+
+
+def test_maps_have_rows_as_long_as_memory_allows() -> None:
+    case, _ = MAPS["scale"]
+    assert row_form(case) is None
+    dense_strides = {"x": (1372, 196, 14, 1), "y": (1372, 196, 14, 1), "a": (1,), "b": (1,)}
+    for most, names in ((2048, "hw"), (100, "w")):
+        form = map_form(case, dense_strides, most)
+        assert form is not None
+        assert "".join(a.name for a in form.elements) == names
+    assert map_form(ROWS["softmax"][0], {}, 2048) is None
+    position = map_form(MAPS["shifted"][0], {"x": (33, 1), "y": (33, 1)}, 2048)
+    assert position is not None
+    assert [a.name for a in position.rows] == ["i"], "a row's padding and table must not see the next row"
 
 
 def test_forms_refuse() -> None:
@@ -200,6 +240,10 @@ def test_forms_refuse() -> None:
         window_of(softmax(4, 8)[0].__class__("op", softmax(4, 8)[0].computes[1:2], (), ("m",)))
     with pytest.raises(Unsuited, match="no short reduction"):
         window_of(depthwise(4, 40, 13, 1)[0])
+
+
+def _random(kind: TensorType, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(0, 2, kind.shape) if kind.dtype == "int64" else rng.standard_normal(kind.shape, np.float32)
 
 
 def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -219,7 +263,7 @@ def test_kernels_agree_with_float64_on_the_host(case: str) -> None:
     choices = [o for o in choices if task_kernel(o, binding).threads <= 256] or choices
     for i in rng.choice(len(choices), min(3, len(choices)), replace=False):
         tiled = choices[int(i)]
-        given = {n: rng.standard_normal(binding.types[n].shape, np.float32) for n in tiled.inputs}
+        given = {n: _random(binding.types[n], rng) for n in tiled.inputs}
         kernel = task_kernel(tiled, binding)
         arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(given[a.tensor])) for a in kernel.arguments]
         have = run_on_host(kernel.text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
@@ -241,7 +285,7 @@ def test_every_family_agrees_with_float64(case: str) -> None:
     for i in rng.choice(len(choices), min(10, len(choices)), replace=False):
         tiled = choices[int(i)]
         program, constants = whole_program(tiled, binding)
-        inputs = {p.external: rng.standard_normal(binding.types[p.tensor].shape, np.float32) for p in program.inputs}
+        inputs = {p.external: _random(binding.types[p.tensor], rng) for p in program.inputs}
         want = _reference(tiled, constants | inputs)
         loaded = backend.load(program, constants)
         have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))

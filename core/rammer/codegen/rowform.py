@@ -82,6 +82,25 @@ def row_form(operator: ROperator) -> RowForm | None:
     return RowForm(operator, rows, elements, row_of, element_of, reductions)
 
 
+def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: int) -> RowForm | None:
+    """Rows of an operator without reductions: the inner axes that all accesses walk as one, up to ``most`` elements; at
+    least the innermost one. None where it has reductions or no axis. ``strides`` as in ``joinable``."""
+    anchor = operator.anchor
+    live = [d for d, a in enumerate(anchor.axes) if a.extent > 1]
+    outputs = [c.shape == anchor.shape for c in operator.computes if c.name in operator.outputs]
+    if any(c.reduce for c in operator.computes) or not live or 0 in anchor.shape or not all(outputs):
+        return None
+    for k in range(len(live)):
+        rows, inner = live[:k], live[k:]
+        row_of = tuple(rows.index(d) if d in rows else None for d in range(len(anchor.axes)))
+        element_of = tuple(inner.index(d) if d in inner else None for d in range(len(anchor.axes)))
+        axes = anchor.axes
+        form = RowForm(operator, tuple(axes[d] for d in rows), tuple(axes[d] for d in inner), row_of, element_of, ())
+        if len(inner) == 1 or (form.length <= most and joinable(form, strides)):
+            return form
+    return None
+
+
 def _row_places(operator: ROperator, lead: Compute) -> tuple[int | None, ...] | None:
     """For each axis of the anchor its position among the live row axes; None where rows are no plain axes."""
     anchor = operator.anchor

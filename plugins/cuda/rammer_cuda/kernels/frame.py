@@ -15,6 +15,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
 
 from rammer_cuda.kernels.task import Argument, Packing, TaskKernel
 
@@ -154,3 +155,14 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
             f"  const {kind} other = {share}[{k}][tid / {lanes} * {warps} + w];",
             f"  {block.combine(c, total.text, other)}", "}",
         ]  # fmt: skip
+
+
+def moved_bytes(operator: ROperator, binding: Binding) -> int:
+    """Bytes that all tasks read and write, each element once; of a tensor read at places that depend on data, as many
+    elements as there are reads."""
+    read: dict[str, int] = {}
+    for c in operator.computes:
+        for load in c.loads:
+            read[load.tensor] = read.get(load.tensor, 0) + c.points
+    own = sum(binding.types[n].nbytes for n in operator.outputs)
+    return own + sum(min(binding.types[n].nbytes, read[n] * itemsize(binding.types[n].dtype)) for n in operator.inputs)

@@ -305,11 +305,11 @@ def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Pack
 
 # --- choice -------------------------------------------------------------------------------------
 
-#: Cycles from a launch to the last store of a block with nothing to do, of one round of loads, of the shuffles of one sum, of
-#: a meeting of warps, and of one instruction of a warp on its scheduler; share of the memory's bandwidth that is reached.
-START, ROUND, BUTTERFLY, MEETING, ISSUE, REACHED = 700, 700, 60, 80, 1.3, 0.8
-#: Registers of an SM.
-REGISTERS = 64 << 10
+#: Cycles from a launch to the last store of a block with nothing to do, of launching one more block, of a load of the matrix
+#: with each vector's, of adding up and finishing one result, and of a byte of the matrix that an SM takes in; instructions of
+#: a product on a scheduler. Fitted to 32 kernels of the zoo's models on an H200: the measured time over the predicted has a
+#: standard deviation of 0.05.
+START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 616, 0.96, 37.0, 192.0, 0.026, 1.0
 
 
 def gemv_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
@@ -361,15 +361,10 @@ def gemv_seconds(operator: ROperator, binding: Binding, device: VDevice) -> floa
     config = dict(operator.config)
     lanes, columns = config["lanes"], config["columns"]
     w = walk_of(m, lanes, columns)
-    vectors = s.each // columns
     threads = -(-s.count * lanes // WARP) * WARP
-    warps = threads // WARP
-    registers = 40 + w.chunks * w.vector * (columns * (2 if w.turns > 1 else 1) + vectors) + s.each
-    per_sm = -(-operator.task_count // device.veus)
-    resident = max(1, min(per_sm, REGISTERS // (threads * registers), 64 // warps))
-    work = w.chunks * (columns + vectors) * 3 + w.chunks * w.vector * s.each
-    turn = max(ROUND, ISSUE * work * max(1.0, resident * warps / 4))
-    join = BUTTERFLY * (1 + s.each) + (MEETING + 8 * s.each * lanes // WARP if lanes > WARP else 0)
-    cycles = START + -(-per_sm // resident) * (w.turns * turn + join)
-    traffic = 4 * m.depth * math.prod(m.main.axes[d].extent for d in range(len(m.main.axes)) if d not in m.few)
-    return max(cycles / clock, START / clock + traffic / (REACHED * device.layer("device").bandwidth))
+    busy = threads / WARP * operator.task_count / device.veus / 4
+    loads = w.chunks * w.turns
+    size = 4 * m.depth * math.prod(a.extent for d, a in enumerate(m.main.axes) if d not in m.few)
+    cycles = START + BLOCK * operator.task_count + LOAD * loads * (1 + s.each // columns) + RESULT * s.each
+    cycles += BYTE * size / device.veus + PRODUCT * busy * loads * w.vector * s.each
+    return max(cycles / clock, size / device.layer("device").bandwidth)

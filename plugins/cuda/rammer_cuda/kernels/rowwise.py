@@ -1,7 +1,7 @@
-"""The ``rowwise`` family: softmax, normalisations, pooling over whole images, reductions along contiguous rows.
+"""The ``rowwise`` family: softmax, normalisations, pooling over whole images, reductions along contiguous rows, and maps.
 
 ``lanes`` neighbouring threads share one row and keep their elements of it in registers from the first load to the last
-store; each reduction is a sum (or maximum ...) of a thread's own elements in order, then a butterfly of warp shuffles, and
+store; a reduction is a sum (or maximum ...) of a thread's own elements in order, then a butterfly of warp shuffles, and
 where a row takes several warps their results meet in shared memory in the order of the warps: results repeat bit for bit.
 Every expression, maps before and after the reductions included, is the core's emitter's.
 """
@@ -17,7 +17,7 @@ from rammer.codegen.bounds import tidy
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.rowform import RowForm, joinable, row_form
+from rammer.codegen.rowform import RowForm, joinable, map_form, row_form
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -25,12 +25,14 @@ from rammer.ir.device import VDevice
 from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes
+from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes, moved_bytes
 from rammer_cuda.kernels.task import TaskKernel, Unsuited
 
 #: Threads that share a row, most elements a thread keeps, and threads of a block.
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MOST_ELEMENTS, FEWEST_THREADS, MOST_THREADS = 32, 32, 1024
+#: Most elements of a row of an operator without reductions, whose rows are as long as one likes.
+MAP_ELEMENTS = 2048
 #: Registers that constants loaded ahead may take.
 AHEAD = 48
 #: Types that a reduction may have here: those that warp shuffles move.
@@ -54,19 +56,22 @@ class RowShape:
 
 def rowwise(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled operator in row form. Unsuited where it has none, or its block is no possible one."""
-    return _Rowwise(_form(operator), binding, shape_of(operator)).kernel()
+    form = form_of(operator, binding)
+    return _Rowwise(form, binding, shape_of(form)).kernel()
 
 
-def shape_of(operator: ROperator) -> RowShape:
+def shape_of(form: RowForm) -> RowShape:
     """The block of a tiled operator under its config."""
-    form, config = _form(operator), dict(operator.config)
+    operator, config = form.operator, dict(form.operator.config)
     lanes, vector = config.get("lanes", WARP), config.get("vector", 1)
     rows = math.prod(t for t, r in zip(operator.tile, form.row_of, strict=True) if r is not None)
     return RowShape(lanes, vector, -(-form.length // (lanes * vector)), rows)
 
 
-def _form(operator: ROperator) -> RowForm:
-    form = row_form(operator)
+def form_of(operator: ROperator, binding: Binding) -> RowForm:
+    """The rows of an operator; Unsuited says why it has none."""
+    strides = {n: binding.storages[n].strides for n in (*operator.inputs, *operator.outputs)}
+    form = row_form(operator) or map_form(operator, strides, MAP_ELEMENTS)
     if form is None:
         raise Unsuited("no operator on rows")
     if any(c.kind != "reduction" for c in form.reductions):
@@ -240,11 +245,10 @@ class _Rowwise:
 
 # --- choice -------------------------------------------------------------------------------------
 
-#: Cycles from a launch to the last store of a block with nothing to do, of one round of loads, of one butterfly step, of a
-#: meeting in shared memory with each warp, and of one operation of a warp on its scheduler.
-START, ROUND, BUTTERFLY, MEETING, WARP_READ, ISSUE = 700, 700, 32, 60, 8, 1.3
-#: Warps that an SM holds.
-RESIDENT = 64
+#: Cycles from a launch to the last store of a row with nothing to do, of launching one more block, of one butterfly step, of
+#: a meeting in shared memory with each warp, of an operation on one element, and of an operation and a load of a warp on its
+#: scheduler. Fitted to kernels of the models of the zoo on an H200.
+START, BLOCK, BUTTERFLY, MEETING, WARP_READ, CHAIN, OPERATION, LOAD = 600, 0.9, 20, 78, 15, 4.3, 2.5, 4.4
 #: Threads of a block that are aimed at.
 BLOCKS = (64, 128, 256)
 
@@ -252,7 +256,7 @@ BLOCKS = (64, 128, 256)
 def rowwise_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
     """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
     try:
-        form = _form(operator)
+        form = form_of(operator, binding)
     except Unsuited:
         return []
     found = []
@@ -301,19 +305,15 @@ def _tile(form: RowForm, rows: int) -> tuple[int, ...]:
 
 def rowwise_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    form, s = _form(operator), shape_of(operator)
-    clock = device.flops / 256.0
-    each = s.chunks * s.vector
+    form = form_of(operator, binding)
+    s, clock = shape_of(form), device.flops / 256.0
+    each, count = s.chunks * s.vector, len(form.reductions)
     reads = sum(len(c.loads) for c in operator.computes)
-    work = each * sum(ex.flops(c.body) + 2 for c in operator.computes) + s.chunks * (s.vector if s.vector == 1 else 2) * reads
-    reduce = BUTTERFLY * min(s.lanes, WARP).bit_length()
+    work = each * sum(ex.flops(c.body) + 1 for c in operator.computes)
+    join = BUTTERFLY * (min(s.lanes, WARP).bit_length() - 1)
     if s.lanes > WARP:
-        reduce += MEETING + WARP_READ * s.lanes // WARP
-    warps = s.threads // WARP
-    per_sm = -(-operator.task_count // device.veus)
-    resident = max(1, min(per_sm, RESIDENT // warps))
-    busy = max(1.0, resident * warps / 4)
-    latency = ROUND + len(form.reductions) * reduce + 4 * each * len(form.reductions)
-    cycles = START + -(-per_sm // resident) * (latency + ISSUE * work * busy)
-    traffic = sum(math.prod(binding.types[n].shape) for n in (*operator.inputs, *operator.outputs)) * 4
-    return max(cycles / clock, traffic / device.layer("device").bandwidth)
+        join += MEETING + WARP_READ * s.lanes // WARP
+    busy = s.threads / WARP * operator.task_count / device.veus / 4
+    cycles = START + BLOCK * operator.task_count + count * join + CHAIN * work
+    cycles += busy * (OPERATION * work + LOAD * s.chunks * reads)
+    return max(cycles / clock, moved_bytes(operator, binding) / device.layer("device").bandwidth)

@@ -156,11 +156,11 @@ def _threads(strips: int) -> int:
 
 # --- choice -------------------------------------------------------------------------------------
 
-#: Cycles from a launch to the last store of a strip with nothing to do, of launching one more block, of a load and of a
-#: combined value of one thread, and, of a warp on its scheduler, of a load, of each 128 bytes that it touches and of any
-#: other instruction. Fitted to 224 kernels of the zoo's models on an H200: the measured time over the predicted has a
-#: standard deviation of 0.08.
-START, BLOCK, FETCH, CHAIN, LOAD, LINE, ISSUE = 850, 0.85, 2.0, 2.9, 0.5, 2.0, 1.5
+#: Cycles from a launch to the last store of a strip with nothing to do, of launching one more block, of one more strip of a
+#: thread, of a value that it combines, and, of a warp on its scheduler, of each 128 bytes that it loads and of any other
+#: instruction. Fitted to 616 kernels of the zoo's models on an H200: the measured time over the predicted has a standard
+#: deviation of 0.10.
+START, BLOCK, ROUND, CHAIN, LINE, ISSUE = 890, 0.75, 407, 4.1, 2.45, 1.36
 
 
 def window_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
@@ -209,9 +209,10 @@ def window_seconds(operator: ROperator, binding: Binding, device: VDevice) -> fl
     threads = _threads(strips.count)
     loads, values = _distinct_loads(w.main, strips.sizes), strips.each * w.taps
     after = sum(ex.flops(c.body) + 2 * len(c.loads) + 1 for c in w.after)
-    busy = -(-strips.count // threads) * threads / WARP * operator.task_count / device.veus / 4
-    cycles = START + BLOCK * operator.task_count + FETCH * loads + CHAIN * values
-    cycles += busy * (loads * (LOAD + LINE * _apart(w, strips)) + ISSUE * (values + strips.each * (after + 4)))
+    rounds = -(-strips.count // threads)
+    busy = rounds * threads / WARP * -(-operator.task_count // device.veus) / 4
+    cycles = START + BLOCK * operator.task_count + rounds * CHAIN * values + (rounds - 1) * ROUND
+    cycles += busy * (LINE * loads * _apart(w, strips) + ISSUE * (values + strips.each * (after + 4)))
     return max(cycles / clock, moved_bytes(operator, binding) / device.layer("device").bandwidth)
 
 

@@ -25,7 +25,7 @@ from rammer.ir.program import RProgram
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.storage import assign_storage
 from rammer.plan.views import view_sources
-from rammer.profile.probe import random_inputs
+from rammer.runtime.host_memory import random_inputs
 from rammer.testing.models import light_model
 from rammer.tile.connect import connect
 from rammer.tile.signature import signature

@@ -127,9 +127,9 @@ def test_tasks_without_a_time_still_spread() -> None:
     assert spread(np.zeros(4), 8, 0.0).tolist() == [2, 2, 2, 2]
 
 
-def test_fill_numbers_tasks_in_row_order() -> None:
+def test_fill_puts_each_task_on_its_row() -> None:
     rows: list[list[tuple[str, int]]] = [[], [], []]
-    fill(rows, "a", np.array([2, 0, 1]))
+    fill(rows, "a", [0, 0, 2])
     assert rows == [[("a", 0), ("a", 1)], [], [("a", 2)]]
 
 

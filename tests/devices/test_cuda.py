@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from rammer.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.program import Port
+from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
 from rammer.runtime.options import CompileOptions
 from rammer.runtime.segments import ProgramSegment
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.programs import random_net
 from rammer.testing.selftest import tiny_graph
 
 pytest.importorskip("cuda.bindings")
@@ -72,6 +77,20 @@ def test_launches_cover_every_task_once_in_a_legal_order() -> None:
     seen = [(launch.operator, t) for launch in plan for t in launch.tasks]
     assert len(seen) == len(set(seen)) == segment.program.task_count
     assert all(p < i for i, launch in enumerate(plan) for p in launch.after)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_launches_follow_what_they_read_where_rows_need_no_wait(seed: int) -> None:
+    """Rows know much without waiting, from their own order; a graph has no rows, so its edges must say it."""
+    program = random_net(Random(seed), 12).program(Wavefront(), 1 + seed % 6)
+    before: list[set[int]] = []
+    at: dict[str, list[int]] = {}
+    for number, launch in enumerate(launches(program)):
+        before.append({*launch.after, *(p for a in launch.after for p in before[a])})
+        at.setdefault(launch.operator, []).append(number)
+    for reader, writers in dependences(program.operators, program.storage).items():
+        for writer in writers:
+            assert all(set(at[writer]) <= before[number] for number in at[reader]), (writer, reader)
 
 
 def test_consecutive_finds_gaps() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rammer.codegen.rowform import joinable, map_form, row_form
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
@@ -23,7 +24,6 @@ from rammer_cuda.backend import CHOOSERS, CudaBackend, open_backend
 from rammer_cuda.kernels.frame import VECTOR
 from rammer_cuda.kernels.gemv import gemv_candidates, matvec_of
 from rammer_cuda.kernels.rowwise import rowwise_candidates
-from rammer_cuda.kernels.task import Unsuited
 from rammer_cuda.kernels.window import window_candidates, window_of
 from rammer_cuda.source import task_kernel
 

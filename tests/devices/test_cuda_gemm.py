@@ -17,12 +17,13 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
+from rammer.codegen.contraction import product_of, roles_of
+from rammer.codegen.task import Unsuited
+
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.kernels.choose import gemm_candidates
-from rammer_cuda.kernels.contraction import product_of, roles_of
 from rammer_cuda.kernels.depth import depth_of
 from rammer_cuda.kernels.packing import pack
-from rammer_cuda.kernels.task import Unsuited
 
 
 def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, groups: int = 1) -> tuple[ROperator, Binding]:

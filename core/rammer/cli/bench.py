@@ -15,7 +15,8 @@ from rammer.cli.options import InputChoice, compile_options, parse_options, pars
 from rammer.errors import BadInput
 from rammer.report.environment import environment
 from rammer.report.table import duration, markdown, plain
-from rammer.runtime.bench import WHOLE, Effort, Row, bench_device, bench_framework, bench_onnxruntime
+from rammer.runtime.bench import Effort, Row, bench_device, bench_framework, bench_onnxruntime
+from rammer.runtime.host_bound import WHOLE
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
 PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")
@@ -37,12 +38,13 @@ def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
     The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
-    ratio. With torch or JAX as peers, inputs stay on the device where its plugin allows it, as they do for the peers.
+    ratio. Inputs and outputs stay on the device and its own clock counts, as for torch and JAX; with ONNX Runtime as the
+    only peer whole runs are timed, NumPy in and NumPy out, as its are.
 
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """
     effort = Effort(warmup, iterations, seconds)
-    on_device = any(peer != "onnxruntime" for peer in peers)
+    on_device = set(peers) != {"onnxruntime"}
     rows: list[Row] = []
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in devices:

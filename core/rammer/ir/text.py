@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from rammer.ir.compute import Compute
 from rammer.ir.operator import Connection, ROperator
-from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait
+from rammer.ir.parts import Buffer, Counter, Port, ProgramParts, Storage, Task, Wait
 from rammer.ir.types import LONG, SHORT
 
 
@@ -72,9 +72,9 @@ def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
         first = last + 1
 
 
-def format_program(p: RProgram) -> str:
+def format_parts(p: ProgramParts) -> str:
     """The whole program as text."""
-    lines = [f"program {p.name} policy {p.policy} on {p.veus} vEUs, predicted {p.predicted!r} s"]
+    lines = [f"program {p.name} policy {p.policy} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"]
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
     lines += [f"  buffer {b.name}: {SHORT[b.dtype]} {b.size} {b.kind} @{b.offset}" for b in p.buffers]
@@ -88,8 +88,8 @@ def format_program(p: RProgram) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_program(text: str) -> RProgram:
-    """Read what ``format_program`` wrote; ValueError names the first line that is wrong."""
+def parse_parts(text: str) -> ProgramParts:
+    """Read what ``format_parts`` wrote; ValueError names the first line that is wrong."""
     reader = _Reader()
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -97,7 +97,7 @@ def parse_program(text: str) -> RProgram:
                 reader.feed(line.strip())
             except (ValueError, KeyError, IndexError, SyntaxError) as problem:
                 raise ValueError(f"line {number}: {problem}\n  {line}") from problem
-    return reader.program()
+    return reader.parts()
 
 
 _PATTERNS = {
@@ -190,13 +190,13 @@ class _Reader:
                 tasks += _expand(part, number)
             self.rows[veu] = tuple(tasks)
 
-    def program(self) -> RProgram:
+    def parts(self) -> ProgramParts:
         if self.head is None:
             raise ValueError("the text has no 'program' line")
         name, policy, veus, predicted = self.head
         rows = tuple(self.rows.get(v, ()) for v in range(veus))
-        return RProgram(name, policy, tuple(self.inputs), tuple(self.outputs), tuple(self.buffers),
-                        tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted)  # fmt: skip
+        return ProgramParts(name, policy, tuple(self.inputs), tuple(self.outputs), tuple(self.buffers),
+                            tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted)  # fmt: skip
 
 
 def _expand(part: str, number: int) -> list[Task]:

@@ -12,7 +12,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,18 +28,20 @@ from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segme
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bumped whenever what is written changes meaning.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled model with what is needed to check and run it: the device and its fingerprint."""
+    """A compiled model with what is needed to check and run it: the device, its ``--option`` values and its
+    fingerprint."""
 
     compiled: Compiled
     device: str
     target: str
     fingerprint: str
     policy: str
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
@@ -49,7 +51,7 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
         "format": FORMAT, "device": artifact.device, "target": artifact.target, "fingerprint": artifact.fingerprint,
         "policy": artifact.policy, "name": compiled.graph.name,
         "inputs": [_port(v) for v in compiled.graph.inputs], "outputs": [_port(v) for v in compiled.graph.outputs],
-        "segments": [],
+        "options": dict(artifact.options), "segments": [],
     }  # fmt: skip
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -123,7 +125,9 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Artifact:
     inputs, outputs = (tuple(_value(p) for p in head[k]) for k in ("inputs", "outputs"))
     types = {v.name: v.type for v in (*inputs, *outputs)}
     graph = Graph(head["name"], inputs, outputs, (), types, constants)
-    return Artifact(Compiled(graph, segments), head["device"], head["target"], head["fingerprint"], head["policy"])
+    options = {str(k): str(v) for k, v in head["options"].items()}
+    return Artifact(Compiled(graph, segments), head["device"], head["target"], head["fingerprint"], head["policy"],
+                    options)  # fmt: skip
 
 
 def _value(port: list[str]) -> Value:

@@ -83,8 +83,8 @@ def gpu_name() -> str:
 
 
 def delay(stream: Any) -> None:
-    """Queue DELAY_CYCLES of idling on ``stream`` (its ``ptr`` is the handle); nothing without one, or torch's GPU."""
-    if stream is None or not gpu_name():
+    """Queue DELAY_CYCLES of idling on a CUDA ``stream`` (``ptr`` is its handle); nothing elsewhere, or without torch."""
+    if not hasattr(stream, "ptr") or not gpu_name():
         return
     torch = load_torch()
     with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):

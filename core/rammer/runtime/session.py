@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,12 +43,16 @@ def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *,
     backend = registry.open(spec, require, target, options)
     chosen = CompileOptions(policy, tune, target)
     name = spec if ":" in spec else f"{spec}:0"
-    return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs")
+    return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs",
+                      options or {})  # fmt: skip
 
 
 def open_artifact(path: Path, device: str, require: str, options: dict[str, str] | None,
                   registry: Registry) -> Executable:  # fmt: skip
     """The compiled model in ``path``, loaded. BadInput if it is damaged or was compiled for something else.
+
+    The device opens with the options that the model was compiled with; ``options`` may add others or replace them as
+    far as the device's fingerprint, and so the compiled program, does not depend on them.
 
     One that was compiled for a named ``--target`` runs on whatever unit of that device is here, with a warning:
     the hardware it was meant for has no fingerprint to compare. Where that has fewer vEUs, rows are folded.
@@ -59,25 +63,32 @@ def open_artifact(path: Path, device: str, require: str, options: dict[str, str]
     if made_for != asked:
         raise BadInput(f"{path} was compiled for device {made_for}, not for {asked}",
                        hint="leave out --device, or compile the model for that device")  # fmt: skip
-    backend = registry.open(spec, require, "", options)
+    given = options or {}
+    device_options = {**artifact.options, **given}
+    backend = registry.open(spec, require, "", device_options)
     compiled = artifact.compiled
     if artifact.target:
         warn(f"{path} was compiled for target {artifact.target}; here is {backend.hardware.name}")
         compiled = _folded(compiled, backend.vdevice.veus)
     elif backend.fingerprint != artifact.fingerprint:
-        raise BadInput(
-            f"{path} was compiled for other hardware or by another version of the {made_for} plugin",
-            where=f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}",
-            hint="compile the model again, or give the --option values that it was compiled with",
-        )
+        where = f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}"
+        if device_options != artifact.options:
+            raise BadInput(f"{path} was compiled {_spelled(artifact.options)}, not {_spelled(device_options)}", where,
+                           "leave out --option, or compile the model again with it")  # fmt: skip
+        raise BadInput(f"{path} was compiled for other hardware or by another version of the {made_for} plugin", where,
+                       "compile the model again")  # fmt: skip
     graph = compiled.graph
     ports = tuple(InputPort(v.external or v.name, v.type.dtype, v.type.shape) for v in graph.inputs)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
     exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, CompileOptions(artifact.policy),
-                     registry)  # fmt: skip
+                     registry, device_options=device_options)  # fmt: skip
     exe.adopt(compiled)
     return exe
+
+
+def _spelled(options: Mapping[str, str]) -> str:
+    return "with " + " ".join(f"--option {k}={v}" for k, v in sorted(options.items())) if options else "without --option"
 
 
 def _folded(compiled: Compiled, veus: int) -> Compiled:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.place import Row, choices, side_by_side
+from rammer.schedule.place import Homes, Row, choices, side_by_side
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
 
 
@@ -22,11 +22,11 @@ class Wavefront:
         """Predicts one launch a wave plus the time of the fullest vEU in each."""
         chosen: dict[str, RKernel] = {}
         rows: list[Row] = [[] for _ in range(device.veus)]
-        levels, seconds = graph.levels(), 0.0
+        levels, seconds, homes = graph.levels(), 0.0, Homes(graph.shared_static())
         for level in levels:
             options = choices(graph, level, device)
             best = min(options, key=lambda kernels: side_by_side(kernels, {}, device))
-            seconds += side_by_side(best, {}, device, rows)
+            seconds += side_by_side(best, {}, device, rows, homes)
             chosen |= {k.operator.name: k for k in best}
         stages = tuple(map(tuple, levels))
         return Schedule(tuple(chosen[n] for n in graph.names), stages, rows_of(rows), False, seconds)

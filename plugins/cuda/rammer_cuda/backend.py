@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
@@ -17,6 +17,7 @@ from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
+from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
 from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
@@ -43,22 +44,29 @@ def open_backend(options: OpenOptions) -> Backend:
     """A GPU, or a target without one. BadInput for an unknown target, DeviceUnavailable for --require."""
     if options.require and options.require != "gpu":
         raise DeviceUnavailable(f"cuda:{options.index} is a gpu, not a {options.require}")
+    unknown = sorted(set(options.options) - {"executor"})
+    if unknown:
+        raise BadInput(f"device cuda has no option {unknown[0]!r}", "--option", "it takes executor=auto, graph or persistent")
+    from rammer_cuda.select import checked
+
+    executor = checked(options.options.get("executor", "auto"))
     if options.target:
         if options.target not in TARGETS:
             raise BadInput(f"unknown CUDA target {options.target!r}", hint=f"one of: {', '.join(TARGETS)}")
         unit = Hardware(0, f"{TARGETS[options.target].description} (compile only)", "gpu", 0)
-        return CudaBackend(TARGETS[options.target], unit, options.target, present=False)
+        return CudaBackend(TARGETS[options.target], unit, options.target, False, executor)
     from rammer_cuda.hardware import architecture, probe_gpus, virtual_device
 
     unit = probe_gpus()[options.index]
-    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), present=True)
+    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, executor)
 
 
 class CudaBackend:
-    """One GPU (``present``) or one architecture."""
+    """One GPU (``present``) or one architecture; ``executor`` is how programs are to be run."""
 
-    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool) -> None:
+    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, executor: str = "auto") -> None:
         self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
+        self.executor = executor
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -72,6 +80,10 @@ class CudaBackend:
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits: the best predicted of each family, then the rest, best first."""
+        cells = cell_candidates(operator, binding, self.vdevice)
+        single = gemv_candidates(operator, binding, self.vdevice, 1) and not binding.reused & {*operator.inputs}
+        if cells and not single:  # holding weights pays where they are used again
+            return cells
         products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
         found = [(c.seconds, c.operator) for c in products]
         for choose in (plain_candidates, *CHOOSERS):
@@ -85,6 +97,9 @@ class CudaBackend:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
         resources = Resources(made.threads, local_bytes=made.shared)
+        if operator.family == "cell":
+            seconds = cell_seconds(operator, binding, self.vdevice)
+            return RKernel(operator, made.text, resources, seconds, seconds)
         predict = SECONDS.get(operator.family) or (plain_seconds if suits(operator) else None)
         if predict is not None:
             seconds = predict(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
@@ -101,17 +116,33 @@ class CudaBackend:
         return Resources(made.threads, found.registers, local, found.spills)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """The program, compiled, resident and captured in a CUDA graph."""
-        return self.open_program(program, constants)
+        """The program, compiled and resident, for the executor asked for or measured to be the faster."""
+        self._need_hardware()
+        from rammer_cuda.select import open_executor
+
+        return open_executor(program, constants, self.arch, self.hardware.index, self.executor)
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        """Every block of one run with the SM that ran it, from kernels that record it."""
+        from rammer_cuda.trace import trace
+
+        loaded = self.open_program(program, constants)
+        try:
+            return trace(loaded, inputs, self.arch).spans
+        finally:
+            loaded.close()
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
-        """``load`` with ``repeat`` copies of the program chained in the graph."""
-        if not self.present:
-            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
-                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
+        """The program as a CUDA graph, ``repeat`` copies of it chained."""
+        self._need_hardware()
         from rammer_cuda.executor import CudaProgram
 
         return CudaProgram(program, constants, self.arch, self.hardware.index, repeat)
+
+    def _need_hardware(self) -> None:
+        if not self.present:
+            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
+                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
 
 
 def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, ROperator]]:

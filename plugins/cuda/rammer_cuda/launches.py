@@ -119,16 +119,11 @@ class _Accesses:
         for number, name in enumerate(self.operators):
             operator = program.operator[name]
             for tensor in dict.fromkeys((*operator.inputs, *operator.outputs)):
-                rows.append((number, *self._range(tensor), tensor in operator.outputs))
+                storage = program.storage[tensor]
+                rows.append((number, *_bytes(program, storage, self.base[storage.buffer]), tensor in operator.outputs))
         self.launch, self.low, self.high = (np.array([r[i] for r in rows], np.int64) for i in range(3))
         self.writes = np.array([r[3] for r in rows], bool)
         self.known: dict[tuple[str, str], bool] = {}
-
-    def _range(self, tensor: str) -> tuple[int, int]:
-        storage = self.program.storage[tensor]
-        item = itemsize(self.program.buffer[storage.buffer].dtype)
-        low, high = storage.span()
-        return self.base[storage.buffer] + low * item, self.base[storage.buffer] + high * item
 
     def candidates(self, later: int) -> list[int]:
         """Earlier launches, latest first, with a byte range that meets one of ``later``'s, one of them a write."""
@@ -161,16 +156,15 @@ def _shared(program: RProgram, x: str, y: str) -> bool:
     s, t = program.buffer[p.buffer], program.buffer[q.buffer]
     if s.kind != "arena" or t.kind != "arena":
         return False
-    (a, b), (c, d) = _bytes(program, p), _bytes(program, q)
+    (a, b), (c, d) = _bytes(program, p, s.offset), _bytes(program, q, t.offset)
     return a < d and c < b
 
 
-def _bytes(program: RProgram, storage: Storage) -> tuple[int, int]:
-    """Arena bytes between a storage's first and last element."""
-    buffer = program.buffer[storage.buffer]
-    size = itemsize(buffer.dtype)
+def _bytes(program: RProgram, storage: Storage, start: int) -> tuple[int, int]:
+    """Half-open range of the bytes between a storage's first and last element, in a buffer that begins at ``start``."""
+    size = itemsize(program.buffer[storage.buffer].dtype)
     low, high = storage.span()
-    return buffer.offset + low * size, buffer.offset + high * size
+    return start + low * size, start + high * size
 
 
 def _bits(members: set[int]) -> int:

@@ -13,7 +13,7 @@ from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
 from rammer.ir.types import row_major
-from rammer.profile.probe import random_inputs
+from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.compile import compile_all
 from rammer_cuda.source import task_kernel, translation_unit

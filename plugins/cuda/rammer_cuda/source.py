@@ -8,15 +8,17 @@ from dataclasses import replace
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction
+from rammer.codegen.task import Argument, Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
+from rammer_cuda.kernels.cell_text import cell
 from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
 from rammer_cuda.kernels.gemv import gemv
 from rammer_cuda.kernels.rowwise import rowwise
-from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
 
@@ -38,7 +40,7 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: Families with kernels of their own.
-FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3, "gemv": gemv, "rowwise": rowwise, "window": window}
+FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3, "gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rammer.codegen.contraction import Roles, product_of, roles_of
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Roles, product_of, roles_of
 from rammer_cuda.kernels.depth import Depth, depth_of
 from rammer_cuda.kernels.gemm import Shape, gemm, gemm_tf32x3, shape_of
-from rammer_cuda.kernels.task import Unsuited
 
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)

@@ -6,18 +6,19 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rammer.codegen.contraction import address
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.scalar import Block
+from rammer.codegen.task import Argument, Packing, Unsuited
 from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
-from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
-from rammer_cuda.kernels.task import Argument, Packing, TaskKernel
+from rammer_cuda.kernels.task import TaskKernel
 
 #: Threads of a warp.
 WARP = 32
@@ -92,16 +93,12 @@ class Frame:
 
 def steps_of(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int] | None:
     """The element address of ``load`` as ``(step by axis, constant)``; None where it is not affine or padded."""
-    forms = [ex.affine(i) for i in load.indices]
-    if load.fill is not None or any(f is None for f in forms):
+    if load.fill is not None:
         return None
-    steps, constant = dict[str, int](), 0
-    for stride, form in zip(strides, forms, strict=True):
-        if form is not None:
-            constant += stride * form[1]
-            for axis, step in form[0].items():
-                steps[axis] = steps.get(axis, 0) + stride * step
-    return {a: s for a, s in steps.items() if s}, constant
+    try:
+        return address(load, strides)
+    except Unsuited:
+        return None
 
 
 def coordinates(frame: Frame, stem: str, index: str, extents: Sequence[int]) -> list[Expr]:

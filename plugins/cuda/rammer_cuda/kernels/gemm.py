@@ -12,20 +12,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from rammer.codegen.contraction import Product, product_of
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
+from rammer.codegen.task import Argument, Unsuited
+from rammer.codegen.text import Text, digits
 from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Product, product_of
 from rammer_cuda.kernels.depth import depth_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
-from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
-from rammer_cuda.kernels.text import Text, digits
+from rammer_cuda.kernels.task import TaskKernel
 
 #: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
 MOST_SPLIT = 8

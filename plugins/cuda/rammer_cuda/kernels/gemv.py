@@ -8,7 +8,6 @@ depends on, and later ones while the previous are multiplied. The following maps
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rammer.codegen.bounds import tidy
+from rammer.codegen.contraction import Roles, roles_of
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
+from rammer.codegen.task import Array, Packing, Unsuited, packing_key
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
@@ -26,10 +27,9 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, add, integer, mul
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Roles, roles_of
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
 from rammer_cuda.kernels.strips import Strips
-from rammer_cuda.kernels.task import Array, Packing, TaskKernel, Unsuited
+from rammer_cuda.kernels.task import TaskKernel
 
 #: Most vectors, least products of a sum, and most sums a thread keeps.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
@@ -299,8 +299,7 @@ def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Pack
         body = evaluate(Compute("packed", "float32", (*axes, *reduce), load), {load.tensor: values})
         return np.ascontiguousarray(body, dtype=np.float32)
 
-    text = repr(("rows", str(load), [str(a) for a in axes], [str(r) for r in reduce]))
-    return Packing(hashlib.sha256(text.encode()).hexdigest()[:16], size, make)
+    return Packing(packing_key("rows", str(load), tuple(axes), reduce), size, make)
 
 
 # --- choice -------------------------------------------------------------------------------------

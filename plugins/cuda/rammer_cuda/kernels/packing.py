@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 import numpy as np
 
+from rammer.codegen.contraction import Operand, Product
+from rammer.codegen.task import Array, Packing, packing_key, padded
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate
 
-from rammer_cuda.kernels.contraction import Operand, Product
 from rammer_cuda.kernels.depth import Depth
-from rammer_cuda.kernels.task import Array, Packing
 
 
 def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth) -> tuple[Packing, list[int]]:
@@ -35,16 +34,10 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
         full = evaluate(Compute("packed", "float32", body, operand.load), {operand.tensor: values})
         outer = math.prod(a.extent for a in axes)
         taps = math.prod(a.extent for a in depth.outer)
-        data = _padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
-        data = _padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
-        data = _padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
-        return np.ascontiguousarray(np.swapaxes(_padded(data, 2, unit), 2, 3), dtype=np.float32)
+        data = padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
+        data = padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
+        data = padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
+        return np.ascontiguousarray(np.swapaxes(padded(data, 2, unit), 2, 3), dtype=np.float32)
 
-    text = repr((str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth)))
-    return Packing(hashlib.sha256(text.encode()).hexdigest()[:16], size, make), fixed
-
-
-def _padded(array: Array, axis: int, count: int) -> Array:
-    """``array`` with zeros appended along ``axis`` up to ``count``."""
-    missing = count - array.shape[axis]
-    return np.pad(array, [(0, missing if d == axis else 0) for d in range(array.ndim)]) if missing else array
+    key = packing_key(str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
+    return Packing(key, size, make), fixed

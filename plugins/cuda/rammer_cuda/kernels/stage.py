@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rammer_cuda.kernels.contraction import Guard, Operand, Product
+from rammer.codegen.contraction import Guard, Operand, Product
+from rammer.codegen.task import Packing
+from rammer.codegen.text import Text, digits, total, weighted
+
 from rammer_cuda.kernels.depth import Depth
 from rammer_cuda.kernels.packing import pack
-from rammer_cuda.kernels.task import Packing
-from rammer_cuda.kernels.text import Text, digits, total, weighted
 
 
 @dataclass

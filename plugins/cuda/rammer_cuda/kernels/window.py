@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rammer.codegen.preload import preload, stored_loads
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands, identity_load
@@ -23,7 +24,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
-from rammer_cuda.kernels.task import TaskKernel, Unsuited
+from rammer_cuda.kernels.task import TaskKernel
 
 #: Values of one window that are written out, and of a thread's whole strip.
 MOST_TAPS, MOST_WRITTEN = 128, 640

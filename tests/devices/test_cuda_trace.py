@@ -1,0 +1,94 @@
+"""Measured traces on cuda: every kernel can be built with records (NVRTC, no GPU), and on a GPU they add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions, Tracer
+from rammer.errors import DeviceFailure
+from rammer.profile.store import KernelStore
+from rammer.report.measured import summarise
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.segments import ProgramSegment
+from rammer.runtime.source import open_source
+from rammer.testing.small_models import MODELS
+
+pytest.importorskip("cuda.bindings")
+
+from rammer_cuda.backend import open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.source import task_kernels, translation_unit
+from rammer_cuda.trace import PARAMETERS, traced
+
+rng = np.random.default_rng()
+
+
+def segment_of(name: str, target: str = "sm_90a") -> ProgramSegment:
+    model = MODELS[name]
+    compiler = Compiler(open_backend(OpenOptions(target=target)), CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(open_source(model.build(rng)).model, {}).segments
+    assert isinstance(segment, ProgramSegment)
+    return segment
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", ["convolution", "product", "branches"])
+def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, target: str) -> None:
+    segment = segment_of(name, target)
+    program = segment.program
+    binding = Binding(program.types, program.storage, frozenset(segment.constants))
+    for kernel in {k.entry: k for k in task_kernels(program.operators, binding).values()}.values():
+        plain, with_records = translation_unit([kernel]), translation_unit([traced(kernel)])
+        assert "globaltimer" not in plain and kernel.text == traced(kernel).text.partition("RmSpan rm_span(rm_records)\n")[2] \
+            .replace(", RmRecord *rm_records", "")
+        found = compile_cubin(with_records, target).resources[kernel.entry]
+        assert found.registers > 0
+        assert b"rm_records" not in compile_cubin(plain, target).code
+
+
+def test_a_kernel_without_the_usual_parameters_is_refused() -> None:
+    with pytest.raises(DeviceFailure, match="does not end its parameters"):
+        traced(TaskKernel("k", 'extern "C" __global__ void k(int x) {}', (), 32, 0))
+    assert PARAMETERS.endswith(")")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["convolution", "branches"])
+def test_a_trace_has_every_task(name: str) -> None:
+    import rammer
+
+    model = MODELS[name]
+    exe = rammer.compile(model.build(rng), device="cuda")
+    inputs = model.inputs(rng, model.shapes[0])
+    special = exe.prepare(exe.checked(inputs))
+    (segment,) = special.compiled.segments
+    assert isinstance(segment, ProgramSegment) and isinstance(exe.backend, Tracer)
+    spans = exe.backend.trace(segment.program, segment.constants, inputs)
+    tasks = {(o.name, i) for o in segment.program.operators for i in range(o.task_count)}
+    assert {(s.operator, s.index) for s in spans} == tasks
+    assert all(0 <= s.start <= s.end < 1e-2 and 0 <= s.veu < exe.backend.vdevice.veus for s in spans)
+    summary = summarise(segment.program, spans, exe.backend.vdevice.veus)
+    assert 0 < summary.utilisation <= 1 and 0 <= summary.idle < 1
+    # An operator starts after those that it reads have ended.
+    assert all(o.gap >= -1e-7 for o in summary.operators)
+    exe.close()
+
+
+@pytest.mark.cuda
+def test_the_command_writes_a_trace(tmp_path: Path) -> None:
+    import onnx
+    from click.testing import CliRunner
+
+    from rammer.cli.main import main
+
+    onnx.save(MODELS["convolution"].build(rng), str(tmp_path / "m.onnx"))
+    said = CliRunner().invoke(main, ["run", str(tmp_path / "m.onnx"), "--device", "cuda", "--trace", str(tmp_path / "t.json")])
+    assert said.exit_code == 0, said.output
+    assert "units busy" in said.output
+    assert any(e["ph"] == "X" for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"])

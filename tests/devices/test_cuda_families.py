@@ -51,6 +51,15 @@ def softmax(rows: int, length: int, log: bool = False) -> Case:
                      f"y: f32[{i}, {j}] = {last}"], {"x": (rows, length)})  # fmt: skip
 
 
+def channel_softmax(channels: int, pixels: int, dtype: str = "f32") -> Case:
+    """Softmax over an axis whose elements lie apart."""
+    c, p = f"c:{channels}", f"p:{pixels}"
+    full = {"f16": "float16", "f32": "float32"}[dtype]
+    return operator([f"m: {dtype}[{p}] = max[{c}] x[c, p]", f"e: {dtype}[{c}, {p}] = exp(x[c, p] - m[p])",
+                     f"t: {dtype}[{p}] = sum[{c}] e[c, p]", f"y: {dtype}[{c}, {p}] = e[c, p] / t[p]"],
+                    {"x": (channels, pixels)}, dtypes={"x": full})  # fmt: skip
+
+
 def layer_norm(rows: int, length: int) -> Case:
     """A residual added, then normalised over the last axis, scaled and shifted."""
     i, j = f"i:{rows}", f"j:{length}"
@@ -151,6 +160,7 @@ ROWS = {
     "softmax": softmax(37, 128), "long softmax": softmax(3, 1000), "odd softmax": softmax(5, 77), "log": softmax(9, 260, True),
     "layer norm": layer_norm(19, 768), "odd layer norm": layer_norm(6, 333), "instance norm": instance_norm(10, 6, 14),
     "pool": pool_all(33, 7, 7), "even pool": pool_all(20, 8, 8), "arg max": arg_max(21, 50), "long": softmax(2, 8192),
+    "channels": channel_softmax(21, 60),
 }  # fmt: skip
 VECTORS = {
     "one": matvec(1, 256, 100), "four": matvec(4, 256, 60), "eight": matvec(8, 96, 33), "turned": matvec(2, 512, 40, True),
@@ -314,6 +324,34 @@ def test_a_nan_stays_in_its_row(case: str) -> None:
             loaded.close()
             assert np.array_equal(np.isnan(have), np.isnan(want)), tiled.head()
             assert not np.isnan(have).all()
+
+
+@pytest.mark.cuda
+def test_half_precision_rows() -> None:
+    """Rows of float16 compute in float32: one rounding, at the store."""
+    from rammer_cuda.profiler import whole_program
+
+    backend = open_backend(OpenOptions())
+    assert isinstance(backend, CudaBackend)
+    untiled, binding = channel_softmax(32, 40, "f16")
+    for _, tiled in rowwise_candidates(untiled, binding, backend.vdevice, 4):
+        program, constants = whole_program(tiled, binding)
+        inputs = {"x": np.random.default_rng().standard_normal((32, 40)).astype(np.float16)}
+        want = _reference(tiled, inputs)
+        loaded = backend.load(program, constants)
+        have = loaded.run(inputs).outputs["y"]
+        loaded.close()
+        assert have.dtype == np.float16
+        assert np.linalg.norm(have - want) <= 4e-4 * np.linalg.norm(want), tiled.head()
+
+
+def test_rows_apart_are_predicted_slower() -> None:
+    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    near, apart = ROWS["softmax"], channel_softmax(128, 37)
+    best = [rowwise_candidates(*case, device, 1)[0][0] for case in (softmax(4096, 128), channel_softmax(128, 4096))]
+    assert best[0] < best[1]
+    assert rowwise_candidates(*near, device, 1)
+    assert rowwise_candidates(*apart, device, 1)
 
 
 def test_vectors_need_aligned_rows() -> None:

@@ -131,18 +131,45 @@ def joinable(form: RowForm, strides: Mapping[str, tuple[int, ...]]) -> bool:
 
     ``strides`` are those of the stored tensors, in elements.
     """
+    found = accesses(form)
+    names = {e.axis for e in found.elements}
+    extents = [a.extent for a in form.elements]
+    return not found.outside & names and all(_walks(ld, strides, found.elements, extents) for ld in found.loads)
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """What one element of a row reads and writes in memory, as loads at the axes ``rows`` and ``elements``; ``outside`` are
+    the axes that expressions use otherwise."""
+
+    rows: tuple[Ref, ...]
+    elements: tuple[Ref, ...]
+    loads: tuple[Load, ...]
+    outside: frozenset[str]
+
+
+def accesses(form: RowForm) -> Accesses:
+    """Every access of an operator in row form, reductions that it has already computed left out."""
     rows = tuple(Ref(f"row{k}__") for k in range(len(form.rows)))
     elements = tuple(Ref(f"element{k}__") for k in range(len(form.elements)))
     point = form.point(rows, elements)
     inlined = {c.name: c for c in form.operator.computes if not c.reduce}
     bodies = [ex.substitute(c.body, form.reduced(c, rows, elements)) for c in form.reductions]
-    bodies += [expanded(Load(name, point), inlined) for name in form.operator.outputs if name in inlined]
-    names = [e.axis for e in elements]
-    extents = [a.extent for a in form.elements]
-    stored = [Load(name, point) for name in form.operator.outputs] if form.whole else []
-    loads = [n for body in bodies for n in _outer_loads(expanded(body, inlined))]
-    outside = set().union(*(_outside(expanded(body, inlined)) for body in bodies))
-    return not outside & set(names) and all(_walks(ld, strides, names, extents) for ld in (*loads, *stored))
+    bodies += [Load(name, point) for name in form.operator.outputs if name in inlined]
+    bodies = [expanded(body, inlined) for body in bodies]
+    computed = {c.name for c in form.reductions}
+    loads = [n for body in bodies for n in _outer_loads(body) if n.tensor not in computed]
+    loads += [Load(name, point) for name in form.operator.outputs]
+    outside = frozenset[str]().union(*(_outside(body) for body in bodies))
+    return Accesses(rows, elements, tuple(dict.fromkeys(loads)), outside)
+
+
+def step(load: Load, strides: tuple[int, ...], axis: Ref) -> int | None:
+    """Elements between the addresses of ``load`` at neighbouring values of ``axis``; None where that is not fixed."""
+    forms = [ex.affine(i) for i in load.indices]
+    if any(f is None and axis.axis in ex.axes_of(i) for f, i in zip(forms, load.indices, strict=True)):
+        return None
+    return sum(s * f[0].get(axis.axis, 0) for s, f in zip(strides, forms, strict=True) if f is not None)
 
 
 def expanded(e: Expr, inlined: Mapping[str, Compute]) -> Expr:
@@ -158,14 +185,14 @@ def expanded(e: Expr, inlined: Mapping[str, Compute]) -> Expr:
     return ex.transform(e, rule)
 
 
-def _walks(load: Load, strides: Mapping[str, tuple[int, ...]], names: list[str], extents: list[int]) -> bool:
-    if not ex.axes_of(load) & set(names):
+def _walks(load: Load, strides: Mapping[str, tuple[int, ...]], elements: tuple[Ref, ...], extents: list[int]) -> bool:
+    if not ex.axes_of(load) & {e.axis for e in elements}:
         return True
-    forms = [ex.affine(i) for i in load.indices]
-    if load.fill is not None or load.tensor not in strides or any(f is None for f in forms):
+    if load.fill is not None or load.tensor not in strides:
         return False
-    steps = [sum(s * f[0].get(n, 0) for s, f in zip(strides[load.tensor], forms, strict=True) if f) for n in names]
-    return all(a == b * n for a, b, n in zip(steps, steps[1:], extents[1:], strict=False))
+    steps = [step(load, strides[load.tensor], e) for e in elements]
+    fixed = [s for s in steps if s is not None]
+    return len(fixed) == len(steps) and all(a == b * n for a, b, n in zip(fixed, fixed[1:], extents[1:], strict=False))
 
 
 def _outer_loads(e: Expr) -> list[Load]:

@@ -17,7 +17,7 @@ from rammer.codegen.bounds import tidy
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.rowform import RowForm, joinable, map_form, row_form
+from rammer.codegen.rowform import Accesses, RowForm, accesses, joinable, map_form, row_form, step
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -251,9 +251,11 @@ class _Rowwise:
 
 #: Cycles from a launch to the last store of a row with nothing to do, of launching one more block, of one butterfly step, of
 #: reading one warp's result in shared memory, of an operation of a thread, of each 128 bytes that a warp loads or stores on
-#: its scheduler, and, where elements have several coordinates, of working them out, for a thread and for a warp. Fitted to 278
-#: kernels of the zoo's models on an H200: the measured time over the predicted has a standard deviation of 0.12.
-START, BLOCK, BUTTERFLY, WARP_READ, CHAIN, LINE, PLACE, PLACES = 650, 1.1, 17, 30, 6.5, 1.17, 9.7, 10.6
+#: its scheduler, and of working out an element's several coordinates. Fitted to 278 kernels of the zoo's models on an H200:
+#: the measured time over the predicted has a standard deviation of 0.11.
+START, BLOCK, BUTTERFLY, WARP_READ, CHAIN, LINE, PLACE = 612, 1.23, 20, 36, 6.7, 1.88, 7.3
+#: Bytes of a cache line.
+LINE_BYTES = 128
 #: Threads of a block that are aimed at.
 BLOCKS = (64, 128, 256)
 
@@ -312,13 +314,28 @@ def rowwise_seconds(operator: ROperator, binding: Binding, device: VDevice) -> f
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     form = form_of(operator, binding)
     s, clock = shape_of(form), device.flops / 256.0
-    each, tensors = s.chunks * s.vector, len(operator.inputs) + len(operator.outputs)
-    narrow = min(s.lanes, WARP)
-    lines = WARP // narrow * max(1, narrow * s.vector // WARP)
+    each, narrow = s.chunks * s.vector, min(s.lanes, WARP)
+    found, strides = accesses(form), strides_of(operator, binding)
+    lines = sum(_lines(ld, strides.get(ld.tensor, ()), found, s) for ld in found.loads)
     join = BUTTERFLY * (narrow.bit_length() - 1) + (WARP_READ * s.lanes // WARP if s.lanes > WARP else 0)
     busy = s.threads / WARP * -(-operator.task_count // device.veus) / 4
     cycles = START + BLOCK * operator.task_count + len(form.reductions) * join
-    cycles += CHAIN * each * sum(ex.flops(c.body) + 1 for c in operator.computes) + busy * LINE * s.chunks * tensors * lines
-    if not joinable(form, strides_of(operator, binding)):
-        cycles += (PLACE + PLACES * busy) * each * tensors
+    cycles += CHAIN * each * sum(ex.flops(c.body) + 1 for c in operator.computes) + busy * LINE * s.chunks * lines
+    if not joinable(form, strides):
+        cycles += PLACE * each
     return max(cycles / clock, moved_bytes(operator, binding) / device.layer("device").bandwidth)
+
+
+def _lines(load: Load, strides: tuple[int, ...], found: Accesses, s: RowShape) -> int:
+    """Lines of 128 bytes that one access of a warp touches, for each chunk of a thread."""
+    lanes, rows = min(s.lanes, WARP), WARP // min(s.lanes, WARP)
+    along = step(load, strides, found.elements[-1]) if found.elements else 0
+    across = step(load, strides, found.rows[-1]) if found.rows else 0
+    if along is None or across is None:
+        return WARP * s.vector
+    if along == 0:
+        return 1 if across <= 1 else min(rows, rows * across * 4 // LINE_BYTES + 1)
+    if abs(along) == 1:
+        return rows * max(1, lanes * s.vector * 4 // LINE_BYTES)
+    apart = lanes * s.vector * min(LINE_BYTES, abs(along) * 4) // LINE_BYTES
+    return max(1, apart) * (1 if abs(across) == 1 else rows)

@@ -23,6 +23,10 @@ pytest.importorskip("cuda.bindings")
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.bodies import operator_bodies
+from rammer_cuda.persistent.dataflow import plan_words
+from rammer_cuda.persistent.table import make_table
+from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.source import task_kernels, translation_unit
 from rammer_cuda.trace import PARAMETERS, traced
 
@@ -56,6 +60,52 @@ def test_a_kernel_without_the_usual_parameters_is_refused() -> None:
     with pytest.raises(DeviceFailure, match="does not end its parameters"):
         traced(TaskKernel("k", 'extern "C" __global__ void k(int x) {}', (), 32, 0))
     assert PARAMETERS.endswith(")")
+
+
+@pytest.mark.parametrize("name", ["product", "branches"])
+def test_the_persistent_kernel_compiles_with_records(name: str) -> None:
+    segment = segment_of(name)
+    binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
+    flow = plan_words(segment.program, binding)
+    parts = operator_bodies(flow, binding)
+    pointers = {o.name: [0] * (len(parts.arguments[o.name]) + len(parts.words[o.name])) for o in flow.program.operators}
+    form = make_table(flow.program, parts.number, pointers, parts.held()).form
+    plain = kernel_text(parts.bodies, form, parts.threads)
+    assert kernel_text(parts.bodies, form, parts.threads, traced=True) == f"#define RM_TRACE 1\n{plain}"
+    codes = [compile_cubin(text, "sm_90a").code for text in (plain, f"#define RM_TRACE 1\n{plain}")]
+    assert [b"rm_records" in code for code in codes] == [False, True]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("executor", ["graph", "persistent"])
+@pytest.mark.parametrize("name", ["product", "branches"])
+def test_both_executors_trace_and_bind(name: str, executor: str) -> None:
+    from rammer_cuda.executor import CudaProgram
+    from rammer_cuda.hardware import architecture
+    from rammer_cuda.persistent.executor import PersistentProgram
+    from rammer_cuda.trace import trace, trace_persistent
+
+    model = MODELS[name]
+    compiler = Compiler(open_backend(OpenOptions()), CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(open_source(model.build(rng)).model, {}).segments
+    assert isinstance(segment, ProgramSegment)
+    arch, inputs = architecture(0), model.inputs(rng, model.shapes[0])
+    want = compiler.backend.load(segment.program, segment.constants).run(inputs).outputs
+    loaded: CudaProgram | PersistentProgram
+    if executor == "graph":
+        loaded = CudaProgram(segment.program, segment.constants, arch, 0)
+        found = trace(loaded, inputs, arch)
+    else:
+        loaded = PersistentProgram(segment.program, segment.constants, arch, 0)
+        found = trace_persistent(loaded, inputs, arch)
+    tasks = {(o.name, i) for o in loaded.program.operators for i in range(o.task_count)}
+    assert {(s.operator, s.index) for s in found.spans} == tasks and 0 < found.plain <= 1.5 * found.seconds
+    bound = loaded.bind(inputs, {})
+    for _ in range(3):
+        bound.run()
+    for n, have in bound.to_host().items():
+        assert np.linalg.norm(have - want[n]) <= 1e-5 * np.linalg.norm(want[n])
+    loaded.close()
 
 
 @pytest.mark.cuda

@@ -101,24 +101,30 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
         feeds.setdefault(counter.operator, []).append(counter)
     cursor = [0] * program.veus
     level = [0] * program.veus
-    result: list[list[WaveTask]] = []
     remaining, moved = program.task_count, True
+    result: list[list[WaveTask]] = [[]] if remaining else []
     while remaining and moved:
         moved = False
         for veu, row in enumerate(program.rows):
-            while cursor[veu] < len(row) and all(unfinished[w.counter] == 0 for w in row[cursor[veu]].waits):
-                task = row[cursor[veu]]
-                level[veu] = max([level[veu], *(reached[w.counter] + 1 for w in task.waits)])
-                while len(result) <= level[veu]:
-                    result.append([])
-                result[level[veu]].append(WaveTask(level[veu], veu, task))
+            here, begin = level[veu], cursor[veu]
+            for place in range(begin, len(row)):  # most tasks wait for nothing, and there are very many
+                task = row[place]
+                if task.waits:
+                    if any([unfinished[w.counter] for w in task.waits]):
+                        break
+                    here = max([here, *[reached[w.counter] + 1 for w in task.waits]])
+                    while len(result) <= here:
+                        result.append([])
+                result[here].append(WaveTask(here, veu, task))
                 for counter in feeds.get(task.operator, ()):
                     if counter.first <= task.index < counter.last:
                         unfinished[counter.name] -= 1
-                        reached[counter.name] = max(reached[counter.name], level[veu])
-                cursor[veu] += 1
-                remaining -= 1
-                moved = True
+                        reached[counter.name] = max(reached[counter.name], here)
+            else:
+                place = len(row)
+            level[veu], cursor[veu] = here, place
+            remaining -= place - begin
+            moved = moved or place > begin
     if remaining:
         stuck = next(v for v, row in enumerate(program.rows) if cursor[v] < len(row))
         task = program.rows[stuck][cursor[stuck]]

@@ -124,10 +124,15 @@ class CudaBackend:
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
         """Every block of one run with the SM that ran it, from kernels that record it."""
-        from rammer_cuda.trace import trace
+        from rammer_cuda.executor import CudaProgram
+        from rammer_cuda.persistent.executor import PersistentProgram
+        from rammer_cuda.trace import trace, trace_persistent
 
-        loaded = self.open_program(program, constants)
+        loaded = self.load(program, constants)
         try:
+            if isinstance(loaded, PersistentProgram):
+                return trace_persistent(loaded, inputs, self.arch).spans
+            assert isinstance(loaded, CudaProgram)
             return trace(loaded, inputs, self.arch).spans
         finally:
             loaded.close()

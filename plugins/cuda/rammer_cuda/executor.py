@@ -45,10 +45,12 @@ class CudaProgram:
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
         self.program, self.notes = program, tuple[str, ...]()
-        self.resident = Resident(program, constants, index)
+        kernels = task_kernels(program.operators, Binding(program.types, program.storage, frozenset(constants)))
+        arguments = [a for k in kernels.values() for a in k.arguments]
+        read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
+        self.resident = Resident(program, constants, index, read)
         with self.resident.device:
-            kernels = task_kernels(program.operators, Binding(program.types, program.storage, frozenset(constants)))
-            self.resident.pack((a for k in kernels.values() for a in k.arguments), constants)
+            self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values(), arch)
             self.recipe = Recipe(launches(program), kernels, functions, _compute_capability(arch) >= 90)
             self.graph = Graph(build_graph(self.resident, self.recipe, repeat))

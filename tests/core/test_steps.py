@@ -41,8 +41,8 @@ def recurrent(op: str, layers: int, steps: int = 4, batch: int = 1, hidden: int 
     return lower(Pipeline(default_passes()).run(bind(read_model(model), {}))[0])
 
 
-def device(veus: int, launch: float = 1e-6) -> VDevice:
-    layers = (MemoryLayer("far", "device", 1 << 33, 1e12), MemoryLayer("near", "veu", 1 << 20, 1e13))
+def device(veus: int, launch: float = 1e-6, bandwidth: float = 1e12) -> VDevice:
+    layers = (MemoryLayer("far", "device", 1 << 33, bandwidth), MemoryLayer("near", "veu", 1 << 20, 1e13))
     return VDevice("d", "test", veus, layers, 1e11, launch)
 
 
@@ -77,7 +77,7 @@ def test_one_layer_keeps_its_product(direction: str) -> None:
 
 def test_a_device_that_one_step_fills_keeps_whole_products() -> None:
     whole = recurrent("LSTM", layers=3, hidden=64)  # its weights would be read once a step
-    assert slice_steps(whole, device(1, launch=0.0)) is whole
+    assert slice_steps(whole, device(1, launch=0.0, bandwidth=1e9)) is whole
 
 
 def test_an_lstm_cell_is_one_operator_with_two_results() -> None:

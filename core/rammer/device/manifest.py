@@ -57,11 +57,15 @@ class OpenOptions:
 @dataclass(frozen=True, slots=True)
 class Binding:
     """What a kernel generator may know of the tensors: types of all, storages of the stored ones, and
-    which hold values known at compile time (``constants``), so that a kernel may want them packed."""
+    which hold values known at compile time (``constants``), so that a kernel may want them packed.
+
+    ``reused`` are the constants that several operators read, as the steps of a recurrent layer do: worth holding on chip.
+    """
 
     types: Mapping[str, TensorType]
     storages: Mapping[str, Storage]
     constants: frozenset[str] = frozenset()
+    reused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ from rammer.tile.traffic import task_cost
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
+from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
+from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
+from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 #: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
 GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 24, 6, 12
+#: Families of operators that are no matrix product: candidates, and predicted seconds of a tiled one without its launch.
+CHOOSERS = (gemv_candidates, rowwise_candidates, window_candidates)
+SECONDS = {"gemm": gemm_seconds, "gemm_tf32x3": gemm_seconds, "gemv": gemv_seconds, "rowwise": rowwise_seconds,
+           "window": window_seconds}  # fmt: skip
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
@@ -72,13 +79,16 @@ class CudaBackend:
         return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {_generator_hash()}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiles and families whose shared memory fits, best predicted first."""
+        """Tiles and families whose shared memory fits: the best predicted of each family, then the rest, best first."""
         cells = cell_candidates(operator, binding, self.vdevice)
-        if cells:
+        single = gemv_candidates(operator, binding, self.vdevice, 1) and not binding.reused & {*operator.inputs}
+        if cells and not single:  # holding weights pays where they are used again
             return cells
         products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
-        plain = plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)
-        ranked = sorted([(c.seconds, c.operator) for c in products] + plain, key=lambda f: f[0])
+        found = [(c.seconds, c.operator) for c in products]
+        for choose in (plain_candidates, *CHOOSERS):
+            found += choose(operator, binding, self.vdevice, PLAIN_TILES)
+        ranked = _leaders_first(found)
         tiles = tile_candidates(operator, binding, self.vdevice, 2 if ranked else GENERIC_TILES)
         limit = self.vdevice.layer("veu").capacity
         return [t for t in (*(o for _, o in ranked), *tiles) if task_kernel(t, binding).shared <= limit]
@@ -87,14 +97,12 @@ class CudaBackend:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
         resources = Resources(made.threads, local_bytes=made.shared)
-        if operator.family in ("gemm", "gemm_tf32x3"):
-            seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
-            return RKernel(operator, made.text, resources, seconds, seconds)
         if operator.family == "cell":
             seconds = cell_seconds(operator, binding, self.vdevice)
             return RKernel(operator, made.text, resources, seconds, seconds)
-        if suits(operator):
-            seconds = plain_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+        predict = SECONDS.get(operator.family) or (plain_seconds if suits(operator) else None)
+        if predict is not None:
+            seconds = predict(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
         cost = task_cost(operator, binding.types, self.vdevice)
         slow = operator.main.flops / max(operator.task_count, 1) / self.vdevice.flops / GENERIC_SHARE
@@ -140,6 +148,14 @@ class CudaBackend:
         if not self.present:
             raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
                                     hint="leave out --target to use the GPU of this machine")  # fmt: skip
+
+
+def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, ROperator]]:
+    """By predicted seconds, but each family's best before every second best: tuning measures only the first few, and
+    models of different families are less comparable than one family's."""
+    ranked = sorted(found, key=lambda f: f[0])
+    leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked)}
+    return sorted(ranked, key=lambda f: (f not in leaders.values(), f[0]))
 
 
 def _generator_hash() -> str:

@@ -16,7 +16,10 @@ from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.cell_text import cell
 from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
+from rammer_cuda.kernels.gemv import gemv
+from rammer_cuda.kernels.rowwise import rowwise
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
 
 #: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.
@@ -37,7 +40,7 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: Families with kernels of their own.
-FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3, "cell": cell}
+FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3, "gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

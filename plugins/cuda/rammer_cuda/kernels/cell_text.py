@@ -263,7 +263,7 @@ class _CellText:
             tensor = part.vector.tensor
             if self.read[number]:
                 span = word_span(self.binding.storages[tensor])
-                text.line(f"alive = rm_receive(walk, {self._word(tensor)}, {span}, at, value, order, {number});")
+                text.line(f"alive = rm_receive(walk, {self._word(tensor)}, {span}, at, value, order);")
             else:
                 text.line(f"rm_read({self._pointer(tensor)}, at, value);")
             test = f"if (tid % {group} + n * {group} < {count}) " if ragged else ""

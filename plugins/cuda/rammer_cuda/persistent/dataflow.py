@@ -40,7 +40,7 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     reads = _Reads(private, binding)
     received = {o.name: frozenset(x for x in reads.vectors.get(o.name, ()) if reads.sender(o.name, x)) for o in program.operators}
     if not any(received.values()) or private.arena_bytes > MOST_PRIVATE:
-        return Dataflow(program, {}, frozenset(t for o in program.operators for t in o.outputs))
+        return as_planned(program)
     sent: dict[str, set[str]] = {}
     for name, tensors in received.items():
         for x in tensors:
@@ -53,6 +53,11 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     rows, counters = _left(private, reads, received)
     words = {o.name: received[o.name] | frozenset(sent.get(o.name, ())) for o in program.operators}
     return Dataflow(replace(private, rows=rows, counters=counters), words, frozenset(stored))
+
+
+def as_planned(program: RProgram) -> Dataflow:
+    """``program`` with its own waits and no words."""
+    return Dataflow(program, {}, frozenset(t for o in program.operators for t in o.outputs))
 
 
 def _private(program: RProgram) -> RProgram:

@@ -11,16 +11,17 @@ import numpy as np
 
 from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.errors import DeviceFailure
-from rammer.ir.program import RProgram, Task
+from rammer.ir.program import RProgram
 
 from rammer_cuda.bound import CudaBound, Places, place, stream_of
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.kernels.cell_text import word_span
 from rammer_cuda.persistent.bodies import operator_bodies
-from rammer_cuda.persistent.dataflow import plan_words
+from rammer_cuda.persistent.dataflow import as_planned, plan_words
+from rammer_cuda.persistent.hang import find_hang
 from rammer_cuda.persistent.table import Table, make_table
-from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, WORDS, kernel_text
+from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
 from rammer_cuda.resident import Resident
 
 #: Nanoseconds that a block waits for a counter before it reports a hang: far beyond any program's run time.
@@ -31,12 +32,14 @@ class PersistentProgram:
     """A program resident on a GPU, run by one cooperative launch of a block a vEU.
 
     Families that need a launch of their own (clusters) are computed by the generic kernels. DeviceFailure where the
-    blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in ns.
+    blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in ns; without
+    ``words`` all waits are those of the program.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, limit: int = LIMIT) -> None:
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, limit: int = LIMIT,
+                 words: bool = True) -> None:  # fmt: skip
         binding = Binding(program.types, program.storage, frozenset(constants))
-        flow = plan_words(program, binding)
+        flow = plan_words(program, binding) if words else as_planned(program)
         self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
         self.resident = Resident(self.program, constants, index)
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
@@ -45,7 +48,7 @@ class PersistentProgram:
             self.resident.pack((a for arguments in self.parts.arguments.values() for a in arguments), constants)
             self.words = self._words({t for tensors in flow.words.values() for t in tensors})
             self.counters = self.resident.cp.zeros(max(len(self.program.counters), 1) * LINE, np.uint32)
-            self.control = self.resident.cp.zeros(len(CONTROL), np.uint32)
+            self.control = self.resident.cp.zeros(len(CONTROL) + self.program.veus, np.uint32)
             text = kernel_text(self.parts.bodies, self.table(self.resident).form, self.parts.threads)
             self.function = self.resident.function(compile_cubin(text, arch).code, "rm_persistent", self.parts.shared)
             self._check_resident()
@@ -104,29 +107,24 @@ class PersistentProgram:
 
     def check_finished(self) -> None:
         """DeviceFailure that names the vEU and the wait, if the last run gave up; the next one starts afresh."""
-        state = dict(zip(CONTROL, self.resident.cp.asnumpy(self.control, stream=self.resident.stream).tolist(), strict=True))
-        if not state["aborted"]:
+        words = self.resident.cp.asnumpy(self.control, stream=self.resident.stream).tolist()
+        epoch, _, aborted, *stopped = words
+        if not aborted:
             return
+        counts = self.resident.cp.asnumpy(self.counters, stream=self.resident.stream)[::LINE].tolist()
         with self.resident.device, self.resident.stream:
             for memory in (self.counters, self.control):  # an aborted run leaves them between two epochs
                 memory.fill(0)
             for memory in self.words.values():
                 memory.fill(EMPTY)
         self.resident.wait(self.resident.stream)  # the next run may be on another stream
-        task = self.program.rows[state["veu"]][state["order"]]
+        seen = {c.name: n for c, n in zip(self.program.counters, counts, strict=False)}
+        hang = find_hang(self.program, stopped, seen, max(epoch - 1, 0), self.parts.words)
         raise DeviceFailure(
-            f"vEU {state['veu']} waited {self.limit / 1e9:.3g} s for {self._awaited(task, state['counter'])} to reach "
-            f"{state['wanted']}, but it stayed at {state['seen']}",
-            where=f"program {self.program.name}, task {task.operator}[{task.index}], entry {state['order']} of its row",
+            f"vEU {hang.veu} waited {self.limit / 1e9:.3g} s for {hang.awaited}",
+            where=f"program {self.program.name}, task {hang.task.operator}[{hang.task.index}], entry {hang.order} of its row",
             hint="nobody signals what it waits for: `rammer inspect --stage program` shows the rows",
         )  # fmt: skip
-
-    def _awaited(self, task: Task, number: int) -> str:
-        """What a report's counter number stands for."""
-        if number < WORDS:
-            return f"counter {self.program.counters[number].name}"
-        products = [c for c in self.program.operator[task.operator].computes if c.reduce]
-        return f"the words of {' or '.join(sorted(set(products[number - WORDS].reads) & self.words.keys()))}"
 
     def close(self) -> None:
         """Free the module and all buffers."""

@@ -22,14 +22,12 @@ from rammer_cuda.source import ORDER
 LINE = 32
 #: Polls between two looks at the clock and at whether another block gave up.
 PATIENCE = 512
-#: Counter number in a report that stands for "the words of vector so many"; lower numbers are counters.
-WORDS = 0x80000000
 #: The word that says "not there yet": a NaN that no arithmetic gives (CUDA's canonical NaN is 0x7fffffff).
 EMPTY = 0xFFFFDEAD
 #: Entries of the table that a block has at hand: the one it works on, the next, and one that slow warps may still read.
 SLOTS = 3
-#: The words of the report and control block, by name.
-CONTROL = ("epoch", "finished", "aborted", "veu", "order", "counter", "seen", "wanted")
+#: The control block by name; behind it is, for each row, one more than the entry that it gave up at.
+CONTROL = ("epoch", "finished", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +85,22 @@ __device__ __forceinline__ void rm_fetch(const rm_walk &walk, unsigned *to, int 
   asm volatile("cp.async.commit_group;" ::: "memory");
 }}
 __device__ __forceinline__ void rm_fetched() {{ asm volatile("cp.async.wait_group 0;" ::: "memory"); }}
-// Whether to stop waiting: another block gave up, or this one has waited too long and now says so.
-__device__ __noinline__ bool rm_hopeless(const rm_walk &walk, unsigned long long &start, int order, unsigned counter,
-                                         unsigned seen, unsigned wanted) {{
-  if (rm_acquire(&walk.control->aborted)) return true;
+// Whether to stop waiting: another block gave up, or this one has waited too long. Notes where this row stopped.
+__device__ __noinline__ bool rm_hopeless(const rm_walk &walk, unsigned long long &start, int order) {{
   const unsigned long long now = rm_now();
   if (start == 0) start = now;
-  if (now - start <= walk.limit) return false;
-  if (atomicExch(&walk.control->aborted, 1u) == 0u) {{
-    rm_control &c = *walk.control;
-    c.veu = blockIdx.x; c.order = order; c.counter = counter; c.seen = seen; c.wanted = wanted;
-  }}
+  if (!rm_acquire(&walk.control->aborted) && now - start <= walk.limit) return false;
+  atomicExch(&walk.control->aborted, 1u);
+  ((unsigned *)(walk.control + 1))[blockIdx.x] = order + 1;
   return true;
 }}
 // One wait of a task, by one thread. False if it was in vain.
 __device__ __forceinline__ bool rm_reached(const rm_walk &walk, unsigned counter, unsigned wanted, int order) {{
   unsigned long long start = 0;
   for (;;) {{
-    unsigned seen = 0;
-    for (int i = 0; i < {patience}; ++i) {{
-      seen = rm_acquire(walk.counters + counter * {line}u);
-      if ((int)(seen - wanted) >= 0) return true;
-    }}
-    if (rm_hopeless(walk, start, order, counter, seen, wanted)) return false;
+    for (int i = 0; i < {patience}; ++i)
+      if ((int)(rm_acquire(walk.counters + counter * {line}u) - wanted) >= 0) return true;
+    if (rm_hopeless(walk, start, order)) return false;
   }}
 }}
 __device__ __forceinline__ rm_vector<1> rm_peek(const unsigned *from, rm_vector<1> *) {{
@@ -125,7 +116,7 @@ __device__ __forceinline__ rm_vector<4> rm_peek(const unsigned *from, rm_vector<
 }}
 // Words at N places, W side by side at each, by one thread. False if they never came.
 template <int N, int W> __device__ __forceinline__ bool rm_receive(const rm_walk &walk, const unsigned *words, int span,
-    const int (&at)[N], rm_vector<W> (&value)[N], int order, int number) {{
+    const int (&at)[N], rm_vector<W> (&value)[N], int order) {{
   const unsigned *const from = words + (walk.epoch & 1u ? span : 0);
   unsigned long long start = 0;
   for (;;) {{
@@ -139,7 +130,7 @@ template <int N, int W> __device__ __forceinline__ bool rm_receive(const rm_walk
         for (int w = 0; w < W; ++w) all = all && __float_as_uint(value[n].at[w]) != {empty}u;
       if (all) {{ RM_BEGIN(order) return true; }}
     }}
-    if (rm_hopeless(walk, start, order, {words_flag}u + number, 0, 1)) return false;
+    if (rm_hopeless(walk, start, order)) return false;
   }}
 }}
 __device__ __forceinline__ void rm_send(const rm_walk &walk, unsigned *words, int span, int at, float value) {{
@@ -217,8 +208,7 @@ def kernel_text(bodies: Sequence[Body], form: Form, threads: int, traced: bool =
     """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``; ``traced``, every task
     leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
     sizes = {"words": form.words, "copy": COPY, "line": LINE, "head": HEAD, "signal_at": form.signal_at, "slots": SLOTS,
-             "pointer_at": form.pointer_at, "patience": PATIENCE, "control": ", ".join(CONTROL), "words_flag": WORDS,
-             "empty": EMPTY}  # fmt: skip
+             "pointer_at": form.pointer_at, "patience": PATIENCE, "control": ", ".join(CONTROL), "empty": EMPTY}  # fmt: skip
     parts = ["#define RM_TRACE 1\n" if traced else "", CUDA.preamble, ORDER, _TRACE, PREAMBLE, _RUNTIME.format(**sizes)]
     parts += dict.fromkeys(b.text for b in bodies)
     parts += [_WALK.format(name=b.name, words=form.words, slots=SLOTS, hold=_hold(b), step=_step(b)) for b in bodies]

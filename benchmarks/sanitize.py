@@ -26,9 +26,16 @@ from peers import exported
 from zoo import SEED, ZOO
 
 import rammer
+from rammer.device.manifest import Loaded
 from rammer.errors import DeviceUnavailable, Mismatch, RammerError
 from rammer.report.table import markdown
+from rammer.runtime.segments import ProgramSegment
 
+from rammer_cuda.hardware import architecture
+from rammer_cuda.persistent.executor import PersistentProgram
+
+#: Nanoseconds that a block of a checked persistent kernel waits before it reports a hang.
+WAIT = 300_000_000_000
 TOOLS = ("memcheck", "racecheck")
 #: For every tool a kernel with the fault that it looks for, run from a CUDA graph as models are: it must be found.
 PLANTED = {
@@ -37,8 +44,9 @@ PLANTED = {
 }
 HEADERS = ("model", "tool", "result", "seconds")
 NOTE = """\
-Whole models on the GPU, `--tune {tune}`, each run twice through `run` and twice through a bound call; outputs equal those of a
-process that was not checked, bit for bit. Before that each tool found a fault planted in a kernel of a CUDA graph."""
+Whole models on the GPU, `--tune {tune}`, by the graph executor unless another is named, each run twice through `run` and
+twice through a bound call; outputs equal those of a process that was not checked, bit for bit. Before that each tool found
+a fault planted in a kernel of a CUDA graph."""
 #: "ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
 SUMMARY = re.compile(r"SUMMARY: (\d+) (?:errors?|hazards? displayed)(.*)")
 
@@ -54,13 +62,22 @@ def find_sanitizer() -> str:
 
 
 def run_model(key: str, tune: str, seed: int, path: Path) -> None:
-    """Run the model and keep its outputs in ``path``, or compare them with those kept there."""
-    exe = rammer.compile(exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED), device="cuda", tune=tune)
+    """Run the model (``key``, by the graph executor, or ``key:persistent``); keep its outputs in ``path``, or compare them
+    with those kept there."""
+    key, _, executor = key.partition(":")
+    model = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED)
+    exe = rammer.compile(model, device="cuda", tune=tune, options={"executor": "graph"})
     outputs: dict[str, np.ndarray] = {}
     feeds = [ZOO[key].feeds(seed + i) for i in range(2)]
+    (segment,) = exe.prepare(exe.checked(feeds[0])).compiled.segments
+    assert isinstance(segment, ProgramSegment)
+    loaded: Loaded = exe.prepare(feeds[0]).loaded[0]
+    if executor == "persistent":
+        # A checked kernel is far slower than the wait after which an ordinary one reports a hang.
+        loaded = PersistentProgram(segment.program, segment.constants, architecture(0), 0, limit=WAIT)
     for i, inputs in enumerate(feeds):
-        outputs |= {f"{n}.{i}": a for n, a in exe.run(inputs).items()}
-    bound = exe.bind(feeds[0])
+        outputs |= {f"{n}.{i}": a for n, a in loaded.run(inputs).outputs.items()}
+    bound = loaded.bind(feeds[0], {})
     for i, inputs in enumerate(feeds):
         bound.write(inputs)
         bound.run()
@@ -114,7 +131,8 @@ def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Pat
 
 
 @click.command()
-@click.option("--models", default="squeezenet,lstm_tc", show_default=True, help="Keys of the zoo, with commas.")
+@click.option("--models", default="squeezenet,lstm_tc,lstm_tc:persistent", show_default=True,
+              help="Keys of the zoo, with commas; with :persistent by the persistent executor.")
 @click.option("--tools", default="memcheck,racecheck", show_default=True, help=f"With commas: {', '.join(TOOLS)}.")
 @click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
@@ -140,7 +158,7 @@ def main(models: str, tools: str, tune: str, markdown_file: Path | None, limit: 
         click.echo(f"planted fault, {tool}: found ({seconds:.0f} s)")
     with tempfile.TemporaryDirectory() as folder:
         for key in models.split(","):
-            path = Path(folder) / f"{key}.npz"
+            path = Path(folder) / f"{key.replace(':', '-')}.npz"
             plain = [sys.executable, __file__, "--child", key, "--tune", tune, "--seed", str(seed), "--kept", str(path)]
             subprocess.run(plain, check=True)  # compiles, so that the checked processes find everything made
             for tool in tools.split(","):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -133,12 +135,10 @@ def test_a_trace_has_every_task(name: str) -> None:
 @pytest.mark.cuda
 def test_the_command_writes_a_trace(tmp_path: Path) -> None:
     import onnx
-    from click.testing import CliRunner
-
-    from rammer.cli.main import main
 
     onnx.save(MODELS["convolution"].build(rng), str(tmp_path / "m.onnx"))
-    said = CliRunner().invoke(main, ["run", str(tmp_path / "m.onnx"), "--device", "cuda", "--trace", str(tmp_path / "t.json")])
-    assert said.exit_code == 0, said.output
-    assert "units busy" in said.output
+    command = [sys.executable, "-m", "rammer.cli.main", "run", "m.onnx", "--device", "cuda", "--trace", "t.json"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "units busy" in said.stdout
     assert any(e["ph"] == "X" for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"])

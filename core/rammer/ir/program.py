@@ -5,6 +5,7 @@ Its parts are in ``parts`` and importable from here; its text form is in ``text`
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -69,13 +70,24 @@ class RProgram(ProgramParts):
         """Tasks in all rows."""
         return sum(map(len, self.rows))
 
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the program's text, for keeping what was computed from it."""
+        return _digest(str(self))
+
     def __str__(self) -> str:
         return format_parts(self)
 
     @staticmethod
     def parse(text: str) -> RProgram:
         """Inverse of ``str``. Raises ValueError naming the line."""
-        return RProgram(**vars(parse_parts(text)))
+        program = RProgram(**vars(parse_parts(text)))
+        program.__dict__["digest"] = _digest(text)  # printing a large program again takes longer than reading it
+        return program
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

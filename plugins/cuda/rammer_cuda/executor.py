@@ -16,7 +16,7 @@ from rammer.ir.program import RProgram
 from rammer_cuda.bound import CudaBound, place, stream_of
 from rammer_cuda.driver import check, driver
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, consecutive, launches
+from rammer_cuda.launches import Launch, consecutive, kept_launches, launches
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import task_kernels
 
@@ -52,7 +52,8 @@ class CudaProgram:
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values(), arch)
-            self.recipe = Recipe(launches(program), kernels, functions, _compute_capability(arch) >= 90)
+            plan = kept_launches(program) if repeat == 1 else launches(program)
+            self.recipe = Recipe(plan, kernels, functions, _compute_capability(arch) >= 90)
             self.graph = Graph(build_graph(self.resident, self.recipe, repeat))
         self.resident.ready()
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:

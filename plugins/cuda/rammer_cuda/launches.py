@@ -7,8 +7,12 @@ run at the same time, so parallel branches of a model stay parallel.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +20,10 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
 from rammer.plan.overlap import overlap
+from rammer.profile.store import cache_folder
+
+#: Tasks from which on a program's launches are kept: fewer are planned in a few milliseconds.
+KEPT_FROM = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,33 @@ def launches(program: RProgram) -> list[Launch]:
     _memory(ranges, groups, needs)
     direct = _reduce(needs)
     return [Launch(g.operator, tuple(sorted(g.tasks)), direct[i]) for i, g in enumerate(groups)]
+
+
+def kept_launches(program: RProgram) -> list[Launch]:
+    """``launches``, remembered in the cache folder for the next process where the program is large. Best effort."""
+    if program.task_count < KEPT_FROM:
+        return launches(program)
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    path = cache_folder() / "binaries" / "cuda" / f"{program.digest}-{version}.launches.json"
+    try:
+        return [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        plan = launches(program)
+    ranges = [[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
+              for x in plan]  # fmt: skip
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(ranges))
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+    return plan
+
+
+def _tasks(kept: list[int]) -> tuple[int, ...]:
+    """Tasks from [first, number], or from a list that ends in None."""
+    return tuple(kept[:-1]) if kept[-1] is None else tuple(range(kept[0], kept[0] + kept[1]))
 
 
 @dataclass(frozen=True, slots=True)

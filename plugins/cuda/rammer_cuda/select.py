@@ -86,7 +86,7 @@ class _Memory:
     def __init__(self, program: RProgram, arch: str) -> None:
         parts = [arch, str(program.veus), *(o.head() for o in program.operators), *(str(len(r)) for r in program.rows)]
         name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-        self.path: Path = cache_folder() / "executors" / f"{name}.json"
+        self.path: Path = cache_folder() / "binaries" / "cuda" / f"{name}.executor.json"
 
     def read(self) -> str:
         """The remembered choice, or ``auto``."""

@@ -48,7 +48,7 @@ def operators(names: list[str], backend: Backend, precision: str) -> dict[str, t
         compute = lower(graph)
         plan = assign_storage(compute)
         tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages))
-        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants), precision)
+        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants), precision=precision)
         for o in tiles.operators:
             if o.main.kind == "contraction":
                 key = signature(o, binding.types, binding.storages)

@@ -44,7 +44,8 @@ NAME = 60
 METHOD = """\
 - **rammer, tasks**: its kernels built once more so that every block notes its SM, the time when its wait for earlier kernels
   ended, and the time when its last warp ended (`%globaltimer`). An SM is busy while it has at least one such block. What a
-  block does before that wait, fetching constants, is not counted, nor are launches.
+  block does before that wait, fetching constants, is not counted, nor are launches. Where rammer runs a model by one persistent
+  kernel, a task starts when the last value that it waits for is there, as the block's first thread sees it.
 - **kernel bound**: CUPTI's interval and grid of every kernel of one graph replay (torch.profiler). A kernel of *b* blocks keeps
   at most min(*b*, SMs) SMs busy while it runs, and kernels at the same time add up to at most all SMs. It is an **upper bound**:
   a kernel whose blocks end early, or one whose interval is mostly launch and drain, counts as fully busy. rammer's row by
@@ -155,7 +156,7 @@ def plot(path: Path, results: Mapping[str, Sequence[Result]]) -> None:
             axis.set_title(f"{model}: {r.runner}, {r.method}, {r.timeline.utilisation:.0%}", fontsize=9, loc="left")
         axes[i * most + len(found) - 1][0].set_xlabel("us")
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
@@ -175,7 +176,7 @@ def document(results: Mapping[str, Sequence[Result]], facts: Mapping[str, str], 
             parts.append(f"### {model}, {r.runner}: {what}\n\n" + markdown(top, ["name", unit, "time", "of the sum"]))
     head = f"# SM utilisation and scheduling overhead\n\nBatch 1, float32, {units} SMs, all in one process.\n\n"
     environment = "\n".join(f"- {k}: {v}" for k, v in facts.items())
-    return (head + markdown(rows, HEADERS) + "\n\n" + METHOD + "\n![share of busy SMs over time](utilisation.svg)\n\n"
+    return (head + markdown(rows, HEADERS) + "\n\n" + METHOD + "\n![share of busy SMs over time](utilisation.png)\n\n"
             + "\n\n".join(parts) + f"\n\n## Environment\n\n{environment}\n")  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def main(models: str, folder: Path, tune: str, seed: int) -> None:
         click.echo(f"{key}\n{summary}")
         results[key].append(torch_result(onnx.load(str(path)), inputs, units))
     (folder / "utilisation.md").write_text(document(results, facts, units))
-    plot(folder / "utilisation.svg", results)
+    plot(folder / "utilisation.png", results)
     click.echo(markdown([r.cells(m) for m, found in results.items() for r in found], HEADERS))
 
 

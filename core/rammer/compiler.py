@@ -6,6 +6,7 @@ No step asks which device it serves; the backend's VDevice, candidates and kerne
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -110,7 +111,9 @@ class Compiler:
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):
             tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
-        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants), self.options.precision)
+        constants = frozenset(plan.graph.constants)
+        reused = _reused(tile.operators, constants)
+        binding = Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
         with self._step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
@@ -122,8 +125,8 @@ class Compiler:
                                     policy=str(self.policy), vdevice=self.backend.vdevice)  # fmt: skip
         debug(DECISIONS, lambda: tile.describe(self.backend.vdevice))
         debug(PROGRAMS, lambda: str(program))
-        constants = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
-        return ProgramSegment(program, constants, compute, tile, kernels)
+        values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
+        return ProgramSegment(program, values, compute, tile, kernels)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""
@@ -131,7 +134,7 @@ class Compiler:
         for segment in compiled.segments:
             if isinstance(segment, ProgramSegment):
                 binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants),
-                                  self.options.precision)  # fmt: skip
+                                  precision=self.options.precision)  # fmt: skip
                 for operator in segment.program.operators:
                     kernel = self.backend.kernel(operator, binding)
                     self.progress("resources", operator.name)
@@ -146,6 +149,12 @@ class Compiler:
         spent = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
         debug(STEPS, lambda: f"{name} {spent * 1e3:.1f} ms")
+
+
+def _reused(operators: Sequence[ROperator], constants: frozenset[str]) -> frozenset[str]:
+    """The constants that more than one operator reads."""
+    count = Counter(n for o in operators for n in o.inputs if n in constants)
+    return frozenset(n for n, times in count.items() if times > 1)
 
 
 def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[list[Node], str]]:

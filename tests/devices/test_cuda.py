@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rammer.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
-from rammer.ir.program import Port
+from rammer.ir.program import Port, RProgram
 from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
 from rammer.runtime.options import CompileOptions
@@ -20,6 +21,7 @@ from rammer.testing.selftest import tiny_graph
 
 pytest.importorskip("cuda.bindings")
 
+from rammer_cuda import launches as planning
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin, parse_ptxas
 from rammer_cuda.launches import consecutive, launches
@@ -102,3 +104,20 @@ def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
     from rammer.device.manifest import Binding
 
     return Binding(segment.program.types, segment.program.storage)
+
+
+def test_launches_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(planning, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(planning, "KEPT_FROM", 1)
+    _, segment = compiled("sm_90a", "sequential")
+    plan = planning.kept_launches(segment.program)
+    assert plan == launches(segment.program) and len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
+    again = RProgram.parse(str(segment.program))
+    monkeypatch.setattr(planning, "launches", lambda program: pytest.fail("planned again"))
+    assert planning.kept_launches(again) == plan
+    monkeypatch.undo()
+    gaps = [planning.Launch("o", (1, 2, 5), (0,)), planning.Launch("p", (3, 4), ())]
+    monkeypatch.setattr(planning, "cache_folder", lambda: tmp_path / "other")
+    monkeypatch.setattr(planning, "KEPT_FROM", 1)
+    monkeypatch.setattr(planning, "launches", lambda program: gaps)
+    assert planning.kept_launches(again) == planning.kept_launches(again) == gaps

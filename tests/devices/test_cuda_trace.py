@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,10 @@ pytest.importorskip("cuda.bindings")
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.bodies import operator_bodies
+from rammer_cuda.persistent.dataflow import plan_words
+from rammer_cuda.persistent.table import make_table
+from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.source import task_kernels, translation_unit
 from rammer_cuda.trace import PARAMETERS, traced
 
@@ -58,6 +64,52 @@ def test_a_kernel_without_the_usual_parameters_is_refused() -> None:
     assert PARAMETERS.endswith(")")
 
 
+@pytest.mark.parametrize("name", ["product", "branches"])
+def test_the_persistent_kernel_compiles_with_records(name: str) -> None:
+    segment = segment_of(name)
+    binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
+    flow = plan_words(segment.program, binding)
+    parts = operator_bodies(flow, binding)
+    pointers = {o.name: [0] * (len(parts.arguments[o.name]) + len(parts.words[o.name])) for o in flow.program.operators}
+    form = make_table(flow.program, parts.number, pointers, parts.held()).form
+    plain = kernel_text(parts.bodies, form, parts.threads)
+    assert kernel_text(parts.bodies, form, parts.threads, traced=True) == f"#define RM_TRACE 1\n{plain}"
+    codes = [compile_cubin(text, "sm_90a").code for text in (plain, f"#define RM_TRACE 1\n{plain}")]
+    assert [b"rm_records" in code for code in codes] == [False, True]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("executor", ["graph", "persistent"])
+@pytest.mark.parametrize("name", ["product", "branches"])
+def test_both_executors_trace_and_bind(name: str, executor: str) -> None:
+    from rammer_cuda.executor import CudaProgram
+    from rammer_cuda.hardware import architecture
+    from rammer_cuda.persistent.executor import PersistentProgram
+    from rammer_cuda.trace import trace, trace_persistent
+
+    model = MODELS[name]
+    compiler = Compiler(open_backend(OpenOptions()), CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(open_source(model.build(rng)).model, {}).segments
+    assert isinstance(segment, ProgramSegment)
+    arch, inputs = architecture(0), model.inputs(rng, model.shapes[0])
+    want = compiler.backend.load(segment.program, segment.constants).run(inputs).outputs
+    loaded: CudaProgram | PersistentProgram
+    if executor == "graph":
+        loaded = CudaProgram(segment.program, segment.constants, arch, 0)
+        found = trace(loaded, inputs, arch)
+    else:
+        loaded = PersistentProgram(segment.program, segment.constants, arch, 0)
+        found = trace_persistent(loaded, inputs, arch)
+    tasks = {(o.name, i) for o in loaded.program.operators for i in range(o.task_count)}
+    assert {(s.operator, s.index) for s in found.spans} == tasks and 0 < found.plain <= 1.5 * found.seconds
+    bound = loaded.bind(inputs, {})
+    for _ in range(3):
+        bound.run()
+    for n, have in bound.to_host().items():
+        assert np.linalg.norm(have - want[n]) <= 1e-5 * np.linalg.norm(want[n])
+    loaded.close()
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["convolution", "branches"])
 def test_a_trace_has_every_task(name: str) -> None:
@@ -83,12 +135,10 @@ def test_a_trace_has_every_task(name: str) -> None:
 @pytest.mark.cuda
 def test_the_command_writes_a_trace(tmp_path: Path) -> None:
     import onnx
-    from click.testing import CliRunner
-
-    from rammer.cli.main import main
 
     onnx.save(MODELS["convolution"].build(rng), str(tmp_path / "m.onnx"))
-    said = CliRunner().invoke(main, ["run", str(tmp_path / "m.onnx"), "--device", "cuda", "--trace", str(tmp_path / "t.json")])
-    assert said.exit_code == 0, said.output
-    assert "units busy" in said.output
+    command = [sys.executable, "-m", "rammer.cli.main", "run", "m.onnx", "--device", "cuda", "--trace", "t.json"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "units busy" in said.stdout
     assert any(e["ph"] == "X" for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"])

@@ -5,6 +5,7 @@ Its parts are in ``parts`` and importable from here; its text form is in ``text`
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -69,13 +70,24 @@ class RProgram(ProgramParts):
         """Tasks in all rows."""
         return sum(map(len, self.rows))
 
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the program's text, for keeping what was computed from it."""
+        return _digest(str(self))
+
     def __str__(self) -> str:
         return format_parts(self)
 
     @staticmethod
     def parse(text: str) -> RProgram:
         """Inverse of ``str``. Raises ValueError naming the line."""
-        return RProgram(**vars(parse_parts(text)))
+        program = RProgram(**vars(parse_parts(text)))
+        program.__dict__["digest"] = _digest(text)  # printing a large program again takes longer than reading it
+        return program
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +113,30 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
         feeds.setdefault(counter.operator, []).append(counter)
     cursor = [0] * program.veus
     level = [0] * program.veus
-    result: list[list[WaveTask]] = []
     remaining, moved = program.task_count, True
+    result: list[list[WaveTask]] = [[]] if remaining else []
     while remaining and moved:
         moved = False
         for veu, row in enumerate(program.rows):
-            while cursor[veu] < len(row) and all(unfinished[w.counter] == 0 for w in row[cursor[veu]].waits):
-                task = row[cursor[veu]]
-                level[veu] = max([level[veu], *(reached[w.counter] + 1 for w in task.waits)])
-                while len(result) <= level[veu]:
-                    result.append([])
-                result[level[veu]].append(WaveTask(level[veu], veu, task))
+            here, begin = level[veu], cursor[veu]
+            for place in range(begin, len(row)):  # most tasks wait for nothing, and there are very many
+                task = row[place]
+                if task.waits:
+                    if any([unfinished[w.counter] for w in task.waits]):
+                        break
+                    here = max([here, *[reached[w.counter] + 1 for w in task.waits]])
+                    while len(result) <= here:
+                        result.append([])
+                result[here].append(WaveTask(here, veu, task))
                 for counter in feeds.get(task.operator, ()):
                     if counter.first <= task.index < counter.last:
                         unfinished[counter.name] -= 1
-                        reached[counter.name] = max(reached[counter.name], level[veu])
-                cursor[veu] += 1
-                remaining -= 1
-                moved = True
+                        reached[counter.name] = max(reached[counter.name], here)
+            else:
+                place = len(row)
+            level[veu], cursor[veu] = here, place
+            remaining -= place - begin
+            moved = moved or place > begin
     if remaining:
         stuck = next(v for v, row in enumerate(program.rows) if cursor[v] < len(row))
         task = program.rows[stuck][cursor[stuck]]

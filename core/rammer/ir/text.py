@@ -184,11 +184,9 @@ class _Reader:
         self.counters.append(Counter(name, operator, int(first), int(last)))
 
     def _row(self, first: str, last: str | None, body: str) -> None:
+        runs = [_folded(part) for part in body.split(" | ")]
         for number, veu in enumerate(range(int(first), int(last or first) + 1)):
-            tasks: list[Task] = []
-            for part in body.split(" | "):
-                tasks += _expand(part, number)
-            self.rows[veu] = tuple(tasks)
+            self.rows[veu] = tuple(task for run in runs for task in run.tasks(number))
 
     def parts(self) -> ProgramParts:
         if self.head is None:
@@ -199,11 +197,28 @@ class _Reader:
                             tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted)  # fmt: skip
 
 
-def _expand(part: str, number: int) -> list[Task]:
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """``count`` tasks from ``start``, ``step`` apart; in each following row of a fold ``shift`` further on."""
+
+    waits: tuple[Wait, ...]
+    operator: str
+    start: int
+    shift: int
+    count: int
+    step: int
+
+    def tasks(self, number: int) -> list[Task]:
+        """Its tasks in row ``number`` of the fold."""
+        begin = self.start + self.shift * number
+        rest = [Task(self.operator, begin + i * self.step) for i in range(1, self.count)]
+        return [Task(self.operator, begin, self.waits), *rest] if self.count else []
+
+
+def _folded(part: str) -> _Folded:
     match = _RUN.fullmatch(part)
     if match is None:
         raise ValueError(f"not a run of tasks: {part!r}")
     waits, operator, start, shift, count, step = match.groups()
     needed = tuple(Wait(c, int(n)) for c, n in _WAIT.findall(waits))
-    begin = int(start) + int(shift or 0) * number
-    return [Task(operator, begin + i * int(step), needed if i == 0 else ()) for i in range(int(count))]
+    return _Folded(needed, operator, int(start), int(shift or 0), int(count), int(step))

@@ -24,13 +24,15 @@ from rammer.tile.signature import signature
 
 
 def slice_steps(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
-    """``graph`` with one product a step wherever that is predicted faster on ``device``, else ``graph`` itself."""
+    """``graph`` with one product a step wherever that lets layers overlap and is predicted faster on ``device``; else
+    ``graph`` itself."""
     chains = _chains(graph)
     if not chains:
         return graph
     sliced = _Slicer(graph, chains).graph_of_slices()
     prices: dict[str, float] = {}
-    return sliced if _seconds(sliced, device, prices) < _seconds(graph, device, prices) else graph
+    (waves, seconds), (fewer, less) = (_waves(g, device, prices) for g in (graph, sliced))
+    return sliced if fewer < waves and less < seconds else graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +183,9 @@ def _decided(body: Expr) -> Expr:
     return body
 
 
-def _seconds(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> float:
-    """Predicted seconds in waves: each takes a launch and the longer of its slowest Compute and its work over all vEUs."""
+def _waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[int, float]:
+    """Number of waves and their predicted seconds: a launch and the longer of a wave's slowest Compute and its work
+    over all vEUs."""
     depth: dict[str, int] = {}
     span: dict[int, float] = {}
     work: dict[int, float] = {}
@@ -194,7 +197,7 @@ def _seconds(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> 
             alone, busy = _price(c, graph, device, prices)
             span[before] = max(span.get(before, 0.0), alone)
             work[before] = work.get(before, 0.0) + busy
-    return sum(device.launch + max(span[d], work[d] / device.veus) for d in span)
+    return len(span), sum(device.launch + max(span[d], work[d] / device.veus) for d in span)
 
 
 def _price(c: Compute, graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[float, float]:

@@ -20,8 +20,10 @@ from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
 from rammer_cuda.kernels.families import FAMILIES
+from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
-from rammer_cuda.kernels.rowwise import row_candidates, row_seconds
+from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
+from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
 
 #: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
-GEMM_TILES, PLAIN_TILES, ROW_TILES, GENERIC_TILES = 24, 6, 6, 12
+GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 24, 6, 12
+#: Families of operators that are no matrix product: candidates, and predicted seconds of a tiled one without its launch.
+CHOOSERS = (gemv_candidates, rowwise_candidates, window_candidates)
+SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), "gemv": gemv_seconds, "rowwise": rowwise_seconds, "window": window_seconds}
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
@@ -39,22 +44,29 @@ def open_backend(options: OpenOptions) -> Backend:
     """A GPU, or a target without one. BadInput for an unknown target, DeviceUnavailable for --require."""
     if options.require and options.require != "gpu":
         raise DeviceUnavailable(f"cuda:{options.index} is a gpu, not a {options.require}")
+    unknown = sorted(set(options.options) - {"executor"})
+    if unknown:
+        raise BadInput(f"device cuda has no option {unknown[0]!r}", "--option", "it takes executor=auto, graph or persistent")
+    from rammer_cuda.select import checked
+
+    executor = checked(options.options.get("executor", "auto"))
     if options.target:
         if options.target not in TARGETS:
             raise BadInput(f"unknown CUDA target {options.target!r}", hint=f"one of: {', '.join(TARGETS)}")
         unit = Hardware(0, f"{TARGETS[options.target].description} (compile only)", "gpu", 0)
-        return CudaBackend(TARGETS[options.target], unit, options.target, present=False)
+        return CudaBackend(TARGETS[options.target], unit, options.target, False, executor)
     from rammer_cuda.hardware import architecture, probe_gpus, virtual_device
 
     unit = probe_gpus()[options.index]
-    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), present=True)
+    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, executor)
 
 
 class CudaBackend:
-    """One GPU (``present``) or one architecture."""
+    """One GPU (``present``) or one architecture; ``executor`` is how programs are to be run."""
 
-    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool) -> None:
+    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, executor: str = "auto") -> None:
         self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
+        self.executor = executor
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -67,14 +79,16 @@ class CudaBackend:
         return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {_generator_hash()}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiles and families whose shared memory fits, best predicted first."""
+        """Tiles and families whose shared memory fits: the best predicted of each family, then the rest, best first."""
         cells = cell_candidates(operator, binding, self.vdevice)
-        if cells:
+        single = gemv_candidates(operator, binding, self.vdevice, 1) and not binding.reused & {*operator.inputs}
+        if cells and not single:  # holding weights pays where they are used again
             return cells
         products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
-        plain = plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)
-        rows = row_candidates(operator, binding, self.vdevice)[:ROW_TILES]
-        ranked = sorted([(c.seconds, c.operator) for c in products] + plain + rows, key=lambda f: f[0])
+        found = [(c.seconds, c.operator) for c in products]
+        for choose in (plain_candidates, *CHOOSERS):
+            found += choose(operator, binding, self.vdevice, PLAIN_TILES)
+        ranked = _leaders_first(found)
         tiles = tile_candidates(operator, binding, self.vdevice, 2 if ranked else GENERIC_TILES)
         limit = self.vdevice.layer("veu").capacity
         return [t for t in (*(o for _, o in ranked), *tiles) if task_kernel(t, binding).shared <= limit]
@@ -83,17 +97,12 @@ class CudaBackend:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
         resources = Resources(made.threads, local_bytes=made.shared)
-        if operator.family in FAMILIES:
-            seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
-            return RKernel(operator, made.text, resources, seconds, seconds)
-        if operator.family == "rows":
-            seconds = row_seconds(operator, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
-            return RKernel(operator, made.text, resources, seconds, seconds)
         if operator.family == "cell":
             seconds = cell_seconds(operator, binding, self.vdevice)
             return RKernel(operator, made.text, resources, seconds, seconds)
-        if suits(operator):
-            seconds = plain_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+        predict = SECONDS.get(operator.family) or (plain_seconds if suits(operator) else None)
+        if predict is not None:
+            seconds = predict(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
         cost = task_cost(operator, binding.types, self.vdevice)
         slow = operator.main.flops / max(operator.task_count, 1) / self.vdevice.flops / GENERIC_SHARE
@@ -107,27 +116,46 @@ class CudaBackend:
         return Resources(made.threads, found.registers, local, found.spills)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """The program, compiled, resident and captured in a CUDA graph."""
-        return self.open_program(program, constants)
+        """The program, compiled and resident, for the executor asked for or measured to be the faster."""
+        self._need_hardware()
+        from rammer_cuda.select import open_executor
+
+        return open_executor(program, constants, self.arch, self.hardware.index, self.executor)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
         """Every block of one run with the SM that ran it, from kernels that record it."""
-        from rammer_cuda.trace import trace
+        from rammer_cuda.executor import CudaProgram
+        from rammer_cuda.persistent.executor import PersistentProgram
+        from rammer_cuda.trace import trace, trace_persistent
 
-        loaded = self.open_program(program, constants)
+        loaded = self.load(program, constants)
         try:
+            if isinstance(loaded, PersistentProgram):
+                return trace_persistent(loaded, inputs, self.arch).spans
+            assert isinstance(loaded, CudaProgram)
             return trace(loaded, inputs, self.arch).spans
         finally:
             loaded.close()
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
-        """``load`` with ``repeat`` copies of the program chained in the graph."""
-        if not self.present:
-            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
-                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
+        """The program as a CUDA graph, ``repeat`` copies of it chained."""
+        self._need_hardware()
         from rammer_cuda.executor import CudaProgram
 
         return CudaProgram(program, constants, self.arch, self.hardware.index, repeat)
+
+    def _need_hardware(self) -> None:
+        if not self.present:
+            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
+                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
+
+
+def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, ROperator]]:
+    """By predicted seconds, but each family's best before every second best: tuning measures only the first few, and
+    models of different families are less comparable than one family's."""
+    ranked = sorted(found, key=lambda f: f[0])
+    leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked)}
+    return sorted(ranked, key=lambda f: (f not in leaders.values(), f[0]))
 
 
 def _generator_hash() -> str:

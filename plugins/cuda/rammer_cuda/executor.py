@@ -16,7 +16,7 @@ from rammer.ir.program import RProgram
 from rammer_cuda.bound import CudaBound, place, stream_of
 from rammer_cuda.driver import check, driver
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, consecutive, launches
+from rammer_cuda.launches import Launch, consecutive, kept_launches, launches
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import task_kernels
 
@@ -44,13 +44,16 @@ class CudaProgram:
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
-        self.program = program
-        self.resident = Resident(program, constants, index)
+        self.program, self.notes = program, tuple[str, ...]()
+        kernels = task_kernels(program.operators, Binding(program.types, program.storage, frozenset(constants)))
+        arguments = [a for k in kernels.values() for a in k.arguments]
+        read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
+        self.resident = Resident(program, constants, index, read)
         with self.resident.device:
-            kernels = task_kernels(program.operators, Binding(program.types, program.storage, frozenset(constants)))
-            self.resident.pack((a for k in kernels.values() for a in k.arguments), constants)
+            self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values(), arch)
-            self.recipe = Recipe(launches(program), kernels, functions, _compute_capability(arch) >= 90)
+            plan = kept_launches(program) if repeat == 1 else launches(program)
+            self.recipe = Recipe(plan, kernels, functions, _compute_capability(arch) >= 90)
             self.graph = Graph(build_graph(self.resident, self.recipe, repeat))
         self.resident.ready()
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
@@ -67,7 +70,7 @@ class CudaProgram:
         """Copy in, replay the graph, copy out; ``seconds`` is the graph alone, by events."""
         self.resident.copy_in(inputs)
         seconds = self.replay()
-        return RunResult(self.resident.copy_out(), seconds)
+        return RunResult(self.resident.copy_out(), seconds, self.notes)
 
     def replay(self) -> float:
         """One graph launch on the inputs already there; its seconds on the GPU."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import Any
 
@@ -26,11 +28,13 @@ from rammer_cuda.source import translation_unit
 class Resident:
     """Buffers of ``program`` on GPU ``index`` at addresses that stay, its constants uploaded, and a stream.
 
+    With ``read``, the buffers that kernels read as they are, other constants are left out: they are needed packed only.
     DeviceFailure where the memory does not suffice. Everything that launches kernels lives in executors, which
     share nothing but this.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], index: int) -> None:
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], index: int,
+                 read: Collection[str] | None = None) -> None:  # fmt: skip
         self.program, self.closed = program, False
         self.cp = cupy()
         self.device = self.cp.cuda.Device(index)
@@ -40,7 +44,7 @@ class Resident:
         self.owner: Any = None
         with self.device:
             self.stream = self.last = self.cp.cuda.Stream(non_blocking=True)
-            self.buffers = self._allocate(constants)
+            self.buffers = self._allocate(constants, read)
 
     def with_buffers(self, buffers: Mapping[str, Any]) -> Resident:
         """The same program with other arrays (CuPy, dense) in the place of some buffers: for addresses only."""
@@ -48,11 +52,12 @@ class Resident:
         other.buffers = {**self.buffers, **buffers}
         return other
 
-    def _allocate(self, constants: Mapping[str, Array]) -> dict[str, Any]:
+    def _allocate(self, constants: Mapping[str, Array], read: Collection[str] | None) -> dict[str, Any]:
         """Buffer name -> device bytes: one arena, one allocation for each other buffer."""
         cp, program = self.cp, self.program
         values = {program.storage[n].buffer: v for n, v in constants.items()}
-        need = program.arena_bytes + sum(b.nbytes for b in program.buffers if b.kind != "arena")
+        kept = [b for b in program.buffers if b.kind != "constant" or read is None or b.name in read]
+        need = program.arena_bytes + sum(b.nbytes for b in kept if b.kind != "arena")
         free = int(cp.cuda.runtime.memGetInfo()[0])
         if need > free:
             raise DeviceFailure(f"out of memory: program {program.name} needs {need} bytes, {free} are free",
@@ -60,7 +65,7 @@ class Resident:
         try:
             arena = cp.full(max(program.arena_bytes, 1), 0xFF, cp.uint8)  # NaN in every float type
             result: dict[str, Any] = {}
-            for b in program.buffers:
+            for b in kept:
                 if b.kind == "arena":
                     result[b.name] = arena[b.offset : b.offset + b.nbytes]
                 elif b.name in values:
@@ -74,11 +79,15 @@ class Resident:
 
     def pack(self, arguments: Iterable[Argument], constants: Mapping[str, Array]) -> None:
         """Upload every constant that a kernel wants arranged, once for each arrangement."""
-        for argument in arguments:
-            if argument.packing is None or (key := (argument.tensor, argument.packing.key)) in self.packed:
-                continue
-            arranged = argument.packing.make(np.asarray(constants[argument.tensor])).reshape(-1)
-            self.packed[key] = self.cp.asarray(arranged)
+        wanted = {(a.tensor, a.packing.key): a.packing for a in arguments if a.packing is not None}
+
+        def arrange(key: tuple[str, str]) -> Array:
+            return wanted[key].make(np.asarray(constants[key[0]])).reshape(-1)
+
+        # NumPy copies outside Python's lock; a few at a time keep the memory for it small.
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            for key, arranged in zip(wanted, pool.map(arrange, wanted), strict=True):
+                self.packed[key] = self.cp.asarray(arranged)
 
     def load(self, kernels: Iterable[TaskKernel], arch: str) -> dict[str, Any]:
         """Functions by entry point; every distinct kernel is compiled for ``arch`` on its own, in parallel."""

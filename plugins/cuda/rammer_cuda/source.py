@@ -16,8 +16,10 @@ from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.cell_text import cell
 from rammer_cuda.kernels.families import FAMILIES
-from rammer_cuda.kernels.rowwise import rows
+from rammer_cuda.kernels.gemv import gemv
+from rammer_cuda.kernels.rowwise import rowwise
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
 
 #: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.
@@ -41,7 +43,7 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: What writes the kernels of each family.
-MAKERS = {name: family.make for name, family in FAMILIES.items()} | {"rows": rows, "cell": cell}
+MAKERS = {name: f.make for name, f in FAMILIES.items()} | {"gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

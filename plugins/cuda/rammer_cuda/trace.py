@@ -2,7 +2,8 @@
 
 The text of a kernel does not change. Its preamble is followed by a macro that makes ``rm_after()`` also declare an object
 whose life is the task's: from the end of the wait for earlier kernels to the end of the kernel. So what a kernel does
-before that wait (fetching constants) is not in its time. Kernels call ``rm_after()`` once, outside any loop.
+before that wait (fetching constants) is not in its time. Kernels call ``rm_after()`` once, outside any loop. The
+persistent kernel has macros at the same places of its walk.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from rammer.device.manifest import Array, Span
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
 
+from rammer_cuda.bound import Launchable
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.driver import check, driver
 from rammer_cuda.executor import CudaProgram, Graph, Recipe, build_graph
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.executor import PersistentProgram, Walk
+from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.resident import Resident
 
 #: End of every kernel's parameter list; a traced kernel has one more.
 PARAMETERS = "const int *order, int first)"
@@ -67,11 +74,9 @@ def traced(kernel: TaskKernel) -> TaskKernel:
     return replace(kernel, text=TRACING + kernel.text.replace(PARAMETERS, f"{PARAMETERS[:-1]}, RmRecord *rm_records)"))
 
 
-def trace(loaded: CudaProgram, inputs: Mapping[str, Array], arch: str, replays: int = REPLAYS) -> Trace:
+def trace(loaded: CudaProgram, inputs: Mapping[str, Array], arch: str) -> Trace:
     """Run the program on ``inputs`` with traced kernels and read the records back."""
     resident, recipe = loaded.resident, loaded.recipe
-    resident.copy_in(inputs)
-    plain = float(np.median([loaded.replay() for _ in range(replays)]))
     kernels = {name: traced(k) for name, k in recipe.kernels.items()}
     counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(int)
@@ -80,27 +85,59 @@ def trace(loaded: CudaProgram, inputs: Mapping[str, Array], arch: str, replays: 
         records = resident.cp.zeros((int(starts[-1]), WORDS), np.uint64)
         places = tuple(int(records.data.ptr) + int(s) * WORDS * 8 for s in starts[:-1])
         graph = Graph(build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)))
-        runs = [_once(loaded, graph, records) for _ in range(replays + 2)][2:]
-        graph.close()
-    seconds, found = sorted(runs, key=lambda r: r[0])[len(runs) // 2]
-    return Trace(_spans(loaded.program, recipe, kernels, found), seconds, plain)
+    return measured(loaded, inputs, graph, records, list(_tasks(recipe, kernels)))
 
 
-def _once(loaded: CudaProgram, graph: Graph, records: Any) -> tuple[float, Array]:
-    """Seconds and records of one replay."""
+def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array], arch: str) -> Trace:
+    """The same of a program that is one launch: its kernel built with records, an entry of the table each."""
+    resident, parts, rows = loaded.resident, loaded.parts, loaded.program.rows
+    with resident.device:
+        text = kernel_text(parts.bodies, loaded.table(resident).form, parts.threads, traced=True)
+        function = resident.function(compile_cubin(text, arch).code, "rm_persistent", parts.shared)
+        records = resident.cp.zeros((loaded.program.task_count, WORDS), np.uint64)
+        begins = resident.table(np.cumsum([0, *map(len, rows)], dtype=np.uint32))
+        for name, address in (("rm_records", int(records.data.ptr)), ("rm_begins", begins)):
+            set_pointer(resident.modules[-1], name, address)
+        launch = Walk(loaded, resident, function)
+    return measured(loaded, inputs, launch, records, [(t.operator, t.index) for row in rows for t in row])
+
+
+def set_pointer(module: Any, name: str, address: int) -> None:
+    """Set a pointer variable of a module."""
+    api = driver()
+    place, _size = check(api.cuModuleGetGlobal(module, name.encode()), f"finding {name}")
+    value = np.array([address], np.uint64)
+    check(api.cuMemcpyHtoD(place, value.ctypes.data, value.nbytes), f"setting {name}")
+
+
+def measured(loaded: CudaProgram | PersistentProgram, inputs: Mapping[str, Array], launch: Launchable, records: Any,
+             tasks: list[tuple[str, int]]) -> Trace:  # fmt: skip
+    """Replays of ``launch`` (which is closed) that fill ``records``, one for each of ``tasks``."""
     resident = loaded.resident
-    with resident.stream:
+    resident.ready()
+    resident.copy_in(inputs)
+    plain = float(np.median([loaded.replay() for _ in range(REPLAYS)]))
+    runs = [_once(resident, launch, records) for _ in range(REPLAYS + 2)][2:]
+    if isinstance(loaded, PersistentProgram):
+        loaded.check_finished()
+    launch.close()
+    seconds, found = sorted(runs, key=lambda r: r[0])[len(runs) // 2]
+    return Trace(_spans(loaded.program, tasks, found), seconds, plain)
+
+
+def _once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, Array]:
+    """Seconds and records of one replay."""
+    with resident.device, resident.stream:
         records.fill(0)
-    seconds = resident.timed(lambda: graph.launch(resident.stream.ptr))
+    seconds = resident.timed(lambda: launch.launch(resident.stream.ptr))
     return seconds, np.asarray(resident.cp.asnumpy(records))
 
 
-def _spans(program: RProgram, recipe: Recipe, kernels: Mapping[str, TaskKernel], records: Array) -> list[Span]:
-    """A span a block. DeviceFailure where a block left no record."""
+def _spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> list[Span]:
+    """A span a record. DeviceFailure where a task left none."""
     if not (records[:, 0] > 0).all() or not (records[:, 1] >= records[:, 0]).all():
         raise DeviceFailure(f"program {program.name}: not every task left its times")
     first = int(records[:, 0].min())
-    tasks = _tasks(recipe, kernels)
     times = (records[:, :2] - np.uint64(first)).astype(np.float64) * 1e-9
     return [Span(int(sm), name, index, float(start), float(end))
             for (name, index), (start, end), sm in zip(tasks, times, records[:, 2], strict=True)]  # fmt: skip

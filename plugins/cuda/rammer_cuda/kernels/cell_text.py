@@ -4,8 +4,8 @@
 leaves the sums in shared memory and evaluates the maps by the core's emitter, one result a thread. What the maps read of
 constants is held with the weights, and what else they read is fetched before the vectors are waited for.
 
-In a persistent kernel vectors may travel as *words*: 64 bits of value and tag, so that one read brings a value and says
-that it is of this run; then no counter is waited for. Such a kernel uses the run-time functions of ``persistent.text``.
+In a persistent kernel vectors may travel as *words*, values that are their own flags: one read brings a value or tells
+that it is not there yet, and no counter is waited for. Such a kernel uses the run-time functions of ``persistent.text``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Const, Expr, Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
+from rammer.ir.program import Storage
 
-from rammer_cuda.kernels.cell import THREADS, WARPS, Cell, cell_of
+from rammer_cuda.kernels.cell import THREADS, WARPS, Cell, Part, cell_of
 from rammer_cuda.kernels.task import TaskKernel
 
 #: ``rm_fold`` adds up N values over LANES lanes: lanes trade halves until each has one value, whose number it returns, or
@@ -57,6 +58,15 @@ template <int N> struct rm_folder<N, 0> {
 template <int N, int LANES> __device__ __forceinline__ int rm_fold(float *v, int lane) {
   return rm_folder<N, LANES / 2>::fold(v, lane, 0, N);
 }
+template <int W> struct __align__(4 * W) rm_vector { float at[W]; };
+template <int N> __device__ __forceinline__ void rm_read(const float *from, const int (&at)[N], rm_vector<1> (&value)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) value[n].at[0] = __ldcg(from + at[n]);
+}
+template <int N> __device__ __forceinline__ void rm_read(const float *from, const int (&at)[N], rm_vector<4> (&value)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) *(float4 *)value[n].at = __ldcg((const float4 *)(from + at[n]));
+}
 #endif
 """
 
@@ -73,6 +83,12 @@ class CellKernel(TaskKernel):
     name: str = ""
     held: int = 0
     words: tuple[str, ...] = ()
+
+
+def word_span(storage: Storage) -> int:
+    """Words of one run's set for a tensor: its storage's span, in whole 16 bytes. There are two sets, for odd and even runs."""
+    low, high = storage.span()
+    return -(-(high - low) // 4) * 4
 
 
 def cell(operator: ROperator, binding: Binding, words: Collection[str] = (), plain: Collection[str] | None = None) -> CellKernel:
@@ -143,7 +159,7 @@ class _CellText:
         pointers = [f"p{k}" for k in range(len(self.arguments))]
         kinds = ["" if a.written else "const " for a in self.arguments]
         plain = ", ".join(f"{kind}float *{p}" for kind, p in zip(kinds, pointers, strict=True))
-        extra = "".join(f", unsigned long long *q{k}" for k in range(len(self.words)))
+        extra = "".join(f", unsigned *q{k}" for k in range(len(self.words)))
         walk = ", const rm_walk &walk, int order" if self.words else ""
         body = (
             f"__device__ __forceinline__ void @NAME@_hold({plain}, float (&w)[{held}], int task) {{\n{hold}}}\n"
@@ -231,32 +247,45 @@ class _CellText:
         written them: they are read past the first-level cache."""
         cell = self.cell
         group, count = THREADS // len(cell.parts), cell.rows * cell.depth
-        each = -(-count // group)
         text.line("bool alive = true;") if self.words else None
         for number, part in enumerate(cell.parts):
+            wide = 4 if count % (4 * group) == 0 and self._aligned(part) else 1
+            each = -(-count // (wide * group))
+            ragged = bool(count % (wide * group))
             text.line(f"if (tid / {group} == {number}) {{")
-            text.line(f"const int first = tid % {group};")
-            text.line(f"int at[{each}]; float value[{each}];")
+            text.line(f"int at[{each}]; rm_vector<{wide}> value[{each}];")
             text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n) {{"])
-            text.line(f"const int e = {f'min(first + n * {group}, {count - 1})' if count % group else f'first + n * {group}'};")
+            place = f"(tid % {group} + n * {group}) * {wide}"
+            text.line(f"const int e = {f'min({place}, {count - 1})' if ragged else place};")
             text.line(f"const int r = e / {cell.depth}, k = e % {cell.depth};")
-            rows = digits("r", [cell.box[d][1] for d in cell.row_axes])
-            terms = [("k", 1)]
-            for d, place in zip(cell.row_axes, rows, strict=True):
-                terms.append((f"({cell.box[d][0]} + {place})", part.steps.get(part.compute.axes[d].name, 0)))
-            text.line(f"at[n] = {total(terms, part.constant)};")
+            text.line(f"at[n] = {total(self._terms(part), part.constant)};")
             text.line("}")
             tensor = part.vector.tensor
             if self.read[number]:
-                text.line(f"alive = rm_receive<{each}>(walk, {self._word(tensor)}, at, value, order, {number});")
+                span = word_span(self.binding.storages[tensor])
+                text.line(f"alive = rm_receive(walk, {self._word(tensor)}, {span}, at, value, order);")
             else:
-                text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n)"])
-                text.line(f"  value[n] = __ldcg({self._pointer(tensor)} + at[n]);")
-            test = f"if (first + n * {group} < {count}) " if count % group else ""
+                text.line(f"rm_read({self._pointer(tensor)}, at, value);")
+            test = f"if (tid % {group} + n * {group} < {count}) " if ragged else ""
             text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n)"])
-            text.line(f"  {test}vectors[{number * count} + first + n * {group}] = value[n];")
+            to = f"vectors + {number * count} + (tid % {group} + n * {group}) * {wide}"
+            text.line(f"  {test}*(rm_vector<{wide}> *)({to}) = value[n];")
             text.line("}")
         text.line("if (!__syncthreads_and(alive)) return false;" if self.words else "__syncthreads();")
+
+    def _terms(self, part: Part) -> list[tuple[str, int]]:
+        """The address of position ``k`` of row ``r``."""
+        rows = digits("r", [self.cell.box[d][1] for d in self.cell.row_axes])
+        terms = [("k", 1)]
+        for d, place in zip(self.cell.row_axes, rows, strict=True):
+            terms.append((f"({self.cell.box[d][0]} + {place})", part.steps.get(part.compute.axes[d].name, 0)))
+        return terms
+
+    def _aligned(self, part: Part) -> bool:
+        """Whether every row's vector starts at a multiple of 16 bytes."""
+        steps = [s for a, s in part.steps.items() if a != part.along]
+        offset = self.binding.storages[part.vector.tensor].offset
+        return all(n % 4 == 0 for n in (offset, part.constant, *steps))
 
     def _multiply(self, text: Text) -> None:
         """This warp's columns times every row; the sums to shared memory as ``[product, row, column]``."""
@@ -293,7 +322,8 @@ class _CellText:
         for name in operator.outputs:
             value = block.load(Load(name, point))
             if name in self.sent:  # first, since somebody waits for it
-                block.line(f"rm_send({self._word(name)} + {block.address(self._global(name), point)}, {value.text}, walk);")
+                span, at = word_span(self.binding.storages[name]), block.address(self._global(name), point)
+                block.line(f"rm_send(walk, {self._word(name)}, {span}, {at}, {value.text});")
             if name in self.stored:
                 block.store(unit.places[name], point, value, ())
         if self.early:

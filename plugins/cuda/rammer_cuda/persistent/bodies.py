@@ -62,7 +62,7 @@ class Bodies:
         if operator.family == "cell":
             kernel = cell(operator, self.binding, self.flow.words.get(operator.name, ()), self.flow.stored)
             types = ["float" if a.written else "const float" for a in kernel.arguments]
-            types += ["unsigned long long"] * len(kernel.words)
+            types += ["unsigned"] * len(kernel.words)
             self.arguments[operator.name], self.words[operator.name] = kernel.arguments, kernel.words
             self.threads, self.shared = max(self.threads, CELL_THREADS), max(self.shared, kernel.shared)
             return self._number(Body(kernel.name, kernel.text, tuple(types), kernel))

@@ -1,8 +1,8 @@
 """Values that are their own flags: which tensors of a program travel as words, and the waits that are left.
 
 A cell that needs the vector of the step before must wait for all of it: producers signal a counter, the reader sees the
-counter, then it reads the values, three trips to the second-level cache. As words of value and tag the values
-themselves say that they are there, in one trip. That is sound under three conditions, which are made here: a
+counter, then it reads the values, three trips to the second-level cache. As words that are empty until they have their
+value, the values themselves say that they are there, in one trip. That is sound under three conditions, which are made here: a
 word is written once a run (so no memory is shared between buffers), whoever reads it reads nothing else on
 the strength of it, and every other read has a wait of its own, or comes after its writer on the same row.
 """
@@ -40,7 +40,7 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     reads = _Reads(private, binding)
     received = {o.name: frozenset(x for x in reads.vectors.get(o.name, ()) if reads.sender(o.name, x)) for o in program.operators}
     if not any(received.values()) or private.arena_bytes > MOST_PRIVATE:
-        return Dataflow(program, {}, frozenset(t for o in program.operators for t in o.outputs))
+        return as_planned(program)
     sent: dict[str, set[str]] = {}
     for name, tensors in received.items():
         for x in tensors:
@@ -53,6 +53,11 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     rows, counters = _left(private, reads, received)
     words = {o.name: received[o.name] | frozenset(sent.get(o.name, ())) for o in program.operators}
     return Dataflow(replace(private, rows=rows, counters=counters), words, frozenset(stored))
+
+
+def as_planned(program: RProgram) -> Dataflow:
+    """``program`` with its own waits and no words."""
+    return Dataflow(program, {}, frozenset(t for o in program.operators for t in o.outputs))
 
 
 def _private(program: RProgram) -> RProgram:

@@ -3,7 +3,8 @@
 Before a task a block waits for the task's counters, afterwards it adds one to those that the task feeds. Counters only
 grow: in run number ``epoch`` (from 0) a counter must reach ``epoch * total + threshold``. Each is on a cache line of its
 own. A wait that lasts longer than the limit reports itself, once, and makes every block give up. Values may also be
-their own flags (``dataflow``): words of value and tag, the tag being ``epoch + 1``.
+their own flags (``dataflow``): a word is a float, or ``EMPTY`` until its value is there. Of a tensor's two sets of words odd
+and even runs use one each, and whoever sends a word empties that of the other set, which nobody reads in this run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from rammer.codegen.dialects import CUDA
 
-from rammer_cuda.kernels.cell_text import CellKernel
+from rammer_cuda.kernels.cell_text import PREAMBLE, CellKernel
 from rammer_cuda.persistent.table import COPY, HEAD, Form
 from rammer_cuda.source import ORDER
 
@@ -21,12 +22,12 @@ from rammer_cuda.source import ORDER
 LINE = 32
 #: Polls between two looks at the clock and at whether another block gave up.
 PATIENCE = 512
-#: Counter number in a report that stands for "the words of vector so many"; lower numbers are counters.
-WORDS = 0x80000000
+#: The word that says "not there yet": a NaN that no arithmetic gives (CUDA's canonical NaN is 0x7fffffff).
+EMPTY = 0xFFFFDEAD
 #: Entries of the table that a block has at hand: the one it works on, the next, and one that slow warps may still read.
 SLOTS = 3
-#: The words of the report and control block, by name.
-CONTROL = ("epoch", "finished", "aborted", "veu", "order", "counter", "seen", "wanted")
+#: The control block by name; behind it is, for each row, one more than the entry that it gave up at.
+CONTROL = ("epoch", "finished", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,23 @@ class Body:
     types: tuple[str, ...]
     cell: CellKernel | None = None
 
+
+#: With RM_TRACE each task leaves its SM, when its last wait (as thread 0 sees it) ended, and when its last warp ended.
+_TRACE = """
+#ifdef RM_TRACE
+struct RmRecord { unsigned long long start, end, sm; };
+__device__ RmRecord *rm_records;
+__device__ const unsigned *rm_begins;
+#define RM_RECORD(order) rm_records[rm_begins[blockIdx.x] + (order)]
+#define RM_BEGIN(order) if (threadIdx.x == 0) { \\
+    unsigned sm; asm volatile("mov.u32 %0, %smid;" : "=r"(sm)); \\
+    RM_RECORD(order).sm = sm; RM_RECORD(order).start = rm_now(); }
+#define RM_END(order) if (threadIdx.x % 32 == 0) atomicMax(&RM_RECORD(order).end, rm_now());
+#else
+#define RM_BEGIN(order)
+#define RM_END(order)
+#endif
+"""
 
 _RUNTIME = """
 struct rm_control {{ unsigned {control}; }};
@@ -67,58 +85,59 @@ __device__ __forceinline__ void rm_fetch(const rm_walk &walk, unsigned *to, int 
   asm volatile("cp.async.commit_group;" ::: "memory");
 }}
 __device__ __forceinline__ void rm_fetched() {{ asm volatile("cp.async.wait_group 0;" ::: "memory"); }}
-// Whether to stop waiting: another block gave up, or this one has waited too long and now says so.
-__device__ __noinline__ bool rm_hopeless(const rm_walk &walk, unsigned long long &start, int order, unsigned counter,
-                                         unsigned seen, unsigned wanted) {{
-  if (rm_acquire(&walk.control->aborted)) return true;
+// Whether to stop waiting: another block gave up, or this one has waited too long. Notes where this row stopped.
+__device__ __noinline__ bool rm_hopeless(const rm_walk &walk, unsigned long long &start, int order) {{
   const unsigned long long now = rm_now();
   if (start == 0) start = now;
-  if (now - start <= walk.limit) return false;
-  if (atomicExch(&walk.control->aborted, 1u) == 0u) {{
-    rm_control &c = *walk.control;
-    c.veu = blockIdx.x; c.order = order; c.counter = counter; c.seen = seen; c.wanted = wanted;
-  }}
+  if (!rm_acquire(&walk.control->aborted) && now - start <= walk.limit) return false;
+  atomicExch(&walk.control->aborted, 1u);
+  ((unsigned *)(walk.control + 1))[blockIdx.x] = order + 1;
   return true;
 }}
 // One wait of a task, by one thread. False if it was in vain.
 __device__ __forceinline__ bool rm_reached(const rm_walk &walk, unsigned counter, unsigned wanted, int order) {{
   unsigned long long start = 0;
   for (;;) {{
-    unsigned seen = 0;
-    for (int i = 0; i < {patience}; ++i) {{
-      seen = rm_acquire(walk.counters + counter * {line}u);
-      if ((int)(seen - wanted) >= 0) return true;
-    }}
-    if (rm_hopeless(walk, start, order, counter, seen, wanted)) return false;
+    for (int i = 0; i < {patience}; ++i)
+      if ((int)(rm_acquire(walk.counters + counter * {line}u) - wanted) >= 0) return true;
+    if (rm_hopeless(walk, start, order)) return false;
   }}
 }}
-// Words at N places, by one thread each. False if they never came.
-template <int N> __device__ __forceinline__ bool rm_receive(const rm_walk &walk, const unsigned long long *from,
-                                                            const int (&at)[N], float (&value)[N], int order, int number) {{
-  const unsigned tag = walk.epoch + 1u;
+__device__ __forceinline__ rm_vector<1> rm_peek(const unsigned *from, rm_vector<1> *) {{
+  unsigned a;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(a) : "l"(from) : "memory");
+  return {{{{__uint_as_float(a)}}}};
+}}
+__device__ __forceinline__ rm_vector<4> rm_peek(const unsigned *from, rm_vector<4> *) {{
+  unsigned a, b, c, d;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {{%0, %1, %2, %3}}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(from) : "memory");
+  return {{{{__uint_as_float(a), __uint_as_float(b), __uint_as_float(c), __uint_as_float(d)}}}};
+}}
+// Words at N places, W side by side at each, by one thread. False if they never came.
+template <int N, int W> __device__ __forceinline__ bool rm_receive(const rm_walk &walk, const unsigned *words, int span,
+    const int (&at)[N], rm_vector<W> (&value)[N], int order) {{
+  const unsigned *const from = words + (walk.epoch & 1u ? span : 0);
   unsigned long long start = 0;
   for (;;) {{
-    unsigned seen = 0;
     for (int i = 0; i < {patience}; ++i) {{
-      unsigned long long word[N];
       bool all = true;
 #pragma unroll
-      for (int n = 0; n < N; ++n)
-        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word[n]) : "l"(from + at[n]) : "memory");
+      for (int n = 0; n < N; ++n) value[n] = rm_peek(from + at[n], (rm_vector<W> *)nullptr);
 #pragma unroll
-      for (int n = 0; n < N; ++n) {{
-        value[n] = __uint_as_float((unsigned)word[n]);
-        seen = (unsigned)(word[n] >> 32);
-        all = all && seen == tag;
-      }}
-      if (all) return true;
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int w = 0; w < W; ++w) all = all && __float_as_uint(value[n].at[w]) != {empty}u;
+      if (all) {{ RM_BEGIN(order) return true; }}
     }}
-    if (rm_hopeless(walk, start, order, {words_flag}u + number, seen, tag)) return false;
+    if (rm_hopeless(walk, start, order)) return false;
   }}
 }}
-__device__ __forceinline__ void rm_send(unsigned long long *to, float value, const rm_walk &walk) {{
-  const unsigned long long word = (unsigned long long)(walk.epoch + 1u) << 32 | __float_as_uint(value);
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(to), "l"(word) : "memory");
+__device__ __forceinline__ void rm_send(const rm_walk &walk, unsigned *words, int span, int at, float value) {{
+  unsigned *const to = words + at, word = __float_as_uint(value);
+  if (word == {empty}u) word = 0x7fffffffu;  // another NaN
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(to + (walk.epoch & 1u ? span : 0)), "r"(word) : "memory");
+  to[walk.epoch & 1u ? 0 : span] = {empty}u;
 }}
 // All waits of a task, by the whole block. True if the block must give up.
 __device__ __forceinline__ bool rm_wait(const rm_walk &walk, const unsigned *entry, int order) {{
@@ -154,6 +173,7 @@ __device__ __noinline__ bool run_{name}(const rm_walk &walk, unsigned (*slots)[{
     slot = slot == {slots} - 1 ? 0 : slot + 1;
     if (i + 1 < count) rm_fetch(walk, slots[slot], first + i + 1);
     if (entry[1] && rm_wait(walk, entry, first + i - begin)) return false;
+    RM_BEGIN(first + i - begin)
     {step}
   }}
   __syncthreads();
@@ -184,11 +204,13 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) rm_persistent(const u
 """
 
 
-def kernel_text(bodies: Sequence[Body], form: Form, threads: int) -> str:
-    """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``."""
+def kernel_text(bodies: Sequence[Body], form: Form, threads: int, traced: bool = False) -> str:
+    """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``; ``traced``, every task
+    leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
     sizes = {"words": form.words, "copy": COPY, "line": LINE, "head": HEAD, "signal_at": form.signal_at, "slots": SLOTS,
-             "pointer_at": form.pointer_at, "patience": PATIENCE, "control": ", ".join(CONTROL), "words_flag": WORDS}  # fmt: skip
-    parts = [CUDA.preamble, ORDER, _RUNTIME.format(**sizes), *dict.fromkeys(b.text for b in bodies)]
+             "pointer_at": form.pointer_at, "patience": PATIENCE, "control": ", ".join(CONTROL), "empty": EMPTY}  # fmt: skip
+    parts = ["#define RM_TRACE 1\n" if traced else "", CUDA.preamble, ORDER, _TRACE, PREAMBLE, _RUNTIME.format(**sizes)]
+    parts += dict.fromkeys(b.text for b in bodies)
     parts += [_WALK.format(name=b.name, words=form.words, slots=SLOTS, hold=_hold(b), step=_step(b)) for b in bodies]
     call = "alive = run_{}(walk, slots, run.y, run.z, begin, rm_scratch); break;"
     cases = "\n".join(f"      case {i}: {call.format(b.name)}" for i, b in enumerate(bodies))
@@ -207,10 +229,11 @@ def _hold(body: Body) -> str:
 
 
 def _step(body: Body) -> str:
+    end = "RM_END(first + i - begin)"
     if body.cell is None:
-        return f"{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    rm_done(walk, entry);"
+        return f"{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    {end}\n    rm_done(walk, entry);"
     walk = ", walk, first + i - begin" if body.cell.words else ""
     call = f"{body.cell.name}_step({_pointers(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
     # A step with words fetches the next entry before its own last barrier.
     done = "if (entry[2]) rm_done(walk, entry);" if body.cell.words else "rm_done(walk, entry);"
-    return f"if (!{call}) return false;\n    {done}"
+    return f"if (!{call}) return false;\n    {end}\n    {done}"

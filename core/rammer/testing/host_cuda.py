@@ -41,6 +41,19 @@ static unsigned long long rm_mail[1024];
 static void __syncthreads() { pthread_barrier_wait(&rm_block); }
 static void rm_after() {}
 static int min(int a, int b) { return a < b ? a : b; }
+static float rm_load_f16(const unsigned short *p) {
+  const int e = *p >> 10 & 31, m = *p & 1023;
+  const float v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
+  return *p >> 15 ? -v : v;
+}
+static void rm_store_f16(unsigned short *p, float value) {
+  const float v = fabsf(value);
+  int e = 0, h = 0x7e00;
+  if (v >= 65520.0f) h = 0x7c00;
+  else if (v < 6.103515625e-05f) h = (int)lrintf(ldexpf(v, 24));
+  else if (v == v) { const float f = frexpf(v, &e); h = ((e + 14) << 10) + (int)lrintf(ldexpf(f, 11)) - 1024; }
+  *p = (unsigned short)(h | std::signbit(value) << 15);
+}
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
   const int me = threadIdx.x;
   memcpy(&rm_mail[me], &value, sizeof value);

@@ -62,6 +62,8 @@ class MatVec:
 def matvec_of(operator: ROperator, binding: Binding) -> MatVec:
     """The matrix-vector form of an operator; Unsuited says why it has none."""
     roles = roles_of(operator, binding)
+    if any(binding.types[n].dtype != "float32" for n in (roles.a.tensor, roles.b.tensor, roles.main.name)):
+        raise Unsuited("not float32")
     rows, columns = (math.prod(roles.main.axes[d].extent for d in axes) for axes in (roles.rows, roles.columns))
     if rows <= columns:
         result = MatVec(operator, roles.main, roles.b, roles.a, roles.columns, roles.rows)

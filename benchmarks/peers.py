@@ -31,11 +31,11 @@ from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerErro
 from rammer.report.environment import environment
 from rammer.report.table import plain
 from rammer.runtime.bench import Effort, bound_call, sample
+from rammer.runtime.options import PRECISIONS
 from rammer.runtime.peer_graph import Array
 from rammer.runtime.peer_torch import load_torch
 from rammer.runtime.peers import (
     PEERS,
-    PRECISIONS,
     Prepared,
     float64_outputs,
     open_peer,
@@ -63,9 +63,8 @@ def environment_of(gpu: bool) -> dict[str, str]:
 def open_rammer(path: Path, inputs: Mapping[str, Array], device: str, precision: str, tune: str,
                 options: Mapping[str, str]) -> tuple[Prepared, int]:  # fmt: skip
     """rammer on ``device``, and its kernel launches a run; inputs and outputs bound to arrays on the device."""
-    chosen = dict(options) if precision == "float32" else {**options, "precision": precision}
     start = time.perf_counter()
-    exe = rammer.compile(path, device=device, tune=tune, options=chosen)
+    exe = rammer.compile(path, device=device, tune=tune, precision=precision, options=options)
     arrays = exe.checked(inputs)
     special = exe.prepare(arrays)
     seconds = time.perf_counter() - start

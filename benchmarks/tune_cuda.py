@@ -1,7 +1,8 @@
 """One table: every distinct matrix-product layer of some models on a CUDA device, candidate by candidate.
 
-``python benchmarks/tune_cuda.py [--models squeezenet,resnet50] [--count 6] [--layers 40]``: relative L2 error against float64,
-predicted and measured microseconds (a link of a chain in a CUDA graph), and the share of the fp32 peak.
+``python benchmarks/tune_cuda.py [--models squeezenet,resnet50] [--precision tf32] [--count 6] [--layers 40]``: relative L2
+error against float64, predicted and measured microseconds (a link of a chain in a CUDA graph), and the share of the
+fp32 peak. Models are those of the zoo.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from zoo import SEED, ZOO
 
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
@@ -22,24 +28,27 @@ from rammer.frontend.reader import read_model
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
+from rammer.passes.narrow import NarrowFloats
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.storage import assign_storage
 from rammer.plan.views import view_sources
 from rammer.runtime.host_memory import random_inputs
-from rammer.testing.models import light_model
+from rammer.runtime.options import PRECISIONS
 from rammer.tile.connect import connect
 from rammer.tile.signature import signature
 
 
-def operators(names: list[str], backend: Backend) -> dict[str, tuple[str, ROperator, Binding, int]]:
+def operators(names: list[str], backend: Backend, precision: str) -> dict[str, tuple[str, ROperator, Binding, int]]:
     """Signature -> (model, operator, binding, how often) of every contraction."""
     found: dict[str, tuple[str, ROperator, Binding, int]] = {}
     for name in names:
-        graph, _ = Pipeline(default_passes()).run(bind(read_model(light_model(name)), {}))
+        graph, _ = Pipeline(default_passes()).run(bind(read_model(ZOO[name].build(SEED)), {}))
+        if precision == "float16":
+            graph, _ = Pipeline((NarrowFloats(), *default_passes())).run(graph)
         compute = lower(graph)
         plan = assign_storage(compute)
         tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages))
-        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
+        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants), precision=precision)
         for o in tiles.operators:
             if o.main.kind == "contraction":
                 key = signature(o, binding.types, binding.storages)
@@ -88,23 +97,34 @@ def check(backend, operator: ROperator, binding: Binding, want_error: bool) -> t
     return float(np.linalg.norm(have - want) / np.linalg.norm(want)), seconds
 
 
+def blocked(operator: ROperator, binding: Binding) -> tuple[int, int, bool]:
+    """Rows and columns of a task, and whether columns are read without padding: what the cost model sees of it."""
+    from rammer.codegen.contraction import product_of
+
+    kind = binding.types[operator.main.reads[0]].dtype
+    product = product_of(operator, binding, kind)
+    return product.row_count, product.width, not product.b.guards
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="squeezenet,resnet50")
+    parser.add_argument("--precision", default="float32", choices=PRECISIONS)
     parser.add_argument("--count", type=int, default=6)
     parser.add_argument("--sample", type=int, default=0, help="further candidates, drawn from the best 200")
     parser.add_argument("--json", default="", help="file for all measurements")
-    parser.add_argument("--layers", type=int, default=1000)
+    parser.add_argument("--layers", type=int, default=1000, help="at most so many, drawn at random")
     parser.add_argument("--seconds", type=float, default=400)
     options = parser.parse_args()
     from rammer_cuda.kernels.choose import gemm_candidates
 
     begin = time.perf_counter()
     backend = Registry().open("cuda")
-    found = operators(options.models.split(","), backend)
+    found = operators(options.models.split(","), backend, options.precision)
     print(f"{len(found)} layers after {time.perf_counter() - begin:.1f} s", flush=True)
     plans = []
-    for name, o, binding, times in list(found.values())[: options.layers]:
+    layers = random.sample(list(found.values()), min(options.layers, len(found)))
+    for name, o, binding, times in layers:
         choices = gemm_candidates(o, binding, backend.vdevice, options.count)
         if options.sample:
             rest = gemm_candidates(o, binding, backend.vdevice, 200)[options.count :]
@@ -132,7 +152,7 @@ def main() -> None:
             best = min(best, seconds)
             rows.append([name, times, list(main_.shape), [r.extent for r in main_.reduce], list(choice.operator.tile),
                          dict(choice.operator.config), choice.seconds, seconds, error,
-                         choice.operator.family])  # fmt: skip
+                         choice.operator.family, *blocked(choice.operator, binding)])  # fmt: skip
             config = choice.operator.family[4:] + " " + " ".join(f"{k}{v}" for k, v in choice.operator.config)
             print(f"   {choice.operator.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
                   f"{seconds * 1e6:.2f} us {o.flops / seconds / peak:.0%}", flush=True)  # fmt: skip

@@ -21,7 +21,8 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port
-from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.narrow import NarrowFloats
+from rammer.passes.pipeline import PassReport, Pipeline, default_passes
 from rammer.plan.build import build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.storage import assign_storage
@@ -78,7 +79,7 @@ class Compiler:
     def compile(self, graph: Graph) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
         with self._step("passes"):
-            graph, reports = Pipeline(self.passes).run(graph)
+            graph, reports = self._rewritten(graph)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
         for number, (nodes, why) in enumerate(split_segments(graph, self.lowerings)):
@@ -87,6 +88,14 @@ class Compiler:
             else:
                 segments.append(self._segment(subgraph(graph, nodes, number)))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
+
+    def _rewritten(self, graph: Graph) -> tuple[Graph, list[PassReport]]:
+        """All passes; float16 comes after what folds constants, which is better done in float32."""
+        graph, reports = Pipeline(self.passes).run(graph)
+        if self.options.precision == "float16":
+            graph, more = Pipeline((NarrowFloats(self.lowerings), *self.passes)).run(graph)
+            reports += more
+        return graph, reports
 
     def _segment(self, graph: Graph) -> ProgramSegment:
         with self._step("lower"):
@@ -103,7 +112,8 @@ class Compiler:
         with self._step("tile"):
             tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
         constants = frozenset(plan.graph.constants)
-        binding = Binding(plan.graph.types, plan.storages, constants, _reused(tile.operators, constants))
+        reused = _reused(tile.operators, constants)
+        binding = Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
         with self._step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
@@ -123,7 +133,8 @@ class Compiler:
         result = []
         for segment in compiled.segments:
             if isinstance(segment, ProgramSegment):
-                binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
+                binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants),
+                                  precision=self.options.precision)  # fmt: skip
                 for operator in segment.program.operators:
                     kernel = self.backend.kernel(operator, binding)
                     self.progress("resources", operator.name)

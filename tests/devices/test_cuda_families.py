@@ -281,6 +281,28 @@ def test_kernels_agree_with_float64_on_the_host(case: str) -> None:
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
 
 
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize(("case", "tile", "config"), [
+    ("depthwise", (1, 1, 7, 17), {"high": 2, "wide": 2}), ("average", (1, 2, 5, 17), {"high": 4, "wide": 1}),
+    ("four", (4, 7), {"lanes": 16, "columns": 2}), ("odd softmax", (2, 77), {"lanes": 16, "vector": 1}),
+    ("pool", (1, 5, 1, 1), {"lanes": 8, "vector": 1}),
+])  # fmt: skip
+def test_a_task_writes_its_own_part_alone(case: str, tile: tuple[int, ...], config: dict[str, int]) -> None:
+    """All of it and nothing else, also where strips and rows do not divide tiles, nor tiles the tensor."""
+    untiled, binding = CASES[case]
+    family = "gemv" if case in VECTORS else "window" if case in WINDOWS else "rowwise"
+    tiled = replace(untiled, tile=tile, family=family, config=tuple(config.items()))
+    kernel = task_kernel(tiled, binding)
+    given = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
+    arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(given[a.tensor])) for a in kernel.arguments]
+    for task in (0, 1, tiled.task_count // 2, tiled.task_count - 1):
+        blank = np.full(tiled.anchor.shape, np.nan, np.float32)
+        have = run_on_host(kernel.text, kernel.entry, arguments, 1, kernel.threads, binding, given | {"y": blank}, task)["y"]
+        own = np.zeros(tiled.anchor.shape, bool)
+        own[tuple(slice(low, high) for low, high in tiled.task_box(task))] = True
+        assert np.array_equal(~np.isnan(have), own), f"task {task} of {tiled.head()}"
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_every_family_agrees_with_float64(case: str) -> None:

@@ -12,7 +12,14 @@ import click
 import numpy as np
 
 from rammer.cli.common import Array, collect_inputs, describe_array, progress
-from rammer.cli.options import compile_options, input_options, parse_inputs, parse_options
+from rammer.cli.options import (
+    compile_options,
+    input_options,
+    parse_inputs,
+    parse_options,
+    tolerance_options,
+    tolerances,
+)
 from rammer.device.manifest import Tracer
 from rammer.errors import BadInput, Mismatch
 from rammer.report.compare import HEADERS, differences, rows
@@ -32,15 +39,14 @@ from rammer.runtime.segments import ProgramSegment
 @click.option("--save-inputs", type=click.Path(path_type=Path), help="Write the inputs to an .npz file.")
 @click.option("--save-outputs", type=click.Path(path_type=Path), help="Write the outputs to an .npz file.")
 @click.option("--expected", type=click.Path(path_type=Path), help="Compare with the outputs in this .npz file.")
-@click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance (element-wise or L2).")
-@click.option("--atol", default=1e-5, show_default=True, help="Absolute tolerance, element-wise.")
+@tolerance_options
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path),
               help="Measure when and where every task runs: a Chrome trace in this file, a summary here.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
 def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...],
-            ranges: tuple[str, ...], seed: int, policy: str, tune: str, require: str, options: tuple[str, ...],
-            iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None, rtol: float,
-            atol: float, trace_file: Path | None, json_file: Path | None) -> None:  # fmt: skip
+            ranges: tuple[str, ...], seed: int, policy: str, tune: str, precision: str, require: str, options: tuple[str, ...],
+            iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None,
+            rtol: float | None, atol: float | None, trace_file: Path | None, json_file: Path | None) -> None:  # fmt: skip
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
     Example: rammer run model.onnx --device rocm --shape x:1x3x224x224 --iterations 20
@@ -50,8 +56,8 @@ def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...],
     choice = parse_inputs(npz, single, shapes, ranges, seed)
     want = load_npz(expected) if expected else None
     with progress(model.name) as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, require=require,
-                              options=parse_options(options), progress=sink)  # fmt: skip
+        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision,
+                              require=require, options=parse_options(options), progress=sink)  # fmt: skip
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     outputs, timings = run_repeatedly(special, inputs, iterations)
@@ -61,7 +67,7 @@ def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...],
     save(save_outputs, outputs)
     if trace_file is not None:
         click.echo(trace(exe, special, inputs, trace_file), err=str(json_file) == "-")
-    found = differences(outputs, want, rtol, atol) if want is not None else []
+    found = differences(outputs, want, *tolerances(precision, rtol, atol)) if want is not None else []
     if found:
         report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in rows(found)]
         click.echo(plain(rows(found), HEADERS), err=str(json_file) == "-")
@@ -92,6 +98,7 @@ def build_report(
         "hardware": f"{hardware.name} ({hardware.kind})",
         "simulated": device.simulated,
         "policy": exe.options.policy,
+        "precision": exe.options.precision,
         "compile_seconds": special.compile_seconds,
         "kernels": special.kernels,
         "tasks": sum(p.task_count for p in special.compiled.programs),
@@ -112,7 +119,7 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
     lines = [
         f"model     {report['model']}",
         f"device    {report['device']}: {report['hardware']}",
-        f"compile   {duration(report['compile_seconds'])} (policy {report['policy']}, "
+        f"compile   {duration(report['compile_seconds'])} (policy {report['policy']}, {report['precision']}, "
         f"{report['kernels']} launches, {report['tasks']} tasks)",
         f"latency   {duration(report['device_seconds'])} on the device ({clock}); "
         f"{duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",

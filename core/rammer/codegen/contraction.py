@@ -18,6 +18,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
 from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref
 from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
 
 #: Suffix of the pseudo-axis that stands for ``axis // d``.
 QUOTIENT = "__over__"
@@ -95,18 +96,27 @@ class Product:
 
 
 def roles_of(operator: ROperator, binding: Binding) -> Roles:
-    """The roles of a float32 contraction with element-wise followers; Unsuited says why it is none."""
+    """The roles of a contraction with element-wise followers, all float32, or of float16 operands with followers of
+    either; Unsuited says why it is none."""
     main = operator.computes[0]
     operands = contraction_operands(main)
     if operands is None or not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
         raise Unsuited("no contraction")
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    if any(binding.types[n].dtype != "float32" for n in names):
-        raise Unsuited("not float32")
+    kinds = {binding.types[n].dtype for n in names}
+    allowed = {"float16", "float32"} if operand_type(operands, binding) == "float16" else {"float32"}
+    if not kinds <= allowed:
+        raise Unsuited(f"a mixture of {', '.join(sorted(kinds))}")
     check_followers(main, operator.computes[1:])
     live = [d for d, a in enumerate(main.axes) if a.extent > 1]
     choices = [_roles(main, a, b, live) for a, b in (operands, operands[::-1])]
     return max(choices, key=lambda r: (bool(live) and live[-1] in r.columns, _cells(main, r.columns)))
+
+
+def operand_type(operands: tuple[Load, Load], binding: Binding) -> str:
+    """The element type of both operands, "" where they differ."""
+    a, b = (binding.types[load.tensor].dtype for load in operands)
+    return a if a == b else ""
 
 
 def _cells(main: Compute, axes: tuple[int, ...]) -> int:
@@ -150,9 +160,11 @@ def check_followers(main: Compute, after: Sequence[Compute]) -> None:
         known.add(c.name)
 
 
-def product_of(operator: ROperator, binding: Binding) -> Product:
-    """The matrix product that a tiled operator is. Raises Unsuited."""
+def product_of(operator: ROperator, binding: Binding, dtype: str = "float32") -> Product:
+    """The matrix product of ``dtype`` operands that a tiled operator is. Raises Unsuited."""
     roles = roles_of(operator, binding)
+    if operand_type((roles.a, roles.b), binding) != dtype:
+        raise Unsuited(f"operands are not {dtype}")
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
     a, b = (_operand(with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
     rows, columns = list[int](), list[int]()
@@ -214,4 +226,4 @@ def _operand(load: Load, main: Compute, tile: Mapping[str, int], binding: Bindin
             guards.append(Guard(form[0], form[1], extent))
     packable = load.tensor in binding.constants and not any(QUOTIENT in n for n in ex.axes_of(load))
     return Operand(load, steps, constant, tuple(guards), packable,
-                   storage.offset % 4 == 0)  # fmt: skip
+                   storage.offset % (16 // itemsize(binding.types[load.tensor].dtype)) == 0)  # fmt: skip

@@ -21,7 +21,7 @@ class Packing:
     """Another arrangement of a constant's values, made once when a program is loaded.
 
     ``key`` names the arrangement, so that operators that want the same one share it; ``size`` is its
-    number of float32 elements and ``make`` computes it from the constant in its logical shape.
+    number of elements and ``make`` computes it from the constant in its logical shape.
     """
 
     key: str

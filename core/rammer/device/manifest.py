@@ -60,12 +60,14 @@ class Binding:
     which hold values known at compile time (``constants``), so that a kernel may want them packed.
 
     ``reused`` are the constants that several operators read, as the steps of a recurrent layer do: worth holding on chip.
+    ``precision`` is what the user asked for: with ``tf32``, a contraction of float32 may round its operands to it.
     """
 
     types: Mapping[str, TensorType]
     storages: Mapping[str, Storage]
     constants: frozenset[str] = frozenset()
     reused: frozenset[str] = frozenset()
+    precision: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)

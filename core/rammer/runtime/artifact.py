@@ -44,6 +44,7 @@ class Artifact:
     fingerprint: str
     policy: str
     options: Mapping[str, str] = field(default_factory=dict)
+    precision: str = "float32"
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
@@ -51,7 +52,7 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
     compiled = artifact.compiled
     head: dict[str, Any] = {
         "format": FORMAT, "device": artifact.device, "target": artifact.target, "fingerprint": artifact.fingerprint,
-        "policy": artifact.policy, "name": compiled.graph.name,
+        "policy": artifact.policy, "precision": artifact.precision, "name": compiled.graph.name,
         "inputs": [_port(v) for v in compiled.graph.inputs], "outputs": [_port(v) for v in compiled.graph.outputs],
         "options": dict(artifact.options), "segments": [],
     }  # fmt: skip
@@ -135,8 +136,10 @@ def _read(archive: zipfile.ZipFile, path: Path, proved: bool) -> Artifact:
     types = {v.name: v.type for v in (*inputs, *outputs)}
     graph = Graph(head["name"], inputs, outputs, (), types, constants)
     options = {str(k): str(v) for k, v in head["options"].items()}
-    return Artifact(Compiled(graph, segments), head["device"], head["target"], head["fingerprint"], head["policy"],
-                    options)  # fmt: skip
+    device, target, fingerprint, policy, precision = (
+        str(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision")
+    )
+    return Artifact(Compiled(graph, segments), device, target, fingerprint, policy, options, precision)
 
 
 def _value(port: list[str]) -> Value:

@@ -116,12 +116,13 @@ def bench_onnxruntime(model: str, open_session: Callable[[], Any], inputs: Mappi
                0, 0, len(times))  # fmt: skip
 
 
-def bench_framework(model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort) -> Row:
+def bench_framework(model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort,
+                    precision: str = "float32") -> Row:  # fmt: skip
     """The same for torch and JAX (``rammer.runtime.peers``): on the GPU where torch sees one, else on ``cpu``."""
     from rammer.runtime.peers import gpu_name, open_peer
 
     gpu = gpu_name()
-    prepared = open_peer(peer, proto, inputs, "cuda" if gpu else "cpu")
+    prepared = open_peer(peer, proto, inputs, "cuda" if gpu else "cpu", precision)
     first, times = sample(prepared.seconds, effort)
     prepared.close()
     return Row(model, peer, gpu or cpu, prepared.timed, False, *percentiles(times), prepared.prepare_seconds, first,

@@ -196,7 +196,7 @@ class Executable:
     def artifact(self, compiled: Compiled) -> Artifact:
         """``compiled`` with what a later process needs to run it."""
         return Artifact(compiled, self.device, self.options.target, self.backend.fingerprint, self.options.policy,
-                        self.device_options)  # fmt: skip
+                        self.device_options, self.options.precision)  # fmt: skip
 
     def _compile(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         compiled = self.compile_only(shapes)
@@ -224,7 +224,8 @@ class Executable:
             return None
         options = self.options
         extensions = self.registry.extension_key() if self.registry else ""
-        parts = (self.source.digest, repr(key), self.backend.fingerprint, options.policy, options.tune, extensions)
+        parts = (self.source.digest, repr(key), self.backend.fingerprint, options.policy, options.tune,
+                 options.precision, extensions)  # fmt: skip
         return self.programs / f"{key_of(*parts)}.rammer"
 
     def close(self) -> None:

@@ -18,11 +18,11 @@ import numpy as np
 import onnx
 
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.runtime.options import PRECISIONS
 from rammer.runtime.peer_graph import Array
 from rammer.runtime.peer_torch import load_torch, to_torch
 
 Precision: TypeAlias = Literal["float32", "tf32", "float16"]
-PRECISIONS: Final = ("float32", "tf32", "float16")
 
 #: Clock cycles of the delay that hides queueing: about 0.1 ms, several times what queueing one graph takes.
 DELAY_CYCLES: Final = 200_000

@@ -51,17 +51,17 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
 }
 """
 TAIL = """
-static void **rm_pointers; static int rm_blocks;
+static void **rm_pointers; static int rm_blocks, rm_first;
 static void *rm_thread(void *number) {
   threadIdx.x = (int)(long)number;
   for (blockIdx.x = 0; blockIdx.x < rm_blocks; ++blockIdx.x) {
-    @NAME@(@POINTERS@, nullptr, 0);
+    @NAME@(@POINTERS@, nullptr, rm_first);
     __syncthreads();
   }
   return nullptr;
 }
-extern "C" void rm_launch(void **pointers, int blocks, int threads) {
-  rm_pointers = pointers; rm_blocks = blocks;
+extern "C" void rm_launch(void **pointers, int blocks, int threads, int first) {
+  rm_pointers = pointers; rm_blocks = blocks; rm_first = first;
   pthread_barrier_init(&rm_block, nullptr, threads);
   for (int w = 0; w < threads / 32; ++w) pthread_barrier_init(&rm_warps[w], nullptr, 32);
   pthread_t ids[1024];
@@ -81,8 +81,9 @@ class HostArgument:
 
 
 def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks: int, threads: int, binding: Binding,
-                values: Mapping[str, Array]) -> dict[str, Array]:  # fmt: skip
-    """Run ``entry`` of ``text`` by ``blocks`` blocks; its outputs by name. Asserts that nothing else was written.
+                values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:  # fmt: skip
+    """Run tasks ``first`` and following of ``entry`` in ``text``, one a block; its outputs by name. ``values`` may say what
+    outputs hold before. Asserts that nothing else was written.
 
     Raises DeviceUnavailable without a C++ compiler.
     """
@@ -99,7 +100,7 @@ def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks
     }
     addresses = [ctypes.c_void_p(a.packed.ctypes.data) if a.packed is not None else tensors[a.tensor].pointer
                  for a in arguments]  # fmt: skip
-    library.rm_launch((ctypes.c_void_p * len(addresses))(*addresses), blocks, threads)
+    library.rm_launch((ctypes.c_void_p * len(addresses))(*addresses), blocks, threads, first)
     for a in arguments:
         same = np.array_equal(tensors[a.tensor].buffer, tensors[a.tensor].before, equal_nan=True)
         assert tensors[a.tensor].untouched_outside() if a.written else same, a.tensor

@@ -19,6 +19,7 @@ from rammer.tile.traffic import task_cost
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
+from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 24, 6, 12
 #: Families of operators that are no matrix product: candidates, and predicted seconds of a tiled one without its launch.
 CHOOSERS = (gemv_candidates, rowwise_candidates, window_candidates)
-SECONDS = {"gemm": gemm_seconds, "gemm_tf32x3": gemm_seconds, "gemv": gemv_seconds, "rowwise": rowwise_seconds,
-           "window": window_seconds}  # fmt: skip
+SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), "gemv": gemv_seconds, "rowwise": rowwise_seconds, "window": window_seconds}
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 

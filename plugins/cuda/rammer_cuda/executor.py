@@ -56,6 +56,9 @@ class CudaProgram:
             self.recipe = Recipe(plan, kernels, functions, _compute_capability(arch) >= 90)
             self.graph = Graph(build_graph(self.resident, self.recipe, repeat))
         self.resident.ready()
+        if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
+            launched = (kernels[launch.operator].entry for launch in self.recipe.plan)
+            self.resident.switches(functions).choose(launched, self.replay)
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
 
     @property

@@ -88,8 +88,8 @@ def whole_program(operator: ROperator, binding: Binding) -> tuple[RProgram, dict
         low, high = storage.span()
         storages.append(replace(storage, buffer=f"b_{name}", offset=storage.offset - low))
         use: BufferKind = "output" if name in operator.outputs else "input"
-        if name in binding.constants and storage.strides == row_major(kind.shape) and kind.dtype == "float32":
-            use, constants[name] = "constant", rng.standard_normal(kind.shape, dtype=np.float32)
+        if name in binding.constants and storage.strides == row_major(kind.shape) and kind.dtype in ("float32", "float16"):
+            use, constants[name] = "constant", rng.standard_normal(kind.shape, dtype=np.float32).astype(kind.dtype)
         buffers.append(Buffer(f"b_{name}", kind.dtype, max(high - low, 1), use))
         if use != "constant":
             (outputs if use == "output" else inputs).append(Port(name, name))

@@ -19,6 +19,7 @@ from rammer.runtime.host_memory import view
 
 from rammer_cuda.compile import compile_all
 from rammer_cuda.driver import check, driver
+from rammer_cuda.early import Switches
 from rammer_cuda.hardware import cupy
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import translation_unit
@@ -93,6 +94,10 @@ class Resident:
         distinct = {k.entry: k for k in kernels}
         cubins = compile_all({e: translation_unit([k]) for e, k in distinct.items()}, arch)
         return {e: self.function(cubins[e].code, e, k.dynamic) for e, k in distinct.items()}
+
+    def switches(self, functions: Mapping[str, Any]) -> Switches:
+        """The switches of loaded kernels, by entry point."""
+        return Switches({e: check(driver().cuFuncGetModule(f), f"finding the module of {e}") for e, f in functions.items()})
 
     def function(self, code: bytes, entry: str, dynamic: int) -> Any:
         """The kernel ``entry`` of a cubin, which is loaded, allowed ``dynamic`` bytes of shared memory a block."""

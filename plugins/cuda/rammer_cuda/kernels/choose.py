@@ -18,18 +18,20 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.depth import Depth, depth_of
-from rammer_cuda.kernels.gemm import Shape, gemm, gemm_tf32x3, shape_of
+from rammer_cuda.kernels.families import F16, FAMILIES, TensorCost, families_of
+from rammer_cuda.kernels.gemm import Shape, shape_of
 
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)
 FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
-#: Register tiles (rows, columns), block depths with their slices, and splits that are tried.
-REGISTERS = ((4, 4), (8, 4), (4, 8), (8, 8))
-BLOCKS = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
-#: The same for tensor cores: fragments of 16 x 8 a warp.
-FRAGMENTS = ((1, 2), (1, 4), (1, 7), (2, 2), (2, 4), (2, 7), (4, 4))
-TENSOR_BLOCKS = ((16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
+#: Splits that are tried; ``families`` has the block shapes.
 SPLITS = (1, 2, 3, 4, 6, 8)
+#: Buffers of a tensor-core kernel's ring, and the blocks an SM should have room for, at least by bytes an element: kernels
+#: in float16 are so short that room beside them, for parallel branches and for dependents that start early, is worth
+#: more than depth (BERT-base on an H200: 0.43 ms with rings of 3, 0.51 ms with rings of 8).
+MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, {4: 2, 2: 4}, 6
+#: Threads of a tensor-core block that hide latency without crowding shared memory.
+BEST_THREADS = 192
 #: Even parts of an axis that are tried.
 PARTS = 24
 #: Threads of a block.
@@ -40,11 +42,10 @@ START, TAPS, CLUSTER = 1900, 850, 2100
 #: thread, and per element of a thread in the epilogue. Fitted to 736 kernels of 47 layers on an H200; the measured
 #: time over the predicted has a standard deviation of 0.18.
 STEP, PRODUCT, READ, COPY, STORE = 160, 2.1, 0.1, 7.0, 6.0
-#: The same on tensor cores: per matrix instruction, with its share of the additions outside, and per operand element
-#: that is read and split.
-MATRIX, SPLIT, TENSOR_COPY, TENSOR_STORE = 13.0, 13.6, 4.2, 14.8
 #: SMs of the graphics processing clusters of an H200; which ones lack SMs differs from chip to chip.
 GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
+#: Bytes that L2 gives an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
+L2_BYTES = 21.0
 #: Bytes of shared memory and registers of an SM.
 SM_SHARED, SM_REGISTERS = 227 << 10, 64 << 10
 
@@ -64,20 +65,58 @@ def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
     except Unsuited:
         return []
     splits = SPLITS if _clusters(device) else (1,)
-    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in BLOCKS}
+    families = families_of(roles, binding)
+    depths = {bk: depth_of(roles.main.reduce, bk) for family in families for bk, _ in family.blocks}
+    packed = _together(roles, binding)
+    configs = [(family, config) for family in families for config in family.configs(splits)]
     found = list[Choice]()
+    sliced: dict[tuple[object, ...], tuple[float, Choice]] = {}
     for tile in _tiles(roles):
         rows = math.prod(tile[d] for d in roles.rows)
         width = math.prod(tile[d] for d in roles.columns)
         tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
-        for family, config in _configs(splits):
-            shape = shape_of(rows, width, dict(config), family == "gemm_tf32x3")
+        for family, config in configs:
+            shape = shape_of(rows, width, dict(config), family.cost is not None)
+            if family.cost is not None:
+                per_sm = -(-tasks * shape.split // device.veus)
+                shape = replace(shape, stages=ring(shape, 32 // family.cost.depth, depths[shape.bk], per_sm))
+                config = (*config, ("stages", shape.stages))
             if not THREADS[0] // 2 < shape.works <= THREADS[1] or shape.split > max(1, depths[shape.bk].blocks // 2):
                 continue
-            seconds = predicted(shape, depths[shape.bk], tasks, rows * width, device)
-            found.append(Choice(replace(operator, tile=tile, family=family, config=config), seconds))
+            seconds = predicted(shape, depths[shape.bk], tasks, rows * width, device, family.cost, packed)
+            choice = Choice(replace(operator, tile=tile, family=family.name, config=config), seconds)
+            if family.cost is None:
+                found.append(choice)
+                continue
+            # Slices are nearly equals to the model; what they are for is warps that hide each other's latency.
+            key = (tile, family.name, *((k, v) for k, v in config if k not in ("slices", "stages")))
+            rank = abs(math.log2(shape.threads / BEST_THREADS))
+            if key not in sliced or rank < sliced[key][0]:
+                sliced[key] = rank, choice
+    found += [choice for _, choice in sliced.values()]
     found.sort(key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
-    return _expressible(_diverse(found), binding, device, count)
+    return _both_ways(_expressible(_diverse(found), binding, device, count))
+
+
+def _together(roles: Roles, binding: Binding) -> bool:
+    """Whether eight columns or eight products of ``b`` probably lie together: what 16-byte copies of float16 need."""
+    columns = math.prod(roles.main.shape[d] for d in roles.columns)
+    deep = roles.main.reduce[-1].extent
+    return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
+
+
+def _both_ways(choices: list[Choice]) -> list[Choice]:
+    """The best choice with and without a split sum first: what a cluster costs is what the model knows least."""
+    split = [dict(c.operator.config)["split"] > 1 for c in choices]
+    other = next((i for i, s in enumerate(split) if s != split[0]), 0)
+    return [*choices[:1], choices[other], *choices[1:other], *choices[other + 1 :]] if other else choices
+
+
+def ring(shape: Shape, item: int, depth: Depth, per_sm: int) -> int:
+    """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
+    room = SM_SHARED // max(LEAST_RESIDENT[item], min(per_sm, MOST_RESIDENT)) - 1024
+    steps = -(-depth.blocks // shape.split)
+    return max(3, min(MOST_STAGES, steps + 1, room // (item * shape.bk * (shape.bm + shape.bn + 16))))
 
 
 def _clusters(device: VDevice) -> bool:
@@ -101,23 +140,13 @@ def _expressible(choices: Iterator[Choice], binding: Binding, device: VDevice, c
     limit = device.layer("veu").capacity
     for choice in choices:
         try:
-            make = gemm_tf32x3 if choice.operator.family == "gemm_tf32x3" else gemm
-            if make(choice.operator, binding).dynamic <= limit:
+            if FAMILIES[choice.operator.family].make(choice.operator, binding).dynamic <= limit:
                 result.append(choice)
         except Unsuited:
             continue
         if len(result) >= count:
             break
     return result
-
-
-def _configs(splits: Sequence[int]) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
-    """(family, config) of every block shape."""
-    kinds = (("gemm", REGISTERS, BLOCKS), ("gemm_tf32x3", FRAGMENTS, TENSOR_BLOCKS))
-    return [
-        (family, (("tm", tm), ("tn", tn), ("bk", bk), ("stages", 4 if bk < 32 else 3), ("split", split), ("slices", slices)))
-        for family, tiles, blocks in kinds for tm, tn in tiles for bk, slices in blocks for split in splits
-    ]  # fmt: skip
 
 
 def _tiles(roles: Roles) -> list[tuple[int, ...]]:
@@ -156,36 +185,44 @@ def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
 
 def gemm_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled gemm operator, without its launch."""
-    p = product_of(operator, binding)
-    shape = shape_of(p.row_count, p.width, dict(operator.config), operator.family == "gemm_tf32x3")
+    family = FAMILIES[operator.family]
+    p = product_of(operator, binding, "float16" if family is F16 else "float32")
+    shape = shape_of(p.row_count, p.width, dict(operator.config), family.cost is not None)
     depth = depth_of(p.main.reduce, shape.bk)
-    return predicted(shape, depth, operator.task_count, p.row_count * p.width, device) - device.launch
+    return predicted(shape, depth, operator.task_count, p.row_count * p.width, device, family.cost,
+                     not p.b.guards) - device.launch  # fmt: skip
 
 
-def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice) -> float:
-    """Seconds for all ``tasks`` of one launch."""
+def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice, cost: TensorCost | None = None,
+              together: bool = True) -> float:  # fmt: skip
+    """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
+    elements are float16."""
     clock = device.flops / 256.0
     warps = shape.threads / 32
     steps = -(-depth.blocks // shape.split)
     vectors = (shape.tm + shape.tn) / 4
     part = shape.bk / shape.slices
-    copies = (shape.bm / 4 + shape.bn) * shape.bk / shape.threads
+    narrow = cost is not None and cost.depth == 16
+    copies = (shape.bm / 8 + shape.bn / (8 if together else 1) if narrow else shape.bm / 4 + shape.bn) * shape.bk / shape.threads
     per_sm = -(-tasks * shape.split // _usable(shape.split, device.veus))
-    resident = min(per_sm, _resident(shape))
+    resident = min(per_sm, _resident(shape, 2 if narrow else 4))
     busiest = math.ceil(resident * warps / 4)
     elements = resident * cells / shape.threads * shape.slices
     moved = busiest * copies * (2.5 if depth.flat else 1)
-    if shape.tensor:
-        instructions = part / 8 * shape.tm * shape.tn * 3
-        split = part / 8 * (4 * shape.tm + 2 * shape.tn)
-        step = STEP + busiest * (MATRIX * instructions + SPLIT * split) + TENSOR_COPY * moved
-        store = TENSOR_STORE * elements
+    if cost is not None:
+        work = cost.matrix * cost.instructions(part, shape.tm, shape.tn) + cost.read * cost.reads(part, shape.tm, shape.tn)
+        step = cost.step + busiest * work + cost.copy * moved
+        store = cost.store * elements + (cost.peer * 4 * resident * cells if shape.split > 1 else 0)
     else:
         reads = resident * warps * part * vectors
         step = STEP + PRODUCT * busiest * part * shape.tm * shape.tn + READ * reads + COPY * moved
         store = STORE * elements
-    cycles: float = START + (TAPS if depth.outer else 0) + (CLUSTER if shape.split > 1 else 0)
+    start, taps, cluster = (cost.start, cost.taps, cost.cluster) if cost else (START, TAPS, CLUSTER)
+    cycles: float = start + (taps if depth.outer else 0) + (cluster if shape.split > 1 else 0)
     cycles += -(-per_sm // resident) * (steps * step + store)
+    if cost is not None:
+        staged = tasks * shape.split * steps * shape.bk * (shape.bm + shape.bn) * (2 if narrow else 4)
+        cycles += cost.l2 * staged / (L2_BYTES * device.veus)
     return cycles / clock + device.launch
 
 
@@ -195,9 +232,9 @@ def _usable(split: int, sms: int) -> int:
     return max(split, sum(g // split * split for g in groups))
 
 
-def _resident(shape: Shape) -> int:
-    """Blocks that fit an SM together."""
-    shared = 4 * max(shape.stages * shape.bk * (shape.bm + shape.bn), shape.bm * shape.bn * shape.slices)
+def _resident(shape: Shape, item: int) -> int:
+    """Blocks that fit an SM together; ``item`` bytes an element of the operands."""
+    shared = max(item * shape.stages * shape.bk * (shape.bm + shape.bn), 4 * shape.bm * shape.bn * shape.slices)
     each = 4 * shape.tm * shape.tn + 8 * shape.tm + 40 if shape.tensor else shape.tm * shape.tn + shape.tm + shape.tn + 40
     registers = shape.threads * each
     return max(1, min(SM_SHARED // (shared + 1024), SM_REGISTERS // registers, 2048 // shape.threads))

@@ -14,9 +14,14 @@ from rammer.ir.evaluate import evaluate
 
 from rammer_cuda.kernels.depth import Depth
 
+#: How a packed constant's values are stored: as float32, as float32 rounded to tf32, or as float16.
+FORMS = ("float32", "tf32", "float16")
 
-def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth) -> tuple[Packing, list[int]]:
-    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks * BK, unit]``, padded with zeros.
+
+def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth,
+         form: str = "float32", turned: int = 0) -> tuple[Packing, list[int]]:  # fmt: skip
+    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks * BK, unit]``, padded with zeros, in one of
+    ``FORMS``. With ``turned`` the end is ``[..., K blocks, unit, BK + turned]``.
 
     Also returns the positions of the fixed axes, outermost first.
     """
@@ -26,18 +31,34 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
     line = p.main.axes[along] if along is not None else Axis("one__", 1)
     tile = p.operator.tile[along] if along is not None else 1
     tiles = -(-line.extent // tile)
-    size = math.prod(a.extent for a in axes) * tiles * depth.blocks * depth.block * unit
+    size = math.prod(a.extent for a in axes) * tiles * depth.blocks * (depth.block + turned) * unit
 
     def make(values: Array) -> Array:
         dead = tuple(r for r in p.main.reduce if r not in depth.axes)
         body = (*axes, line, *depth.outer, depth.inner, *dead)
-        full = evaluate(Compute("packed", "float32", body, operand.load), {operand.tensor: values})
+        kind = "float16" if form == "float16" else "float32"
+        full = evaluate(Compute("packed", kind, body, operand.load), {operand.tensor: values})
         outer = math.prod(a.extent for a in axes)
         taps = math.prod(a.extent for a in depth.outer)
         data = padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
         data = padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
         data = padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
-        return np.ascontiguousarray(np.swapaxes(padded(data, 2, unit), 2, 3), dtype=np.float32)
+        data = padded(data, 2, unit)
+        if turned:
+            blocks = np.moveaxis(data.reshape(outer, tiles, unit, depth.blocks, depth.block), 3, 2)
+            data = padded(blocks, 4, depth.block + turned)
+        else:
+            data = np.swapaxes(data, 2, 3)
+        packed = np.ascontiguousarray(data, dtype=np.dtype(kind))
+        return rounded_to_tf32(packed) if form == "tf32" else packed
 
-    key = packing_key(str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
+    key = packing_key(form, turned, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
     return Packing(key, size, make), fixed
+
+
+def rounded_to_tf32(values: Array) -> Array:
+    """float32 values rounded to 10 bits of mantissa, halves away from zero, as ``cvt.rna.tf32.f32`` does."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # The carry of a large finite value reaches the exponent, and infinity is right then; NaN must not become one.
+    rounded = np.where(np.isfinite(values), (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000), bits)
+    return rounded.astype(np.uint32).view(np.float32)

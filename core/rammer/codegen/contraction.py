@@ -95,17 +95,17 @@ class Product:
         return self.main.axes[d]
 
 
-def roles_of(operator: ROperator, binding: Binding) -> Roles:
-    """The roles of a contraction with element-wise followers, all float32, or of float16 operands with followers of
-    either; Unsuited says why it is none."""
+def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32") -> Roles:
+    """The roles of a contraction of ``dtype`` operands with element-wise followers: float32 throughout, or float16 with
+    followers of either. Unsuited says why it is none."""
     main = operator.computes[0]
     operands = contraction_operands(main)
     if operands is None or not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
         raise Unsuited("no contraction")
-    names = (*operator.inputs, *(c.name for c in operator.computes))
-    kinds = {binding.types[n].dtype for n in names}
-    allowed = {"float16", "float32"} if operand_type(operands, binding) == "float16" else {"float32"}
-    if not kinds <= allowed:
+    if operand_type(operands, binding) != dtype:
+        raise Unsuited(f"operands are not {dtype}")
+    kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes))}
+    if not kinds <= {dtype, "float32"}:
         raise Unsuited(f"a mixture of {', '.join(sorted(kinds))}")
     check_followers(main, operator.computes[1:])
     live = [d for d, a in enumerate(main.axes) if a.extent > 1]
@@ -162,9 +162,7 @@ def check_followers(main: Compute, after: Sequence[Compute]) -> None:
 
 def product_of(operator: ROperator, binding: Binding, dtype: str = "float32") -> Product:
     """The matrix product of ``dtype`` operands that a tiled operator is. Raises Unsuited."""
-    roles = roles_of(operator, binding)
-    if operand_type((roles.a, roles.b), binding) != dtype:
-        raise Unsuited(f"operands are not {dtype}")
+    roles = roles_of(operator, binding, dtype)
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
     a, b = (_operand(with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
     rows, columns = list[int](), list[int]()

@@ -8,6 +8,7 @@ depend on the choice: every kernel waits for its predecessors before it reads wh
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
@@ -20,6 +21,8 @@ from rammer_cuda.driver import check, driver
 SWITCH = b"rm_early"
 #: Replays of one measurement and before the first one; kernels tried singly, those with most launches first.
 REPLAYS, WARM, TRIED = 7, 10, 24
+#: Seconds after which no further kernel is tried: a large program should not wait for what little it may gain.
+LONGEST = 0.2
 #: A change stays if it saves more than this share: about what two measurements of one graph differ by.
 NOISE = 0.004
 
@@ -45,13 +48,15 @@ class Switches:
 
         ``launched`` names the kernel of every launch. Returns the seconds measured at the end.
         """
-        counts = Counter(launched)
+        counts, begin = Counter(launched), time.perf_counter()
         for _ in range(WARM):
             replay()
         best = self._measure(replay)
         self.set(counts)
         best = self._keep(best, frozenset(), replay)
         for entry, _ in counts.most_common(TRIED):
+            if time.perf_counter() - begin > LONGEST:
+                break
             before = self.on
             self.set(before ^ {entry})
             best = self._keep(best, before, replay)

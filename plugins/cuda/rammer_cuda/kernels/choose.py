@@ -61,7 +61,8 @@ class Choice:
 def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
     """Up to ``count`` gemm versions of ``operator``, best predicted first; [] where it is no matrix product."""
     try:
-        roles = roles_of(operator, binding)
+        narrow = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
+        roles = roles_of(operator, binding, "float16" if narrow else "float32")
     except Unsuited:
         return []
     splits = SPLITS if _clusters(device) else (1,)

@@ -1,7 +1,8 @@
 """One table: every distinct matrix-product layer of some models on a CUDA device, candidate by candidate.
 
-``python benchmarks/tune_cuda.py [--models squeezenet,resnet50] [--count 6] [--layers 40]``: relative L2 error against float64,
-predicted and measured microseconds (a link of a chain in a CUDA graph), and the share of the fp32 peak.
+``python benchmarks/tune_cuda.py [--models squeezenet,nerf_mlp] [--count 6] [--layers 40] [--families gemm,gemm_wgmma3]``:
+relative L2 error against float64, predicted and measured microseconds (a link of a chain in a CUDA graph), and the share
+of the fp32 peak. Models are those of the zoo and the light models of the onnx package.
 """
 
 from __future__ import annotations
@@ -29,17 +30,22 @@ from rammer.profile.probe import random_inputs
 from rammer.testing.models import light_model
 from rammer.tile.connect import connect
 from rammer.tile.signature import signature
+from zoo import ZOO
+
+#: Families by how many candidates of each are timed.
+FAMILIES = ("gemm", "gemm_tf32x3", "gemm_wgmma3", "gemm_chain")
 
 
 def operators(names: list[str], backend: Backend) -> dict[str, tuple[str, ROperator, Binding, int]]:
     """Signature -> (model, operator, binding, how often) of every contraction."""
     found: dict[str, tuple[str, ROperator, Binding, int]] = {}
     for name in names:
-        graph, _ = Pipeline(default_passes()).run(bind(read_model(light_model(name)), {}))
+        graph, _ = Pipeline(default_passes()).run(bind(read_model(ZOO[name].build() if name in ZOO else light_model(name)), {}))
         compute = lower(graph)
         plan = assign_storage(compute)
-        tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages))
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
+        tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages),
+                        lambda o, b=binding: backend.rate(o, b))  # fmt: skip
         for o in tiles.operators:
             if o.main.kind == "contraction":
                 key = signature(o, binding.types, binding.storages)
@@ -88,30 +94,45 @@ def check(backend, operator: ROperator, binding: Binding, want_error: bool) -> t
     return float(np.linalg.norm(have - want) / np.linalg.norm(want)), seconds
 
 
+def choices_of(operator: ROperator, binding: Binding, backend, families: list[str], count: int, sample: int) -> list:
+    """The best predicted ``count`` candidates of every family, and ``sample`` more of each at random."""
+    from rammer_cuda.kernels.choose import Choice, gemm_candidates
+    from rammer_cuda.kernels.choose_wide import wide_candidates
+    from rammer_cuda.kernels.rows import chain_candidates
+
+    device = backend.vdevice
+    found = [Choice(o, seconds) for seconds, o in chain_candidates(operator, binding, device)]
+    found += wide_candidates(operator, binding, device, 200 if sample else count)
+    found += gemm_candidates(operator, binding, device, 400 if sample else 4 * count)
+    result = []
+    for family in families:
+        mine = [c for c in found if c.operator.family == family]
+        rest = mine[count:]
+        result += mine[:count] + random.sample(rest, min(sample, len(rest)))
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="squeezenet,resnet50")
     parser.add_argument("--count", type=int, default=6)
     parser.add_argument("--sample", type=int, default=0, help="further candidates, drawn from the best 200")
     parser.add_argument("--json", default="", help="file for all measurements")
+    parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--layers", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=400)
     options = parser.parse_args()
-    from rammer_cuda.kernels.choose import gemm_candidates
-
+    families = options.families.split(",")
     begin = time.perf_counter()
     backend = Registry().open("cuda")
     found = operators(options.models.split(","), backend)
     print(f"{len(found)} layers after {time.perf_counter() - begin:.1f} s", flush=True)
     plans = []
     for name, o, binding, times in list(found.values())[: options.layers]:
-        choices = gemm_candidates(o, binding, backend.vdevice, options.count)
-        if options.sample:
-            rest = gemm_candidates(o, binding, backend.vdevice, 200)[options.count :]
-            choices += random.sample(rest, min(options.sample, len(rest)))
-        plans.append((name, o, binding, times, choices))
+        plans.append((name, o, binding, times, choices_of(o, binding, backend, families, options.count, options.sample)))
+    print(f"chose {sum(len(p[4]) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
     backend.profiler.prepare([(c.operator, b) for _, _, b, _, cs in plans for c in cs])
-    print(f"compiled {sum(len(p[4]) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
+    print(f"compiled them after {time.perf_counter() - begin:.1f} s", flush=True)
     peak = backend.vdevice.flops * backend.vdevice.veus
     totals: dict[str, list[float]] = {}
     rows: list[list[object]] = []
@@ -119,30 +140,33 @@ def main() -> None:
         if time.perf_counter() - begin > options.seconds:
             print("out of time")
             break
-        main_ = o.main
-        print(f"{name} x{times} {main_.shape} K {[r.extent for r in main_.reduce]} {o.flops / 1e6:.1f} MFLOP "
-              f"floor {o.flops / peak * 1e6:.2f} us", flush=True)  # fmt: skip
-        best = float("inf")
-        for i, choice in enumerate(choices):
+        best: dict[str, tuple[float, float, float, str]] = {}
+        checked = set[tuple[object, ...]]()
+        for choice in choices:
+            family, config = choice.operator.family, dict(choice.operator.config)
+            kind = (family, config.get("split", 1) > 1, config.get("patch", 0))
             try:
-                error, seconds = check(backend, choice.operator, binding, i < 2)
+                error, seconds = check(backend, choice.operator, binding, kind not in checked)
+                checked.add(kind)
             except Exception as problem:
-                print(f"   FAILED {choice.operator.tile} {choice.operator.config}: {problem}")
+                print(f"   FAILED {choice.operator.head()}: {problem}")
                 continue
-            best = min(best, seconds)
-            rows.append([name, times, list(main_.shape), [r.extent for r in main_.reduce], list(choice.operator.tile),
-                         dict(choice.operator.config), choice.seconds, seconds, error,
-                         choice.operator.family])  # fmt: skip
-            config = choice.operator.family[4:] + " " + " ".join(f"{k}{v}" for k, v in choice.operator.config)
-            print(f"   {choice.operator.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
-                  f"{seconds * 1e6:.2f} us {o.flops / seconds / peak:.0%}", flush=True)  # fmt: skip
-            if i == 0:
-                totals.setdefault(name, [0.0, 0.0, 0.0])[0] += choice.seconds * times
-                totals[name][1] += seconds * times
-        if choices:
-            totals[name][2] += best * times
-    for name, (p, m, b) in totals.items():
-        print(f"TOTAL {name}: predicted {p * 1e3:.3f} ms, first choice {m * 1e3:.3f} ms, best {b * 1e3:.3f} ms")
+            rows.append([name, times, list(o.main.shape), [r.extent for r in o.main.reduce], list(choice.operator.tile),
+                         dict(choice.operator.config), choice.seconds, seconds, error, family])  # fmt: skip
+            known = best.get(family, (float("inf"), 0.0, 0.0, ""))
+            worst = float(np.fmax(known[2], error))  # only one candidate of a kind is checked: NaN for the others
+            text = " ".join(f"{k}{v}" for k, v in choice.operator.config)
+            faster = min(known, (seconds, choice.seconds, 0.0, f"{choice.operator.tile} {text}"))
+            best[family] = (*faster[:2], worst, faster[3])
+        print(f"{name} x{times} {o.main.shape} K {[r.extent for r in o.main.reduce]} floor {o.flops / peak * 1e6:.2f} us")
+        for family, (seconds, predicted, error, text) in best.items():
+            print(f"   {family:<12} {seconds * 1e6:7.2f} us, predicted {predicted * 1e6:7.2f}, error {error:.1e}  {text}")
+        for family in families:
+            total = totals.setdefault(f"{name} {family}", [0.0, 0.0])
+            for i in (0, 1):
+                total[i] += times * min((b[i] for f, b in best.items() if f in (family, families[0])), default=0.0)
+    for name, (measured, predicted) in totals.items():
+        print(f"TOTAL {name} (or {families[0]}): measured {measured * 1e3:.3f} ms, predicted {predicted * 1e3:.3f} ms")
     if options.json:
         Path(options.json).write_text(json.dumps(rows))
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Binding
+from rammer.device.manifest import Backend, Binding, Rated
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import Lowerings, can_lower, lower
 from rammer.frontend.lowering import REGISTRY
@@ -34,7 +34,7 @@ from rammer.runtime.options import DEFAULT, CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
-from rammer.tile.connect import connect
+from rammer.tile.connect import Rate, connect, peak
 from rammer.tile.split import split_deep
 
 
@@ -97,9 +97,9 @@ class Compiler:
             plan = assign_storage(split_deep(compute, self.backend.vdevice))
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
-        with self._step("tile"):
-            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
+        with self._step("tile"):
+            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(binding))
         with self._step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
@@ -113,6 +113,12 @@ class Compiler:
         debug(PROGRAMS, lambda: str(program))
         constants = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
         return ProgramSegment(program, constants, compute, tile, kernels)
+
+    def _rate(self, binding: Binding) -> Rate:
+        backend = self.backend
+        if not isinstance(backend, Rated):
+            return peak
+        return lambda operator: backend.rate(operator, binding)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""

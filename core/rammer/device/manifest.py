@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -142,6 +142,16 @@ class Backend(Protocol):
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Compile every kernel, upload constants (by tensor name). DeviceFailure when memory does not suffice."""
+        ...
+
+
+@runtime_checkable
+class Rated(Protocol):
+    """A Backend may also say how good its kernels are at operators that keep a contraction's operand on chip."""
+
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        """Predicted FLOP/s of a vEU on an untiled ``operator`` over ``vdevice.flops``; above 1 where other units than
+        those counted there do the work. A Backend without this method computes all operators at one rate."""
         ...
 
 

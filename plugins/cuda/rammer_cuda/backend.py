@@ -17,8 +17,11 @@ from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
+from rammer_cuda.kernels.chain import chain_of
 from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
+from rammer_cuda.kernels.choose_wide import wide_candidates, wide_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
+from rammer_cuda.kernels.rows import chain_candidates, chain_seconds
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
 
 #: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
-GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 24, 6, 12
+GEMM_TILES, WIDE_TILES, PLAIN_TILES, GENERIC_TILES = 24, 12, 6, 12
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
@@ -65,26 +68,49 @@ class CudaBackend:
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits, best predicted first."""
+        if chains := chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []:
+            return [o for _, o in chains]
         products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
+        if self._warpgroups:
+            products += wide_candidates(operator, binding, self.vdevice, WIDE_TILES)
         plain = plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)
         ranked = sorted([(c.seconds, c.operator) for c in products] + plain, key=lambda f: f[0])
         tiles = tile_candidates(operator, binding, self.vdevice, 2 if ranked else GENERIC_TILES)
         limit = self.vdevice.layer("veu").capacity
         return [t for t in (*(o for _, o in ranked), *tiles) if task_kernel(t, binding).shared <= limit]
 
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        """The predicted rate of ``gemm_chain``, or what the generic kernel reaches."""
+        chains = chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []
+        best = chains[0][0] if chains else float("inf")
+        return max(GENERIC_SHARE, operator.flops / best / (self.vdevice.flops * self.vdevice.veus))
+
+    @property
+    def _warpgroups(self) -> bool:
+        """Whether the architecture has warpgroup products (``wgmma`` exists on sm_90a alone)."""
+        return self.arch == "sm_90a"
+
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
         resources = Resources(made.threads, local_bytes=made.shared)
-        if operator.family in ("gemm", "gemm_tf32x3"):
-            seconds = gemm_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
-            return RKernel(operator, made.text, resources, seconds, seconds)
-        if suits(operator):
-            seconds = plain_seconds(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+        predicted = self._predicted(operator, binding)
+        if predicted is not None:
+            seconds = predicted / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
         cost = task_cost(operator, binding.types, self.vdevice)
         slow = operator.main.flops / max(operator.task_count, 1) / self.vdevice.flops / GENERIC_SHARE
         return RKernel(operator, made.text, resources, max(cost.alone, slow), max(cost.crowded, slow))
+
+    def _predicted(self, operator: ROperator, binding: Binding) -> float | None:
+        """Seconds of all tasks without the launch, where the operator's family has a model of its own."""
+        if operator.family in ("gemm", "gemm_tf32x3"):
+            return gemm_seconds(operator, binding, self.vdevice)
+        if operator.family == "gemm_wgmma3":
+            return wide_seconds(operator, binding, self.vdevice)
+        if operator.family == "gemm_chain":
+            return chain_seconds(chain_of(operator, binding), self.vdevice)
+        return plain_seconds(operator, binding, self.vdevice) if suits(operator) else None
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
         """Registers, shared memory and spills from ptxas for this architecture."""

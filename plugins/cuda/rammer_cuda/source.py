@@ -14,7 +14,9 @@ from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
+from rammer_cuda.kernels.rows import gemm_chain
 from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
+from rammer_cuda.kernels.wide import gemm_wgmma3
 from rammer_cuda.targets import THREADS
 
 #: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.
@@ -35,7 +37,7 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: Families with kernels of their own.
-FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3}
+FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3, "gemm_wgmma3": gemm_wgmma3, "gemm_chain": gemm_chain}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

@@ -8,8 +8,13 @@ barriers) is a constant. The constants were fitted to single layers measured on 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
@@ -19,6 +24,9 @@ from rammer_cuda.kernels.contraction import Roles, product_of, roles_of
 from rammer_cuda.kernels.depth import Depth, depth_of
 from rammer_cuda.kernels.gemm import Shape, gemm, gemm_tf32x3, shape_of
 from rammer_cuda.kernels.task import Unsuited
+
+#: An array of integers or floats.
+Numbers: TypeAlias = "np.ndarray[Any, Any]"
 
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)
@@ -59,25 +67,46 @@ class Choice:
 
 def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
     """Up to ``count`` gemm versions of ``operator``, best predicted first; [] where it is no matrix product."""
+    return list(islice(expressible(gemm_choices(operator, binding, device), binding, device), count))
+
+
+def gemm_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
+    """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
     try:
         roles = roles_of(operator, binding)
     except Unsuited:
-        return []
-    splits = SPLITS if _clusters(device) else (1,)
-    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in BLOCKS}
-    found = list[Choice]()
+        return iter(())
+    return _diverse(operator, _ranked(roles, device))
+
+
+def _ranked(roles: Roles, device: VDevice) -> Iterator[tuple[float, tuple[int, ...], str, tuple[tuple[str, int], ...]]]:
+    """(predicted seconds, tile, family, config) of every block that is possible, sorted.
+
+    The prediction knows a tile by its rows, columns and number only, and is worked out for all of them and all configs
+    at once: there are tens of thousands.
+    """
+    alike: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
     for tile in _tiles(roles):
-        rows = math.prod(tile[d] for d in roles.rows)
-        width = math.prod(tile[d] for d in roles.columns)
+        rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
         tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
-        for family, config in _configs(splits):
-            shape = shape_of(rows, width, dict(config), family == "gemm_tf32x3")
-            if not THREADS[0] // 2 < shape.works <= THREADS[1] or shape.split > max(1, depths[shape.bk].blocks // 2):
-                continue
-            seconds = predicted(shape, depths[shape.bk], tasks, rows * width, device)
-            found.append(Choice(replace(operator, tile=tile, family=family, config=config), seconds))
-    found.sort(key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
-    return _expressible(_diverse(found), binding, device, count)
+        alike.setdefault((rows, width, tasks), []).append(tile)
+    if not alike:
+        return
+    rows, width, tasks = np.array(list(alike), np.int64).T[:, :, None]
+    places, table = list(alike.values()), _table(SPLITS if _clusters(device) else (1,))
+    shape = _shapes(rows, width, table)
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in BLOCKS}
+    blocks = np.array([depths[bk].blocks for bk in table.columns["bk"]])
+    flat = np.array([depths[bk].flat for bk in table.columns["bk"]])
+    outer = np.array([bool(depths[bk].outer) for bk in table.columns["bk"]])
+    seconds = _seconds(shape, blocks, flat, outer, tasks, rows * width, device)
+    possible = (shape.works > THREADS[0] // 2) & (shape.works <= THREADS[1]) & (shape.split <= np.maximum(1, blocks // 2))
+    ranked = np.where(possible, seconds, np.inf)
+    for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:
+        place, which = divmod(int(index), len(table.configs))
+        family, config = table.configs[which]
+        for tile in places[place]:
+            yield float(ranked[place, which]), tile, family, config
 
 
 def _clusters(device: VDevice) -> bool:
@@ -85,30 +114,75 @@ def _clusters(device: VDevice) -> bool:
     return device.layer("veu").capacity > 200 << 10
 
 
-def _diverse(choices: Sequence[Choice]) -> Iterator[Choice]:
+def _diverse(operator: ROperator, ranked: Iterator[tuple[float, tuple[int, ...], str, tuple[tuple[str, int], ...]]],
+             ) -> Iterator[Choice]:  # fmt: skip
     """The best few of every block shape and split: neighbours in the model's order are often equals."""
     seen: dict[tuple[object, ...], int] = {}
-    for c in choices:
-        config = dict(c.operator.config)
-        key = (c.operator.family, math.prod(c.operator.tile), config["split"])
+    for seconds, tile, family, config in ranked:
+        key = (family, math.prod(tile), dict(config)["split"])
         seen[key] = seen.get(key, 0) + 1
         if seen[key] <= 3:
-            yield c
+            yield Choice(replace(operator, tile=tile, family=family, config=config), seconds)
 
 
-def _expressible(choices: Iterator[Choice], binding: Binding, device: VDevice, count: int) -> list[Choice]:
-    result = list[Choice]()
+def expressible(choices: Iterable[Choice], binding: Binding, device: VDevice) -> Iterator[Choice]:
+    """Those of ``choices`` that their family can write a kernel for, which fits the shared memory."""
     limit = device.layer("veu").capacity
     for choice in choices:
         try:
             make = gemm_tf32x3 if choice.operator.family == "gemm_tf32x3" else gemm
             if make(choice.operator, binding).dynamic <= limit:
-                result.append(choice)
+                yield choice
         except Unsuited:
             continue
-        if len(result) >= count:
-            break
-    return result
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Every (family, config), and the configs' numbers by name."""
+
+    configs: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
+    columns: Mapping[str, Numbers]
+
+
+@cache
+def _table(splits: Sequence[int]) -> _Table:
+    configs = tuple(_configs(splits))
+    names = [name for name, _ in configs[0][1]]
+    columns = {n: np.array([dict(config)[n] for _, config in configs], np.int64) for n in names}
+    return _Table(configs, columns | {"tensor": np.array([f == "gemm_tf32x3" for f, _ in configs])})
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """``Shape`` for arrays of blocks."""
+
+    bm: Numbers
+    bn: Numbers
+    bk: Numbers
+    tm: Numbers
+    tn: Numbers
+    stages: Numbers
+    split: Numbers
+    slices: Numbers
+    tensor: Numbers
+    works: Numbers
+
+    @property
+    def threads(self) -> Numbers:
+        """Threads of a block: whole warps."""
+        return -(-self.works // 32) * 32
+
+
+def _shapes(rows: Numbers, width: Numbers, table: _Table) -> _Shapes:
+    """``shape_of`` for rows and widths (down) by configs (across)."""
+    c = table.columns
+    tm, tn, tensor = c["tm"], c["tn"], c["tensor"]
+    high, wide = np.where(tensor, 16 * tm, tm), np.where(tensor, 8 * tn, tn)
+    pairs = np.where(tensor, 1, 2) * high
+    bm, bn = -(-rows // pairs) * pairs, -(-width // wide) * wide
+    works = bm // high * (bn // wide) * np.where(tensor, 32, 1) * c["slices"]
+    return _Shapes(bm, bn, c["bk"], tm, tn, c["stages"], c["split"], c["slices"], tensor, works)
 
 
 def _configs(splits: Sequence[int]) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
@@ -123,8 +197,8 @@ def _configs(splits: Sequence[int]) -> list[tuple[str, tuple[tuple[str, int], ..
 def _tiles(roles: Roles) -> list[tuple[int, ...]]:
     """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
     shape, result = roles.main.shape, set[tuple[int, ...]]()
-    for row in _parts([shape[d] for d in roles.rows], ROWS[0], ROWS[-1], roles.groups):
-        for column in _parts([shape[d] for d in roles.columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset()):
+    for row in tile_parts([shape[d] for d in roles.rows], ROWS[0], ROWS[-1], roles.groups):
+        for column in tile_parts([shape[d] for d in roles.columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset()):
             tile = [1] * len(shape)
             for d, t in (*zip(roles.rows, row, strict=True), *zip(roles.columns, column, strict=True)):
                 tile[d] = t
@@ -132,7 +206,7 @@ def _tiles(roles: Roles) -> list[tuple[int, ...]]:
     return sorted(result)
 
 
-def _parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
+def tile_parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
     """Tiles of a flattened group of axes: inner axes whole, one axis split, the outer ones 1."""
     if not extents:
         return [()]
@@ -164,40 +238,46 @@ def gemm_seconds(operator: ROperator, binding: Binding, device: VDevice) -> floa
 
 def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice) -> float:
     """Seconds for all ``tasks`` of one launch."""
-    clock = device.flops / 256.0
-    warps = shape.threads / 32
-    steps = -(-depth.blocks // shape.split)
-    vectors = (shape.tm + shape.tn) / 4
-    part = shape.bk / shape.slices
-    copies = (shape.bm / 4 + shape.bn) * shape.bk / shape.threads
-    per_sm = -(-tasks * shape.split // _usable(shape.split, device.veus))
-    resident = min(per_sm, _resident(shape))
-    busiest = math.ceil(resident * warps / 4)
-    elements = resident * cells / shape.threads * shape.slices
-    moved = busiest * copies * (2.5 if depth.flat else 1)
-    if shape.tensor:
-        instructions = part / 8 * shape.tm * shape.tn * 3
-        split = part / 8 * (4 * shape.tm + 2 * shape.tn)
-        step = STEP + busiest * (MATRIX * instructions + SPLIT * split) + TENSOR_COPY * moved
-        store = TENSOR_STORE * elements
-    else:
-        reads = resident * warps * part * vectors
-        step = STEP + PRODUCT * busiest * part * shape.tm * shape.tn + READ * reads + COPY * moved
-        store = STORE * elements
-    cycles: float = START + (TAPS if depth.outer else 0) + (CLUSTER if shape.split > 1 else 0)
-    cycles += -(-per_sm // resident) * (steps * step + store)
-    return cycles / clock + device.launch
+    s = shape
+    numbers = (s.bm, s.bn, s.bk, s.tm, s.tn, s.stages, s.split, s.slices, s.tensor, s.works)
+    return float(_seconds(_Shapes(*map(np.asarray, numbers)), np.asarray(depth.blocks), np.asarray(depth.flat),
+                          np.asarray(bool(depth.outer)), np.asarray(tasks), np.asarray(cells), device))  # fmt: skip
 
 
-def _usable(split: int, sms: int) -> int:
+def _seconds(s: _Shapes, blocks: Numbers, flat: Numbers, outer: Numbers, tasks: Numbers, cells: Numbers,
+             device: VDevice) -> Numbers:  # fmt: skip
+    """``predicted`` for arrays: blocks of products, whether their walk is flat or has outer axes, tasks, elements."""
+    threads, part = s.threads, s.bk / s.slices
+    warps, steps = threads / 32, -(-blocks // s.split)
+    per_sm = -(-tasks * s.split // _filled(s.split, device.veus))
+    resident = np.minimum(per_sm, _resident(s))
+    busiest = np.ceil(resident * warps / 4)
+    elements = resident * cells / threads * s.slices
+    moved = busiest * (s.bm / 4 + s.bn) * s.bk / threads * np.where(flat, 2.5, 1.0)
+    split = part / 8 * (4 * s.tm + 2 * s.tn)
+    matrix = busiest * (MATRIX * part / 8 * s.tm * s.tn * 3 + SPLIT * split) + TENSOR_COPY * moved
+    plain = PRODUCT * busiest * part * s.tm * s.tn + READ * resident * warps * part * (s.tm + s.tn) / 4 + COPY * moved
+    step, store = STEP + np.where(s.tensor, matrix, plain), np.where(s.tensor, TENSOR_STORE, STORE) * elements
+    cycles = START + TAPS * outer + CLUSTER * (s.split > 1) + -(-per_sm // resident) * (steps * step + store)
+    return np.asarray(cycles / (device.flops / 256.0) + device.launch)
+
+
+def _filled(split: Numbers, sms: int) -> Numbers:
+    """``usable`` for an array."""
+    sizes = np.arange(int(split.max()) + 1)
+    return np.array([usable(max(1, int(n)), sms) for n in sizes])[split]
+
+
+@cache
+def usable(split: int, sms: int) -> int:
     """SMs that clusters of ``split`` blocks can fill at once: a cluster stays inside one processing cluster."""
     groups = [g * sms // sum(GROUPS) for g in GROUPS]
     return max(split, sum(g // split * split for g in groups))
 
 
-def _resident(shape: Shape) -> int:
+def _resident(s: _Shapes) -> Numbers:
     """Blocks that fit an SM together."""
-    shared = 4 * max(shape.stages * shape.bk * (shape.bm + shape.bn), shape.bm * shape.bn * shape.slices)
-    each = 4 * shape.tm * shape.tn + 8 * shape.tm + 40 if shape.tensor else shape.tm * shape.tn + shape.tm + shape.tn + 40
-    registers = shape.threads * each
-    return max(1, min(SM_SHARED // (shared + 1024), SM_REGISTERS // registers, 2048 // shape.threads))
+    shared = 4 * np.maximum(s.stages * s.bk * (s.bm + s.bn), s.bm * s.bn * s.slices)
+    each = np.where(s.tensor, 4 * s.tm * s.tn + 8 * s.tm + 40, s.tm * s.tn + s.tm + s.tn + 40)
+    most = np.minimum(SM_SHARED // (shared + 1024), SM_REGISTERS // (s.threads * each))
+    return np.maximum(1, np.minimum(most, 2048 // s.threads))

@@ -154,7 +154,7 @@ def product_of(operator: ROperator, binding: Binding) -> Product:
     """The matrix product that a tiled operator is. Raises Unsuited."""
     roles = roles_of(operator, binding)
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
-    a, b = (_operand(_with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
+    a, b = (operand_of(_with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
     rows, columns = list[int](), list[int]()
     for d, axis in enumerate(main.axes):
         if tile[axis.name] > 1:
@@ -178,7 +178,8 @@ def _with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
     return Load(load.tensor, tuple(ex.transform(i, rule) for i in load.indices), load.fill)
 
 
-def _operand(load: Load, main: Compute, tile: Mapping[str, int], binding: Binding) -> Operand:
+def operand_of(load: Load, main: Compute, tile: Mapping[str, int], binding: Binding) -> Operand:
+    """How ``load`` of a task of ``main`` addresses its tensor. Unsuited where that is not affine or too far."""
     if load.fill not in (None, 0, 0.0):
         raise Unsuited("padding with another value than 0")
     storage, shape = binding.storages[load.tensor], binding.types[load.tensor].shape

@@ -20,7 +20,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Product, product_of
+from rammer_cuda.kernels.contraction import Operand, Product, product_of
 from rammer_cuda.kernels.depth import depth_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
@@ -80,7 +80,7 @@ def shape_of(rows: int, width: int, config: dict[str, int], tensor: bool = False
 def gemm(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled contraction. Unsuited where it is none, or its block is no possible one."""
     product = product_of(operator, binding)
-    return _Gemm(product, binding, shape_of(product.row_count, product.width, dict(operator.config))).kernel()
+    return Gemm(product, binding, shape_of(product.row_count, product.width, dict(operator.config))).kernel()
 
 
 def gemm_tf32x3(operator: ROperator, binding: Binding) -> TaskKernel:
@@ -90,7 +90,9 @@ def gemm_tf32x3(operator: ROperator, binding: Binding) -> TaskKernel:
     return _Tensor(product, binding, shape).kernel()
 
 
-class _Gemm:
+class Gemm:
+    """Writes the kernel of a product under a block shape; families override how a block multiplies."""
+
     def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
         self.p, self.binding, self.s = product, binding, shape
         self.depth = depth_of(product.main.reduce, shape.bk)
@@ -99,15 +101,19 @@ class _Gemm:
             raise Unsuited(f"{shape.threads} threads, {shape.slices} slices of {shape.bk}")
         self.split = min(shape.split, self.depth.blocks, MOST_SPLIT)
         self.text = Text()
-        self.a = Stage("a", product, product.a, product.rows, shape.bm, self.depth, shape.threads, self.pad(shape.bm))
-        self.b = Stage("b", product, product.b, product.columns, shape.bn, self.depth, shape.threads, self.pad(shape.bn))
+        self.a = self.stage("a", product.a, product.rows, shape.bm)
+        self.b = self.stage("b", product.b, product.columns, shape.bn)
         self.ring = shape.stages * shape.bk * (self.a.pitch + self.b.pitch)
         self.dynamic = 4 * max(self.ring, shape.bm * shape.bn * shape.slices)
         self.arguments = self._arguments()
 
-    def pad(self, unit: int) -> int:
-        """Elements that a row of shared memory is longer than ``unit``, against bank conflicts."""
-        return 0
+    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
+        """How an operand gets into shared memory."""
+        return Stage(name, self.p, operand, axes, unit, self.depth, self.s.threads)
+
+    def preamble(self) -> str:
+        """The device functions that the kernel calls."""
+        return PREAMBLE
 
     def _arguments(self) -> list[Argument]:
         """Operands, then what the following maps read, then outputs."""
@@ -124,8 +130,7 @@ class _Gemm:
         s = self.s
         self._origins()
         self._pointers()
-        self.a.setup(self.text)
-        self.b.setup(self.text)
+        self._setup()
         self._fetch()
         self._sum()
         tables = self._epilogue()
@@ -133,8 +138,9 @@ class _Gemm:
         cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
         head = f'extern "C" __global__ void {cluster}__launch_bounds__({s.threads}) @NAME@({names}, const int *order, int first)'
         text = f"{head} {{\n{self.text}}}\n"
-        name = "g_" + hashlib.sha256((tables + PREAMBLE + text).encode()).hexdigest()[:20]
-        return TaskKernel(name, PREAMBLE + tables + text.replace("@NAME@", name), tuple(self.arguments), s.threads,
+        preamble = self.preamble()
+        name = "g_" + hashlib.sha256((tables + preamble + text).encode()).hexdigest()[:20]
+        return TaskKernel(name, preamble + tables + text.replace("@NAME@", name), tuple(self.arguments), s.threads,
                           self.dynamic, self.dynamic, self.split)  # fmt: skip
 
     def _origins(self) -> None:
@@ -154,6 +160,10 @@ class _Gemm:
         text.line("const float *const ag = p0; const float *const bg = p1;")
         self._places()
         text.line(f"float *const ashared = shared; float *const bshared = shared + {s.stages * s.bk * self.a.pitch};")
+
+    def _setup(self) -> None:
+        self.a.setup(self.text)
+        self.b.setup(self.text)
 
     def _fetch(self) -> None:
         """One function an operand: the copies of one block of products into one buffer of the ring."""
@@ -182,7 +192,7 @@ class _Gemm:
         text.all(["rm_commit();", "}"])
 
     def _sum(self) -> None:
-        """The ring: wait for a block, start the copies of a later one, multiply."""
+        """The task's products over this block's share of the reduction, into shared memory."""
         s, text, blocks = self.s, self.text, self.depth.blocks
         if self.split > 1:
             text.line(f"const int rank = (int)blockIdx.x % {self.split};")
@@ -193,7 +203,16 @@ class _Gemm:
             text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {self.p.row_count};")
         text.line(f"float acc[{s.tm}][{s.tn}]{'[4]' if s.tensor else ''} = {{}};")
         self._start()
-        text.all([
+        self._loop()
+        text.all(["rm_arrived<0>();", "__syncthreads();", f"if (tid < {s.works}) {{" if s.works < s.threads else "{"])
+        text.all([*self._leave(), "}", "__syncthreads();" if self.split == 1 else "rm_cluster_arrive();"])
+        if self.split > 1:
+            self._reduce()
+
+    def _loop(self) -> None:
+        """Wait for each block of the ring, start the copies of a later one, multiply."""
+        s = self.s
+        self.text.all([
             f"int use = 0, fill = {s.stages - 1};",
             "#pragma unroll 1",
             "for (int kb = begin; kb < end; ++kb) {",
@@ -205,17 +224,7 @@ class _Gemm:
             f"use = use == {s.stages - 1} ? 0 : use + 1;",
             f"fill = fill == {s.stages - 1} ? 0 : fill + 1;",
             "}",
-            "rm_arrived<0>();",
-            "__syncthreads();",
         ])  # fmt: skip
-        text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
-        text.all(self._leave())
-        text.all([
-            "}",
-            "__syncthreads();" if self.split == 1 else "rm_cluster_arrive();",
-        ])  # fmt: skip
-        if self.split > 1:
-            self._reduce()
 
     def _multiply(self) -> list[str]:
         """Multiply one buffer of the ring into the registers."""
@@ -316,12 +325,12 @@ class _Gemm:
         return "".join(unit.tables.values())
 
 
-class _Tensor(_Gemm):
+class _Tensor(Gemm):
     """Fragments as PTX lays them out for ``mma.m16n8k8``: lane ``4 g + t`` holds rows g, g + 8 and columns 2 t, 2 t + 1."""
 
-    def pad(self, unit: int) -> int:
-        """Rows of 8 (mod 16) elements: lanes of different ``t`` then read different banks."""
-        return (8 - unit) % 16
+    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
+        # Rows of 8 (mod 16) elements: lanes of different ``t`` then read different banks.
+        return Stage(name, self.p, operand, axes, unit, self.depth, self.s.threads, (8 - unit) % 16)
 
     def _places(self) -> None:
         s, text = self.s, self.text

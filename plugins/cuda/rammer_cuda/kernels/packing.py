@@ -14,12 +14,15 @@ from rammer.ir.evaluate import evaluate
 from rammer_cuda.kernels.contraction import Operand, Product
 from rammer_cuda.kernels.depth import Depth
 from rammer_cuda.kernels.task import Array, Packing
+from rammer_cuda.kernels.wgmma import cores
 
 
-def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth) -> tuple[Packing, list[int]]:
+def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth,
+         cored: bool = False) -> tuple[Packing, list[int]]:  # fmt: skip
     """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks * BK, unit]``, padded with zeros.
 
-    Also returns the positions of the fixed axes, outermost first.
+    With ``cored`` the K and unit axes are as ``wgmma.cores`` makes them. Also returns the positions of the fixed axes,
+    outermost first.
     """
     used = ex.axes_of(operand.load)
     fixed = [d for d, a in enumerate(p.main.axes) if a.name in used and d != along]
@@ -38,9 +41,10 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
         data = _padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
         data = _padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
         data = _padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
-        return np.ascontiguousarray(np.swapaxes(_padded(data, 2, unit), 2, 3), dtype=np.float32)
+        data = np.ascontiguousarray(np.swapaxes(_padded(data, 2, unit), 2, 3), dtype=np.float32)
+        return cores(data) if cored else data
 
-    text = repr((str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth)))
+    text = repr((str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth), cored))
     return Packing(hashlib.sha256(text.encode()).hexdigest()[:16], size, make), fixed
 
 

@@ -20,7 +20,8 @@ from rammer_cuda.kernels.text import Text, digits, total, weighted
 @dataclass
 class Stage:
     """Writes the set-up and the copies of one operand. ``name`` prefixes its variables (``a`` or ``b``), ``axes`` are
-    the positions that run through its ``unit`` elements (``unit`` is their tile rounded up)."""
+    the positions that run through its ``unit`` elements (``unit`` is their tile rounded up). With ``cored`` a packed
+    operand is arranged for warpgroup products."""
 
     name: str
     p: Product
@@ -30,6 +31,7 @@ class Stage:
     depth: Depth
     threads: int
     pad: int = 0
+    cored: bool = False
 
     def __post_init__(self) -> None:
         tile = self.p.operator.tile
@@ -42,7 +44,7 @@ class Stage:
         self.coordinates: list[int] = []
         if self.operand.packable and len(self.axes) <= 1:
             self.unit, self.pad = self.unit + self.pad, 0
-            self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth)
+            self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, self.cored)
         self.deep = self.packing is None and self._deep()
         self.vector = 4 if self.packing is None and not self.deep and self._vector() else 1
 

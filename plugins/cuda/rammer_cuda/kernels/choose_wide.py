@@ -1,0 +1,159 @@
+"""Tiles and blocks worth trying for ``gemm_wgmma3``, by the same model of one SM as ``choose``'s with other units at work.
+
+For every block of products an SM takes the longest of: the tensor cores' work for all its blocks, the bytes that it
+gets from L2, and one warpgroup's own chain of waiting, converting, multiplying and adding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.device import VDevice
+from rammer.ir.expr import Load
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.choose import CLUSTER, SM_REGISTERS, SM_SHARED, SPLITS, START, TAPS, Choice, tile_parts, usable
+from rammer_cuda.kernels.contraction import Roles, product_of, roles_of
+from rammer_cuda.kernels.depth import Depth, depth_of
+from rammer_cuda.kernels.task import Unsuited
+from rammer_cuda.kernels.wide import GROUP, MOST, Wide, gemm_wgmma3, runs_down, wide_shape
+
+#: Block depths, with the most buffers of the ring that are tried.
+BLOCKS, STAGES = (32, 64), (4, 3)
+#: Warpgroups of a block, and fewest columns (or rows) of the constant.
+MOST_GROUPS, FEWEST = 4, 16
+#: Share of a warpgroup's rows that a tile must fill.
+FILLED = 0.7
+#: Cycles of one tensor instruction per 8 columns, of a block of products' barriers and waits, per 8 products to convert,
+#: per result to add, per 16-byte (4-byte) copy of a thread; bytes a cycle from L2; cycles per element in the epilogue.
+MATRIX, STEP, CONVERT, ADD, COPY, BYTES, STORE = 4.2, 350, 30, 2.0, 8.0, 24.0, 6.0
+
+
+def wide_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
+    """Up to ``count`` versions of ``operator``, best predicted first; [] where it has not one constant operand."""
+    try:
+        roles = roles_of(operator, binding)
+    except Unsuited:
+        return []
+    constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
+    if constants[0] == constants[1]:
+        return []
+    down, found = constants[1], list[Choice]()
+    read = roles.a if down else roles.b
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk in BLOCKS}
+    for tile in _tiles(roles, down):
+        rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
+        tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
+        patch = patch_elements(read, dict(zip((a.name for a in roles.main.axes), tile, strict=True)), depths[BLOCKS[0]])
+        for config in _configs(rows, width, down, patch, depths, device):
+            shape = wide_shape(rows, width, dict(config), down)
+            seconds = wide_predicted(shape, depths[shape.bk], patch, tasks, rows * width, device)
+            found.append(Choice(replace(operator, tile=tile, family="gemm_wgmma3", config=config), seconds))
+    found.sort(key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
+    return _expressible(found, binding, count)
+
+
+def _expressible(choices: Sequence[Choice], binding: Binding, count: int) -> list[Choice]:
+    result, seen = list[Choice](), dict[tuple[int, ...], int]()
+    for choice in choices:
+        seen[choice.operator.tile] = seen.get(choice.operator.tile, 0) + 1
+        if seen[choice.operator.tile] > 2:
+            continue
+        try:
+            gemm_wgmma3(choice.operator, binding)
+        except Unsuited:
+            continue
+        result.append(choice)
+        if len(result) >= count:
+            break
+    return result
+
+
+def _tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
+    """Whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other side."""
+    shape = roles.main.shape
+    through, fixed = (roles.rows, roles.columns) if down else (roles.columns, roles.rows)
+    groups = frozenset() if down else roles.groups
+    for long in tile_parts([shape[d] for d in through], 8, MOST_GROUPS * GROUP, roles.groups if down else frozenset()):
+        size = math.prod(long)
+        if size < FILLED * -(-size // GROUP) * GROUP and size != math.prod(shape[d] for d in through):
+            continue
+        for short in tile_parts([shape[d] for d in fixed], FEWEST, MOST, groups):
+            tile = [1] * len(shape)
+            for d, t in (*zip(through, long, strict=True), *zip(fixed, short, strict=True)):
+                tile[d] = t
+            yield tuple(tile)
+
+
+def _configs(rows: int, width: int, down: bool, patch: int, depths: dict[int, Depth],
+             device: VDevice) -> Iterator[tuple[tuple[str, int], ...]]:  # fmt: skip
+    for bk, patched in ((bk, patched) for bk in BLOCKS for patched in ((0, 1) if patch else (0,))):
+        for stages in STAGES:
+            shape = wide_shape(rows, width, {"bk": bk, "stages": stages, "patch": patched}, down)
+            if _shared(shape, patch) <= device.layer("veu").capacity:
+                break
+        else:
+            continue
+        if shape.threads * _registers(shape) > SM_REGISTERS:
+            continue
+        for split in SPLITS:
+            if split <= max(1, depths[bk].blocks // 2):
+                yield (("bk", bk), ("stages", stages), ("split", split), ("patch", patched))
+
+
+def patch_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:
+    """Elements of one channel under a task's windows; 0 without taps."""
+    taps = {a.name: a.extent for a in depth.outer}
+    if depth.flat or not taps:
+        return 0
+    count = 1
+    for index in read.indices:
+        form = ex.affine(index)
+        if form is not None and depth.inner.name not in form[0]:
+            count *= 1 + sum((taps.get(a, tile.get(a, 1)) - 1) * abs(s) for a, s in form[0].items())
+    return count
+
+
+def _shared(shape: Wide, patch: int) -> int:
+    """Bytes of shared memory: buffers of both operands with the constant's other halves, or the results in their place."""
+    through, fixed = (shape.bm, shape.bn) if shape.down else (shape.bn, shape.bm)
+    read = 2 * (patch + 16) if shape.patch else shape.stages * (through + 8)
+    return 4 * max(shape.bk * (read + (shape.stages + 2) * fixed), shape.bm * shape.bn)
+
+
+def _registers(shape: Wide) -> int:
+    """Registers of a thread: sums inside and outside the tensor cores, both halves of the operand, addresses."""
+    return (shape.bn if shape.down else shape.bm) + shape.bk + 32
+
+
+def wide_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    p = product_of(operator, binding)
+    shape = wide_shape(p.row_count, p.width, dict(operator.config), runs_down(p))
+    depth = depth_of(p.main.reduce, shape.bk)
+    read = p.a.load if shape.down else p.b.load
+    patch = patch_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)
+    return wide_predicted(shape, depth, patch, operator.task_count, p.row_count * p.width, device) - device.launch
+
+
+def wide_predicted(shape: Wide, depth: Depth, patch: int, tasks: int, cells: int, device: VDevice) -> float:
+    """Seconds for all ``tasks`` of one launch."""
+    through, fixed = (shape.bm, shape.bn) if shape.down else (shape.bn, shape.bm)
+    groups, eighths = through // GROUP, shape.bk / 8
+    per_sm = -(-tasks * shape.split // usable(shape.split, device.veus))
+    registers = shape.threads * _registers(shape)
+    resident = max(1, min(SM_SHARED // (_shared(shape, patch) + 1024), SM_REGISTERS // registers, per_sm))
+    work = MATRIX * 3 * eighths * fixed / 8
+    taps = math.prod(a.extent for a in depth.outer) if shape.patch else 1
+    read = (patch if shape.patch else through) * shape.bk / taps
+    copies = (read * (2.5 if depth.flat else 1) + fixed * shape.bk / 4) / shape.threads
+    alone = STEP + CONVERT * eighths + ADD * fixed / 2 + COPY * copies + work * groups
+    moved = resident * 4 * (read + shape.bk * fixed) / BYTES
+    step = max(work * groups * resident, alone, moved)
+    cycles: float = START + (TAPS if depth.outer else 0) + (CLUSTER if shape.split > 1 else 0)
+    cycles += -(-per_sm // resident) * (-(-depth.blocks // shape.split) * step + STORE * resident * cells / shape.threads)
+    return cycles / (device.flops / 256.0) + device.launch

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from zoo import ZOO
 
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
@@ -30,7 +31,6 @@ from rammer.profile.probe import random_inputs
 from rammer.testing.models import light_model
 from rammer.tile.connect import connect
 from rammer.tile.signature import signature
-from zoo import ZOO
 
 #: Families by how many candidates of each are timed.
 FAMILIES = ("gemm", "gemm_tf32x3", "gemm_wgmma3", "gemm_chain")
@@ -116,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="squeezenet,resnet50")
     parser.add_argument("--count", type=int, default=6)
+    parser.add_argument("--errors", type=int, default=3, help="candidates of a kind whose results are checked, a model")
     parser.add_argument("--sample", type=int, default=0, help="further candidates, drawn from the best 200")
     parser.add_argument("--json", default="", help="file for all measurements")
     parser.add_argument("--families", default=",".join(FAMILIES))
@@ -136,25 +137,25 @@ def main() -> None:
     peak = backend.vdevice.flops * backend.vdevice.veus
     totals: dict[str, list[float]] = {}
     rows: list[list[object]] = []
+    checked: dict[tuple[object, ...], int] = {}
     for name, o, binding, times, choices in plans:
         if time.perf_counter() - begin > options.seconds:
             print("out of time")
             break
         best: dict[str, tuple[float, float, float, str]] = {}
-        checked = set[tuple[object, ...]]()
         for choice in choices:
             family, config = choice.operator.family, dict(choice.operator.config)
-            kind = (family, config.get("split", 1) > 1, config.get("patch", 0))
+            kind = (name, family, config.get("split", 1) > 1, config.get("patch", 0))
+            checked[kind] = checked.get(kind, 0) + 1
             try:
-                error, seconds = check(backend, choice.operator, binding, kind not in checked)
-                checked.add(kind)
+                error, seconds = check(backend, choice.operator, binding, checked[kind] <= options.errors)
             except Exception as problem:
                 print(f"   FAILED {choice.operator.head()}: {problem}")
                 continue
             rows.append([name, times, list(o.main.shape), [r.extent for r in o.main.reduce], list(choice.operator.tile),
                          dict(choice.operator.config), choice.seconds, seconds, error, family])  # fmt: skip
             known = best.get(family, (float("inf"), 0.0, 0.0, ""))
-            worst = float(np.fmax(known[2], error))  # only one candidate of a kind is checked: NaN for the others
+            worst = float(np.fmax(known[2], error))  # NaN where it was not checked
             text = " ".join(f"{k}{v}" for k, v in choice.operator.config)
             faster = min(known, (seconds, choice.seconds, 0.0, f"{choice.operator.tile} {text}"))
             best[family] = (*faster[:2], worst, faster[3])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
@@ -18,8 +20,8 @@ from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.chain import chain_of
-from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
-from rammer_cuda.kernels.choose_wide import wide_candidates, wide_seconds
+from rammer_cuda.kernels.choose import Choice, gemm_choices, gemm_seconds
+from rammer_cuda.kernels.choose_wide import wide_choices, wide_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.kernels.rows import chain_candidates, chain_seconds
 from rammer_cuda.profiler import CudaProfiler
@@ -29,8 +31,8 @@ from rammer_cuda.targets import TARGETS
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
 
-#: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
-GEMM_TILES, WIDE_TILES, PLAIN_TILES, GENERIC_TILES = 24, 12, 6, 12
+#: Tiles offered to the tuner, which measures a dozen at most.
+OFFERED = 16
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
@@ -70,14 +72,20 @@ class CudaBackend:
         """Tiles and families whose shared memory fits, best predicted first."""
         if chains := chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []:
             return [o for _, o in chains]
-        products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
-        if self._warpgroups:
-            products += wide_candidates(operator, binding, self.vdevice, WIDE_TILES)
-        plain = plain_candidates(operator, binding, self.vdevice, PLAIN_TILES)
-        ranked = sorted([(c.seconds, c.operator) for c in products] + plain, key=lambda f: f[0])
-        tiles = tile_candidates(operator, binding, self.vdevice, 2 if ranked else GENERIC_TILES)
-        limit = self.vdevice.layer("veu").capacity
-        return [t for t in (*(o for _, o in ranked), *tiles) if task_kernel(t, binding).shared <= limit]
+        products = [gemm_choices(operator, binding, self.vdevice)]
+        products += [wide_choices(operator, binding, self.vdevice)] if self._warpgroups else []
+        plain = (Choice(o, seconds) for seconds, o in plain_candidates(operator, binding, self.vdevice, OFFERED))
+        ranked = heapq.merge(*products, plain, key=lambda c: c.seconds)
+        found = list(islice((c.operator for c in ranked if self._fits(c.operator, binding)), OFFERED))
+        generic = [] if found else tile_candidates(operator, binding, self.vdevice, OFFERED)
+        return [*found, *(o for o in generic if self._fits(o, binding))]
+
+    def _fits(self, operator: ROperator, binding: Binding) -> bool:
+        """Whether the operator's family can write its kernel, and an SM has the shared memory for it."""
+        try:
+            return task_kernel(operator, binding).shared <= self.vdevice.layer("veu").capacity
+        except DeviceFailure:
+            return False
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """The predicted rate of ``gemm_chain``, or what the generic kernel reaches."""

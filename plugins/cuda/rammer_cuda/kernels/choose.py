@@ -280,4 +280,4 @@ def _resident(s: _Shapes) -> Numbers:
     shared = 4 * np.maximum(s.stages * s.bk * (s.bm + s.bn), s.bm * s.bn * s.slices)
     each = np.where(s.tensor, 4 * s.tm * s.tn + 8 * s.tm + 40, s.tm * s.tn + s.tm + s.tn + 40)
     most = np.minimum(SM_SHARED // (shared + 1024), SM_REGISTERS // (s.threads * each))
-    return np.maximum(1, np.minimum(most, 2048 // s.threads))
+    return np.asarray(np.maximum(1, np.minimum(most, 2048 // s.threads)))

@@ -7,8 +7,9 @@ gets from L2, and one warpgroup's own chain of waiting, converting, multiplying 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -23,7 +24,7 @@ from rammer_cuda.kernels.task import Unsuited
 from rammer_cuda.kernels.wide import GROUP, MOST, Wide, gemm_wgmma3, runs_down, wide_shape
 
 #: Block depths, with the most buffers of the ring that are tried.
-BLOCKS, STAGES = (32, 64), (4, 3)
+BLOCKS, STAGES = (32, 64), (6, 5, 4, 3)
 #: Warpgroups of a block, and fewest columns (or rows) of the constant.
 MOST_GROUPS, FEWEST = 4, 16
 #: Share of a warpgroup's rows that a tile must fill.
@@ -35,42 +36,52 @@ MATRIX, STEP, CONVERT, ADD, COPY, BYTES, STORE = 4.2, 350, 30, 2.0, 8.0, 24.0, 6
 
 def wide_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
     """Up to ``count`` versions of ``operator``, best predicted first; [] where it has not one constant operand."""
+    return list(islice(_expressible(wide_choices(operator, binding, device), binding), count))
+
+
+def wide_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
+    """The best two of every tile, best predicted first; some cannot be expressed as a kernel."""
     try:
         roles = roles_of(operator, binding)
     except Unsuited:
-        return []
+        return
     constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
     if constants[0] == constants[1]:
-        return []
-    down, found = constants[1], list[Choice]()
-    read = roles.a if down else roles.b
+        return
+    seen: dict[tuple[int, ...], int] = {}
+    for seconds, tile, config in sorted(_predictions(roles, constants[1], device)):
+        seen[tile] = seen.get(tile, 0) + 1
+        if seen[tile] <= 2:
+            yield Choice(replace(operator, tile=tile, family="gemm_wgmma3", config=config), seconds)
+
+
+def _predictions(roles: Roles, down: bool,
+                 device: VDevice) -> Iterator[tuple[float, tuple[int, ...], tuple[tuple[str, int], ...]]]:  # fmt: skip
+    read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in BLOCKS}
+    known: dict[tuple[int, ...], list[tuple[float, tuple[tuple[str, int], ...]]]] = {}
     for tile in _tiles(roles, down):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
         tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
-        patch = patch_elements(read, dict(zip((a.name for a in roles.main.axes), tile, strict=True)), depths[BLOCKS[0]])
-        for config in _configs(rows, width, down, patch, depths, device):
-            shape = wide_shape(rows, width, dict(config), down)
-            seconds = wide_predicted(shape, depths[shape.bk], patch, tasks, rows * width, device)
-            found.append(Choice(replace(operator, tile=tile, family="gemm_wgmma3", config=config), seconds))
-    found.sort(key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
-    return _expressible(found, binding, count)
+        patch = patch_elements(read, dict(zip(names, tile, strict=True)), depths[BLOCKS[0]])
+        key = (rows, width, tasks, patch)
+        if key not in known:
+            known[key] = []
+            for config in _configs(rows, width, down, patch, depths, device):
+                shape = wide_shape(rows, width, dict(config), down)
+                seconds = wide_predicted(shape, depths[shape.bk], patch, tasks, rows * width, device)
+                known[key].append((seconds, config))
+        for seconds, config in known[key]:
+            yield seconds, tile, config
 
 
-def _expressible(choices: Sequence[Choice], binding: Binding, count: int) -> list[Choice]:
-    result, seen = list[Choice](), dict[tuple[int, ...], int]()
+def _expressible(choices: Iterable[Choice], binding: Binding) -> Iterator[Choice]:
     for choice in choices:
-        seen[choice.operator.tile] = seen.get(choice.operator.tile, 0) + 1
-        if seen[choice.operator.tile] > 2:
-            continue
         try:
             gemm_wgmma3(choice.operator, binding)
         except Unsuited:
             continue
-        result.append(choice)
-        if len(result) >= count:
-            break
-    return result
+        yield choice
 
 
 def _tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
@@ -94,6 +105,8 @@ def _configs(rows: int, width: int, down: bool, patch: int, depths: dict[int, De
     for bk, patched in ((bk, patched) for bk in BLOCKS for patched in ((0, 1) if patch else (0,))):
         for stages in STAGES:
             shape = wide_shape(rows, width, {"bk": bk, "stages": stages, "patch": patched}, down)
+            if patched and math.prod(a.extent for a in depths[bk].outer) < stages - 2:
+                continue
             if _shared(shape, patch) <= device.layer("veu").capacity:
                 break
         else:
@@ -122,12 +135,12 @@ def _shared(shape: Wide, patch: int) -> int:
     """Bytes of shared memory: buffers of both operands with the constant's other halves, or the results in their place."""
     through, fixed = (shape.bm, shape.bn) if shape.down else (shape.bn, shape.bm)
     read = 2 * (patch + 16) if shape.patch else shape.stages * (through + 8)
-    return 4 * max(shape.bk * (read + (shape.stages + 2) * fixed), shape.bm * shape.bn)
+    return 4 * max(shape.bk * (read + 2 * shape.stages * fixed), shape.bm * shape.bn)
 
 
 def _registers(shape: Wide) -> int:
     """Registers of a thread: sums inside and outside the tensor cores, both halves of the operand, addresses."""
-    return (shape.bn if shape.down else shape.bm) + shape.bk + 32
+    return (shape.bn if shape.down else shape.bm) + shape.bk + 30
 
 
 def wide_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:

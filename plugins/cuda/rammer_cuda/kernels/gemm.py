@@ -288,7 +288,7 @@ class Gemm:
             tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
         text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
         text.line(f"if ({' && '.join(tests)}) {{")
-        text.line("#pragma unroll 4")
+        text.line("#pragma unroll 8")
         text.line(f"for (int i = low + i0; i < high; i += {rows}) {{")
         tests = []
         for d, place in zip(p.rows, digits("i", [p.operator.tile[d] for d in p.rows]), strict=True):

@@ -129,7 +129,8 @@ class Patch:
         for g in range(self.groups):
             more = [f"{n}j{g} < {self.unit}"] if (g + 1) * across > self.unit else []
             guard = f"if ({' && '.join(tests + more)}) " if tests or more else ""
-            text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {n}g + ({n}o{g} + (c0 + k) * {step}), {n}v{g}{channel});")
+            source = f"{n}g + ({n}o{g} + (c0 + k) * {step})"
+            text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {source}, {n}v{g}{channel});")
         text.line("}")
 
     def place(self, element: str) -> str:

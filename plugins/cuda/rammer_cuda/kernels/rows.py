@@ -40,20 +40,6 @@ START, MATRIX, LAYER, RESULT = 4500, 4.3, 500, 22
 _PREAMBLE = """
 #ifndef RM_CHAIN
 #define RM_CHAIN
-__device__ __forceinline__ void rm_barrier_init(unsigned at, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory");
-}
-__device__ __forceinline__ void rm_barriers_made() {
-  asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void rm_barrier_arrive(unsigned at) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
-}
-__device__ __forceinline__ void rm_barrier_wait(unsigned at) {
-  asm volatile("{ .reg .pred done;\\n"
-    "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\\n"
-    "@done bra left;\\n bra again;\\n left: }" :: "r"(at) : "memory");
-}
 __device__ __forceinline__ void rm_bulk(unsigned to, const float *from, int bytes, unsigned at) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory");
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -234,10 +220,10 @@ class _Rows:
                 f"unsigned big[{steps}][4], small[{steps}][4];",
                 "#pragma unroll", f"for (int s = 0; s < {steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
                 f"  rm_halves({self._value(number, f's + {first}', 'e', parked=first > 0)}, big[s][e], small[s][e]);",
-                *([f"float part[{width // 2}];"] if first else [f"rm_barrier_wait(full + {8 * number});"]),
+                *([f"float part[{width // 2}];"] if first else [f"rm_barrier_wait(full + {8 * number}, 0);"]),
                 f"rm_products{width}({target}, big, small, rm_matrix({place} + {first * 8 * width}, {width}),",
                 f"  rm_matrix({place} + {(depth + first * 8) * width}, {width}));",
-                "rm_warpgroup_wait();", f"rm_pin({target});",
+                "rm_warpgroup_wait<0>();", f"rm_pin({target}); rm_pin(big); rm_pin(small);",
                 *(["#pragma unroll", f"for (int i = 0; i < {width // 2}; ++i) d{number}[i] += part[i];"] if first else []),
                 "}",
             ])  # fmt: skip
@@ -247,7 +233,7 @@ class _Rows:
         # The buffer of the layer before: by now hardly a warp is still in it.
         behind = number - 1
         if behind >= 0 and behind + self.stages < len(self.c.layers):
-            text.all(["if (tid == 0) {", f"rm_barrier_wait(empty + {8 * behind});", self._load(behind + self.stages), "}"])
+            text.all(["if (tid == 0) {", f"rm_barrier_wait(empty + {8 * behind}, 0);", self._load(behind + self.stages), "}"])
         if not last:
             text.line(f"float in{number + 1}[{CHUNK}][4];")
         self._results(number, layer, last)

@@ -51,8 +51,24 @@ template <int N> __device__ __forceinline__ void rm_pin(float (&x)[N]) {
 }
 __device__ __forceinline__ void rm_warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void rm_warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void rm_warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void rm_warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
+}
 __device__ __forceinline__ void rm_copies_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void rm_barrier_init(unsigned at, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory");
+}
+__device__ __forceinline__ void rm_barriers_made() {
+  asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void rm_barrier_arrive(unsigned at) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
+}
+__device__ __forceinline__ void rm_barrier_wait(unsigned at, int parity) {
+  asm volatile("{ .reg .pred done;\\n"
+    "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n"
+    "@done bra left;\\n bra again;\\n left: }" :: "r"(at), "r"(parity) : "memory");
+}
 #endif
 """
 

@@ -2,9 +2,10 @@
 
 The split sums and the epilogue are those of ``gemm``. The operand that is no constant goes from shared memory into
 registers, 64 rows or columns of the tile a warpgroup, and is halved there. The constant comes as fp32, arranged when a
-program is loaded; the threads that copied a block of it halve it in shared memory while the tensor cores work on the one
-before. After every block the tensor cores' sums are added to fp32 ones outside. With ``patch`` a convolution's input is
-staged once for all taps of a block of channels (``kernels.patch``).
+program is loaded, and is halved in shared memory by the warpgroup that copied it, which does nothing else: so the
+others need no common barrier, and while one converts, another one's products run. After every block the tensor cores'
+sums are added to fp32 ones outside. With ``patch`` a convolution's input is staged once for all taps of a block of
+channels (``kernels.patch``).
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ class Wide(Shape):
 
     @property
     def group(self) -> int:
-        """Threads: a warpgroup for every ``GROUP`` rows (or columns)."""
+        """Threads that multiply: a warpgroup for every ``GROUP`` rows (or columns)."""
         return (self.bm if self.down else self.bn) // GROUP * THREADS
+
+    @property
+    def threads(self) -> int:
+        """With the warpgroup that copies."""
+        return self.group + THREADS
 
 
 def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wide:
@@ -80,50 +86,83 @@ class _Warpgroups(Gemm):
         if shape.patch:
             name, operand, axes = ("a", product.a, product.rows) if shape.down else ("b", product.b, product.columns)
             storage, kind = binding.storages[operand.tensor], binding.types[operand.tensor]
-            self.patch = patch_of(name, product, operand, axes, self.depth, shape.threads, storage.strides, kind.shape)
-            if self.patch.taps < shape.stages - 1:
+            self.patch = patch_of(name, product, operand, axes, self.depth, THREADS, storage.strides, kind.shape)
+            if self.patch.taps < shape.stages - 2:
+                # The copying warpgroup would wait for a patch to be left whose last products it still has to complete.
                 raise Unsuited(f"{self.patch.taps} taps for {shape.stages} buffers")
         self.whole = shape.bk * self.matrix.pitch
         self.readable = 2 * shape.bk * self.patch.pitch if self.patch else shape.stages * shape.bk * self.read.pitch
-        self.dynamic = 4 * max(self.readable + (shape.stages + 2) * self.whole, shape.bm * shape.bn)
+        self.barriers = 4 * max(self.readable + 2 * shape.stages * self.whole, shape.bm * shape.bn)
+        self.dynamic = self.barriers + 16 * (shape.stages + 2)
 
     def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
         if (name == "a") == self.s.down:
             # Rows of 8 or 24 (mod 32) elements: lanes of different ``lt`` then read different banks.
-            return Stage(name, self.p, operand, axes, unit, self.depth, self.s.threads, (8 - unit) % 16)
-        return Stage(name, self.p, operand, axes, unit, self.depth, self.s.threads, 0, cored=True)
+            return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, (8 - unit) % 16)
+        return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, 0, cored=True)
 
     def preamble(self) -> str:
         return PREAMBLE + preamble([self.fixed])
 
     def _pointers(self) -> None:
-        text, r, m = self.text, self.read.name, self.matrix.name
+        text, r, m, s = self.text, self.read.name, self.matrix.name, self.s
         text.line("extern __shared__ __align__(16) float shared[];")
         text.line("const float *const ag = p0; const float *const bg = p1;")
         text.line(f"float *const {r}shared = shared; float *const {m}shared = shared + {self.readable};")
-        text.line(f"float *const rest = {m}shared + {self.s.stages * self.whole};")
-        text.line("const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;")
+        text.line(f"float *const rest = {m}shared + {s.stages * self.whole};")
+        text.line(f"const unsigned full = (unsigned)__cvta_generic_to_shared(shared) + {self.barriers};")
+        text.line(f"const unsigned empty = full + {8 * s.stages}, patched = empty + {8 * s.stages}, left = patched + 16;")
+        text.all([
+            "if (tid == 0) {", f"for (int i = 0; i < {s.stages}; ++i) {{",
+            f"rm_barrier_init(full + 8 * i, {THREADS}); rm_barrier_init(empty + 8 * i, {s.works // 32});", "}",
+            "for (int i = 0; i < 2; ++i) {",
+            f"rm_barrier_init(patched + 8 * i, {THREADS}); rm_barrier_init(left + 8 * i, {s.works // 32});", "}",
+            "rm_barriers_made();", "}", "__syncthreads();",
+        ])  # fmt: skip
 
     def _setup(self) -> None:
-        self.matrix.setup(self.text)
-        if self.patch is None:
-            self.read.setup(self.text)
-            return
-        self.patch.setup(self.text)
-        for h in (0, 1):
-            self.text.line(f"const int row{h} = min(warp * 16 + lg + {8 * h}, {self.read.count - 1});")
-            self.text.line(f"const int at{h} = {self.patch.place(f'row{h}')} + lt * {self.patch.pitch};")
+        """Nothing: the copying warpgroup sets up what it needs."""
 
     def _fetch(self) -> None:
+        """Nothing: the copying warpgroup has these functions."""
+
+    def _start(self) -> None:
+        """The copying warpgroup: copies, halves of the constant, and the word that a block is complete."""
+        s, text, m, r = self.s, self.text, self.matrix, self.read
+        text.all([f"if (tid >= {s.works}) {{", "const int thread = tid;", "{", f"const int tid = thread - {s.works};"])
+        m.setup(text)
+        (self.patch or r).setup(text)
+        self._copies()
+        ahead = s.stages - 1
+        text.all(["#pragma unroll", f"for (int i = 0; i < {ahead}; ++i)", f"  if (begin + i < end) {m.name}fetch(begin + i, i);"])
+        text.all(["rm_after();", "#pragma unroll 1", f"for (int i = 0; begin + i < end + {ahead - 1}; ++i) {{"])
+        text.all(["const int kb = begin + i;", "if (kb < end) {", f"const int slot = i % {s.stages};"])
+        text.line(f"if (i >= {s.stages}) rm_barrier_wait(empty + 8 * slot, (i / {s.stages} - 1) & 1);")
+        text.line(f"if (i >= {ahead}) {m.name}fetch(kb, slot);")
+        if self.patch is None:
+            text.line(f"{r.name}fetch(kb, slot);")
+        else:
+            taps = self.patch.taps
+            text.all([f"if (i == 0 || kb % {taps} == 0) {{", f"const int turn = kb / {taps} - begin / {taps};"])
+            text.all(["if (turn >= 2) rm_barrier_wait(left + turn % 2 * 8, (turn / 2 - 1) & 1);"])
+            text.all([f"{r.name}fetch(kb / {taps}, turn % 2);", "}"])
+        text.all(["}", "rm_commit();", f"if (i >= {ahead - 1}) {{", f"const int done = i - {ahead - 1};"])
+        text.all([f"rm_arrived<{ahead - 1}>();", f"halve(done % {s.stages});", "rm_copies_to_async();"])
+        if self.patch is not None:
+            taps = self.patch.taps
+            text.line(f"if (done == 0 || (begin + done) % {taps} == 0)")
+            text.line(f"  rm_barrier_arrive(patched + ((begin + done) / {taps} - begin / {taps}) % 2 * 8);")
+        text.all([f"rm_barrier_arrive(full + done % {s.stages} * 8);", "}", "}", "}", "rm_after();"])
+
+    def _copies(self) -> None:
         """The copies of both operands, and the halving of a thread's own copies of the constant."""
-        text, m = self.text, self.matrix
+        text, m, r, s = self.text, self.matrix, self.read, self.s
         if self.patch is None:
             super()._fetch()
         else:
-            n = self.patch.name
-            text.line(f"auto {n}fetch = [&](int block) {{")
-            text.line(f"float *const {n}s = {n}shared + block % 2 * {self.s.bk * self.patch.pitch};")
-            text.line(f"const int c0 = block * {self.s.bk};")
+            text.line(f"auto {r.name}fetch = [&](int block, int slot) {{")
+            text.line(f"float *const {r.name}s = {r.name}shared + slot * {s.bk * self.patch.pitch};")
+            text.line(f"const int c0 = block * {s.bk};")
             self.patch.fetch(text)
             text.line("};")
             text.line(f"auto {m.name}fetch = [&](int step, int slot) {{")
@@ -131,76 +170,54 @@ class _Warpgroups(Gemm):
             text.line(f"const int kb = step % {self.patch.taps} * {self.depth.per_tap} + step / {self.patch.taps};")
             m.fetch(text)
             text.line("};")
-        text.line("auto halve = [&](int slot, int place) {")
+        text.line("auto halve = [&](int slot) {")
         text.line(f"float *const from = {m.name}shared + slot * {self.whole} + tid * 4;")
-        text.line(f"float *const to = rest + place * {self.whole} + tid * 4;")
-        for at in range(0, self.whole, 4 * self.s.threads):
-            guard = f"if (tid * 4 + {at} < {self.whole}) " if at + 4 * self.s.threads > self.whole else ""
+        text.line(f"float *const to = rest + slot * {self.whole} + tid * 4;")
+        for at in range(0, self.whole, 4 * THREADS):
+            guard = f"if (tid * 4 + {at} < {self.whole}) " if at + 4 * THREADS > self.whole else ""
             text.line(f"{guard}rm_halve(from + {at}, to + {at});")
         text.line("};")
 
-    def _start(self) -> None:
-        if self.patch is None:
-            super()._start()
-            return
-        s, text, taps, n = self.s, self.text, self.patch.taps, self.patch.name
-        text.all(["#pragma unroll", f"for (int i = 0; i < {s.stages - 1}; ++i)"])
-        text.line(f"  if (begin + i < end) {self.matrix.name}fetch(begin + i, i);")
-        text.all(["rm_after();", f"{n}fetch(begin / {taps});", "rm_commit();"])
-        text.all([f"if ((begin / {taps} + 1) * {taps} < end) {n}fetch(begin / {taps} + 1);", "rm_commit();"])
-        text.all(["rm_commit();"] * (s.stages - 3))
-
     def _loop(self) -> None:
-        s, n, m = self.s, self.read.name, self.matrix.name
-        ahead = f"kb + {s.stages - 1}"
-        start = [f"if ({ahead} < end) {{ {m}fetch({ahead}, fill); {n}fetch({ahead}, fill); }}"]
+        """The multiplying warpgroups, each at its own pace."""
+        s, steps, n, m = self.s, self.s.bk // 8, self.read, self.matrix
+        text, element, pitch = self.text, "e % 2 * 8", n.pitch
+        text.all(["} else {", "rm_after();", "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;"])
+        read = [f"const float *const at = {n.name}shared + (slot * {s.bk} + lt) * {n.pitch} + warp * 16 + lg;"]
+        wait, leave = list[str](), list[str]()
         if self.patch is not None:
-            taps = self.patch.taps
-            start = [
-                f"if ({ahead} < end) {m}fetch({ahead}, fill);",
-                f"const int block = kb / {taps}, tap = kb - block * {taps};",
-                # The two first patches are there; later ones take the place of the last but one.
-                f"if (tap == 0 && kb > begin && (block + 1) * {taps} < end) {n}fetch(block + 1);",
+            taps, pitch, element = self.patch.taps, self.patch.pitch, "(e % 2 ? at1 : at0)"
+            for h in (0, 1):
+                text.line(f"const int row{h} = min(warp * 16 + lg + {8 * h}, {n.count - 1});")
+                text.line(f"const int at{h} = {self.patch.place(f'row{h}')} + lt * {pitch};")
+            wait = [
+                f"const int turn = kb / {taps} - begin / {taps}, tap = kb % {taps};",
+                "if (i == 0 || tap == 0) rm_barrier_wait(patched + turn % 2 * 8, turn / 2 & 1);",
             ]
-        self.text.all([
-            f"int use = 0, fill = {s.stages - 1}, place = 0;",
-            f"rm_arrived<{s.stages - 2}>();", "halve(0, 0);", "rm_copies_to_async();",
+            read = [f"const float *const at = {n.name}shared + turn % 2 * {s.bk * pitch} + {self.patch.tap('tap')};"]
+            leave = [f"if (tid % 32 == 0 && tap == {taps - 1}) rm_barrier_arrive(left + turn % 2 * 8);"]
+        text.all([
             "#pragma unroll 1", "for (int kb = begin; kb < end; ++kb) {",
-            "__syncthreads();", *start, "rm_commit();",
-            *self._multiply(),
-            f"use = use == {s.stages - 1} ? 0 : use + 1;",
-            f"fill = fill == {s.stages - 1} ? 0 : fill + 1;",
-            "place ^= 1;", "}",
-        ])  # fmt: skip
-
-    def _multiply(self) -> list[str]:
-        s, n, m = self.s, self.read, self.matrix
-        steps, next_ = s.bk // 8, f"use == {s.stages - 1} ? 0 : use + 1"
-        read = [f"const float *const at = {n.name}shared + (use * {s.bk} + lt) * {n.pitch} + warp * 16 + lg;"]
-        element, pitch = "e % 2 * 8", n.pitch
-        if self.patch is not None:
-            pitch = self.patch.pitch
-            read = [f"const float *const at = {n.name}shared + block % 2 * {s.bk * pitch} + {self.patch.tap('tap')};"]
-            element = "(e % 2 ? at1 : at0)"
-        return [
-            "{", *read, f"unsigned big[{steps}][4], small[{steps}][4];",
+            f"const int i = kb - begin, slot = i % {s.stages};", *wait,
+            f"rm_barrier_wait(full + 8 * slot, i / {s.stages} & 1);",
+            *read, f"unsigned big[{steps}][4], small[{steps}][4];",
             "#pragma unroll", f"for (int s = 0; s < {steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
             f"  rm_halves(at[(s * 8 + e / 2 * 4) * {pitch} + {element}], big[s][e], small[s][e]);",
             f"float part[{self.fixed // 2}];",
-            f"rm_products{self.fixed}(part, big, small, rm_matrix({m.name}shared + use * {self.whole}, {self.fixed}),",
-            f"  rm_matrix(rest + place * {self.whole}, {self.fixed}));",
-            # Meanwhile the next block arrives and is halved.
-            f"rm_arrived<{s.stages - 2}>();", f"if (kb + 1 < end) halve({next_}, place ^ 1);", "rm_copies_to_async();",
-            "rm_warpgroup_wait();", "rm_pin(part);",
+            f"rm_products{self.fixed}(part, big, small, rm_matrix({m.name}shared + slot * {self.whole}, {self.fixed}),",
+            f"  rm_matrix(rest + slot * {self.whole}, {self.fixed}));",
+            "rm_warpgroup_wait<0>();", "rm_pin(big); rm_pin(small); rm_pin(part);",
+            "if (tid % 32 == 0) rm_barrier_arrive(empty + 8 * slot);", *leave,
             "#pragma unroll", f"for (int j = 0; j < {self.fixed // 2}; ++j) acc[0][j] += part[j];",
-            "}",
-        ]  # fmt: skip
+            "}", "}",
+        ])  # fmt: skip
 
     def _leave(self) -> list[str]:
         s = self.s
         row, column = "warp * 16 + lg + e / 2 * 8", "j * 8 + lt * 2 + e % 2"
         place = f"({row}) * {s.bn} + {column}" if s.down else f"({column}) * {s.bn} + {row}"
         return [
+            "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;",
             "#pragma unroll", f"for (int j = 0; j < {self.fixed // 8}; ++j)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
             f"  shared[{place}] = acc[0][j * 4 + e];",
         ]  # fmt: skip

@@ -132,6 +132,8 @@ def main() -> None:
     for name, o, binding, times in list(found.values())[: options.layers]:
         plans.append((name, o, binding, times, choices_of(o, binding, backend, families, options.count, options.sample)))
     print(f"chose {sum(len(p[4]) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
+    if options.sample:
+        random.shuffle(plans)
     backend.profiler.prepare([(c.operator, b) for _, _, b, _, cs in plans for c in cs])
     print(f"compiled them after {time.perf_counter() - begin:.1f} s", flush=True)
     peak = backend.vdevice.flops * backend.vdevice.veus
@@ -154,7 +156,7 @@ def main() -> None:
                 continue
             rows.append([name, times, list(o.main.shape), [r.extent for r in o.main.reduce], list(choice.operator.tile),
                          dict(choice.operator.config), choice.seconds, seconds, error, family])  # fmt: skip
-            known = best.get(family, (float("inf"), 0.0, 0.0, ""))
+            known = best.get(family, (float("inf"), 0.0, float("nan"), ""))
             worst = float(np.fmax(known[2], error))  # NaN where it was not checked
             text = " ".join(f"{k}{v}" for k, v in choice.operator.config)
             faster = min(known, (seconds, choice.seconds, 0.0, f"{choice.operator.tile} {text}"))

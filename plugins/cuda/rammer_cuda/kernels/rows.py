@@ -144,7 +144,8 @@ class _Rows:
             self._layer(number, layer)
         kinds = ("float *" if a.written else "const float *__restrict__ " for a in self.arguments)
         names = ", ".join(f"{kind}p{k}" for k, kind in enumerate(kinds))
-        head = f'extern "C" __global__ void __launch_bounds__({threads}, {self.resident}) @NAME@({names}, const int *order, int first)'
+        bounds = f"__launch_bounds__({threads}, {self.resident})"
+        head = f'extern "C" __global__ void {bounds} @NAME@({names}, const int *order, int first)'
         text = f"{head} {{\n{self.text}}}\n"
         before = preamble([x.padded[1] for x in self.c.layers]) + _PREAMBLE + "".join(self.tables.values())
         name = "g_" + hashlib.sha256((before + text).encode()).hexdigest()[:20]

@@ -185,6 +185,14 @@ class _Warpgroups(Gemm):
         text.all(["} else {", "rm_after();", "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;"])
         read = [f"const float *const at = {n.name}shared + (slot * {s.bk} + lt) * {n.pitch} + warp * 16 + lg;"]
         wait, leave = list[str](), list[str]()
+        groups = s.works // THREADS
+        turn, pass_on = list[str](), list[str]()
+        if groups > 1:
+            # In turns: left alone, the warpgroups' products would interleave, and then all of them convert at once.
+            text.line("const int mine = tid / 128 + 1;")
+            text.line(f"if (mine == {groups}) rm_turn_pass(1);")
+            turn = ["rm_turn_wait(mine);"]
+            pass_on = [f"if (kb + 1 < end || mine < {groups}) rm_turn_pass(mine == {groups} ? 1 : mine + 1);"]
         if self.patch is not None:
             taps, pitch, element = self.patch.taps, self.patch.pitch, "(e % 2 ? at1 : at0)"
             for h in (0, 1):
@@ -203,10 +211,10 @@ class _Warpgroups(Gemm):
             *read, f"unsigned big[{steps}][4], small[{steps}][4];",
             "#pragma unroll", f"for (int s = 0; s < {steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
             f"  rm_halves(at[(s * 8 + e / 2 * 4) * {pitch} + {element}], big[s][e], small[s][e]);",
-            f"float part[{self.fixed // 2}];",
+            f"float part[{self.fixed // 2}];", *turn,
             f"rm_products{self.fixed}(part, big, small, rm_matrix({m.name}shared + slot * {self.whole}, {self.fixed}),",
             f"  rm_matrix(rest + slot * {self.whole}, {self.fixed}));",
-            "rm_warpgroup_wait<0>();", "rm_pin(big); rm_pin(small); rm_pin(part);",
+            *pass_on, "rm_warpgroup_wait<0>();", "rm_pin(big); rm_pin(small); rm_pin(part);",
             "if (tid % 32 == 0) rm_barrier_arrive(empty + 8 * slot);", *leave,
             "#pragma unroll", f"for (int j = 0; j < {self.fixed // 2}; ++j) acc[0][j] += part[j];",
             "}", "}",

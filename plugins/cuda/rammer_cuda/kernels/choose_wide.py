@@ -23,8 +23,8 @@ from rammer_cuda.kernels.depth import Depth, depth_of
 from rammer_cuda.kernels.task import Unsuited
 from rammer_cuda.kernels.wide import GROUP, MOST, Wide, gemm_wgmma3, runs_down, wide_shape
 
-#: Block depths, with the most buffers of the ring that are tried.
-BLOCKS, STAGES = (32, 64), (6, 5, 4, 3)
+#: Block depths, buffers of the ring and copying warpgroups that are tried.
+BLOCKS, STAGES, COPIERS = (32, 64), (6, 5, 4, 3), (1, 2)
 #: Warpgroups of a block, and fewest columns (or rows) of the constant.
 MOST_GROUPS, FEWEST = 4, 16
 #: Share of a warpgroup's rows that a tile must fill.
@@ -102,10 +102,12 @@ def _tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
 
 def _configs(rows: int, width: int, down: bool, patch: int, depths: dict[int, Depth],
              device: VDevice) -> Iterator[tuple[tuple[str, int], ...]]:  # fmt: skip
-    for bk, patched in ((bk, patched) for bk in BLOCKS for patched in ((0, 1) if patch else (0,))):
+    kinds = ((bk, patched, copiers) for bk in BLOCKS for patched in ((0, 1) if patch else (0,)) for copiers in COPIERS)
+    for bk, patched, copiers in kinds:
         for stages in STAGES:
-            shape = wide_shape(rows, width, {"bk": bk, "stages": stages, "patch": patched}, down)
-            if patched and math.prod(a.extent for a in depths[bk].outer) < stages - 2:
+            config = {"bk": bk, "stages": stages, "patch": patched, "copiers": copiers}
+            shape = wide_shape(rows, width, config, down)
+            if patched and math.prod(a.extent for a in depths[bk].outer) < shape.ahead * copiers:
                 continue
             if _shared(shape, patch) <= device.layer("veu").capacity:
                 break
@@ -115,7 +117,7 @@ def _configs(rows: int, width: int, down: bool, patch: int, depths: dict[int, De
             continue
         for split in SPLITS:
             if split <= max(1, depths[bk].blocks // 2):
-                yield (("bk", bk), ("stages", stages), ("split", split), ("patch", patched))
+                yield (("bk", bk), ("stages", stages), ("split", split), ("patch", patched), ("copiers", copiers))
 
 
 def patch_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:

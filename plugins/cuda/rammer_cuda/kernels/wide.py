@@ -2,7 +2,7 @@
 
 The split sums and the epilogue are those of ``gemm``. The operand that is no constant goes from shared memory into
 registers, 64 rows or columns of the tile a warpgroup, and is halved there. The constant comes as fp32, arranged when a
-program is loaded, and is halved in shared memory by the warpgroup that copied it, which does nothing else: so the
+program is loaded, and is halved in shared memory by the warpgroup that copied it; one or two do nothing else: so the
 others need no common barrier, and while one converts, another one's products run. After every block the tensor cores'
 sums are added to fp32 ones outside. With ``patch`` a convolution's input is staged once for all taps of a block of
 channels (``kernels.patch``).
@@ -34,6 +34,7 @@ class Wide(Shape):
 
     down: bool = False
     patch: bool = False
+    copiers: int = 1
 
     @property
     def group(self) -> int:
@@ -42,8 +43,13 @@ class Wide(Shape):
 
     @property
     def threads(self) -> int:
-        """With the warpgroup that copies."""
-        return self.group + THREADS
+        """With the warpgroups that copy."""
+        return self.group + THREADS * self.copiers
+
+    @property
+    def ahead(self) -> int:
+        """Blocks that a copying warpgroup starts before it waits for the first of them."""
+        return (self.stages - 2) // self.copiers
 
 
 def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wide:
@@ -54,7 +60,7 @@ def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wid
         raise Unsuited(f"{fixed} results of a thread's row")
     bm, bn = (through, fixed) if down else (fixed, through)
     return Wide(bm, bn, config.get("bk", 32), 1, fixed // 2, config.get("stages", 3), config.get("split", 1), 1, False,
-                down, bool(config.get("patch", 0)))  # fmt: skip
+                down, bool(config.get("patch", 0)), config.get("copiers", 1))  # fmt: skip
 
 
 def gemm_wgmma3(operator: ROperator, binding: Binding) -> TaskKernel:
@@ -87,8 +93,8 @@ class _Warpgroups(Gemm):
             name, operand, axes = ("a", product.a, product.rows) if shape.down else ("b", product.b, product.columns)
             storage, kind = binding.storages[operand.tensor], binding.types[operand.tensor]
             self.patch = patch_of(name, product, operand, axes, self.depth, THREADS, storage.strides, kind.shape)
-            if self.patch.taps < shape.stages - 2:
-                # The copying warpgroup would wait for a patch to be left whose last products it still has to complete.
+            if self.patch.taps < shape.ahead * shape.copiers:
+                # A copying warpgroup would wait for a patch to be left whose last products it still has to complete.
                 raise Unsuited(f"{self.patch.taps} taps for {shape.stages} buffers")
         self.whole = shape.bk * self.matrix.pitch
         self.readable = 2 * shape.bk * self.patch.pitch if self.patch else shape.stages * shape.bk * self.read.pitch
@@ -129,16 +135,18 @@ class _Warpgroups(Gemm):
     def _start(self) -> None:
         """The copying warpgroup: copies, halves of the constant, and the word that a block is complete."""
         s, text, m, r = self.s, self.text, self.matrix, self.read
-        text.all([f"if (tid >= {s.works}) {{", "const int thread = tid;", "{", f"const int tid = thread - {s.works};"])
+        n, ahead, between = s.copiers, s.ahead, s.copiers * s.ahead
+        text.all([f"if (tid >= {s.works}) {{", f"const int copier = tid / {THREADS} - {s.works // THREADS}, thread = tid;", "{"])
+        text.line(f"const int tid = thread % {THREADS};")
         m.setup(text)
         (self.patch or r).setup(text)
         self._copies()
-        ahead = s.stages - 1
-        text.all(["#pragma unroll", f"for (int i = 0; i < {ahead}; ++i)", f"  if (begin + i < end) {m.name}fetch(begin + i, i);"])
-        text.all(["rm_after();", "#pragma unroll 1", f"for (int i = 0; begin + i < end + {ahead - 1}; ++i) {{"])
+        text.all(["#pragma unroll", f"for (int i = copier; i <= copier + {between}; i += {n})"])
+        text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
+        text.all(["rm_after();", "#pragma unroll 1", f"for (int i = copier; begin + i < end + {between}; i += {n}) {{"])
         text.all(["const int kb = begin + i;", "if (kb < end) {", f"const int slot = i % {s.stages};"])
         text.line(f"if (i >= {s.stages}) rm_barrier_wait(empty + 8 * slot, (i / {s.stages} - 1) & 1);")
-        text.line(f"if (i >= {ahead}) {m.name}fetch(kb, slot);")
+        text.line(f"if (i > copier + {between}) {m.name}fetch(kb, slot);")
         if self.patch is None:
             text.line(f"{r.name}fetch(kb, slot);")
         else:
@@ -146,8 +154,8 @@ class _Warpgroups(Gemm):
             text.all([f"if (i == 0 || kb % {taps} == 0) {{", f"const int turn = kb / {taps} - begin / {taps};"])
             text.all(["if (turn >= 2) rm_barrier_wait(left + turn % 2 * 8, (turn / 2 - 1) & 1);"])
             text.all([f"{r.name}fetch(kb / {taps}, turn % 2);", "}"])
-        text.all(["}", "rm_commit();", f"if (i >= {ahead - 1}) {{", f"const int done = i - {ahead - 1};"])
-        text.all([f"rm_arrived<{ahead - 1}>();", f"halve(done % {s.stages});", "rm_copies_to_async();"])
+        text.all(["}", "rm_commit();", f"if (i >= {between}) {{", f"const int done = i - {between};"])
+        text.all([f"rm_arrived<{ahead}>();", f"halve(done % {s.stages});", "rm_copies_to_async();"])
         if self.patch is not None:
             taps = self.patch.taps
             text.line(f"if (done == 0 || (begin + done) % {taps} == 0)")

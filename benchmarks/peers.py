@@ -30,18 +30,16 @@ import rammer
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.report.environment import environment
 from rammer.report.table import plain
-from rammer.runtime.bench import Effort, resident, sample
-from rammer.runtime.executable import Specialised
+from rammer.runtime.bench import Effort, bound_call, sample
+from rammer.runtime.options import PRECISIONS
 from rammer.runtime.peer_graph import Array
 from rammer.runtime.peer_torch import load_torch
 from rammer.runtime.peers import (
     PEERS,
-    PRECISIONS,
     Prepared,
     float64_outputs,
     open_peer,
     relative_error,
-    wall_seconds,
 )
 
 #: What a run measures by default; torch-compile-nhwc compiles everything once more.
@@ -64,25 +62,21 @@ def environment_of(gpu: bool) -> dict[str, str]:
 
 def open_rammer(path: Path, inputs: Mapping[str, Array], device: str, precision: str, tune: str,
                 options: Mapping[str, str]) -> tuple[Prepared, int]:  # fmt: skip
-    """rammer on ``device``, and its kernel launches a run. Device-resident where the plugin can replay."""
-    chosen = dict(options) if precision == "float32" else {**options, "precision": precision}
+    """rammer on ``device``, and its kernel launches a run; inputs and outputs bound to arrays on the device."""
     start = time.perf_counter()
-    exe = rammer.compile(path, device=device, tune=tune, options=chosen)
+    exe = rammer.compile(path, device=device, tune=tune, precision=precision, options=options)
     arrays = exe.checked(inputs)
     special = exe.prepare(arrays)
     seconds = time.perf_counter() - start
     if special.compiled.host_nodes:
         raise DeviceFailure(f"{len(special.compiled.host_nodes)} operators run on the host: nothing to compare")
-    special.run(arrays)  # leaves the inputs on the device
-    replay = resident(special)
-    if replay is not None:
-        return Prepared(replay, lambda: special.run(arrays)[0], seconds, "GPU events", exe.close), special.kernels
-    return _whole_runs(special, arrays, seconds, exe.close), special.kernels
+    bound = exe.bind(arrays)
 
+    def outputs() -> dict[str, Array]:
+        bound.run()
+        return bound.to_host()
 
-def _whole_runs(special: Specialised, arrays: Mapping[str, Array], seconds: float, close: Any) -> Prepared:
-    return Prepared(lambda: wall_seconds(lambda: special.run(arrays)), lambda: special.run(arrays)[0], seconds,
-                    "wall, NumPy in and out", close)  # fmt: skip
+    return Prepared(bound_call(bound), outputs, seconds, bound.clock, exe.close), special.kernels
 
 
 def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort) -> dict[str, Any]:

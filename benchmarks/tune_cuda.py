@@ -1,8 +1,8 @@
 """One table: every distinct matrix-product layer of some models on a CUDA device, candidate by candidate.
 
-``python benchmarks/tune_cuda.py [--models squeezenet,nerf_mlp] [--count 6] [--layers 40] [--families gemm,gemm_wgmma3]``:
-relative L2 error against float64, predicted and measured microseconds (a link of a chain in a CUDA graph), and the share
-of the fp32 peak. Models are those of the zoo and the light models of the onnx package.
+``python benchmarks/tune_cuda.py [--models squeezenet,resnet50] [--precision tf32] [--count 6] [--layers 40]
+[--families gemm_wgmma3,gemm_chain]``: relative L2 error against float64, predicted and measured microseconds (a link of a
+chain in a CUDA graph), the share of the fp32 peak, and what each family's best add up to. Models are those of the zoo.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
-from zoo import ZOO
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from zoo import SEED, ZOO
 
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
@@ -24,26 +28,26 @@ from rammer.frontend.reader import read_model
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
+from rammer.passes.narrow import NarrowFloats
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.storage import assign_storage
 from rammer.plan.views import view_sources
-from rammer.profile.probe import random_inputs
-from rammer.testing.models import light_model
+from rammer.runtime.host_memory import random_inputs
+from rammer.runtime.options import PRECISIONS
 from rammer.tile.connect import connect
 from rammer.tile.signature import signature
 
-#: Families by how many candidates of each are timed.
-FAMILIES = ("gemm", "gemm_tf32x3", "gemm_wgmma3", "gemm_chain")
 
-
-def operators(names: list[str], backend: Backend) -> dict[str, tuple[str, ROperator, Binding, int]]:
+def operators(names: list[str], backend: Backend, precision: str) -> dict[str, tuple[str, ROperator, Binding, int]]:
     """Signature -> (model, operator, binding, how often) of every contraction."""
     found: dict[str, tuple[str, ROperator, Binding, int]] = {}
     for name in names:
-        graph, _ = Pipeline(default_passes()).run(bind(read_model(ZOO[name].build() if name in ZOO else light_model(name)), {}))
+        graph, _ = Pipeline(default_passes()).run(bind(read_model(ZOO[name].build(SEED)), {}))
+        if precision == "float16":
+            graph, _ = Pipeline((NarrowFloats(), *default_passes())).run(graph)
         compute = lower(graph)
         plan = assign_storage(compute)
-        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
+        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants), precision=precision)
         tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages),
                         lambda o, b=binding: backend.rate(o, b))  # fmt: skip
         for o in tiles.operators:
@@ -94,82 +98,95 @@ def check(backend, operator: ROperator, binding: Binding, want_error: bool) -> t
     return float(np.linalg.norm(have - want) / np.linalg.norm(want)), seconds
 
 
+def blocked(operator: ROperator, binding: Binding) -> tuple[int, int, bool]:
+    """Rows and columns of a task, and whether columns are read without padding: what the cost model sees of it."""
+    from rammer.codegen.contraction import product_of
+
+    if operator.family == "gemm_chain":
+        return operator.tile[0], operator.tile[-1], True
+    kind = binding.types[operator.main.reads[0]].dtype
+    product = product_of(operator, binding, kind)
+    return product.row_count, product.width, not product.b.guards
+
+
 def choices_of(operator: ROperator, binding: Binding, backend, families: list[str], count: int, sample: int) -> list:
-    """The best predicted ``count`` candidates of every family, and ``sample`` more of each at random."""
+    """The best predicted ``count`` candidates of every family (of all together without ``families``), and ``sample`` more
+    of each at random."""
     from rammer_cuda.kernels.choose import Choice, gemm_candidates
     from rammer_cuda.kernels.choose_wide import wide_candidates
     from rammer_cuda.kernels.rows import chain_candidates
 
-    device = backend.vdevice
+    device, most = backend.vdevice, 200 if sample else 4 * count
     found = [Choice(o, seconds) for seconds, o in chain_candidates(operator, binding, device)]
-    found += wide_candidates(operator, binding, device, 200 if sample else count)
-    found += gemm_candidates(operator, binding, device, 400 if sample else 4 * count)
-    result = []
-    for family in families:
-        mine = [c for c in found if c.operator.family == family]
-        rest = mine[count:]
-        result += mine[:count] + random.sample(rest, min(sample, len(rest)))
-    return result
+    found += gemm_candidates(operator, binding, device, most)
+    found += wide_candidates(operator, binding, device, most) if backend.arch == "sm_90a" else []
+    groups = [[c for c in found if c.operator.family == f] for f in families]
+    groups = groups or [sorted(found, key=lambda c: c.seconds)]
+    return [c for g in groups for c in (*g[:count], *random.sample(g[count:], min(sample, len(g[count:]))))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="squeezenet,resnet50")
+    parser.add_argument("--precision", default="float32", choices=PRECISIONS)
     parser.add_argument("--count", type=int, default=6)
-    parser.add_argument("--errors", type=int, default=3, help="candidates of a kind whose results are checked, a model")
     parser.add_argument("--sample", type=int, default=0, help="further candidates, drawn from the best 200")
+    parser.add_argument("--families", default="", help="with commas: candidates of each of these, and of no other")
+    parser.add_argument("--errors", type=int, default=2, help="candidates of a layer and kind whose results are checked")
     parser.add_argument("--json", default="", help="file for all measurements")
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--layers", type=int, default=1000)
+    parser.add_argument("--layers", type=int, default=1000, help="at most so many, drawn at random")
     parser.add_argument("--seconds", type=float, default=400)
     options = parser.parse_args()
-    families = options.families.split(",")
+    families = [f for f in options.families.split(",") if f]
     begin = time.perf_counter()
     backend = Registry().open("cuda")
-    found = operators(options.models.split(","), backend)
+    found = operators(options.models.split(","), backend, options.precision)
     print(f"{len(found)} layers after {time.perf_counter() - begin:.1f} s", flush=True)
     plans = []
-    for name, o, binding, times in list(found.values())[: options.layers]:
+    layers = random.sample(list(found.values()), min(options.layers, len(found)))
+    for name, o, binding, times in layers:
         plans.append((name, o, binding, times, choices_of(o, binding, backend, families, options.count, options.sample)))
-    print(f"chose {sum(len(p[4]) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
-    if options.sample:
-        random.shuffle(plans)
     backend.profiler.prepare([(c.operator, b) for _, _, b, _, cs in plans for c in cs])
-    print(f"compiled them after {time.perf_counter() - begin:.1f} s", flush=True)
+    print(f"compiled {sum(len(p[4]) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
     peak = backend.vdevice.flops * backend.vdevice.veus
     totals: dict[str, list[float]] = {}
     rows: list[list[object]] = []
-    checked: dict[tuple[object, ...], int] = {}
+    by_family: dict[tuple[str, str], dict[int, float]] = {}
     for name, o, binding, times, choices in plans:
         if time.perf_counter() - begin > options.seconds:
             print("out of time")
             break
-        best: dict[str, tuple[float, float, float, str]] = {}
-        for choice in choices:
-            family, config = choice.operator.family, dict(choice.operator.config)
-            kind = (name, family, config.get("split", 1) > 1, config.get("patch", 0))
+        main_ = o.main
+        print(f"{name} x{times} {main_.shape} K {[r.extent for r in main_.reduce]} {o.flops / 1e6:.1f} MFLOP "
+              f"floor {o.flops / peak * 1e6:.2f} us", flush=True)  # fmt: skip
+        best, checked = float("inf"), dict[tuple[object, ...], int]()
+        for i, choice in enumerate(choices):
+            settings = dict(choice.operator.config)
+            kind = (choice.operator.family, settings.get("split", 1) > 1, settings.get("patch", 0))
             checked[kind] = checked.get(kind, 0) + 1
             try:
                 error, seconds = check(backend, choice.operator, binding, checked[kind] <= options.errors)
             except Exception as problem:
-                print(f"   FAILED {choice.operator.head()}: {problem}")
+                print(f"   FAILED {choice.operator.tile} {choice.operator.config}: {problem}")
                 continue
-            rows.append([name, times, list(o.main.shape), [r.extent for r in o.main.reduce], list(choice.operator.tile),
-                         dict(choice.operator.config), choice.seconds, seconds, error, family])  # fmt: skip
-            known = best.get(family, (float("inf"), 0.0, float("nan"), ""))
-            worst = float(np.fmax(known[2], error))  # NaN where it was not checked
-            text = " ".join(f"{k}{v}" for k, v in choice.operator.config)
-            faster = min(known, (seconds, choice.seconds, 0.0, f"{choice.operator.tile} {text}"))
-            best[family] = (*faster[:2], worst, faster[3])
-        print(f"{name} x{times} {o.main.shape} K {[r.extent for r in o.main.reduce]} floor {o.flops / peak * 1e6:.2f} us")
-        for family, (seconds, predicted, error, text) in best.items():
-            print(f"   {family:<12} {seconds * 1e6:7.2f} us, predicted {predicted * 1e6:7.2f}, error {error:.1e}  {text}")
-        for family in families:
-            total = totals.setdefault(f"{name} {family}", [0.0, 0.0])
-            for i in (0, 1):
-                total[i] += times * min((b[i] for f, b in best.items() if f in (family, families[0])), default=0.0)
-    for name, (measured, predicted) in totals.items():
-        print(f"TOTAL {name} (or {families[0]}): measured {measured * 1e3:.3f} ms, predicted {predicted * 1e3:.3f} ms")
+            best = min(best, seconds)
+            rows.append([name, times, list(main_.shape), [r.extent for r in main_.reduce], list(choice.operator.tile),
+                         dict(choice.operator.config), choice.seconds, seconds, error,
+                         choice.operator.family, *blocked(choice.operator, binding)])  # fmt: skip
+            mine = by_family.setdefault((name, choice.operator.family), {})
+            mine[id(o)] = min(mine.get(id(o), float("inf")), seconds * times)
+            config = choice.operator.family[4:] + " " + " ".join(f"{k}{v}" for k, v in choice.operator.config)
+            print(f"   {choice.operator.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
+                  f"{seconds * 1e6:.2f} us {o.flops / seconds / peak:.0%}", flush=True)  # fmt: skip
+            if i == 0:
+                totals.setdefault(name, [0.0, 0.0, 0.0])[0] += choice.seconds * times
+                totals[name][1] += seconds * times
+        if choices:
+            totals[name][2] += best * times
+    for name, (p, m, b) in totals.items():
+        print(f"TOTAL {name}: predicted {p * 1e3:.3f} ms, first choice {m * 1e3:.3f} ms, best {b * 1e3:.3f} ms")
+    for (name, family), mine in by_family.items():
+        print(f"TOTAL {name} {family}: {len(mine)} layers, best {sum(mine.values()) * 1e3:.3f} ms")
     if options.json:
         Path(options.json).write_text(json.dumps(rows))
 

@@ -6,6 +6,7 @@ No step asks which device it serves; the backend's VDevice, candidates and kerne
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,11 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port
-from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.narrow import NarrowFloats
+from rammer.passes.pipeline import PassReport, Pipeline, default_passes
 from rammer.plan.build import build_program
 from rammer.plan.capacity import check_capacity
-from rammer.plan.storage import assign_storage
+from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
@@ -36,6 +38,7 @@ from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
 from rammer.tile.connect import Rate, connect, peak
 from rammer.tile.split import split_deep
+from rammer.tile.steps import slice_steps
 
 
 @dataclass
@@ -76,7 +79,7 @@ class Compiler:
     def compile(self, graph: Graph) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
         with self._step("passes"):
-            graph, reports = Pipeline(self.passes).run(graph)
+            graph, reports = self._rewritten(graph)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
         for number, (nodes, why) in enumerate(split_segments(graph, self.lowerings)):
@@ -86,6 +89,14 @@ class Compiler:
                 segments.append(self._segment(subgraph(graph, nodes, number)))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
 
+    def _rewritten(self, graph: Graph) -> tuple[Graph, list[PassReport]]:
+        """All passes; float16 comes after what folds constants, which is better done in float32."""
+        graph, reports = Pipeline(self.passes).run(graph)
+        if self.options.precision == "float16":
+            graph, more = Pipeline((NarrowFloats(self.lowerings), *self.passes)).run(graph)
+            reports += more
+        return graph, reports
+
     def _segment(self, graph: Graph) -> ProgramSegment:
         with self._step("lower"):
             compute = lower(graph, self.lowerings)
@@ -94,30 +105,35 @@ class Compiler:
     def program(self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> ProgramSegment:
         """From tensor expressions to a verified program."""
         with self._step("storage"):
+            compute = slice_steps(compute, self.backend.vdevice)
             plan = assign_storage(split_deep(compute, self.backend.vdevice))
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
-        binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
         with self._step("tile"):
-            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(binding))
+            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(plan))
+        constants = frozenset(plan.graph.constants)
+        reused = _reused(tile.operators, constants)
+        binding = Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
         with self._step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
         with self._step("schedule"):
             after = dependences(tile.operators, plan.storages)
-            schedule = self.policy(OperatorGraph(kernels, after), self.backend.vdevice)
+            schedule = self.policy(OperatorGraph(kernels, after, binding.constants), self.backend.vdevice)
         with self._step("plan"):
             program = build_program(compute.name, schedule, plan, inputs, outputs, plan.graph.constants,
                                     policy=str(self.policy), vdevice=self.backend.vdevice)  # fmt: skip
         debug(DECISIONS, lambda: tile.describe(self.backend.vdevice))
         debug(PROGRAMS, lambda: str(program))
-        constants = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
-        return ProgramSegment(program, constants, compute, tile, kernels)
+        values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
+        return ProgramSegment(program, values, compute, tile, kernels)
 
-    def _rate(self, binding: Binding) -> Rate:
+    def _rate(self, plan: StoragePlan) -> Rate:
         backend = self.backend
         if not isinstance(backend, Rated):
             return peak
+        constants = frozenset(plan.graph.constants)
+        binding = Binding(plan.graph.types, plan.storages, constants, precision=self.options.precision)
         return lambda operator: backend.rate(operator, binding)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
@@ -125,7 +141,8 @@ class Compiler:
         result = []
         for segment in compiled.segments:
             if isinstance(segment, ProgramSegment):
-                binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
+                binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants),
+                                  precision=self.options.precision)  # fmt: skip
                 for operator in segment.program.operators:
                     kernel = self.backend.kernel(operator, binding)
                     self.progress("resources", operator.name)
@@ -140,6 +157,12 @@ class Compiler:
         spent = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
         debug(STEPS, lambda: f"{name} {spent * 1e3:.1f} ms")
+
+
+def _reused(operators: Sequence[ROperator], constants: frozenset[str]) -> frozenset[str]:
+    """The constants that more than one operator reads."""
+    count = Counter(n for o in operators for n in o.inputs if n in constants)
+    return frozenset(n for n, times in count.items() if times > 1)
 
 
 def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[list[Node], str]]:

@@ -243,7 +243,7 @@ def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
 def test_a_plugin_for_another_api_version() -> None:
     device = Device("old", "", lambda: [Hardware(0, "a", "b", 0)], lambda options: None, api=7)  # type: ignore[arg-type, return-value]
     (status,) = registry_of(device).statuses()
-    reason = "the plugin speaks API version 7, this core 1; upgrade the older one"
+    reason = "the plugin speaks API version 7, this core 2; upgrade the older one"
     assert (status.state, status.reason) == ("api-mismatch", reason)
     said = message(DeviceUnavailable, lambda: open_executable(model(), "old", registry=registry_of(device)))
     assert said == (f"device old is not available: api-mismatch\n  at: {reason}\n"

@@ -50,10 +50,37 @@ def test_other_devices_and_hardware_are_refused(rammer: Command, compiled: Path)
     done = rammer("run", compiled, "--option", "memory=1000000")
     assert done.code == 2
     assert done.err.startswith(
-        f"rammer: error: {compiled} was compiled for other hardware or by another version of the toy plugin\n"
+        f"rammer: error: {compiled} was compiled without --option, not with --option memory=1000000\n"
         "  at: compiled for toy 1, NumPy"
     )
-    assert done.err.endswith("or give the --option values that it was compiled with\n")
+    assert done.err.endswith("  hint: leave out --option, or compile the model again with it\n")
+
+
+def test_another_version_of_the_plugin_is_refused(rammer: Command, compiled: Path) -> None:
+    rewritten(compiled, "head.json", '"fingerprint": "toy 1', '"fingerprint": "toy 0')
+    done = rammer("run", compiled)
+    assert done.code == 2
+    assert done.err.startswith(
+        f"rammer: error: {compiled} was compiled for other hardware or by another version of the toy plugin\n"
+        "  at: compiled for toy 0, NumPy"
+    )
+    assert done.err.endswith("  hint: compile the model again\n")
+
+
+def test_it_keeps_the_options(rammer: Command, model: Path, tmp_path: Path) -> None:
+    """Run without --option: the device opens with those of the compilation. Others are refused if they matter."""
+    path = tmp_path / "o.rammer"
+    assert rammer("compile", model, "--device", "ipu_sim", "--option", "tiles=7", "-o", path).code == 0
+    done = rammer("run", path)
+    assert done.code == 0 and "7 tiles" in done.out
+    assert rammer("run", path, "--option", "tiles=7").code == 0
+    done = rammer("run", path, "--option", "tiles=8", "--option", "no_stream=1")
+    assert done.code == 2
+    assert done.err.startswith(f"rammer: error: {path} was compiled with --option tiles=7, "
+                               "not with --option no_stream=1 --option tiles=8\n")  # fmt: skip
+    # The compiled program does not depend on this one.
+    assert rammer("run", path, "--option", "no_stream=1").code == 0
+    assert api.compile(path).device_options == {"tiles": "7"}
 
 
 def test_a_file_for_a_named_target_runs_on_what_is_here(rammer: Command, model: Path, tmp_path: Path) -> None:
@@ -63,7 +90,7 @@ def test_a_file_for_a_named_target_runs_on_what_is_here(rammer: Command, model: 
     here = api.compile(model, device="toy")
     assert made.compiled.programs[0].veus == 7 > here.backend.vdevice.veus
     path = tmp_path / "t.rammer"
-    save_artifact(path, replace(made, device="toy:0", target="gfx90a"))
+    save_artifact(path, replace(made, device="toy:0", target="gfx90a", options={}))
     rammer("run", model, "--device", "toy", "--save-outputs", tmp_path / "a.npz")
     done = rammer("run", path, "--expected", tmp_path / "a.npz")
     assert done.code == 0
@@ -106,9 +133,9 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path) -> None:
         done = rammer("run", compiled)
         assert done.code in (0, 2) and "Traceback" not in done.err, (place, done.err)  # 0: a bit that nothing reads
     compiled.write_bytes(whole)
-    rewritten(compiled, "head.json", '"format": 1', '"format": 99')
+    rewritten(compiled, "head.json", '"format": 3', '"format": 99')
     done = rammer("run", compiled)
-    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 1\n"
+    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 3\n"
                                         "  hint: compile the model again\n")  # fmt: skip
 
 

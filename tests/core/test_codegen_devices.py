@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,9 +140,10 @@ def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any) -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    items = {n: i for n, i in cases().items() if n != "half"}
+    items = cases()
     source = tmp_path / "codelets.cpp"
-    source.write_text(IPU.preamble + "".join(emit(i.operator, i.binding, IPU).text for i in items.values()))
+    half = "struct half { half() = default; explicit half(float); operator float() const; };\n"  # Poplar's own type
+    source.write_text(half + IPU.preamble + "".join(emit(i.operator, i.binding, IPU).text for i in items.values()))
     done = subprocess.run(
         [compiler, "-std=c++17", "-fsyntax-only", str(source)], capture_output=True, text=True, check=False
     )
@@ -151,4 +153,4 @@ def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any) -> None:
 def test_a_dialect_without_an_element_type_declines() -> None:
     item = cases()["half"]
     with pytest.raises(DeviceFailure, match="float16"):
-        emit(item.operator, item.binding, IPU)
+        emit(item.operator, item.binding, replace(IPU, types={k: v for k, v in IPU.types.items() if k != "float16"}))

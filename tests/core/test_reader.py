@@ -1,55 +1,19 @@
-"""Reading and binding models: exact messages for bad input, and what the graph looks like afterwards."""
+"""Reading and binding models: exact messages for bad input."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_models import BOOL, FLOAT, bound, message, model, relu, tensor
 
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import TARGET_OPSET, read_model
-from rammer.ir.graph import Graph
-from rammer.runtime.reference import evaluate_graph
 from rammer.testing import models as zoo
-
-FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-
-
-def tensor(name: str, shape: Any, dtype: int = FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def model(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[str], opset: int = 21,
-          constants: dict[str, np.ndarray] | None = None, **more: Any) -> onnx.ModelProto:  # fmt: skip
-    weights = [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "g", inputs, [onnx.ValueInfoProto(name=o) for o in outputs], weights)
-    imports = [helper.make_opsetid("", opset), *more.pop("imports", [])]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10, **more)
-
-
-def relu(shape: Any = (2, 3)) -> onnx.ModelProto:
-    return model([helper.make_node("Relu", ["x"], ["y"], name="r")], [tensor("x", shape)], ["y"])
-
-
-def message(source: Any, shapes: dict[str, tuple[int, ...]] | None = None) -> str:
-    with pytest.raises(BadInput) as caught:
-        bind(read_model(source), shapes or {})
-    assert caught.value.exit_code == 2
-    return str(caught.value)
-
-
-def bound(proto: onnx.ModelProto, **shapes: tuple[int, ...]) -> Graph:
-    return bind(read_model(proto), shapes)
-
-
-def ops(graph: Graph) -> list[str]:
-    return [n.op for n in graph.nodes]
-
 
 # Files ---------------------------------------------------------------------------------------------------------
 
@@ -290,173 +254,3 @@ def test_rank_must_be_declared() -> None:
     proto = relu()
     proto.graph.input[0].type.tensor_type.ClearField("shape")
     assert message(proto).startswith("input 'x' declares no rank\n  at: input x\n")
-
-
-# Upgrades ------------------------------------------------------------------------------------------------------
-
-
-def test_upgrade_keeps_the_meaning() -> None:
-    """Softmax of opset 11 works on the flattened tail; Squeeze has its axes as an attribute."""
-    nodes = [helper.make_node("Softmax", ["x"], ["s"], axis=1), helper.make_node("Unsqueeze", ["s"], ["y"], axes=[0])]
-    proto = model(nodes, [tensor("x", [2, 3, 4])], ["y"], opset=11)
-    x = np.random.default_rng().standard_normal((2, 3, 4)).astype(np.float32)
-    result = evaluate_graph(bound(proto), {"x": x})["y"]
-    wide = np.exp(x.astype(np.float64)).reshape(2, 12)
-    np.testing.assert_allclose(result, (wide / wide.sum(1, keepdims=True)).reshape(1, 2, 3, 4), rtol=1e-5)
-
-
-X = np.random.default_rng().standard_normal((1, 4, 4, 4)).astype(np.float32)
-SCALES = {"s": np.array([1, 1, 1.5, 2.5], np.float32)}
-
-
-@pytest.mark.parametrize("op, inputs, constants, opset, attributes", [
-    ("Resize", ["x", "s"], SCALES, 10, {"mode": "linear"}),
-    ("Resize", ["x", "s"], SCALES, 10, {"mode": "nearest"}),
-    ("Resize", ["x", "s"], {"s": np.array([1, 1, 0.5, 0.7], np.float32)}, 10, {"mode": "nearest"}),
-    ("Upsample", ["x", "s"], SCALES, 9, {"mode": "linear"}),
-    ("Upsample", ["x"], {}, 7, {"mode": "linear", "scales": [1.0, 1.0, 2.0, 2.0]}),
-    ("Hardmax", ["x"], {}, 7, {}),
-    ("Hardmax", ["x"], {}, 12, {"axis": 2}),
-    ("LogSoftmax", ["x"], {}, 12, {}),
-    ("GroupNormalization", ["x", "s", "b"], {"s": X[0, 0, 0, :2], "b": X[0, 1, 0, :2]}, 18, {"num_groups": 2}),
-    ("RoiAlign", ["x", "r", "i"], {"r": np.array([[0, 0, 3, 3]], np.float32), "i": np.array([0])}, 10,
-     {"output_height": 2, "output_width": 2}),
-    ("Slice", ["x"], {}, 9, {"starts": [1, -2], "ends": [3, 99], "axes": [2, 3]}),
-    ("ReduceLogSumExp", ["x"], {}, 11, {"axes": [1, 2], "keepdims": 0}),
-    ("BatchNormalization", ["x", *"sbmv"], {n: np.abs(X[0, i, 0]) for i, n in enumerate("sbmv")}, 7, {}),
-])  # fmt: skip
-def test_upgrade_agrees_with_onnx_runtime(op: str, inputs: list[str], constants: dict[str, np.ndarray], opset: int,
-                                          attributes: dict[str, Any]) -> None:  # fmt: skip
-    """Each of these changed its form or meaning on the way to opset 21."""
-    proto = model([helper.make_node(op, inputs, ["y"], name="n", **attributes)], [tensor("x", [1, 4, 4, 4])], ["y"],
-                  opset, constants)  # fmt: skip
-    proto.ir_version = 8
-    loaded = read_model(proto)
-    assert loaded.opset == TARGET_OPSET
-    have = evaluate_graph(bind(loaded, {}), {"x": X})["y"]
-    np.testing.assert_allclose(have, zoo.forward(proto, {"x": X})["y"], rtol=1e-4, atol=1e-5)
-
-
-def test_resize_10_that_shrinks_and_enlarges() -> None:
-    node = helper.make_node("Resize", ["x", "s"], ["y"], name="r")
-    proto = model([node], [tensor("x", [1, 1, 4, 4])], ["y"], 10, {"s": np.array([1, 1, 2, 0.5], np.float32)})
-    assert message(proto) == (
-        "Resize of opset 10 to the nearest pixel needs constant scales, all at least 1 or all at most 1\n"
-        "  at: node r (Resize)\n  hint: export the model with opset 11 or newer"
-    )
-
-
-def test_upgrade_that_fails_is_noted() -> None:
-    """Statistics per element (spatial=0) do not exist after opset 8: the model stays as it is."""
-    node = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y"], spatial=0)
-    constants = {name: np.ones((2, 4), np.float32) for name in "sbmv"}
-    loaded = read_model(model([node], [tensor("x", [1, 2, 4])], ["y"], opset=7, constants=constants))
-    assert loaded.opset == 7
-    assert loaded.notes == ("opset 7 could not be upgraded to 21, only to 7: Attribute spatial must have value 1",)
-
-
-def test_operator_without_shape_inference() -> None:
-    node = helper.make_node("Normalizer", ["x"], ["y"], name="n", domain="ai.onnx.ml", norm="L2")
-    proto = model([node], [tensor("x", [3, 4])], ["y"], imports=[helper.make_opsetid("ai.onnx.ml", 2)])
-    assert message(proto) == (
-        "ONNX cannot infer the shape of 'y', the result of Normalizer\n  at: node n (Normalizer)\n"
-        "  hint: export the model without Normalizer"
-    )
-
-
-# Folding -------------------------------------------------------------------------------------------------------
-
-
-def test_shape_arithmetic_folds() -> None:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Gather", ["s", "i"], ["n"]),
-        helper.make_node("Unsqueeze", ["n", "zero"], ["n1"]), helper.make_node("Concat", ["n1", "rest"], ["t"], axis=0),
-        helper.make_node("Reshape", ["x", "t"], ["y"]), helper.make_node("ConstantOfShape", ["t"], ["unused"]),
-    ]  # fmt: skip
-    constants = {"i": np.array(0), "zero": np.array([0]), "rest": np.array([-1])}
-    graph = bound(model(nodes, [tensor("x", ["n", 3, 4])], ["y"], constants=constants), x=(5, 3, 4))
-    assert ops(graph) == ["Reshape"] and str(graph.outputs[0]) == "y: f32[5,12]"
-    np.testing.assert_array_equal(graph.constants[graph.nodes[0].inputs[1]], [5, -1])
-
-
-def test_random_and_large_values_do_not_fold() -> None:
-    nodes = [helper.make_node("RandomNormal", [], ["r"], shape=[3]),
-             helper.make_node("ConstantOfShape", ["big"], ["z"]), helper.make_node("ReduceSum", ["z"], ["s"]),
-             helper.make_node("Add", ["r", "s"], ["a"]), helper.make_node("Add", ["a", "x"], ["y"])]  # fmt: skip
-    graph = bound(model(nodes, [tensor("x", [3])], ["y"], constants={"big": np.array([1 << 25])}))
-    assert ops(graph) == ["RandomNormal", "ConstantOfShape", "ReduceSum", "Add", "Add"]
-
-
-def branches() -> tuple[onnx.GraphProto, onnx.GraphProto]:
-    """Both read the outer ``x``; both use the inner name ``t``."""
-    yes = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["t"])], "yes", [], [tensor("t", None)],
-                            [numpy_helper.from_array(np.float32(2), "two")])  # fmt: skip
-    no = helper.make_graph([helper.make_node("Neg", ["x"], ["t"])], "no", [], [tensor("t", None)])
-    return yes, no
-
-
-@pytest.mark.parametrize("size, expected", [(4, "Mul"), (2, "Neg")])
-def test_if_with_a_known_condition_is_inlined(size: int, expected: str) -> None:
-    yes, no = branches()
-    nodes = [helper.make_node("Size", ["x"], ["n"]), helper.make_node("Greater", ["n", "three"], ["c"]),
-             helper.make_node("If", ["c"], ["y"], then_branch=yes, else_branch=no)]  # fmt: skip
-    graph = bound(model(nodes, [tensor("x", ["n"])], ["y"], constants={"three": np.array(3)}), x=(size,))
-    assert ops(graph) == [expected, "Identity"]
-    x = np.random.default_rng().standard_normal(size).astype(np.float32)
-    np.testing.assert_array_equal(evaluate_graph(graph, {"x": x})["y"], 2 * x if size == 4 else -x)
-
-
-def test_local_functions_are_inlined() -> None:
-    body = [helper.make_node("Mul", ["a", "a"], ["m"]), helper.make_node("Add", ["m", "a"], ["o"])]
-    function = helper.make_function("local", "F", ["a"], ["o"], body, [helper.make_opsetid("", 21)])
-    nodes = [helper.make_node("F", ["x"], ["t"], domain="local"), helper.make_node("F", ["t"], ["y"], domain="local")]
-    proto = model(nodes, [tensor("x", [3])], ["y"], functions=[function], imports=[helper.make_opsetid("local", 1)])
-    graph = bound(proto)
-    assert ops(graph) == ["Mul", "Add", "Mul", "Add"]
-    x = np.random.default_rng().standard_normal(3).astype(np.float32)
-    t = x * x + x
-    np.testing.assert_allclose(evaluate_graph(graph, {"x": x})["y"], t * t + t, rtol=1e-6)
-
-
-@pytest.mark.parametrize("op, attributes", [
-    ("Gelu", {"approximate": "tanh"}), ("Gelu", {}), ("HardSwish", {}), ("Mish", {}), ("Softmax", {"axis": 1}),
-    ("Celu", {"alpha": 0.7}), ("MeanVarianceNormalization", {"axes": [0, 2]}), ("LogSoftmax", {}),
-])  # fmt: skip
-def test_schema_functions_expand_to_the_same_values(op: str, attributes: dict[str, Any]) -> None:
-    proto = model([helper.make_node(op, ["x"], ["y"], name="f", **attributes)], [tensor("x", [2, 3, 4])], ["y"])
-    kept, expanded = bind(read_model(proto), {}, {("", op)}), bind(read_model(proto), {}, ())
-    assert ops(kept) == [op] and op not in ops(expanded) and str(kept.outputs[0]) == "y: f32[2,3,4]"
-    x = np.random.default_rng().standard_normal((2, 3, 4)).astype(np.float32)
-    want, have = (evaluate_graph(g, {"x": x})["y"] for g in (kept, expanded))
-    np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
-
-
-def test_names_are_identifiers_and_externals_stay() -> None:
-    nodes = [helper.make_node("Neg", ["in/0"], ["a.b"], name="n/1"), helper.make_node("Neg", ["a.b"], ["a_b"])]
-    graph = bound(model(nodes, [tensor("in/0", [2])], ["a_b"]))
-    assert str(graph) == (
-        "graph g(in_0: f32[2]) -> (a_b: f32[2])\n"
-        "  f32[2]               a_b_2 = Neg(in_0)  # n/1\n"
-        "  f32[2]               a_b = Neg(a_b_2)  # Neg_1"
-    )
-    assert graph.inputs[0].external == "in/0"
-
-
-def test_outputs_that_no_node_computes() -> None:
-    """An input, a constant and the same value twice: each output gets a node of its own."""
-    proto = model([], [tensor("x", [2])], ["x", "c"], constants={"c": np.arange(3.0)})
-    graph = bound(proto)
-    assert ops(graph) == ["Identity", "Identity"]
-    result = evaluate_graph(graph, {"x": np.array([1, 2], np.float32)})
-    assert list(result) == ["x", "c"] and list(result["c"]) == [0, 1, 2]
-
-
-# Real models ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name, nodes", [("densenet121", 668), ("shufflenet", 203), ("squeezenet", 68)])
-def test_light_models_bind(name: str, nodes: int) -> None:
-    everything = {("", op) for op in ("Relu", "Softmax", "Dropout", "BatchNormalization")}
-    graph = bind(read_model(zoo.light_model(name)), {}, everything)
-    assert len(graph.nodes) == nodes
-    assert not {"Shape", "Constant", "Unsqueeze", "ConstantOfShape"} & set(ops(graph))

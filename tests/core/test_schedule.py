@@ -93,6 +93,8 @@ def test_wavefront_is_quick_while_vEUs_are_idle_and_lean_when_they_are_full() ->
     schedule = Wavefront()(many, device(16))
     assert {k.operator.task_count for k in schedule.kernels} == {2}
     assert schedule.predicted == pytest.approx(2e-6 + 1e-6)  # 16 lean tasks fill 16 vEUs once; fastest: 4 us
+    fast = Wavefront(lean=0)(many, device(16))
+    assert {k.operator.task_count for k in fast.kernels} == {8} and fast.predicted == pytest.approx(4e-6 + 1e-6)
 
 
 def test_wavefront_keeps_the_fastest_where_lean_predicts_worse() -> None:
@@ -118,6 +120,26 @@ def test_spread_is_greedy_list_scheduling(start: list[int], tasks: int, seconds:
     assert sorted(s + c * seconds for s, c in zip(start, counts.tolist(), strict=True)) == sorted(greedy)
 
 
+def sharing(name: str, weights: str, tasks: int) -> RKernel:
+    return kernel(adding(name, tasks, [weights, f"x_{name}"], 1), 1e-6)
+
+
+def test_operators_with_the_same_weights_run_where_they_were() -> None:
+    """Two layers of four steps, one wave behind each other: every task stays on its vEU, whatever else is there."""
+    kernels = {f"l{layer}s{step}": [sharing(f"l{layer}s{step}", f"w{layer}", 3)] for step in range(4) for layer in range(2)}
+    after = {n: tuple(m for m in (f"l{n[1]}s{int(n[3]) - 1}", f"l{int(n[1]) - 1}{n[2:]}") if m in kernels) for n in kernels}
+    graph = OperatorGraph({n: tuple(k) for n, k in kernels.items()}, after, frozenset({"w0", "w1"}))
+    rows = Wavefront()(graph, device(8)).rows
+    assert [{(name[1], i) for name, i in row} for row in rows if row] == [{(str(v // 3), v % 3)} for v in range(6)]
+
+
+def test_weights_stay_where_they_were_only_if_that_delays_nobody() -> None:
+    """The second operator with ``w`` comes beside a longer one on the same two vEUs."""
+    kernels = {"a": [sharing("a", "w", 1)], "b": [simple("b", 1, 5e-6)], "c": [sharing("c", "w", 2)]}
+    graph = OperatorGraph({n: tuple(k) for n, k in kernels.items()}, {"a": (), "b": ("a",), "c": ("a",)}, frozenset({"w"}))
+    assert Wavefront()(graph, device(4)).predicted == pytest.approx(1e-6 + 5e-6 + 2e-6)
+
+
 def test_spread_with_one_vEU_far_ahead_of_many_others() -> None:
     counts = spread(np.array([5.0] + [0.0] * 4999), 10_000, 1e-3)
     assert counts[0] == 0 and counts.sum() == 10_000 and set(counts[1:].tolist()) <= {2, 3}
@@ -127,9 +149,9 @@ def test_tasks_without_a_time_still_spread() -> None:
     assert spread(np.zeros(4), 8, 0.0).tolist() == [2, 2, 2, 2]
 
 
-def test_fill_numbers_tasks_in_row_order() -> None:
+def test_fill_puts_each_task_on_its_row() -> None:
     rows: list[list[tuple[str, int]]] = [[], [], []]
-    fill(rows, "a", np.array([2, 0, 1]))
+    fill(rows, "a", [0, 0, 2])
     assert rows == [[("a", 0), ("a", 1)], [], [("a", 2)]]
 
 
@@ -153,7 +175,7 @@ def test_auto_keeps_the_best_prediction() -> None:
     assert schedule.predicted == best == policy(graph, unit).predicted == Auto()(graph, unit).predicted
 
 
-@pytest.mark.parametrize("text", ["sequential", "wavefront", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}"])
+@pytest.mark.parametrize("text", ["sequential", "wavefront", "wavefront{lean=0}", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}"])
 def test_policies_parse_from_their_spelling(text: str) -> None:
     policy = parse_policy(text)
     assert str(policy) == policy.name == text
@@ -172,6 +194,7 @@ def test_left_out_arguments_take_defaults() -> None:
     ("sequential{r=3}", "policy sequential has no argument 'r'", "it takes no arguments"),
     ("ios{r=x}", "argument r of policy ios must be an integer, got 'x'", ""),
     ("ios{r=0}", "policy ios: r and s must be at least 1, got r=0, s=8", ""),
+    ("wavefront{lean=2}", "policy wavefront: lean must be 0 or 1, got 2", ""),
     ("ios{r=3", "not a policy: 'ios{r=3'", "write NAME"),
 ])  # fmt: skip
 def test_bad_spellings_say_what_is_wrong(text: str, what: str, hint: str) -> None:

@@ -7,8 +7,9 @@ from random import Random
 
 import numpy as np
 
+from rammer.device.manifest import Span
 from rammer.ir.program import RProgram
-from rammer.report.trace import MOST_ROWS, WIDTH, Span, chrome_trace, gantt, spans
+from rammer.report.trace import MOST_ROWS, WIDTH, chrome_trace, gantt, spans
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import random_net
 

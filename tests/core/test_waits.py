@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import product
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from task_oracle import dropped_waits
 
 from rammer.ir.program import Counter, RProgram, Storage, Wait
-from rammer.ir.verify import verify
+from rammer.ir.verify import VerifyError, verify
 from rammer.plan.overlap import overlap
 from rammer.plan.waits import dependences, operator_order, plan_waits
 from rammer.schedule.ios import IOS
@@ -132,6 +134,38 @@ def test_order_is_the_closure_of_the_dependences(seed: int, operators: int, veus
         assert {n for n in order.names if order.before[place[name]] >> place[n] & 1} == reach(name)
         implied = {a for p in order.needs[place[name]] for a in reach(order.names[p])}
         assert not implied & {order.names[p] for p in order.needs[place[name]]}
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 10), st.integers(1, 5))
+def test_no_wait_can_be_spared(seed: int, operators: int, veus: int) -> None:
+    """Without any one of them, some task may start before an operator that it needs has finished."""
+    program = random_net(Random(seed), operators).program(Wavefront(), veus)
+    assert verify(program).task_reads == 0
+    for less in dropped_waits(program):
+        try:
+            assert verify(less).task_reads > 0  # right only because that one task needs few of the operator's tasks
+        except VerifyError:
+            continue
+
+
+def test_what_others_knew_need_not_be_waited_for() -> None:
+    """Both rows run ``b`` after ``a``, so whoever has waited for ``b`` knows ``a``, on which ``b`` does not depend."""
+    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["x"], 2)).add(summing("y", 4, "b", 2, 4))
+    net.add(adding("z", 4, ["a", "b"], 2))
+    rows = net.program(Wavefront(), 2).rows
+    assert [w.counter for row in rows for t in row for w in t.waits] == ["b", "b"]
+
+
+def test_rows_that_block_each_other_are_left_to_the_verifier() -> None:
+    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["a"], 2))
+    rows = ((("b", 0), ("a", 0)), (("a", 1), ("b", 1)))
+    schedule = Schedule(tuple(map(kernel, net.operators)), (("a",), ("b",)), rows, False, 0.0)
+    waits = plan_waits(schedule, net.storages)
+    assert [[t.waits for t in row] for row in waits.rows] == [[(Wait("a", 2),), ()], [(), (Wait("a", 2),)]]
+    program = replace(net.program(Wavefront(), 2), rows=waits.rows, counters=waits.counters)
+    with pytest.raises(VerifyError, match="rows wait for each other in a circle: nothing can finish counter a"):
+        verify(program)
 
 
 def waits_of(program: RProgram) -> int:

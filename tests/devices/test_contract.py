@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rammer.device.loader import Registry
-from rammer.device.manifest import Array, Binding, Device, OpenOptions, RunResult
+from rammer.device.manifest import Array, Binding, Bound, Device, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.operator import Resources, RKernel
 from rammer.ir.program import RProgram
@@ -115,6 +115,8 @@ class Broken(rammer_toy.ToyBackend):
             return loaded
         if self.mistake == "no limit":
             return SimpleNamespace(close=lambda: None)
+        if self.mistake == "stale":
+            return Stale(program, constants, self.limit)
         if self.mistake in ("one ulp", "remembers"):
             return Tampered(program, constants, self.limit, self.mistake)
         return super().load(program, constants)
@@ -138,6 +140,15 @@ class Tampered(rammer_toy.ToyProgram):
         return RunResult(outputs, result.seconds)
 
 
+class Stale(rammer_toy.ToyProgram):
+    """Bound calls keep the values that their inputs had."""
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        bound = super().bind(inputs, outputs, stream)
+        bound._run = partial(lambda kept, _: self.run(kept), {n: np.array(a) for n, a in inputs.items()})  # type: ignore[attr-defined]
+        return bound
+
+
 class Formula(rammer_toy.ToyProfiler):
     """A profiler that predicts."""
 
@@ -153,6 +164,7 @@ MISTAKES = {
     "no limit": ("memory limit", "was loaded into"),
     "no threads": ("profiler", "threads=0"),
     "formula": ("profiler", "is it a formula"),
+    "stale": ("bind", "product: written: output 'y' differs from run's"),
 }
 
 

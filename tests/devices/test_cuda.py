@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from random import Random
+
 import pytest
 
 from rammer.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
-from rammer.ir.program import Port
+from rammer.ir.program import Port, RProgram
+from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
 from rammer.runtime.options import CompileOptions
 from rammer.runtime.segments import ProgramSegment
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.programs import random_net
 from rammer.testing.selftest import tiny_graph
 
 pytest.importorskip("cuda.bindings")
 
+from rammer_cuda import launches as planning
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin, parse_ptxas
 from rammer_cuda.launches import consecutive, launches
@@ -74,6 +81,20 @@ def test_launches_cover_every_task_once_in_a_legal_order() -> None:
     assert all(p < i for i, launch in enumerate(plan) for p in launch.after)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_launches_follow_what_they_read_where_rows_need_no_wait(seed: int) -> None:
+    """Rows know much without waiting, from their own order; a graph has no rows, so its edges must say it."""
+    program = random_net(Random(seed), 12).program(Wavefront(), 1 + seed % 6)
+    before: list[set[int]] = []
+    at: dict[str, list[int]] = {}
+    for number, launch in enumerate(launches(program)):
+        before.append({*launch.after, *(p for a in launch.after for p in before[a])})
+        at.setdefault(launch.operator, []).append(number)
+    for reader, writers in dependences(program.operators, program.storage).items():
+        for writer in writers:
+            assert all(set(at[writer]) <= before[number] for number in at[reader]), (writer, reader)
+
+
 def test_consecutive_finds_gaps() -> None:
     assert consecutive([4, 5, 6]) == 4
     assert consecutive([4, 6]) is None
@@ -83,3 +104,20 @@ def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
     from rammer.device.manifest import Binding
 
     return Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
+
+
+def test_launches_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(planning, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(planning, "KEPT_FROM", 1)
+    _, segment = compiled("sm_90a", "sequential")
+    plan = planning.kept_launches(segment.program)
+    assert plan == launches(segment.program) and len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
+    again = RProgram.parse(str(segment.program))
+    monkeypatch.setattr(planning, "launches", lambda program: pytest.fail("planned again"))
+    assert planning.kept_launches(again) == plan
+    monkeypatch.undo()
+    gaps = [planning.Launch("o", (1, 2, 5), (0,)), planning.Launch("p", (3, 4), ())]
+    monkeypatch.setattr(planning, "cache_folder", lambda: tmp_path / "other")
+    monkeypatch.setattr(planning, "KEPT_FROM", 1)
+    monkeypatch.setattr(planning, "launches", lambda program: gaps)
+    assert planning.kept_launches(again) == planning.kept_launches(again) == gaps

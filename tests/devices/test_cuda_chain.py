@@ -18,13 +18,15 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
-from .test_cuda_gemm import CASES, conv
+from products import CASES, conv
+
+from rammer.codegen.task import Unsuited
+
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.kernels.chain import chain_of
 from rammer_cuda.kernels.choose_wide import wide_candidates
 from rammer_cuda.kernels.patch import patch_of
 from rammer_cuda.kernels.rows import chain_candidates
-from rammer_cuda.kernels.task import Unsuited
 from rammer_cuda.kernels.wgmma import RESULT_ORDER, cores, halves
 from rammer_cuda.kernels.wide import gemm_wgmma3
 
@@ -121,7 +123,8 @@ def test_only_sm_90a_is_offered_warpgroup_products() -> None:
 
 
 def test_a_patch_covers_every_window_once() -> None:
-    from rammer_cuda.kernels.contraction import product_of
+    from rammer.codegen.contraction import product_of
+
     from rammer_cuda.kernels.depth import depth_of
 
     operator, binding = conv(32, 64, 16, 3, stride=2)

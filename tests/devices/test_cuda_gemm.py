@@ -6,62 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from products import CASES
 
-from rammer.device.manifest import Binding, OpenOptions
-from rammer.ir.compute import Axis, Compute
+from rammer.device.manifest import OpenOptions
 from rammer.ir.evaluate import evaluate
-from rammer.ir.expr import Load, Op, Ref, add, floordiv, integer, mul
-from rammer.ir.operator import Connection, ROperator
-from rammer.ir.program import dense
-from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
+from rammer.codegen.contraction import product_of, roles_of
+from rammer.codegen.task import Unsuited
+
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.kernels.choose import gemm_candidates
-from rammer_cuda.kernels.contraction import product_of, roles_of
 from rammer_cuda.kernels.depth import depth_of
 from rammer_cuda.kernels.packing import pack
-from rammer_cuda.kernels.task import Unsuited
-
-
-def conv(m: int, c: int, size: int, kernel: int, stride: int = 1, groups: int = 1) -> tuple[ROperator, Binding]:
-    """A padded convolution with bias, residual and ReLU; ``c`` channels a group."""
-    out, pad = (size - 1) // stride + 1, kernel // 2
-    channel = add(mul(floordiv("m", m // groups), c), "c") if groups > 1 else Ref("c")
-    x = Load("x", (Ref("n"), channel, *(add(add(mul(a, stride), f"k{a}"), -pad) for a in "hw")), 0.0)
-    w = Load("w", (Ref("m"), Ref("c"), Ref("kh"), Ref("kw")))
-    axes = (Axis("n", 1), Axis("m", m), Axis("h", out), Axis("w", out))
-    point = tuple(Ref(a.name) for a in axes)
-    total = Compute("t", "float32", axes, Op("mul", (x, w)), (Axis("c", c), Axis("kh", kernel), Axis("kw", kernel)), "sum")
-    biased = Compute("u", "float32", axes, Op("add", (Load("t", point), Load("b", (Ref("m"),)))))
-    body = Op("add", (Load("u", point), Load("r", point)))
-    final = Compute("y", "float32", axes, Op("max", (body, Load("z", (integer(0),)))))
-    links = (Connection("t", "u", "thread"), Connection("u", "y", "thread"))
-    operator = ROperator("y", (total, biased, final), links, ("y",))
-    shapes = {"x": (1, c * groups, size, size), "w": (m, c, kernel, kernel), "b": (m,), "z": (1,), "r": (1, m, out, out)}
-    return _bound(operator, shapes, frozenset(("w", "b")))
-
-
-def matmul(rows: int, depth: int, columns: int, constant: bool) -> tuple[ROperator, Binding]:
-    """``y[i, j] = sum[k] x[i, k] * w[k, j]``."""
-    body = Op("mul", (Load("x", (Ref("i"), Ref("k"))), Load("w", (Ref("k"), Ref("j")))))
-    y = Compute("y", "float32", (Axis("i", rows), Axis("j", columns)), body, (Axis("k", depth),), "sum")
-    shapes = {"x": (rows, depth), "w": (depth, columns)}
-    return _bound(ROperator("y", (y,), (), ("y",)), shapes, frozenset(("w",) if constant else ()))
-
-
-def _bound(operator: ROperator, shapes: dict[str, tuple[int, ...]], constants: frozenset[str]) -> tuple[ROperator, Binding]:
-    types = {n: TensorType("float32", s) for n, s in shapes.items()} | {c.name: c.type for c in operator.computes}
-    stored = (*operator.inputs, *operator.outputs)
-    return operator, Binding(types, {n: dense(n, f"b_{n}", types[n].shape) for n in stored}, constants)
-
-
-CASES = {
-    "pointwise": conv(48, 32, 12, 1), "three by three": conv(20, 16, 13, 3), "first layer": conv(16, 3, 17, 7, stride=2),
-    "grouped": conv(32, 8, 9, 3, groups=2), "strided": conv(24, 40, 11, 3, stride=2), "deep": conv(16, 512, 7, 1),
-    "matmul": matmul(37, 70, 52, False), "constant": matmul(16, 96, 40, True), "row": matmul(1, 256, 100, True),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

@@ -15,7 +15,9 @@ from rammer.cli.options import InputChoice, compile_options, parse_options, pars
 from rammer.errors import BadInput
 from rammer.report.environment import environment
 from rammer.report.table import duration, markdown, plain
-from rammer.runtime.bench import WHOLE, Effort, Row, bench_device, bench_framework, bench_onnxruntime
+from rammer.runtime.bench import Effort, Row, bench_device, bench_framework, bench_onnxruntime
+from rammer.runtime.host_bound import WHOLE
+from rammer.runtime.options import CompileOptions
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
 PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")
@@ -33,22 +35,24 @@ PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compi
 @compile_options
 def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str, ...], warmup: int, iterations: int,
             seconds: float, json_file: Path | None, markdown_file: Path | None, shapes: tuple[str, ...], policy: str,
-            tune: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            tune: str, precision: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
     The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
-    ratio. With torch or JAX as peers, inputs stay on the device where its plugin allows it, as they do for the peers.
+    ratio. Inputs and outputs stay on the device and its own clock counts, as for torch and JAX; with ONNX Runtime as the
+    only peer whole runs are timed, NumPy in and NumPy out, as its are.
 
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """
     effort = Effort(warmup, iterations, seconds)
-    on_device = any(peer != "onnxruntime" for peer in peers)
+    on_device = set(peers) != {"onnxruntime"}
     rows: list[Row] = []
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in devices:
-            rows.append(_device(model, device, policy, tune, require, choice, options, effort, on_device))
-        rows += [_peer(model, peer, choice, effort) for peer in peers]
-    facts = environment()
+            chosen = CompileOptions(policy, tune, precision=precision)
+            rows.append(_device(model, device, chosen, require, choice, options, effort, on_device))
+        rows += [_peer(model, peer, choice, effort, precision) for peer in peers]
+    facts = environment() | {"precision": precision}
     click.echo(table(rows, plain))
     _write(json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
     _write(markdown_file, document(rows, facts))
@@ -67,13 +71,13 @@ def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputCho
     return [InputChoice(shapes={n: s for n, s in given.items() if n in names}) for names in ports]
 
 
-def _device(model: Path, device: str, policy: str, tune: str, require: str, choice: InputChoice,
+def _device(model: Path, device: str, chosen: CompileOptions, require: str, choice: InputChoice,
             options: tuple[str, ...], effort: Effort, on_device: bool) -> Row:  # fmt: skip
     from rammer.runtime.session import open_executable
 
     with progress(f"{model.name} for {device}") as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, require=require, options=parse_options(options),
-                              progress=sink)  # fmt: skip
+        exe = open_executable(model, device, policy=chosen.policy, tune=chosen.tune, precision=chosen.precision,
+                              require=require, options=parse_options(options), progress=sink)  # fmt: skip
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name
@@ -83,7 +87,7 @@ def _device(model: Path, device: str, policy: str, tune: str, require: str, choi
     return row
 
 
-def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort) -> Row:
+def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
     from rammer.runtime.oracle import onnxruntime_session
     from rammer.runtime.source import open_source
 
@@ -92,7 +96,9 @@ def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort) -> Row:
     inputs = collect_inputs(source.head, choice)
     hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
     if peer != "onnxruntime":
-        return bench_framework(model.stem, peer, loaded.proto, inputs, hardware, effort)
+        return bench_framework(model.stem, peer, loaded.proto, inputs, hardware, effort, precision)
+    if precision != "float32":
+        raise BadInput(f"ONNX Runtime on the CPU is no {precision} peer", hint="leave it out, or compare in float32")
     return bench_onnxruntime(model.stem, lambda: onnxruntime_session(loaded), inputs, hardware, effort)
 
 

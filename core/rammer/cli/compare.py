@@ -7,7 +7,14 @@ from pathlib import Path
 import click
 
 from rammer.cli.common import collect_inputs, progress
-from rammer.cli.options import compile_options, input_options, parse_inputs, parse_options
+from rammer.cli.options import (
+    compile_options,
+    input_options,
+    parse_inputs,
+    parse_options,
+    tolerance_options,
+    tolerances,
+)
 from rammer.errors import Mismatch
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.table import plain
@@ -19,11 +26,11 @@ from rammer.report.table import plain
 @click.option("--against", default="onnxruntime", show_default=True, help="onnxruntime, reference or F.npz.")
 @input_options
 @compile_options
-@click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance (element-wise or L2).")
-@click.option("--atol", default=1e-5, show_default=True, help="Absolute tolerance, element-wise.")
+@tolerance_options
 def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | None, single: tuple[str, ...],
-            shapes: tuple[str, ...], ranges: tuple[str, ...], seed: int, policy: str, tune: str, require: str,
-            options: tuple[str, ...], rtol: float, atol: float) -> None:  # fmt: skip
+            shapes: tuple[str, ...], ranges: tuple[str, ...], seed: int, policy: str, tune: str,
+            precision: str, require: str, options: tuple[str, ...], rtol: float | None,
+            atol: float | None) -> None:  # fmt: skip
     """Compare MODEL's outputs on each DEVICE with a reference; exit code 1 on a mismatch.
 
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
@@ -36,12 +43,12 @@ def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | Non
     want = None
     for device in devices:
         with progress(f"{model.name} for {device}") as sink:
-            exe = open_executable(model, device, policy=policy, tune=tune, require=require,
-                                  options=parse_options(options), progress=sink)  # fmt: skip
+            exe = open_executable(model, device, policy=policy, tune=tune, precision=precision,
+                                  require=require, options=parse_options(options), progress=sink)  # fmt: skip
             inputs = collect_inputs(exe.head, choice)
             want = want or expected_outputs(exe.source.model, against, inputs)
             have = exe.run(inputs)
-        found = differences(have, want, rtol, atol)
+        found = differences(have, want, *tolerances(precision, rtol, atol))
         bad += sum(not d.good for d in found)
         hosted = sum(len(s.compiled.host_nodes) for s in exe.cache.values())
         name = f"{device} ({exe.backend.hardware.name})" + (f", {hosted} on host" if hosted else "")

@@ -19,7 +19,7 @@ from rammer.report.stages import STAGES, write_dump
 @click.option("--dump", type=click.Path(path_type=Path), help="Write the numbered text of every step to this folder.")
 @compile_options
 def command(model: Path, device: str, target: str, stage: str, dump: Path | None, shapes: tuple[str, ...], policy: str,
-            tune: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            tune: str, precision: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Print one STAGE of MODEL on its way to the device.
 
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
@@ -27,7 +27,7 @@ def command(model: Path, device: str, target: str, stage: str, dump: Path | None
     from rammer.runtime.session import open_executable
 
     with progress(model.name) as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, require=require, target=target,
+        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, require=require, target=target,
                               options=parse_options(options), progress=sink)  # fmt: skip
         compiled = exe.compile_only(parse_shapes(shapes))
     click.echo(STAGES[stage](compiled, exe.backend.vdevice))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from rammer.errors import BadInput
+from rammer.runtime.options import PRECISIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,18 +19,41 @@ NO_HINT = ""
 
 
 def compile_options(fn: F) -> F:
-    """--device, --require, --policy, --tune, --shape, --option."""
+    """--device, --require, --policy, --tune, --precision, --shape, --option."""
     for option in (
         click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Device option; repeatable."),
         click.option("--shape", "shapes", multiple=True, metavar="NAME:1x3x224x224", help="Shape of a dynamic input."),
         click.option("--tune", type=click.Choice(["off", "quick", "full"]), default="off", show_default=True,
                      help="off: cost model only; quick: measure 4 tiles an operator; full: 12."),
+        click.option("--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True,
+                     help="tf32: matrix products round their operands; float16: tensors are stored in 16 bits."),
         click.option("--policy", default="wavefront", show_default=True,
                      help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto."),
         click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
     ):  # fmt: skip
         fn = option(fn)
     return fn
+
+
+#: Relative and absolute tolerance by precision: float16 has 11 bits, tf32 rounds products' operands to as many.
+TOLERANCES = {"float32": (1e-4, 1e-5), "tf32": (5e-3, 5e-4), "float16": (1e-2, 1e-3)}
+
+
+def tolerance_options(fn: F) -> F:
+    """--rtol, --atol."""
+    relative, absolute = (", ".join(f"{t[i]:g} in {p}" for p, t in TOLERANCES.items()) for i in (0, 1))
+    for option in (
+        click.option("--atol", type=float, help=f"Absolute tolerance, element-wise. Default: {absolute}."),
+        click.option("--rtol", type=float, help=f"Relative tolerance (element-wise or L2). Default: {relative}."),
+    ):
+        fn = option(fn)
+    return fn
+
+
+def tolerances(precision: str, rtol: float | None, atol: float | None) -> tuple[float, float]:
+    """(relative, absolute) as given, else what ``precision`` can hold."""
+    relative, absolute = TOLERANCES[precision]
+    return relative if rtol is None else rtol, absolute if atol is None else atol
 
 
 def input_options(fn: F) -> F:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,12 +12,22 @@ import click
 import numpy as np
 
 from rammer.cli.common import Array, collect_inputs, describe_array, progress
-from rammer.cli.options import compile_options, input_options, parse_inputs, parse_options
+from rammer.cli.options import (
+    compile_options,
+    input_options,
+    parse_inputs,
+    parse_options,
+    tolerance_options,
+    tolerances,
+)
+from rammer.device.manifest import Tracer
 from rammer.errors import BadInput, Mismatch
 from rammer.report.compare import HEADERS, differences, rows
+from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
 from rammer.runtime.executable import Executable, Specialised, Timing
 from rammer.runtime.inputs import load_npz
+from rammer.runtime.segments import ProgramSegment
 
 
 @click.command()
@@ -28,13 +39,14 @@ from rammer.runtime.inputs import load_npz
 @click.option("--save-inputs", type=click.Path(path_type=Path), help="Write the inputs to an .npz file.")
 @click.option("--save-outputs", type=click.Path(path_type=Path), help="Write the outputs to an .npz file.")
 @click.option("--expected", type=click.Path(path_type=Path), help="Compare with the outputs in this .npz file.")
-@click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance (element-wise or L2).")
-@click.option("--atol", default=1e-5, show_default=True, help="Absolute tolerance, element-wise.")
+@tolerance_options
+@click.option("--trace", "trace_file", type=click.Path(path_type=Path),
+              help="Measure when and where every task runs: a Chrome trace in this file, a summary here.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
 def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...],
-            ranges: tuple[str, ...], seed: int, policy: str, tune: str, require: str, options: tuple[str, ...],
-            iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None, rtol: float,
-            atol: float, json_file: Path | None) -> None:  # fmt: skip
+            ranges: tuple[str, ...], seed: int, policy: str, tune: str, precision: str, require: str, options: tuple[str, ...],
+            iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None,
+            rtol: float | None, atol: float | None, trace_file: Path | None, json_file: Path | None) -> None:  # fmt: skip
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
     Example: rammer run model.onnx --device rocm --shape x:1x3x224x224 --iterations 20
@@ -44,8 +56,8 @@ def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...],
     choice = parse_inputs(npz, single, shapes, ranges, seed)
     want = load_npz(expected) if expected else None
     with progress(model.name) as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, require=require,
-                              options=parse_options(options), progress=sink)  # fmt: skip
+        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision,
+                              require=require, options=parse_options(options), progress=sink)  # fmt: skip
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     outputs, timings = run_repeatedly(special, inputs, iterations)
@@ -53,7 +65,9 @@ def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...],
     show(report, quiet=str(json_file) == "-")
     save(save_inputs, inputs)
     save(save_outputs, outputs)
-    found = differences(outputs, want, rtol, atol) if want is not None else []
+    if trace_file is not None:
+        click.echo(trace(exe, special, inputs, trace_file), err=str(json_file) == "-")
+    found = differences(outputs, want, *tolerances(precision, rtol, atol)) if want is not None else []
     if found:
         report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in rows(found)]
         click.echo(plain(rows(found), HEADERS), err=str(json_file) == "-")
@@ -84,6 +98,7 @@ def build_report(
         "hardware": f"{hardware.name} ({hardware.kind})",
         "simulated": device.simulated,
         "policy": exe.options.policy,
+        "precision": exe.options.precision,
         "compile_seconds": special.compile_seconds,
         "kernels": special.kernels,
         "tasks": sum(p.task_count for p in special.compiled.programs),
@@ -104,7 +119,7 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
     lines = [
         f"model     {report['model']}",
         f"device    {report['device']}: {report['hardware']}",
-        f"compile   {duration(report['compile_seconds'])} (policy {report['policy']}, "
+        f"compile   {duration(report['compile_seconds'])} (policy {report['policy']}, {report['precision']}, "
         f"{report['kernels']} launches, {report['tasks']} tasks)",
         f"latency   {duration(report['device_seconds'])} on the device ({clock}); "
         f"{duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
@@ -114,6 +129,19 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
     click.echo("\n".join(lines), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]
     click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
+
+
+def trace(exe: Executable, special: Specialised, inputs: dict[str, Array], path: Path) -> str:
+    """Write the measured trace of one more run; its summary. BadInput where the device records no task times."""
+    if not isinstance(exe.backend, Tracer):
+        raise BadInput(f"device {exe.device} does not record when its tasks run", "--trace",
+                       "rammer inspect --stage trace shows the predicted schedule of any device")  # fmt: skip
+    programs: list[tuple[ProgramSegment, Mapping[str, Array]]] = []
+    special.run(inputs, lambda segment, feeds: programs.append((segment, feeds)))
+    found = [(s.program, exe.backend.trace(s.program, s.constants, feeds)) for s, feeds in programs]
+    _write(path, measured_trace([(program.name, spans) for program, spans in found]))
+    units = exe.backend.vdevice.veus
+    return "\n".join(str(summarise(program, spans, units)) for program, spans in found)
 
 
 def save(path: Path | None, arrays: dict[str, Array]) -> None:
@@ -137,7 +165,11 @@ def write_json(path: Path | None, report: dict[str, Any]) -> None:
     if str(path) == "-":
         click.echo(text)
         return
+    _write(path, text + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text + "\n")
+        path.write_text(text)
     except OSError as problem:
         raise BadInput(f"cannot write {path}: {problem.strerror}") from problem

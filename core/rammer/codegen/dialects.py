@@ -135,7 +135,8 @@ C99 = CTarget(
 IPU = CTarget(
     name="ipu", function="static", global_="", local="", constant="static const",
     thread="0", threads="1", barrier="",
-    types=_STANDARD,
+    types=_STANDARD | {"float16": "half"},
+    functions={"load:float16": "((float){p}[{i}])", "store:float16": "{p}[{i}] = (half)({v})"},
     preamble="#include <cmath>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("static inline", _STANDARD, overloaded=False),
     restrict="__restrict__",

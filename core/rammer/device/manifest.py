@@ -18,7 +18,7 @@ from rammer.ir.program import RProgram, Storage
 from rammer.ir.types import TensorType
 
 #: Raised by one whenever a plugin written for the previous version would no longer work.
-API_VERSION = 1
+API_VERSION = 2
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -57,11 +57,17 @@ class OpenOptions:
 @dataclass(frozen=True, slots=True)
 class Binding:
     """What a kernel generator may know of the tensors: types of all, storages of the stored ones, and
-    which hold values known at compile time (``constants``), so that a kernel may want them packed."""
+    which hold values known at compile time (``constants``), so that a kernel may want them packed.
+
+    ``reused`` are the constants that several operators read, as the steps of a recurrent layer do: worth holding on chip.
+    ``precision`` is what the user asked for: with ``tf32``, a contraction of float32 may round its operands to it.
+    """
 
     types: Mapping[str, TensorType]
     storages: Mapping[str, Storage]
     constants: frozenset[str] = frozenset()
+    reused: frozenset[str] = frozenset()
+    precision: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,87 @@ class RunResult:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One task on one unit of the device (a vEU in a predicted schedule, an SM of a GPU in a measured one); ``start``
+    and ``end`` in seconds from the start of the program."""
+
+    veu: int
+    operator: str
+    index: int
+    start: float
+    end: float
+
+
+@runtime_checkable
+class Tracer(Protocol):
+    """A backend that can also say when and where each task ran."""
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        """The tasks of one run, by the device's own clock; a task that is several groups of threads has several spans.
+
+        The kernels are built once more with what records times, so that ordinary ones carry nothing of it.
+        """
+        ...
+
+
+class Bound(Protocol):
+    """A program with fixed arrays for its inputs and outputs: a run checks nothing and moves nothing through the host.
+
+    The arrays may be overwritten between runs, and each run reads what is in them then. Runs of one program are
+    in order, also with runs of other bound calls of it.
+    """
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The bound inputs by ONNX name, as the device's own arrays."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """The bound outputs by ONNX name, as the device's own arrays: the same ones in every run."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a run does besides running, such as a copy into an array that the kernels cannot write themselves."""
+        ...
+
+    @property
+    def clock(self) -> str:
+        """What ``seconds`` measures with, and whether copies are in it: "GPU events"."""
+        ...
+
+    @property
+    def stream(self) -> Any:
+        """The device's own queue that runs go to; None where it has none, and a run has finished when it returns."""
+        ...
+
+    def run(self) -> None:
+        """One run, queued where the device has a queue. DeviceFailure once the program is closed."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for every queued run; DeviceFailure where one failed."""
+        ...
+
+    def seconds(self) -> float:
+        """One run, waited for; its seconds on the device by ``clock``."""
+        ...
+
+    def write(self, inputs: Mapping[str, Any]) -> None:
+        """Copy values, from the host or the device, into bound inputs. BadInput for a wrong name, type or shape."""
+        ...
+
+    def to_host(self, *names: str) -> dict[str, Array]:
+        """Copies of the outputs (all, or those named) after the runs queued so far."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the arrays; closing the program does it too."""
+        ...
+
+
 class Loaded(Protocol):
     """A program resident on a device, ready for repeated runs."""
 
@@ -86,6 +173,15 @@ class Loaded(Protocol):
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """One run; inputs by ONNX name, already of the right type and shape."""
+        ...
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """A call with these arrays, already of the right types and shapes. Outputs that are not given are allocated.
+
+        Arrays are on the host or on the device, by NumPy's protocols, DLPack's or ``__cuda_array_interface__``; a host
+        array bound to a device with memory of its own is copied there once. BadInput naming the one that is elsewhere
+        or overlaps an output; for ``stream`` (a queue of the device's kind) where the device has none.
+        """
         ...
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, axes_of_shape
 from rammer.ir.compute import Axis
-from rammer.ir.expr import Const, Expr, Load, Number, Op
+from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op
 
 
 def out_axes(ctx: Lowering, index: int = 0) -> tuple[Axis, ...]:
@@ -63,3 +63,14 @@ def axis_of(ctx: Lowering, value: int, rank: int) -> int:
 def whole_load(ctx: Lowering, tensor: str, axes: Sequence[Axis]) -> Load:
     """``tensor`` indexed by all of ``axes`` in order."""
     return ctx.load(tensor, *[a.name for a in axes])
+
+
+def widened(ctx: Lowering, x: Load) -> Expr:
+    """``x`` in float32 where it is float16: what is kept between a sum and the step after it has that precision."""
+    return Cast("float32", x) if ctx.type(x.tensor).dtype == "float16" else x
+
+
+def emit_result(ctx: Lowering, axes: Sequence[Axis], value: Expr, wide: bool) -> None:
+    """Output 0 from ``value``; ``wide`` says that it is float32 where the output is float16."""
+    dtype = ctx.out().dtype
+    ctx.emit(axes, Cast(dtype, value) if wide and dtype == "float16" else value, output=0)

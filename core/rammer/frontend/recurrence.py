@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class Recurrence:
 
     ctx: Lowering
     gates: int
+    gated: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def batch_first(self) -> bool:
@@ -66,9 +67,27 @@ class Recurrence:
         """A literal of the node's element type."""
         return Const(value, self.dtype)
 
-    def gate(self, name: Expr | str) -> Expr:
-        """Row of the packed weights that belongs to a gate and hidden unit ``h``."""
-        return ex.add(ex.mul(name, self.hidden.extent), "h")
+    def by_gate(self, index: int) -> str:
+        """Optional input ``index`` with gates as an axis of their own, so that a tile of hidden units is a box of it:
+        W and R ``[d, gates, h, k]``, B ``[d, 2, gates, h]``, P ``[d, gates, h]``."""
+        if index not in self.gated:
+            name, hidden = self.ctx.input(index), self.hidden.extent
+            directions, packed, *rest = self.ctx.shape(name)
+            split = (2, packed // hidden // 2, hidden) if index == 3 else (packed // hidden, hidden)
+            self.gated[index] = self._reshaped(name, (directions, *split, *rest), len(split))
+        return self.gated[index]
+
+    def _reshaped(self, name: str, shape: tuple[int, ...], parts: int) -> str:
+        """``name`` with its axis 1 split into ``parts`` axes: another constant, or a Compute that copies nothing."""
+        value = self.ctx.graph.constant(name)
+        if value is not None:
+            return self.ctx.constant(value.reshape(shape), f"{name}_gates")
+        axes = tuple(Axis(f"i{d}", n) for d, n in enumerate(shape))
+        row: Expr = ex.integer(0)
+        for axis in axes[1 : 1 + parts]:
+            row = ex.add(ex.mul(row, axis.extent), axis.name)
+        rest = [a.name for a in axes[1 + parts :]]
+        return self.ctx.emit(axes, self.ctx.load(name, "i0", row, *rest), hint=f"{name}_gates")
 
     def emit_state(self, body: Expr, hint: str) -> str:
         """Emit a ``[b, h]`` tensor."""
@@ -88,8 +107,7 @@ class Recurrence:
 
     def recurrent_bias(self, direction: int, gate: Expr | str) -> Expr | None:
         """``Rb`` of a gate, None without biases."""
-        row = ex.add(self.gate(gate), self.gates * self.hidden.extent)
-        return self.ctx.load(self.ctx.input(3), direction, row) if self.ctx.has(3) else None
+        return self.ctx.load(self.by_gate(3), direction, 1, gate, "h") if self.ctx.has(3) else None
 
     def projections(self, direction: int, hoisted: int) -> list[str]:
         """``x[t] @ W`` plus the biases that are added before anything else, one ``[b, g, h]`` tensor a step.
@@ -102,7 +120,7 @@ class Recurrence:
         gates = Axis("g", self.gates)
         axes = (Axis("t", self.steps), self.batch, gates, self.hidden)
         x = ctx.load(ctx.input(0), *(("b", "t", "i") if self.batch_first else ("t", "b", "i")))
-        w = ctx.load(ctx.input(1), direction, self.gate("g"), "i")
+        w = ctx.load(self.by_gate(1), direction, "g", "h", "i")
         total = ctx.emit(axes, Op("mul", (x, w)), (Axis("i", inputs),), "sum", hint=f"xw{direction}")
         if ctx.has(3):
             biased = Op("add", (ctx.load(total, "t", "b", "g", "h"), self._hoisted_bias(direction, hoisted)))
@@ -115,7 +133,7 @@ class Recurrence:
         ]
 
     def _hoisted_bias(self, direction: int, hoisted: int) -> Expr:
-        bias: Expr = self.ctx.load(self.ctx.input(3), direction, self.gate("g"))
+        bias: Expr = self.ctx.load(self.by_gate(3), direction, 0, "g", "h")
         recurrent = self.recurrent_bias(direction, "g")
         if recurrent is None or hoisted == 0:
             return bias
@@ -127,10 +145,8 @@ class Recurrence:
 
     def recur(self, state: str, direction: int, first: int, count: int, hint: str) -> str:
         """``state @ R`` for ``count`` gates from ``first`` on: ``[b, g, h]``."""
-        row = self.gate(ex.add("g", first))
-        body = Op(
-            "mul", (self.ctx.load(state, "b", "k"), self.ctx.load(self.ctx.input(2), direction, row, "k"))
-        )
+        weights = self.ctx.load(self.by_gate(2), direction, ex.add("g", first), "h", "k")
+        body = Op("mul", (self.ctx.load(state, "b", "k"), weights))
         axes = (self.batch, Axis("g", count), self.hidden)
         return self.ctx.emit(axes, body, (Axis("k", self.hidden.extent),), "sum", hint=hint)
 

@@ -10,6 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, versi
 from rammer.errors import BadInput
 from rammer.frontend import checks
 from rammer.frontend.nodes import first_line, node_title
+from rammer.frontend.outline import attach, outlined
 
 #: The opset that lowerings are written for; older models are upgraded to it.
 TARGET_OPSET: Final = 21
@@ -20,18 +21,23 @@ FALLBACK_OPSETS: Final = (20, 18, 17, 13)
 def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     """The model at the highest opset that ONNX's version converter reaches, and why it is not the target."""
     opset = checks.opset_versions(model.opset_import).get("", TARGET_OPSET)
+    if opset >= TARGET_OPSET:
+        return model, ()
+    # The converter copies its model several times over; weights would take seconds and gigabytes.
+    outline, weights = outlined(model)
     reason = ""
     for target in (TARGET_OPSET, *FALLBACK_OPSETS):
         if opset >= target:
             break
         try:
-            converted = _restored(version_converter.convert_version(_prepared(model, opset), target), model)
+            converted = _restored(version_converter.convert_version(_prepared(outline, opset), target), outline)
         except BadInput:
             raise
         except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
             # Its assertions begin with a source file and a condition, which say nothing to a reader.
             reason = reason or first_line(error).rpartition("failed: ")[2]
             continue
+        attach(converted, weights)
         return converted, (_stuck(opset, target, reason),) if reason else ()
     return model, (_stuck(opset, opset, reason),) if reason else ()
 

@@ -1,7 +1,8 @@
 """NumPy evaluation of Computes: the reference result, and the simulator's arithmetic.
 
 Affine loads become strided views, and a contraction of two views becomes one ``einsum``; anything
-else gathers. ``precise=True`` computes floats in float64, the reference that tests compare with.
+else gathers. float16 is a storage format, as in C text: it computes in float32 and only results are rounded.
+``precise=True`` computes floats in float64, the reference that tests compare with.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _value(e: Expr, axes: tuple[Axis, ...], tensors: Mapping[str, Array], memo: 
         return _value(part, axes, tensors, memo, precise)
 
     def kind(dtype: str) -> str:
-        return "float64" if precise and is_float(dtype) else dtype
+        return _arithmetic(dtype, precise)
 
     result: Array
     if isinstance(e, Const):
@@ -154,8 +155,7 @@ def _harmonise(args: list[Array], e: Op) -> list[Array]:
 def _load(load: Load, axes: tuple[Axis, ...], tensors: Mapping[str, Array], sub: Callable[[Expr], Array],
           precise: bool) -> Array:  # fmt: skip
     tensor = np.asarray(tensors[load.tensor])
-    if precise and np.issubdtype(tensor.dtype, np.floating):
-        tensor = tensor.astype(np.float64)
+    tensor = tensor.astype(_arithmetic(str(tensor.dtype), precise), copy=False)
     view = strided(load, axes, tensor)
     if view is not None:
         return view
@@ -216,15 +216,23 @@ class _Holder:
         }  # fmt: skip
 
 
+def _arithmetic(dtype: str, precise: bool) -> str:
+    """The type in which values of ``dtype`` compute."""
+    if not is_float(dtype):
+        return dtype
+    return "float64" if precise else "float32" if dtype == "float16" else dtype
+
+
 def _contract(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]) -> Array | None:
     """``sum[k] a * b`` over strided views through einsum (and so BLAS)."""
     operands = contraction_operands(compute)
     if operands is None or not np.issubdtype(dtype, np.floating):
         return None
+    wide = np.dtype(_arithmetic(str(dtype), precise=False))
     axes = (*compute.axes, *compute.reduce)
     terms: list[Any] = []
     for load in operands:
-        view = strided(load, axes, np.asarray(tensors[load.tensor]).astype(dtype, copy=False))
+        view = strided(load, axes, np.asarray(tensors[load.tensor]).astype(wide, copy=False))
         if view is None:
             return None
         used = [i for i, a in enumerate(axes) if a.name in ex.axes_of(load)]

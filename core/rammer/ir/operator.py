@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rammer.ir.compute import Box, Compute, load_box
 from rammer.ir.device import Scope
@@ -24,7 +25,7 @@ class Connection:
         return f"{self.producer} <{self.layer}> {self.consumer}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ROperator:
     """Connected Computes with a tile: ``task_count`` independent tasks (Rammer, figure 6).
 
@@ -68,7 +69,7 @@ class ROperator:
         """Number of independent tasks."""
         return math.prod(self.grid)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Tensors read from outside, in order of first use."""
         inside = {c.name for c in self.computes}

@@ -1,117 +1,33 @@
-"""RProgram: ``prog[vEU][order]``, the static table that every device runs. Data only; see ``text``.
+"""RProgram: ``prog[vEU][order]``, the static table that every device runs, with what follows from it.
 
-Tasks name an operator and a tile, never source. Buffers and storages say where tensors live; counters
-and waits say what must have finished.
+Its parts are in ``parts`` and importable from here; its text form is in ``text``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
 
 from rammer.ir.operator import ROperator
-from rammer.ir.types import TensorType, itemsize
+from rammer.ir.parts import ALIGNMENT, Buffer, BufferKind, Counter, Port, ProgramParts, Storage, Task, Wait
+from rammer.ir.text import format_parts, parse_parts
+from rammer.ir.types import TensorType, row_major
 
-BufferKind: TypeAlias = Literal["input", "output", "constant", "arena"]
-
-#: Arena offsets are multiples of this many bytes: one cache line, and the widest vector load.
-ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """``size`` elements of ``dtype``; ``offset`` (bytes) places an arena buffer, others stand alone."""
-
-    name: str
-    dtype: str
-    size: int
-    kind: BufferKind
-    offset: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes."""
-        return self.size * itemsize(self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """Where a tensor lives: element ``offset`` into ``buffer`` and element ``strides`` per axis."""
-
-    tensor: str
-    buffer: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def span(self) -> tuple[int, int]:
-        """Half-open range of element addresses within the buffer; empty tensors give an empty range."""
-        if 0 in self.shape:
-            return self.offset, self.offset
-        reach = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
-        return self.offset + sum(min(r, 0) for r in reach), self.offset + sum(max(r, 0) for r in reach) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Counter:
-    """Counts finished tasks ``first .. last-1`` of ``operator``."""
-
-    name: str
-    operator: str
-    first: int
-    last: int
-
-    @property
-    def total(self) -> int:
-        """Number of contributing tasks, the full threshold."""
-        return self.last - self.first
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Proceed only when ``counter`` has reached ``threshold`` (in this run)."""
-
-    counter: str
-    threshold: int
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Tile ``index`` of ``operator``, after its waits."""
-
-    operator: str
-    index: int
-    waits: tuple[Wait, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A program input or output: the ONNX name and the tensor."""
-
-    external: str
-    tensor: str
+__all__ = [
+    "ALIGNMENT", "Buffer", "BufferKind", "Counter", "Port", "RProgram", "Storage", "Task", "Wait", "WaveTask", "dense",
+    "elements", "tasks_of", "waves",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class RProgram:
+class RProgram(ProgramParts):
     """The table with everything a device needs to run it, except the values of the constants.
 
-    ``veus`` is the length of ``rows``; ``predicted`` the policy's estimate in seconds (0 = none).
+    ``veus`` is the length of ``rows``.
     """
-
-    name: str
-    policy: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    buffers: tuple[Buffer, ...]
-    storages: tuple[Storage, ...]
-    operators: tuple[ROperator, ...]
-    counters: tuple[Counter, ...]
-    rows: tuple[tuple[Task, ...], ...]
-    predicted: float = field(default=0.0, compare=False)
 
     @property
     def veus(self) -> int:
@@ -154,17 +70,24 @@ class RProgram:
         """Tasks in all rows."""
         return sum(map(len, self.rows))
 
-    def __str__(self) -> str:
-        from rammer.ir.text import format_program
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the program's text, for keeping what was computed from it."""
+        return _digest(str(self))
 
-        return format_program(self)
+    def __str__(self) -> str:
+        return format_parts(self)
 
     @staticmethod
     def parse(text: str) -> RProgram:
         """Inverse of ``str``. Raises ValueError naming the line."""
-        from rammer.ir.text import parse_program
+        program = RProgram(**vars(parse_parts(text)))
+        program.__dict__["digest"] = _digest(text)  # printing a large program again takes longer than reading it
+        return program
 
-        return parse_program(text)
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,24 +113,30 @@ def waves(program: RProgram) -> list[list[WaveTask]]:
         feeds.setdefault(counter.operator, []).append(counter)
     cursor = [0] * program.veus
     level = [0] * program.veus
-    result: list[list[WaveTask]] = []
     remaining, moved = program.task_count, True
+    result: list[list[WaveTask]] = [[]] if remaining else []
     while remaining and moved:
         moved = False
         for veu, row in enumerate(program.rows):
-            while cursor[veu] < len(row) and all(unfinished[w.counter] == 0 for w in row[cursor[veu]].waits):
-                task = row[cursor[veu]]
-                level[veu] = max([level[veu], *(reached[w.counter] + 1 for w in task.waits)])
-                while len(result) <= level[veu]:
-                    result.append([])
-                result[level[veu]].append(WaveTask(level[veu], veu, task))
+            here, begin = level[veu], cursor[veu]
+            for place in range(begin, len(row)):  # most tasks wait for nothing, and there are very many
+                task = row[place]
+                if task.waits:
+                    if any([unfinished[w.counter] for w in task.waits]):
+                        break
+                    here = max([here, *[reached[w.counter] + 1 for w in task.waits]])
+                    while len(result) <= here:
+                        result.append([])
+                result[here].append(WaveTask(here, veu, task))
                 for counter in feeds.get(task.operator, ()):
                     if counter.first <= task.index < counter.last:
                         unfinished[counter.name] -= 1
-                        reached[counter.name] = max(reached[counter.name], level[veu])
-                cursor[veu] += 1
-                remaining -= 1
-                moved = True
+                        reached[counter.name] = max(reached[counter.name], here)
+            else:
+                place = len(row)
+            level[veu], cursor[veu] = here, place
+            remaining -= place - begin
+            moved = moved or place > begin
     if remaining:
         stuck = next(v for v, row in enumerate(program.rows) if cursor[v] < len(row))
         task = program.rows[stuck][cursor[stuck]]
@@ -224,8 +153,6 @@ def tasks_of(program: RProgram) -> Iterator[tuple[int, int, Task]]:
 
 def dense(tensor: str, buffer: str, shape: tuple[int, ...]) -> Storage:
     """A dense row-major storage filling its own buffer."""
-    from rammer.ir.types import row_major
-
     return Storage(tensor, buffer, 0, shape, row_major(shape))
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from rammer.ir.compute import Compute
 from rammer.ir.operator import Connection, ROperator
-from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait
+from rammer.ir.parts import Buffer, Counter, Port, ProgramParts, Storage, Task, Wait
 from rammer.ir.types import LONG, SHORT
 
 
@@ -72,9 +72,9 @@ def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
         first = last + 1
 
 
-def format_program(p: RProgram) -> str:
+def format_parts(p: ProgramParts) -> str:
     """The whole program as text."""
-    lines = [f"program {p.name} policy {p.policy} on {p.veus} vEUs, predicted {p.predicted!r} s"]
+    lines = [f"program {p.name} policy {p.policy} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"]
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
     lines += [f"  buffer {b.name}: {SHORT[b.dtype]} {b.size} {b.kind} @{b.offset}" for b in p.buffers]
@@ -88,8 +88,8 @@ def format_program(p: RProgram) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_program(text: str) -> RProgram:
-    """Read what ``format_program`` wrote; ValueError names the first line that is wrong."""
+def parse_parts(text: str) -> ProgramParts:
+    """Read what ``format_parts`` wrote; ValueError names the first line that is wrong."""
     reader = _Reader()
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -97,7 +97,7 @@ def parse_program(text: str) -> RProgram:
                 reader.feed(line.strip())
             except (ValueError, KeyError, IndexError, SyntaxError) as problem:
                 raise ValueError(f"line {number}: {problem}\n  {line}") from problem
-    return reader.program()
+    return reader.parts()
 
 
 _PATTERNS = {
@@ -184,26 +184,41 @@ class _Reader:
         self.counters.append(Counter(name, operator, int(first), int(last)))
 
     def _row(self, first: str, last: str | None, body: str) -> None:
+        runs = [_folded(part) for part in body.split(" | ")]
         for number, veu in enumerate(range(int(first), int(last or first) + 1)):
-            tasks: list[Task] = []
-            for part in body.split(" | "):
-                tasks += _expand(part, number)
-            self.rows[veu] = tuple(tasks)
+            self.rows[veu] = tuple(task for run in runs for task in run.tasks(number))
 
-    def program(self) -> RProgram:
+    def parts(self) -> ProgramParts:
         if self.head is None:
             raise ValueError("the text has no 'program' line")
         name, policy, veus, predicted = self.head
         rows = tuple(self.rows.get(v, ()) for v in range(veus))
-        return RProgram(name, policy, tuple(self.inputs), tuple(self.outputs), tuple(self.buffers),
-                        tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted)  # fmt: skip
+        return ProgramParts(name, policy, tuple(self.inputs), tuple(self.outputs), tuple(self.buffers),
+                            tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted)  # fmt: skip
 
 
-def _expand(part: str, number: int) -> list[Task]:
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """``count`` tasks from ``start``, ``step`` apart; in each following row of a fold ``shift`` further on."""
+
+    waits: tuple[Wait, ...]
+    operator: str
+    start: int
+    shift: int
+    count: int
+    step: int
+
+    def tasks(self, number: int) -> list[Task]:
+        """Its tasks in row ``number`` of the fold."""
+        begin = self.start + self.shift * number
+        rest = [Task(self.operator, begin + i * self.step) for i in range(1, self.count)]
+        return [Task(self.operator, begin, self.waits), *rest] if self.count else []
+
+
+def _folded(part: str) -> _Folded:
     match = _RUN.fullmatch(part)
     if match is None:
         raise ValueError(f"not a run of tasks: {part!r}")
     waits, operator, start, shift, count, step = match.groups()
     needed = tuple(Wait(c, int(n)) for c, n in _WAIT.findall(waits))
-    begin = int(start) + int(shift or 0) * number
-    return [Task(operator, begin + i * int(step), needed if i == 0 else ()) for i in range(int(count))]
+    return _Folded(needed, operator, int(start), int(shift or 0), int(count), int(step))

@@ -33,16 +33,3 @@ def probe_program(operator: ROperator, binding: Binding, veus: int) -> tuple[RPr
     program = RProgram("probe", "probe", tuple(inputs), tuple(outputs), tuple(buffers), tuple(storages),
                        (operator,), (), rows)  # fmt: skip
     return program, {}
-
-
-def random_inputs(program: RProgram, rng: np.random.Generator) -> dict[str, Array]:
-    """An array for every input: N(0,1) floats; small non-negative integers, which stay inside any axis they index."""
-    result: dict[str, Array] = {}
-    for port in program.inputs:
-        buffer = program.buffer[program.storage[port.tensor].buffer]
-        kind = np.dtype(buffer.dtype)
-        shape = (buffer.size,)
-        floating = np.issubdtype(kind, np.floating)
-        values = rng.standard_normal(shape) if floating else rng.integers(0, 2, shape)
-        result[port.external] = np.asarray(values).astype(kind)
-    return result

@@ -53,7 +53,7 @@ class Tuner:
             sign = signature(operator, binding.types, binding.storages)
             if sign in self._seen or sign in self._options:
                 continue
-            if self.store.get(key_of(self.backend.fingerprint, sign, self.level)) is None:
+            if self.store.get(self._key(binding, sign)) is None:
                 self._options[sign] = self._candidates(operator, binding)
                 pairs += [(o, binding) for o in self._options[sign][: MEASURED[self.level]]]
         build(pairs)
@@ -61,8 +61,11 @@ class Tuner:
     def _candidates(self, operator: ROperator, binding: Binding) -> list[ROperator]:
         return [*self.extra(operator, binding), *self.backend.candidates(operator, binding)]
 
+    def _key(self, binding: Binding, sign: str) -> str:
+        return key_of(self.backend.fingerprint, sign, self.level, binding.precision)
+
     def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
-        key = key_of(self.backend.fingerprint, sign, self.level)
+        key = self._key(binding, sign)
         kept = self.store.get(key)
         if kept is not None and all(len(t.tile) == len(operator.anchor.axes) for t in kept):
             return tuple(self._rebuilt(operator, binding, t) for t in kept)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from rammer.device.manifest import Span
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram, waves
 from rammer.report.table import duration
@@ -18,17 +18,6 @@ from rammer.report.table import duration
 WIDTH = 72
 MOST_ROWS = 64
 _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One task on one vEU; ``start`` and ``end`` in seconds from the start of the program."""
-
-    veu: int
-    operator: str
-    index: int
-    start: float
-    end: float
 
 
 def task_seconds(program: RProgram, kernels: Mapping[str, Sequence[RKernel]]) -> dict[str, float]:

@@ -6,13 +6,13 @@ unless an operator runs on the host. A file of another version or a damaged one 
 
 from __future__ import annotations
 
-import io
 import json
+import math
 import os
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,18 +28,23 @@ from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segme
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bumped whenever what is written changes meaning.
-FORMAT = 1
+FORMAT = 3
+#: Constants begin at multiples of so many bytes of their member.
+ALIGNED = 64
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled model with what is needed to check and run it: the device and its fingerprint."""
+    """A compiled model with what is needed to check and run it: the device, its ``--option`` values and its
+    fingerprint."""
 
     compiled: Compiled
     device: str
     target: str
     fingerprint: str
     policy: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    precision: str = "float32"
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
@@ -47,15 +52,15 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
     compiled = artifact.compiled
     head: dict[str, Any] = {
         "format": FORMAT, "device": artifact.device, "target": artifact.target, "fingerprint": artifact.fingerprint,
-        "policy": artifact.policy, "name": compiled.graph.name,
+        "policy": artifact.policy, "precision": artifact.precision, "name": compiled.graph.name,
         "inputs": [_port(v) for v in compiled.graph.inputs], "outputs": [_port(v) for v in compiled.graph.outputs],
-        "segments": [],
+        "options": dict(artifact.options), "segments": [],
     }  # fmt: skip
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with zipfile.ZipFile(partial, "w") as archive:
             constants = {n: v for n, v in compiled.graph.constants.items() if n in _host_needs(compiled)}
-            archive.writestr("constants.npz", _pack(constants))
+            head["constants"] = _pack(archive, "constants", constants)
             for number, segment in enumerate(compiled.segments):
                 head["segments"].append(_write_segment(archive, number, segment))
             archive.writestr("head.json", json.dumps(head))
@@ -64,13 +69,12 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
         partial.unlink(missing_ok=True)  # left over only where something failed or Ctrl-C came
 
 
-def _write_segment(archive: zipfile.ZipFile, number: int, segment: Segment) -> dict[str, str]:
+def _write_segment(archive: zipfile.ZipFile, number: int, segment: Segment) -> dict[str, Any]:
     if isinstance(segment, HostSegment):
         archive.writestr(f"{number}.node", segment.node.to_bytes())
         return {"kind": "host", "why": segment.why}
     archive.writestr(f"{number}.program", str(segment.program))
-    archive.writestr(f"{number}.npz", _pack(segment.constants))
-    return {"kind": "program"}
+    return {"kind": "program", "constants": _pack(archive, f"{number}.constants", segment.constants)}
 
 
 def _host_needs(compiled: Compiled) -> set[str]:
@@ -83,10 +87,17 @@ def _port(value: Value) -> list[str]:
     return [value.name, str(value.type), value.external]
 
 
-def _pack(arrays: Mapping[str, Array]) -> bytes:
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)  # type: ignore[arg-type]
-    return stream.getvalue()
+def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array]) -> list[list[Any]]:
+    """Write arrays one after another into a member; returns name, type, shape and first byte of each."""
+    index, place = list[list[Any]](), 0
+    with archive.open(member, "w", force_zip64=True) as file:
+        for name, array in arrays.items():
+            data = np.ascontiguousarray(array)
+            index.append([name, array.dtype.name, list(array.shape), place])
+            file.write(data.reshape(-1).view(np.uint8).data)
+            file.write(bytes(-data.nbytes % ALIGNED))
+            place += data.nbytes + -data.nbytes % ALIGNED
+    return index
 
 
 def is_artifact(path: Path) -> bool:
@@ -98,11 +109,12 @@ def is_artifact(path: Path) -> bool:
         return False
 
 
-def load_artifact(path: Path) -> Artifact:
-    """Read an artifact and verify its programs. BadInput when it is damaged or of another format."""
+def load_artifact(path: Path, proved: bool = False) -> Artifact:
+    """Read an artifact and verify its programs, unless they were ``proved`` before this version of rammer wrote the
+    file. BadInput when it is damaged or of another format."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return _read(archive, path)
+            return _read(archive, path, proved)
     except (VerifyError, *_DAMAGE) as problem:
         said = problem.what if isinstance(problem, VerifyError) else str(problem).strip('"')
         raise BadInput(f"{path} is not a compiled model: {said}", hint="compile the model again") from problem
@@ -113,17 +125,21 @@ _DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, Look
            AttributeError)  # fmt: skip
 
 
-def _read(archive: zipfile.ZipFile, path: Path) -> Artifact:
+def _read(archive: zipfile.ZipFile, path: Path, proved: bool) -> Artifact:
     head = json.loads(archive.read("head.json"))
     if head["format"] != FORMAT:
         raise BadInput(f"{path} has format {head['format']}, this rammer reads {FORMAT}",
                        hint="compile the model again")  # fmt: skip
-    segments = tuple(_read_segment(archive, i, s) for i, s in enumerate(head["segments"]))
-    constants = _unpack(archive.read("constants.npz"))
+    segments = tuple(_read_segment(archive, i, s, proved) for i, s in enumerate(head["segments"]))
+    constants = _unpack(archive.read("constants"), head["constants"])
     inputs, outputs = (tuple(_value(p) for p in head[k]) for k in ("inputs", "outputs"))
     types = {v.name: v.type for v in (*inputs, *outputs)}
     graph = Graph(head["name"], inputs, outputs, (), types, constants)
-    return Artifact(Compiled(graph, segments), head["device"], head["target"], head["fingerprint"], head["policy"])
+    options = {str(k): str(v) for k, v in head["options"].items()}
+    device, target, fingerprint, policy, precision = (
+        str(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision")
+    )
+    return Artifact(Compiled(graph, segments), device, target, fingerprint, policy, options, precision)
 
 
 def _value(port: list[str]) -> Value:
@@ -131,16 +147,23 @@ def _value(port: list[str]) -> Value:
     return Value(name, TensorType.parse(text), external)
 
 
-def _read_segment(archive: zipfile.ZipFile, number: int, entry: Mapping[str, str]) -> Segment:
+def _read_segment(archive: zipfile.ZipFile, number: int, entry: Mapping[str, Any], proved: bool) -> Segment:
     if entry["kind"] == "host":
         from rammer.runtime.host import HostNode
 
         return HostSegment(HostNode.from_bytes(archive.read(f"{number}.node")), entry["why"])
     program = RProgram.parse(archive.read(f"{number}.program").decode())
-    verify(program)
-    return ProgramSegment(program, _unpack(archive.read(f"{number}.npz")))
+    if not proved:
+        verify(program)
+    return ProgramSegment(program, _unpack(archive.read(f"{number}.constants"), entry["constants"]))
 
 
-def _unpack(data: bytes) -> dict[str, Array]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+def _unpack(data: bytes, index: list[list[Any]]) -> dict[str, Array]:
+    """The arrays, read-only, sharing the memory of ``data``."""
+    result: dict[str, Array] = {}
+    for name, dtype, shape, place in index:
+        kind = np.dtype(dtype)
+        if kind.hasobject:
+            raise ValueError(f"constant {name} has type {dtype}")
+        result[name] = np.frombuffer(data, kind, math.prod(shape), place).reshape(shape)
+    return result

@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.device.manifest import Bound
 from rammer.runtime.executable import Specialised
+from rammer.runtime.host_bound import WHOLE
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-
-#: What a row timed: copies included, or the device alone.
-WHOLE = "wall, NumPy in and out"
-RESIDENT = "GPU events"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the bench table. Times in seconds; ``simulated`` rows are never ranked with measured ones."""
+    """One line of the bench table. ``timed`` says by which clock, and whether copies are in it.
+
+    Times in seconds; ``simulated`` rows are never ranked with measured ones."""
 
     model: str
     runner: str
@@ -64,49 +64,33 @@ def percentiles(times: list[float]) -> tuple[float, float, float]:
     return float(median), float(p90), float(p99)
 
 
-@runtime_checkable
-class Replayable(Protocol):
-    """A loaded program whose inputs are resident: ``replay`` runs it and returns its seconds on the device."""
+def bound_call(bound: Bound) -> Callable[[], float]:
+    """One run of ``bound`` on the arrays it has, returning its seconds by the device's clock.
 
-    def replay(self) -> float:
-        """One run."""
-        ...
-
-
-def resident(special: Specialised) -> Callable[[], float] | None:
-    """One run on inputs that an earlier run left on the device, returning its seconds by the device's clock.
-
-    None where a part of the model runs on the host, or the device's programs cannot replay. Where torch is there,
-    each program is queued behind the delay that torch's own rows get, so that queueing costs neither side.
+    Where torch is there, each run is queued behind the delay that torch's own rows get, so that queueing costs neither.
     """
-    programs = list(special.loaded.values())
-    replayable = [p for p in programs if isinstance(p, Replayable)]
-    if len(replayable) < len(programs) or special.compiled.host_nodes or not programs:
-        return None
 
     def call() -> float:
         from rammer.runtime.peers import delay
 
-        total = 0.0
-        for program in replayable:
-            delay(getattr(program, "stream", None))
-            total += program.replay()
-        return total
+        delay(bound.stream)
+        return bound.seconds()
 
     return call
 
 
 def bench_device(model: str, runner: str, hardware: str, special: Specialised, inputs: Mapping[str, Array],
                  simulated: bool, effort: Effort, on_device: bool = False) -> Row:  # fmt: skip
-    """Time whole runs, NumPy in and NumPy out, or with ``on_device`` the device alone where it can replay; of a
+    """Time whole runs, NumPy in and NumPy out, or with ``on_device`` a bound call by the device's own clock; of a
     simulated device its simulated seconds, run once."""
     _, timing = special.run(inputs)
-    replay = resident(special) if on_device else None
     if simulated:
         times, first, timed = [timing.device], timing.device, "simulated cycles"
-    elif replay is not None:
-        first, times = sample(replay, effort)
-        timed = RESIDENT
+    elif on_device:
+        bound = special.bind(inputs, {})
+        first, times = sample(bound_call(bound), effort)
+        timed = bound.clock
+        bound.close()
     else:
         _, times = sample(lambda: special.run(inputs)[1].total, effort)
         first, timed = timing.total, WHOLE
@@ -132,12 +116,13 @@ def bench_onnxruntime(model: str, open_session: Callable[[], Any], inputs: Mappi
                0, 0, len(times))  # fmt: skip
 
 
-def bench_framework(model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort) -> Row:
+def bench_framework(model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort,
+                    precision: str = "float32") -> Row:  # fmt: skip
     """The same for torch and JAX (``rammer.runtime.peers``): on the GPU where torch sees one, else on ``cpu``."""
     from rammer.runtime.peers import gpu_name, open_peer
 
     gpu = gpu_name()
-    prepared = open_peer(peer, proto, inputs, "cuda" if gpu else "cpu")
+    prepared = open_peer(peer, proto, inputs, "cuda" if gpu else "cpu", precision)
     first, times = sample(prepared.seconds, effort)
     prepared.close()
     return Row(model, peer, gpu or cpu, prepared.timed, False, *percentiles(times), prepared.prepare_seconds, first,

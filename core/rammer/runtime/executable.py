@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 
+from rammer.device.arrays import as_array, dtype_of, shape_of
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
 from rammer.errors import BadInput
@@ -19,6 +21,7 @@ from rammer.ir.operator import RKernel
 from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.artifact import Artifact, load_artifact, save_artifact
+from rammer.runtime.bound import ModelBound
 from rammer.runtime.options import CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 from rammer.runtime.source import Head, ModelSource
@@ -47,14 +50,17 @@ class Specialised:
     compiled: Compiled
     loaded: dict[int, Loaded]
     compile_seconds: float
+    bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
 
     @property
     def kernels(self) -> int:
         """Kernel launches (or supersteps) of one run."""
         return sum(p.kernels for p in self.loaded.values())
 
-    def run(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Timing]:
-        """One run through all segments, by ONNX names."""
+    def run(self, inputs: Mapping[str, Array],
+            watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None
+            ) -> tuple[dict[str, Array], Timing]:  # fmt: skip
+        """One run through all segments, by ONNX names; ``watch`` is told every program's inputs before it runs."""
         start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
         graph = self.compiled.graph
         values: dict[str, Array] = {v.name: inputs[v.external or v.name] for v in graph.inputs}
@@ -65,19 +71,31 @@ class Specialised:
                 values.update(segment.node.run(known))
                 host += time.perf_counter() - begin
             else:
-                device += self._device(number, segment, values, notes)
+                feeds = {p.external: values[p.tensor] for p in segment.program.inputs}
+                if watch is not None:
+                    watch(segment, feeds)
+                device += self._device(number, segment, feeds, values, notes)
         outputs = {v.external or v.name: _value(values, graph.constants, v.name) for v in graph.outputs}
         return outputs, Timing(device, host, time.perf_counter() - start, tuple(dict.fromkeys(notes)))
 
-    def _device(self, number: int, segment: ProgramSegment, values: dict[str, Array], notes: list[str]) -> float:
-        result = self.loaded[number].run({p.external: values[p.tensor] for p in segment.program.inputs})
+    def _device(self, number: int, segment: ProgramSegment, feeds: Mapping[str, Array], values: dict[str, Array],
+                notes: list[str]) -> float:  # fmt: skip
+        result = self.loaded[number].run(feeds)
         for port in segment.program.outputs:
             values[port.tensor] = result.outputs[port.external]
         notes += result.notes
         return result.seconds
 
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> ModelBound:
+        """A call with these arrays by ONNX name; inputs have been checked."""
+        made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
+        self.bounds.add(made)
+        return made
+
     def close(self) -> None:
-        """Free the device."""
+        """Free the device; bound calls are closed, too."""
+        for bound in list(self.bounds):
+            bound.close()
         for program in self.loaded.values():
             program.close()
 
@@ -90,8 +108,8 @@ def _value(values: Mapping[str, Array], constants: Mapping[str, Array], name: st
 class Executable:
     """``exe.run({name: array}) -> {name: array}``. Holds one Specialised per set of input shapes.
 
-    ``device`` is the name it was opened by, ``NAME:INDEX``. With ``programs``, a folder, compiled programs are kept
-    there and found again by the next process.
+    ``device`` is the name it was opened by, ``NAME:INDEX``, ``device_options`` its own options. With ``programs``, a
+    folder, compiled programs are kept there and found again by the next process.
     """
 
     source: ModelSource
@@ -102,6 +120,7 @@ class Executable:
     progress: Progress = quiet
     store: KernelStore | None = None
     programs: Path | None = None
+    device_options: Mapping[str, str] = field(default_factory=dict)
     cache: dict[ShapeKey, Specialised] = field(default_factory=dict)
     timing: Timing = Timing(0.0, 0.0, 0.0)
 
@@ -123,6 +142,22 @@ class Executable:
         arrays = self.checked(inputs)
         outputs, self.timing = self.prepare(arrays).run(arrays)
         return outputs
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None,
+             stream: Any = None) -> ModelBound:  # fmt: skip
+        """A call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs where they are.
+
+        Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's; a host array
+        bound to a device with memory of its own is copied there once, and ``bound.write`` copies new values. Outputs
+        that are not given are allocated: ``bound.outputs``. ``stream`` is a queue of the device's kind to run on (for
+        cuda: torch's, CuPy's, or a handle). BadInput for what ``run`` refuses, for an output of the wrong type or shape,
+        and for an array that the device cannot reach.
+        """
+        arrays = {name: as_array(value) for name, value in inputs.items()}
+        check_ports(self.head.inputs, {n: (dtype_of(a), shape_of(a)) for n, a in arrays.items()})
+        special = self.specialise({n: shape_of(a) for n, a in arrays.items()})
+        given = {name: as_array(value) for name, value in (outputs or {}).items()}
+        return special.bind(arrays, given, stream)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """``inputs`` as contiguous arrays of the declared types; BadInput says which one is wrong and how."""
@@ -160,7 +195,8 @@ class Executable:
 
     def artifact(self, compiled: Compiled) -> Artifact:
         """``compiled`` with what a later process needs to run it."""
-        return Artifact(compiled, self.device, self.options.target, self.backend.fingerprint, self.options.policy)
+        return Artifact(compiled, self.device, self.options.target, self.backend.fingerprint, self.options.policy,
+                        self.device_options, self.options.precision)  # fmt: skip
 
     def _compile(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         compiled = self.compile_only(shapes)
@@ -178,7 +214,7 @@ class Executable:
         if path is None or not path.is_file():
             return None
         try:
-            return load_artifact(path).compiled
+            return load_artifact(path, proved=True).compiled  # the compiler verified it; the zip's checksums still count
         except BadInput as problem:
             warn(f"{problem.what}; compiling again")
             return None
@@ -188,7 +224,8 @@ class Executable:
             return None
         options = self.options
         extensions = self.registry.extension_key() if self.registry else ""
-        parts = (self.source.digest, repr(key), self.backend.fingerprint, options.policy, options.tune, extensions)
+        parts = (self.source.digest, repr(key), self.backend.fingerprint, options.policy, options.tune,
+                 options.precision, extensions)  # fmt: skip
         return self.programs / f"{key_of(*parts)}.rammer"
 
     def close(self) -> None:
@@ -219,37 +256,41 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
 
 def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
     """The inputs as arrays of exactly the declared types; BadInput says which one is wrong and how."""
+    arrays = {name: np.asarray(value) for name, value in given.items()}
+    check_ports(ports, {name: (str(a.dtype), a.shape) for name, a in arrays.items()})
+    return {p.name: np.asarray(arrays[p.name], order="C") for p in ports}
+
+
+def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """BadInput unless ``given`` has an element type and shape for every port, and they are as declared."""
     names = [p.name for p in ports]
     unknown = [n for n in given if n not in names]
     if unknown:
         raise BadInput(f"the model has no input {unknown[0]!r}", hint=f"its inputs are: {', '.join(names)}")
-    result: dict[str, Array] = {}
     for port in ports:
         if port.name not in given:
             raise BadInput(f"input {port.name!r} is missing", hint=f"the model needs: {', '.join(names)}")
-        result[port.name] = _checked(port, np.asarray(given[port.name]))
-    _check_symbols(ports, result)
-    return result
+        _check_port(port, *given[port.name])
+    _check_symbols(ports, {name: shape for name, (_, shape) in given.items()})
 
 
-def _checked(port: InputPort, array: Array) -> Array:
+def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
     declared = f"{port.dtype}[{','.join('?' if d is None else str(d) for d in port.shape)}]"
-    if str(array.dtype) != port.dtype:
-        raise BadInput(f"input {port.name!r} is {array.dtype}, the model declares {declared}",
+    if dtype != port.dtype:
+        raise BadInput(f"input {port.name!r} is {dtype}, the model declares {declared}",
                        hint=f"convert it: array.astype({port.dtype!r})")  # fmt: skip
-    if array.ndim != len(port.shape):
-        raise BadInput(f"input {port.name!r} has rank {array.ndim}, the model declares {declared}")
-    for axis, (have, want) in enumerate(zip(array.shape, port.shape, strict=True)):
+    if len(shape) != len(port.shape):
+        raise BadInput(f"input {port.name!r} has rank {len(shape)}, the model declares {declared}")
+    for axis, (have, want) in enumerate(zip(shape, port.shape, strict=True)):
         if isinstance(want, int) and have != want:
             raise BadInput(f"input {port.name!r} has {have} elements along axis {axis}, the model declares {declared}")
-    return np.asarray(array, order="C")
 
 
-def _check_symbols(ports: tuple[InputPort, ...], arrays: Mapping[str, Array]) -> None:
+def _check_symbols(ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """A named dimension must have one extent everywhere."""
     known: dict[str, tuple[int, str]] = {}
     for port in ports:
-        for have, want in zip(arrays[port.name].shape, port.shape, strict=True):
+        for have, want in zip(shapes[port.name], port.shape, strict=True):
             if isinstance(want, str):
                 first, where = known.setdefault(want, (have, port.name))
                 if first != have:

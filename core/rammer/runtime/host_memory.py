@@ -18,7 +18,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage
-from rammer.ir.types import TensorType
+from rammer.ir.types import TensorType, is_float
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -111,11 +111,12 @@ def _from_tiles(body: Expr, origins: Mapping[str, tuple[int, ...]]) -> Expr:
 
 
 def random_inputs(program: RProgram, rng: np.random.Generator) -> dict[str, Array]:
-    """An array for every input, by ONNX name: floats N(0,1), all else 0, which is a legal index into any axis."""
-    result: dict[str, Array] = {}
-    for port in program.inputs:
-        kind = program.types[port.tensor]
-        floating = np.issubdtype(np.dtype(kind.dtype), np.floating)
-        values = rng.standard_normal(kind.shape) if floating else np.zeros(kind.shape)
-        result[port.external] = np.asarray(values).astype(kind.dtype)
-    return result
+    """An array for every input, by ONNX name (see ``random_values``)."""
+    return {p.external: random_values(program.types[p.tensor], rng) for p in program.inputs}
+
+
+def random_values(kind: TensorType, rng: np.random.Generator) -> Array:
+    """Floats N(0,1), all else 0, which is a legal index into any axis."""
+    if is_float(kind.dtype):
+        return rng.standard_normal(kind.shape, np.float32).astype(kind.dtype)
+    return np.zeros(kind.shape, kind.dtype)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+from rammer.errors import BadInput
+from rammer.ir.device import VDevice
+
+#: What a user may ask for. ``tf32`` lets contractions of float32 round their operands to 10 bits of mantissa;
+#: ``float16`` stores tensors in 16 bits. Sums are float32 in both.
+PRECISIONS: Final = ("float32", "tf32", "float16")
 
 #: Told (step, detail) while compiling.
 Progress: TypeAlias = Callable[[str, str], None]
@@ -16,12 +23,22 @@ def quiet(step: str, detail: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Scheduling policy, tuning level (off, quick, full) and the named hardware to compile for."""
+    """Scheduling policy, tuning level (off, quick, full), the named hardware to compile for, and the precision."""
 
     policy: str = "wavefront"
     tune: str = "off"
     target: str = ""
+    precision: str = "float32"
 
 
 #: What is chosen when nothing is said.
 DEFAULT = CompileOptions()
+
+
+def check_precision(precision: str, device: str, vdevice: VDevice) -> None:
+    """BadInput for a precision that does not exist or that ``device`` does not have."""
+    if precision not in PRECISIONS:
+        raise BadInput(f"unknown precision {precision!r}", hint=f"one of: {', '.join(PRECISIONS)}")
+    if precision not in vdevice.precisions:
+        raise BadInput(f"device {device} ({vdevice.description}) does not compute in {precision}",
+                       hint=f"it has {', '.join(vdevice.precisions)}")  # fmt: skip

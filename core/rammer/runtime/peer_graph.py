@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from rammer.frontend.nodes import evaluate_proto
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
@@ -42,6 +44,7 @@ class PeerGraph:
     outputs: tuple[str, ...]
     nodes: list[PeerNode]
     constants: dict[str, Array]
+    opset: int = 21
 
     def readers(self) -> dict[str, list[PeerNode]]:
         """Value -> nodes that read it; an output of the graph counts as read by one more."""
@@ -65,12 +68,13 @@ def peer_graph(model: onnx.ModelProto) -> PeerGraph:
     for node in model.graph.node:
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
-            constants[node.output[0]] = np.array(numpy_helper.to_array(attributes["value"]))
+            constants.update(evaluated(PeerNode(node.op_type, (), tuple(node.output), attributes), {}, 21))
         else:
             nodes.append(PeerNode(node.op_type, tuple(node.input), tuple(node.output), attributes))
     inputs = tuple(i.name for i in model.graph.input if i.name not in constants)
-    graph = PeerGraph(model.graph.name, inputs, tuple(o.name for o in model.graph.output), nodes, constants)
-    fusions: tuple[Callable[[PeerGraph], None], ...] = (fold_norms, fuse_linear, fuse_attention, stack_lstms)
+    opset = next(i.version for i in model.opset_import if not i.domain)
+    graph = PeerGraph(model.graph.name, inputs, tuple(o.name for o in model.graph.output), nodes, constants, opset)
+    fusions: tuple[Callable[[PeerGraph], None], ...] = (fold_constants, fold_norms, fuse_linear, fuse_attention, stack_lstms)
     for fuse in fusions:
         fuse(graph)
     return graph
@@ -85,6 +89,23 @@ def _drop(graph: PeerGraph, gone: list[PeerNode], new: Mapping[int, PeerNode]) -
     """Remove ``gone`` and put ``new`` (by id of the node it stands for) in place."""
     ids = {id(n) for n in gone}
     graph.nodes = [new.get(id(n), n) for n in graph.nodes if id(n) not in ids]
+
+
+def evaluated(node: PeerNode, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:
+    """Outputs by name of an operator all of whose operands are in ``constants``, by ONNX's reference implementation."""
+    proto = helper.make_node(node.op, node.inputs, node.outputs, **node.attributes)
+    return evaluate_proto(proto, {n: constants[n] for n in node.inputs if n}, {"": opset})
+
+
+def fold_constants(graph: PeerGraph) -> None:
+    """Operators on constants (exporters pass weights through Identity) become constants."""
+    kept = []
+    for node in graph.nodes:
+        if node.inputs and all(n in graph.constants for n in node.inputs if n):
+            graph.constants.update(evaluated(node, graph.constants, graph.opset))
+        else:
+            kept.append(node)
+    graph.nodes = kept
 
 
 def fold_norms(graph: PeerGraph) -> None:
@@ -147,7 +168,7 @@ def fuse_attention(graph: PeerGraph) -> None:
     _drop(graph, gone, new)
 
 
-def _plain_lstm(node: PeerNode) -> bool:
+def plain_lstm(node: PeerNode) -> bool:
     """Forward, default activations, no sequence lengths, initial states or peepholes."""
     return (
         node.op == "LSTM"
@@ -163,7 +184,7 @@ def stack_lstms(graph: PeerGraph) -> None:
     merged: dict[int, PeerNode] = {}
     gone: list[PeerNode] = []
     for node in graph.nodes:
-        if not _plain_lstm(node):
+        if not plain_lstm(node):
             continue
         squeeze = producers.get(node.inputs[0])
         below = producers.get(squeeze.inputs[0]) if squeeze is not None and squeeze.op == "Squeeze" else None

@@ -18,11 +18,11 @@ import numpy as np
 import onnx
 
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.runtime.options import PRECISIONS
 from rammer.runtime.peer_graph import Array
 from rammer.runtime.peer_torch import load_torch, to_torch
 
 Precision: TypeAlias = Literal["float32", "tf32", "float16"]
-PRECISIONS: Final = ("float32", "tf32", "float16")
 
 #: Clock cycles of the delay that hides queueing: about 0.1 ms, several times what queueing one graph takes.
 DELAY_CYCLES: Final = 200_000
@@ -83,8 +83,8 @@ def gpu_name() -> str:
 
 
 def delay(stream: Any) -> None:
-    """Queue DELAY_CYCLES of idling on ``stream`` (its ``ptr`` is the handle); nothing without one, or torch's GPU."""
-    if stream is None or not gpu_name():
+    """Queue DELAY_CYCLES of idling on a CUDA ``stream`` (``ptr`` is its handle); nothing elsewhere, or without torch."""
+    if not hasattr(stream, "ptr") or not gpu_name():
         return
     torch = load_torch()
     with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):

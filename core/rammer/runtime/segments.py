@@ -12,6 +12,7 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
+from rammer.ir.types import TensorType
 from rammer.tile.graph import TileGraph
 
 
@@ -21,6 +22,11 @@ class HostOperator(Protocol):
     @property
     def inputs(self) -> tuple[str, ...]:
         """Tensors it reads; "" for an absent one."""
+        ...
+
+    @property
+    def types(self) -> Mapping[str, TensorType]:
+        """Types of what it computes, by tensor name."""
         ...
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

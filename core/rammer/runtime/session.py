@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from rammer.profile.store import KernelStore, cache_folder
 from rammer.profile.tune import MEASURED
 from rammer.runtime.artifact import is_artifact, load_artifact
 from rammer.runtime.executable import Executable, warn
-from rammer.runtime.options import CompileOptions, Progress, quiet
+from rammer.runtime.options import CompileOptions, Progress, check_precision, quiet
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource, open_source
 
@@ -26,29 +26,35 @@ if TYPE_CHECKING:
 
 def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *, policy: str = "wavefront",
                     tune: str = "off", require: str = "", target: str = "", options: dict[str, str] | None = None,
-                    registry: Registry | None = None, progress: Progress = quiet,
+                    precision: str = "float32", registry: Registry | None = None, progress: Progress = quiet,
                     store: KernelStore | None = None) -> Executable:  # fmt: skip
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
 
-    A file written by ``rammer compile -o`` opens on the device that it names; ``policy`` and ``tune`` were chosen then.
+    A file written by ``rammer compile -o`` opens on the device that it names; ``policy``, ``tune`` and ``precision`` were
+    chosen then, and another precision than its own is refused.
     """
     if tune not in MEASURED:
         raise BadInput(f"unknown tuning level {tune!r}", hint=f"one of: {', '.join(MEASURED)}")
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
-        return open_artifact(Path(model), device, require, options, registry)
+        return open_artifact(Path(model), device, require, options, registry, precision)
     source = open_source(model)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     spec = device or first_measured(registry)
     backend = registry.open(spec, require, target, options)
-    chosen = CompileOptions(policy, tune, target)
+    check_precision(precision, spec, backend.vdevice)
+    chosen = CompileOptions(policy, tune, target, precision)
     name = spec if ":" in spec else f"{spec}:0"
-    return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs")
+    return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs",
+                      options or {})  # fmt: skip
 
 
 def open_artifact(path: Path, device: str, require: str, options: dict[str, str] | None,
-                  registry: Registry) -> Executable:  # fmt: skip
+                  registry: Registry, precision: str = "float32") -> Executable:  # fmt: skip
     """The compiled model in ``path``, loaded. BadInput if it is damaged or was compiled for something else.
+
+    The device opens with the options that the model was compiled with; ``options`` may add others or replace them as
+    far as the device's fingerprint, and so the compiled program, does not depend on them.
 
     One that was compiled for a named ``--target`` runs on whatever unit of that device is here, with a warning:
     the hardware it was meant for has no fingerprint to compare. Where that has fewer vEUs, rows are folded.
@@ -59,25 +65,36 @@ def open_artifact(path: Path, device: str, require: str, options: dict[str, str]
     if made_for != asked:
         raise BadInput(f"{path} was compiled for device {made_for}, not for {asked}",
                        hint="leave out --device, or compile the model for that device")  # fmt: skip
-    backend = registry.open(spec, require, "", options)
+    if precision not in ("float32", artifact.precision):
+        raise BadInput(f"{path} was compiled in {artifact.precision}, not in {precision}",
+                       hint="leave out --precision, or compile the model again with it")  # fmt: skip
+    given = options or {}
+    device_options = {**artifact.options, **given}
+    backend = registry.open(spec, require, "", device_options)
     compiled = artifact.compiled
     if artifact.target:
         warn(f"{path} was compiled for target {artifact.target}; here is {backend.hardware.name}")
         compiled = _folded(compiled, backend.vdevice.veus)
     elif backend.fingerprint != artifact.fingerprint:
-        raise BadInput(
-            f"{path} was compiled for other hardware or by another version of the {made_for} plugin",
-            where=f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}",
-            hint="compile the model again, or give the --option values that it was compiled with",
-        )
+        where = f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}"
+        if device_options != artifact.options:
+            raise BadInput(f"{path} was compiled {_spelled(artifact.options)}, not {_spelled(device_options)}", where,
+                           "leave out --option, or compile the model again with it")  # fmt: skip
+        raise BadInput(f"{path} was compiled for other hardware or by another version of the {made_for} plugin", where,
+                       "compile the model again")  # fmt: skip
     graph = compiled.graph
     ports = tuple(InputPort(v.external or v.name, v.type.dtype, v.type.shape) for v in graph.inputs)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
-    exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, CompileOptions(artifact.policy),
-                     registry)  # fmt: skip
+    chosen = CompileOptions(artifact.policy, precision=artifact.precision)
+    exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, chosen, registry,
+                     device_options=device_options)  # fmt: skip
     exe.adopt(compiled)
     return exe
+
+
+def _spelled(options: Mapping[str, str]) -> str:
+    return "with " + " ".join(f"--option {k}={v}" for k, v in sorted(options.items())) if options else "without --option"
 
 
 def _folded(compiled: Compiled, veus: int) -> Compiled:

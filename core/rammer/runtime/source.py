@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from rammer.frontend.reader import Model
 
 
+#: Bytes of a file that are hashed at a time.
+PIECE = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """What running needs to know of a model before its graph: name and ports."""
@@ -76,12 +80,26 @@ def open_source(source: str | Path | bytes | onnx.ModelProto) -> ModelSource:
         return read_model(source)
 
     path = Path(source) if isinstance(source, str | Path) else None
-    try:
-        data = path.read_bytes() if path is not None else source if isinstance(source, bytes) else b""
-    except OSError:
-        data = b""  # reading it properly says what is wrong
-    digest = hashlib.sha256(__version__.encode() + data).hexdigest() if data else ""
+    digest = _digest(path) if path is not None else _digest(source) if isinstance(source, bytes) else ""
     return ModelSource(read, digest, path)
+
+
+def _digest(source: Path | bytes) -> str:
+    """Hash of rammer's version and the content, read in pieces; "" for a file that is empty or cannot be read."""
+    found = hashlib.sha256(__version__.encode())
+    if isinstance(source, bytes):
+        found.update(source)
+        return found.hexdigest() if source else ""
+    size = 0
+    try:
+        with source.open("rb", buffering=0) as file:
+            piece = memoryview(bytearray(PIECE))
+            while count := file.readinto(piece):
+                found.update(piece[:count])
+                size += count
+    except OSError:
+        return ""  # reading it properly says what is wrong
+    return found.hexdigest() if size else ""
 
 
 def _keep(path: Path, head: Head) -> None:

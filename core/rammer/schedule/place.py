@@ -1,15 +1,16 @@
-"""Placing equal tasks on the least loaded vEUs, and the kernel choices that the policies share."""
+"""Placing equal tasks on the least loaded vEUs or where their weights are, and the kernel choices that the policies share."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rammer.ir.device import VDevice
-from rammer.ir.operator import RKernel
+from rammer.ir.operator import RKernel, ROperator
 from rammer.schedule.policy import OperatorGraph
 
 #: Stands in for a task time of zero, so that unmeasured tasks still spread evenly (seconds).
@@ -60,13 +61,10 @@ def _greedy(loads: NDArray[np.float64], tasks: int, step: float) -> NDArray[np.i
     return counts
 
 
-def fill(rows: Sequence[Row], name: str, counts: NDArray[np.int64]) -> None:
-    """Append ``counts[v]`` consecutive tasks of ``name`` to row v: runs stay together and print folded."""
-    first = 0
-    for veu in np.flatnonzero(counts).tolist():
-        last = first + int(counts[veu])
-        rows[veu] += [(name, i) for i in range(first, last)]
-        first = last
+def fill(rows: Sequence[Row], name: str, placed: Sequence[int]) -> None:
+    """Append task i of ``name`` to row ``placed[i]``."""
+    for task, veu in enumerate(placed):
+        rows[veu].append((name, task))
 
 
 def busy(kernels: Sequence[RKernel], device: VDevice) -> float:
@@ -74,32 +72,80 @@ def busy(kernels: Sequence[RKernel], device: VDevice) -> float:
     return min(1.0, sum(k.operator.task_count for k in kernels) / device.veus)
 
 
+@dataclass
+class Homes:
+    """Where static operands live: equal tasks of operators that share weights go to the vEU that had them before, as
+    long as that delays nobody, so that an executor can keep the weights there.
+
+    ``shared`` names, for each operator, static operands that another operator reads too.
+    """
+
+    shared: Mapping[str, tuple[str, ...]]
+    at: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = field(default_factory=dict)
+
+    def known(self, kernel: RKernel) -> bool:
+        """Whether an operator with the same static operands and tile was placed before."""
+        return (self.shared.get(kernel.operator.name, ()), kernel.operator.tile) in self.at
+
+    def place(self, kernel: RKernel, loads: NDArray[np.float64], seconds: float) -> list[int]:
+        """The vEU of every task of ``kernel``, given when each vEU is free."""
+        operator = kernel.operator
+        static = self.shared.get(operator.name, ())
+        homes = self.at.get((static, operator.tile))
+        if homes is None:
+            taken = {v for placed in self.at.values() for v in placed} if static else ()
+            busy = loads.copy()
+            busy[list(taken)] += 0.5 * seconds  # first choose vEUs that are nobody's home
+            return self._keep(static, operator, _spread_out(spread(busy, operator.task_count, seconds)))
+        away = _spread_out(spread(loads, operator.task_count, seconds))
+        return homes if _end(homes, loads, seconds) <= _end(away, loads, seconds) else away
+
+    def _keep(self, static: tuple[str, ...], operator: ROperator, placed: list[int]) -> list[int]:
+        if static:
+            self.at[static, operator.tile] = placed
+        return placed
+
+
+def _spread_out(counts: NDArray[np.int64]) -> list[int]:
+    """The vEU of each task: runs of tasks stay together and print folded."""
+    return np.repeat(np.arange(len(counts)), counts).tolist()
+
+
+def _end(placed: Sequence[int], loads: NDArray[np.float64], seconds: float) -> float:
+    """When the last of the vEUs in ``placed`` is done with its tasks."""
+    counts = np.bincount(placed, minlength=len(loads))
+    return float((loads + counts * seconds)[counts > 0].max(initial=0.0))
+
+
 def side_by_side(
     kernels: Sequence[RKernel],
     after: Mapping[str, Sequence[str]],
     device: VDevice,
     rows: Sequence[Row] | None = None,
+    homes: Homes | None = None,
 ) -> float:
     """Seconds for operators that share the vEUs, waiting only for each other's results; appends tasks to ``rows``.
 
     List scheduling: level by level of the dependences among them, longest tasks first, onto the least
-    loaded vEUs. Each level costs one launch, since the executors that run in waves need as many.
+    loaded vEUs or their ``homes``. Each level costs one launch, since the executors that run in waves need as many.
     """
     chosen = {k.operator.name: k for k in kernels}
+    homes = homes or Homes({})
     loads, finish = np.zeros(device.veus), dict[str, float]()
     levels = levels_of(tuple(chosen), after)
     for level in levels:
         members = [chosen[n] for n in level]
         share = busy(members, device)
-        for kernel in sorted(members, key=lambda k: -k.task_time(share)):
+        for kernel in sorted(members, key=lambda k: (not homes.known(k), -k.task_time(share))):
             name, seconds = kernel.operator.name, kernel.task_time(share)
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
-            counts = spread(np.maximum(loads, ready), kernel.operator.task_count, seconds)
+            placed = homes.place(kernel, np.maximum(loads, ready), seconds)
+            counts = np.bincount(placed, minlength=len(loads))
             used = counts > 0
             loads[used] = np.maximum(loads[used], ready) + counts[used] * seconds
             finish[name] = float(loads[used].max(initial=ready))
             if rows is not None:
-                fill(rows, name, counts)
+                fill(rows, name, placed)
     return float(loads.max(initial=0.0)) + len(levels) * device.launch
 
 

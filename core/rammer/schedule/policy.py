@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,16 +16,23 @@ class OperatorGraph:
     """Operators in topological order, each with its candidate kernels (fastest first).
 
     All candidates of an operator share its name. ``after`` maps an operator to those whose results
-    it reads.
+    it reads; ``constants`` are the tensors whose values never change.
     """
 
     kernels: Mapping[str, tuple[RKernel, ...]]
     after: Mapping[str, tuple[str, ...]]
+    constants: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Operators in topological order."""
         return tuple(self.kernels)
+
+    def shared_static(self) -> dict[str, tuple[str, ...]]:
+        """For each operator its constant operands, where another operator has the same ones."""
+        static = {n: tuple(t for t in ks[0].operator.inputs if t in self.constants) for n, ks in self.kernels.items()}
+        count = Counter(static.values())
+        return {name: operands for name, operands in static.items() if operands and count[operands] > 1}
 
     def levels(self) -> list[list[str]]:
         """Waves by breadth-first search: an operator's wave is one after its latest predecessor's."""

@@ -32,6 +32,7 @@ from rammer.runtime.executable import Executable, Specialised
 from rammer.runtime.options import CompileOptions
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import open_source
+from rammer.testing.bound_checks import check_bind
 from rammer.testing.small_models import MODELS, SmallModel
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -234,6 +235,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "policies": check_policies,
     "memory limit": check_memory_limit,
     "profiler": check_profiler,
+    "bind": check_bind,
 }
 
 

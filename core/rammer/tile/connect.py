@@ -6,16 +6,21 @@ grow forwards from a seed. A contraction or window takes element-wise consumers 
 softmax and layer normalisation one operator (FusionStitching's block composition). A contraction takes
 another one that reads its tile at vEU level: layers in a row whose interior stays on chip. A group is kept
 where the predicted time of its best tile beats the parts' on their own.
+
+Products of a few rows with weights (a recurrent cell's) are bound by the weights' bytes, whatever else a task does.
+Such a group also takes a second product that the next map adds, meets maps that read several of
+its values at vEU level, and may write more than one result: a whole LSTM cell is one operator.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from rammer.ir import expr as ex
-from rammer.ir.compute import Compute, ComputeGraph, identity_load
+from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load
 from rammer.ir.device import Scope, VDevice
 from rammer.ir.expr import Ref
 from rammer.ir.operator import Connection, ROperator
@@ -27,6 +32,8 @@ from rammer.tile.signature import signature
 LONGEST_CHAIN = 24
 #: Longest chain of contractions that meet at vEU level.
 MOST_CONTRACTIONS = 16
+#: Most results that share each weight of a product that is bound by its weights' bytes.
+FEW_ROWS = 8
 
 #: The share of a vEU's peak that a device's kernels reach on an operator that keeps a contraction's operand on chip.
 Rate: TypeAlias = Callable[[ROperator], float]
@@ -91,14 +98,16 @@ class _Connector:
             if not readers:
                 break
             c = self.producers[min(readers, key=self.position.__getitem__)]
-            layer = self._layer(group, c)
-            if layer is None or self._depends_around(group, c):
+            joined = [*group, *self._partners(group, c)]
+            layer = self._layer(joined, c)
+            if layer is None or self._depends_around(joined, c):
                 break
-            inside = {g.name for g in group}
+            inside = {g.name for g in joined}
             connections += [Connection(p, c.name, layer) for p in c.reads if p in inside]
-            group.append(c)
-            if self._closed(group):
-                wider = _operator(tuple(group), tuple(connections))
+            group = [*joined, c]
+            written = self._written(group)
+            if written:
+                wider = ROperator(c.name, tuple(group), tuple(connections), written)
                 if not self._pays(best, wider, layer):
                     break
                 best = wider
@@ -112,13 +121,34 @@ class _Connector:
         readers = (r.name for c in group for r in self.consumers[c.name])
         return {r for r in readers if r not in inside}
 
-    def _closed(self, group: list[Compute]) -> bool:
-        """Whether only the last Compute's value is used outside the group."""
+    def _partners(self, group: list[Compute], c: Compute) -> list[Compute]:
+        """Products of a few rows that only ``c`` reads, to be added to the group's own."""
+        inside = {g.name for g in group}
+        if not all(_weight_bound(g, self.graph) for g in group if g.kind == "contraction"):
+            return []
+        found = (self.producers[n] for n in c.reads if n in self.producers and n not in inside and n not in self.owner)
+        return [
+            p for p in found
+            if p.kind == "contraction" and _weight_bound(p, self.graph) and p.name not in self.escaping
+            and [r.name for r in self.consumers[p.name]] == [c.name] and not self._depends_around(group, p)
+        ]  # fmt: skip
+
+    def _written(self, group: list[Compute]) -> tuple[str, ...]:
+        """What the group would write: its last value and, where that is allowed, others that are used outside and that
+        its tasks partition. () where something else is used outside."""
         inside = {c.name for c in group}
-        return all(
-            c.name not in self.escaping and all(r.name in inside for r in self.consumers[c.name])
-            for c in group[:-1]
-        )
+        leaving = [c for c in group[:-1] if c.name in self.escaping or any(r.name not in inside for r in self.consumers[c.name])]
+        # Kernel families for products of many rows write one result.
+        several = any(c.kind == "contraction" for c in group) and not any(_many_rows(c, self.graph) for c in group)
+        if leaving and not (several and all(self._partitioned(c, group) for c in leaving)):
+            return ()
+        return (*(c.name for c in leaving), group[-1].name)
+
+    def _partitioned(self, c: Compute, group: list[Compute]) -> bool:
+        """Whether every task needs exactly its own part of ``c``: the group reads it element by element."""
+        readers = [r for r in group if c.name in r.reads]
+        whole = all(identity_load(ld, r) for r in readers for ld in r.loads if ld.tensor == c.name)
+        return c.shape == group[-1].shape and whole and all(r is group[-1] or self._partitioned(r, group) for r in readers)
 
     def _depends_around(self, group: list[Compute], c: Compute) -> bool:
         """Whether ``c`` reads an outside value that itself depends on the group (not convex)."""
@@ -139,10 +169,11 @@ class _Connector:
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
             return None
-        kinds = {g.kind for g in group}
-        if c.kind == "contraction" and "contraction" in kinds and kinds <= {"contraction", "map"}:
-            return "veu" if sum(g.kind == "contraction" for g in group) < MOST_CONTRACTIONS else None
-        return None if {c.kind, *kinds} & {"contraction", "window"} else "veu"
+        if c.kind == "contraction" and _layers(group) and all(_many_rows(g, self.graph) for g in (c, *group) if g.reduce):
+            return "veu" if sum(bool(g.reduce) for g in group) < MOST_CONTRACTIONS else None
+        if c.kind in ("contraction", "window") or any(g.kind == "window" or _many_rows(g, self.graph) for g in group):
+            return None
+        return "veu"
 
     def _pays(self, narrow: ROperator, wide: ROperator, layer: Scope) -> bool:
         """Predict both sides with their best tiles and log the decision."""
@@ -165,7 +196,7 @@ class _Connector:
         return self.prices[key]
 
     def _achieved(self, operator: ROperator) -> VDevice:
-        """The device at the rate of its kernels: chains of contractions are where they differ most."""
+        """The device at the rate of its kernels: rows of contractions are where they differ most."""
         contractions = {c.name for c in operator.computes if c.kind == "contraction"}
         if not any(e.layer == "veu" and e.consumer in contractions for e in operator.connections):
             return self.device
@@ -173,9 +204,25 @@ class _Connector:
 
 
 def _run(group: list[Compute]) -> int:
-    """Computes from the last contraction on."""
-    starts = [i for i, c in enumerate(group) if c.kind == "contraction"]
-    return len(group) - (starts[-1] if starts else 0)
+    """Computes from the last contraction of a row of layers on."""
+    if not _layers(group):
+        return len(group)
+    return len(group) - max(i for i, c in enumerate(group) if c.kind == "contraction")
+
+
+def _layers(group: list[Compute]) -> bool:
+    """Whether the group is contractions with maps behind them."""
+    return group[0].kind == "contraction" and {c.kind for c in group} <= {"contraction", "map"}
+
+
+def _many_rows(c: Compute, graph: ComputeGraph) -> bool:
+    return c.kind == "contraction" and not _weight_bound(c, graph)
+
+
+def _weight_bound(c: Compute, graph: ComputeGraph) -> bool:
+    """Whether ``c`` is a product of constant weights, each used for at most ``FEW_ROWS`` results."""
+    weights = [ld for ld in contraction_operands(c) or () if ld.tensor in graph.constants]
+    return any(math.prod(a.extent for a in c.axes if a.name not in ex.axes_of(w)) <= FEW_ROWS for w in weights)
 
 
 def _operator(computes: tuple[Compute, ...], connections: tuple[Connection, ...]) -> ROperator:

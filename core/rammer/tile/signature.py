@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from rammer.ir import expr as ex
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType
@@ -24,8 +22,7 @@ def signature(operator: ROperator, types: Mapping[str, TensorType],
         names[name] = f"t{len(names)}"
     lines = [f"{new}: {types[old]}{_strides(old, storages) if old in stored else ''}" for old, new in names.items()]
     for c in operator.computes:
-        body = ex.rename_tensors(c.body, names)
-        lines.append(str(replace(c, name=names[c.name], body=body, origin="")))
+        lines.append(c.text_with(names))
     lines += [f"{names[c.producer]} <{c.layer}> {names[c.consumer]}" for c in operator.connections]
     lines.append(f"writes {' '.join(names[o] for o in operator.outputs)}")
     lines.append(f"tile {operator.tile} {operator.family} {operator.config}")

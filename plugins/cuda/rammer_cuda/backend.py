@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
@@ -19,11 +19,16 @@ from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
+from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.chain import chain_of
-from rammer_cuda.kernels.choose import Choice, gemm_choices, gemm_seconds
+from rammer_cuda.kernels.choose import gemm_choices, gemm_seconds
 from rammer_cuda.kernels.choose_wide import wide_choices, wide_seconds
+from rammer_cuda.kernels.families import FAMILIES
+from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.kernels.rows import chain_candidates, chain_seconds
+from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
+from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
@@ -31,8 +36,16 @@ from rammer_cuda.targets import TARGETS
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
 
-#: Tiles offered to the tuner, which measures a dozen at most.
-OFFERED = 16
+#: Tiles offered to the tuner, which measures a dozen at most: of matrix products, of every other family, and generic ones.
+GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 14, 6, 12
+#: Families of matrix products, of which only those that fit are offered.
+PRODUCTS = {*FAMILIES, "gemm_wgmma3"}
+#: How far behind the best prediction a family's best may be and still be measured among the first.
+LEADING = 1.5
+#: Families of operators that are no matrix product: candidates, and predicted seconds of a tiled one without its launch.
+CHOOSERS = (gemv_candidates, rowwise_candidates, window_candidates)
+SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), "gemv": gemv_seconds, "rowwise": rowwise_seconds, "window": window_seconds,
+           "gemm_wgmma3": wide_seconds}
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
@@ -41,22 +54,29 @@ def open_backend(options: OpenOptions) -> Backend:
     """A GPU, or a target without one. BadInput for an unknown target, DeviceUnavailable for --require."""
     if options.require and options.require != "gpu":
         raise DeviceUnavailable(f"cuda:{options.index} is a gpu, not a {options.require}")
+    unknown = sorted(set(options.options) - {"executor"})
+    if unknown:
+        raise BadInput(f"device cuda has no option {unknown[0]!r}", "--option", "it takes executor=auto, graph or persistent")
+    from rammer_cuda.select import checked
+
+    executor = checked(options.options.get("executor", "auto"))
     if options.target:
         if options.target not in TARGETS:
             raise BadInput(f"unknown CUDA target {options.target!r}", hint=f"one of: {', '.join(TARGETS)}")
         unit = Hardware(0, f"{TARGETS[options.target].description} (compile only)", "gpu", 0)
-        return CudaBackend(TARGETS[options.target], unit, options.target, present=False)
+        return CudaBackend(TARGETS[options.target], unit, options.target, False, executor)
     from rammer_cuda.hardware import architecture, probe_gpus, virtual_device
 
     unit = probe_gpus()[options.index]
-    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), present=True)
+    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, executor)
 
 
 class CudaBackend:
-    """One GPU (``present``) or one architecture."""
+    """One GPU (``present``) or one architecture; ``executor`` is how programs are to be run."""
 
-    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool) -> None:
+    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, executor: str = "auto") -> None:
         self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
+        self.executor = executor
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -69,16 +89,27 @@ class CudaBackend:
         return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {_generator_hash()}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiles and families whose shared memory fits, best predicted first."""
+        """Tiles and families whose shared memory fits: the best predicted of each family, then the rest, best first."""
+        cells = cell_candidates(operator, binding, self.vdevice)
+        single = gemv_candidates(operator, binding, self.vdevice, 1) and not binding.reused & {*operator.inputs}
+        if cells and not single:  # holding weights pays where they are used again
+            return cells
         if chains := chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []:
             return [o for _, o in chains]
-        products = [gemm_choices(operator, binding, self.vdevice)]
-        products += [wide_choices(operator, binding, self.vdevice)] if self._warpgroups else []
-        plain = (Choice(o, seconds) for seconds, o in plain_candidates(operator, binding, self.vdevice, OFFERED))
-        ranked = heapq.merge(*products, plain, key=lambda c: c.seconds)
-        found = list(islice((c.operator for c in ranked if self._fits(c.operator, binding)), OFFERED))
-        generic = [] if found else tile_candidates(operator, binding, self.vdevice, OFFERED)
-        return [*found, *(o for o in generic if self._fits(o, binding))]
+        found = self._products(operator, binding)
+        for choose in (plain_candidates, *CHOOSERS):
+            found += choose(operator, binding, self.vdevice, PLAIN_TILES)
+        ranked = _leaders_first(found)
+        tiles = tile_candidates(operator, binding, self.vdevice, 2 if found else GENERIC_TILES) if not ranked else []
+        return [t for t in (*(o for _, o in ranked), *tiles) if t.family in PRODUCTS or self._fits(t, binding)]
+
+    def _products(self, operator: ROperator, binding: Binding) -> list[tuple[float, ROperator]]:
+        """(predicted seconds, tiled copy) of the matrix-product families, best first: no kernel is written in vain."""
+        kinds = [gemm_choices(operator, binding, self.vdevice)]
+        kinds += [wide_choices(operator, binding, self.vdevice)] if self._warpgroups else []
+        ranked = heapq.merge(*kinds, key=lambda c: c.seconds)
+        fitting = ((c.seconds, c.operator) for c in ranked if self._fits(c.operator, binding))
+        return list(islice(fitting, GEMM_TILES))
 
     def _fits(self, operator: ROperator, binding: Binding) -> bool:
         """Whether the operator's family can write its kernel, and an SM has the shared memory for it."""
@@ -87,38 +118,34 @@ class CudaBackend:
         except DeviceFailure:
             return False
 
+    @property
+    def _warpgroups(self) -> bool:
+        """Whether the architecture has warpgroup products (``wgmma`` exists on sm_90a alone)."""
+        return self.arch == "sm_90a"
+
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """The predicted rate of ``gemm_chain``, or what the generic kernel reaches."""
         chains = chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []
         best = chains[0][0] if chains else float("inf")
         return max(GENERIC_SHARE, operator.flops / best / (self.vdevice.flops * self.vdevice.veus))
 
-    @property
-    def _warpgroups(self) -> bool:
-        """Whether the architecture has warpgroup products (``wgmma`` exists on sm_90a alone)."""
-        return self.arch == "sm_90a"
-
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
         resources = Resources(made.threads, local_bytes=made.shared)
-        predicted = self._predicted(operator, binding)
-        if predicted is not None:
-            seconds = predicted / -(-operator.task_count // self.vdevice.veus)
+        if operator.family == "gemm_chain":
+            seconds = chain_seconds(chain_of(operator, binding), self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+            return RKernel(operator, made.text, resources, seconds, seconds)
+        if operator.family == "cell":
+            seconds = cell_seconds(operator, binding, self.vdevice)
+            return RKernel(operator, made.text, resources, seconds, seconds)
+        predict = SECONDS.get(operator.family) or (plain_seconds if suits(operator) else None)
+        if predict is not None:
+            seconds = predict(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
             return RKernel(operator, made.text, resources, seconds, seconds)
         cost = task_cost(operator, binding.types, self.vdevice)
         slow = operator.main.flops / max(operator.task_count, 1) / self.vdevice.flops / GENERIC_SHARE
         return RKernel(operator, made.text, resources, max(cost.alone, slow), max(cost.crowded, slow))
-
-    def _predicted(self, operator: ROperator, binding: Binding) -> float | None:
-        """Seconds of all tasks without the launch, where the operator's family has a model of its own."""
-        if operator.family in ("gemm", "gemm_tf32x3"):
-            return gemm_seconds(operator, binding, self.vdevice)
-        if operator.family == "gemm_wgmma3":
-            return wide_seconds(operator, binding, self.vdevice)
-        if operator.family == "gemm_chain":
-            return chain_seconds(chain_of(operator, binding), self.vdevice)
-        return plain_seconds(operator, binding, self.vdevice) if suits(operator) else None
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
         """Registers, shared memory and spills from ptxas for this architecture."""
@@ -128,17 +155,46 @@ class CudaBackend:
         return Resources(made.threads, found.registers, local, found.spills)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """The program, compiled, resident and captured in a CUDA graph."""
-        return self.open_program(program, constants)
+        """The program, compiled and resident, for the executor asked for or measured to be the faster."""
+        self._need_hardware()
+        from rammer_cuda.select import open_executor
+
+        return open_executor(program, constants, self.arch, self.hardware.index, self.executor)
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        """Every block of one run with the SM that ran it, from kernels that record it."""
+        from rammer_cuda.executor import CudaProgram
+        from rammer_cuda.persistent.executor import PersistentProgram
+        from rammer_cuda.trace import trace, trace_persistent
+
+        loaded = self.load(program, constants)
+        try:
+            if isinstance(loaded, PersistentProgram):
+                return trace_persistent(loaded, inputs, self.arch).spans
+            assert isinstance(loaded, CudaProgram)
+            return trace(loaded, inputs, self.arch).spans
+        finally:
+            loaded.close()
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
-        """``load`` with ``repeat`` copies of the program chained in the graph."""
-        if not self.present:
-            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
-                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
+        """The program as a CUDA graph, ``repeat`` copies of it chained."""
+        self._need_hardware()
         from rammer_cuda.executor import CudaProgram
 
         return CudaProgram(program, constants, self.arch, self.hardware.index, repeat)
+
+    def _need_hardware(self) -> None:
+        if not self.present:
+            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
+                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
+
+
+def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, ROperator]]:
+    """By predicted seconds, but each family's best before every second best: tuning measures only the first few, and
+    models of different families are less comparable than one family's. A family far behind has no such place."""
+    ranked = sorted(found, key=lambda f: f[0])
+    leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0]}
+    return sorted(ranked, key=lambda f: (f not in leaders.values(), f[0]))
 
 
 def _generator_hash() -> str:

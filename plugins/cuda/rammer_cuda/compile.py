@@ -62,7 +62,9 @@ def version() -> str:
 def _compile(source: str, arch: str) -> tuple[bytes, str]:
     api = nvrtc()
     program = check(api.nvrtcCreateProgram(source.encode(), b"rammer.cu", 0, [], []), "creating a program")
-    flags = [f.encode() for f in (*OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v")]
+    # What NVRTC's own cache returns comes without the report of ptxas; the option is as old as that cache.
+    fresh = ("--no-cache",) if tuple(map(int, version().split("."))) >= (12, 9) else ()
+    flags = [f.encode() for f in (*OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v", *fresh)]
     try:
         status = api.nvrtcCompileProgram(program, len(flags), flags)[0]
         log = b" " * check(api.nvrtcGetProgramLogSize(program), "reading the log's size")

@@ -75,4 +75,6 @@ def virtual_device(index: int, unit: Hardware) -> VDevice:
         sms=attribute(index, "MULTIPROCESSOR_COUNT"), clock=1e3 * attribute(index, "CLOCK_RATE"),
         cores=CORES.get(capability, 128), shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         memory=unit.memory, bandwidth=bandwidth, source="CUDA driver",
+        # tf32 came with compute capability 8.0 (CUDA C++ programming guide, "Compute Capabilities").
+        precisions=("float32", "tf32", "float16") if capability >= (8, 0) else ("float32", "float16"),
     )  # fmt: skip

@@ -7,8 +7,12 @@ run at the same time, so parallel branches of a model stay parallel.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +20,10 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
 from rammer.plan.overlap import overlap
+from rammer.profile.store import cache_folder
+
+#: Tasks from which on a program's launches are kept: fewer are planned in a few milliseconds.
+KEPT_FROM = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +38,40 @@ class Launch:
 def launches(program: RProgram) -> list[Launch]:
     """Launches in a legal order. DeviceFailure for a program whose rows interleave two dependent operators."""
     placed = waves(program)
-    groups = [group for number, wave in enumerate(placed) for group in _wave_groups(program, number, wave)]
+    ranges = _Ranges(program)
+    groups = [group for number, wave in enumerate(placed) for group in _wave_groups(program, ranges, number, wave)]
     index = {(g.wave, g.operator): i for i, g in enumerate(groups)}
     needs = _waits(program, placed, index)
-    _memory(program, groups, needs)
+    _memory(ranges, groups, needs)
     direct = _reduce(needs)
     return [Launch(g.operator, tuple(sorted(g.tasks)), direct[i]) for i, g in enumerate(groups)]
+
+
+def kept_launches(program: RProgram) -> list[Launch]:
+    """``launches``, remembered in the cache folder for the next process where the program is large. Best effort."""
+    if program.task_count < KEPT_FROM:
+        return launches(program)
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    path = cache_folder() / "binaries" / "cuda" / f"{program.digest}-{version}.launches.json"
+    try:
+        return [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        plan = launches(program)
+    ranges = [[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
+              for x in plan]  # fmt: skip
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(ranges))
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+    return plan
+
+
+def _tasks(kept: list[int]) -> tuple[int, ...]:
+    """Tasks from [first, number], or from a list that ends in None."""
+    return tuple(kept[:-1]) if kept[-1] is None else tuple(range(kept[0], kept[0] + kept[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +81,7 @@ class _Group:
     tasks: list[int]
 
 
-def _wave_groups(program: RProgram, number: int, wave: list[WaveTask]) -> list[_Group]:
+def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[WaveTask]) -> list[_Group]:
     """One wave's operators with their tasks, in an order that every row agrees with where they depend on
     each other."""
     tasks: dict[str, list[int]] = {}
@@ -58,7 +94,7 @@ def _wave_groups(program: RProgram, number: int, wave: list[WaveTask]) -> list[_
         if name not in row[-1:]:
             before.setdefault(name, set()).update(row)
             row.append(name)
-    pending = {n: {p for p in before.get(n, ()) if p != n and _conflict(program, p, n)} for n in tasks}
+    pending = {n: {p for p in before.get(n, ()) if p != n and ranges.conflict(p, n)} for n in tasks}
     result: list[_Group] = []
     while pending:
         ready = [n for n in pending if not pending[n] & pending.keys()]
@@ -91,9 +127,9 @@ def _waits(program: RProgram, placed: list[list[WaveTask]], index: dict[tuple[in
     return needs
 
 
-def _memory(program: RProgram, groups: list[_Group], needs: list[int]) -> None:
+def _memory(ranges: _Ranges, groups: list[_Group], needs: list[int]) -> None:
     """Add an edge for every pair that touches the same bytes, one of them writing, unless already ordered."""
-    accesses = _Accesses(program, groups)
+    accesses = _Accesses(ranges, groups)
     reach: list[int] = []
     for later in range(len(groups)):
         before = _closure(needs[later], reach)
@@ -104,31 +140,63 @@ def _memory(program: RProgram, groups: list[_Group], needs: list[int]) -> None:
         reach.append(before)
 
 
-class _Accesses:
-    """Byte ranges that each launch reads and writes, in one address space: the arena first, then every other
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """A tensor of an operator: its storage and half-open byte range."""
+
+    storage: Storage
+    low: int
+    high: int
+    writes: bool
+
+
+class _Ranges:
+    """Byte ranges that each operator reads and writes, in one address space: the arena first, then every other
     buffer at a place of its own."""
 
-    def __init__(self, program: RProgram, groups: list[_Group]) -> None:
-        self.program, self.operators = program, [g.operator for g in groups]
+    def __init__(self, program: RProgram) -> None:
+        self.program = program
         base = program.arena_bytes
         self.base: dict[str, int] = {}
         for b in program.buffers:
             self.base[b.name] = b.offset if b.kind == "arena" else base
             base += 0 if b.kind == "arena" else b.nbytes + 1
-        rows: list[tuple[int, int, int, bool]] = []
-        for number, name in enumerate(self.operators):
-            operator = program.operator[name]
-            for tensor in dict.fromkeys((*operator.inputs, *operator.outputs)):
-                rows.append((number, *self._range(tensor), tensor in operator.outputs))
-        self.launch, self.low, self.high = (np.array([r[i] for r in rows], np.int64) for i in range(3))
-        self.writes = np.array([r[3] for r in rows], bool)
+        self.of = {o.name: [self._access(t, t in o.outputs) for t in dict.fromkeys((*o.inputs, *o.outputs))]
+                   for o in program.operators}  # fmt: skip
         self.known: dict[tuple[str, str], bool] = {}
 
-    def _range(self, tensor: str) -> tuple[int, int]:
+    def _access(self, tensor: str, writes: bool) -> _Access:
         storage = self.program.storage[tensor]
         item = itemsize(self.program.buffer[storage.buffer].dtype)
         low, high = storage.span()
-        return self.base[storage.buffer] + low * item, self.base[storage.buffer] + high * item
+        base = self.base[storage.buffer]
+        return _Access(storage, base + low * item, base + high * item, writes)
+
+    def conflict(self, earlier: str, later: str) -> bool:
+        """Whether the two operators touch common elements and at least one of them writes there."""
+        pair = earlier, later
+        if pair not in self.known:
+            self.known[pair] = any(
+                (a.writes or b.writes) and a.low < b.high and b.low < a.high and _shared(a.storage, b.storage)
+                for a in self.of[earlier] for b in self.of[later]
+            )  # fmt: skip
+        return self.known[pair]
+
+
+def _shared(a: Storage, b: Storage) -> bool:
+    """Whether two storages whose byte ranges meet share an element; exact within one buffer."""
+    return a.buffer != b.buffer or overlap(a, b)
+
+
+class _Accesses:
+    """The byte ranges of every launch."""
+
+    def __init__(self, ranges: _Ranges, groups: list[_Group]) -> None:
+        self.ranges, self.operators = ranges, [g.operator for g in groups]
+        rows = [(number, a.low, a.high, a.writes)
+                for number, name in enumerate(self.operators) for a in ranges.of[name]]  # fmt: skip
+        self.launch, self.low, self.high = (np.array([r[i] for r in rows], np.int64) for i in range(3))
+        self.writes = np.array([r[3] for r in rows], bool)
 
     def candidates(self, later: int) -> list[int]:
         """Earlier launches, latest first, with a byte range that meets one of ``later``'s, one of them a write."""
@@ -141,36 +209,7 @@ class _Accesses:
 
     def conflict(self, earlier: int, later: int) -> bool:
         """Whether the two share an element exactly, not only a range."""
-        pair = self.operators[earlier], self.operators[later]
-        if pair not in self.known:
-            self.known[pair] = _conflict(self.program, *pair)
-        return self.known[pair]
-
-
-def _conflict(program: RProgram, a: str, b: str) -> bool:
-    """Whether the operators touch common bytes and at least one of them writes there."""
-    first, second = program.operator[a], program.operator[b]
-    pairs = [(first.outputs, (*second.inputs, *second.outputs)), (first.inputs, second.outputs)]
-    return any(_shared(program, x, y) for xs, ys in pairs for x in xs for y in ys)
-
-
-def _shared(program: RProgram, x: str, y: str) -> bool:
-    p, q = program.storage[x], program.storage[y]
-    if p.buffer == q.buffer:
-        return overlap(p, q)
-    s, t = program.buffer[p.buffer], program.buffer[q.buffer]
-    if s.kind != "arena" or t.kind != "arena":
-        return False
-    (a, b), (c, d) = _bytes(program, p), _bytes(program, q)
-    return a < d and c < b
-
-
-def _bytes(program: RProgram, storage: Storage) -> tuple[int, int]:
-    """Arena bytes between a storage's first and last element."""
-    buffer = program.buffer[storage.buffer]
-    size = itemsize(buffer.dtype)
-    low, high = storage.span()
-    return buffer.offset + low * size, buffer.offset + high * size
+        return self.ranges.conflict(self.operators[earlier], self.operators[later])
 
 
 def _bits(members: set[int]) -> int:

@@ -13,7 +13,7 @@ from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
 from rammer.ir.types import row_major
-from rammer.profile.probe import random_inputs
+from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.compile import compile_all
 from rammer_cuda.source import task_kernel, translation_unit
@@ -88,8 +88,8 @@ def whole_program(operator: ROperator, binding: Binding) -> tuple[RProgram, dict
         low, high = storage.span()
         storages.append(replace(storage, buffer=f"b_{name}", offset=storage.offset - low))
         use: BufferKind = "output" if name in operator.outputs else "input"
-        if name in binding.constants and storage.strides == row_major(kind.shape) and kind.dtype == "float32":
-            use, constants[name] = "constant", rng.standard_normal(kind.shape, dtype=np.float32)
+        if name in binding.constants and storage.strides == row_major(kind.shape) and kind.dtype in ("float32", "float16"):
+            use, constants[name] = "constant", rng.standard_normal(kind.shape, dtype=np.float32).astype(kind.dtype)
         buffers.append(Buffer(f"b_{name}", kind.dtype, max(high - low, 1), use))
         if use != "constant":
             (outputs if use == "output" else inputs).append(Port(name, name))

@@ -8,15 +8,20 @@ from dataclasses import replace
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction
+from rammer.codegen.task import Argument, Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
-from rammer_cuda.kernels.gemm import gemm, gemm_tf32x3
+from rammer_cuda.kernels.cell_text import cell
+from rammer_cuda.kernels.families import FAMILIES
+from rammer_cuda.kernels.gemv import gemv
 from rammer_cuda.kernels.rows import gemm_chain
-from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
+from rammer_cuda.kernels.rowwise import rowwise
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.kernels.wide import gemm_wgmma3
+from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
 
 #: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.
@@ -24,7 +29,9 @@ ALIGNED_ELEMENTS = 16
 
 #: ``rm_trigger`` lets dependent kernels start, ``rm_after`` waits until those this one depends on have finished and their
 #: results are visible (programmatic dependent launch, from compute capability 9.0 on). Every kernel calls the second.
+#: ``rm_early`` is the switch of ``rammer_cuda.early``.
 ORDER = """
+extern "C" { __constant__ int rm_early = 0; }
 __device__ __forceinline__ void rm_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -33,11 +40,13 @@ __device__ __forceinline__ void rm_trigger() {
 __device__ __forceinline__ void rm_after() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (rm_early) rm_trigger();
 #endif
 }
 """
-#: Families with kernels of their own.
-FAMILIES = {"gemm": gemm, "gemm_tf32x3": gemm_tf32x3, "gemm_wgmma3": gemm_wgmma3, "gemm_chain": gemm_chain}
+#: What writes the kernels of each family.
+MAKERS = {name: f.make for name, f in FAMILIES.items()} | {"gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell,
+                                                         "gemm_wgmma3": gemm_wgmma3, "gemm_chain": gemm_chain}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10
@@ -57,11 +66,11 @@ extern "C" __global__ void __launch_bounds__({threads}) k_{name}({parameters}, c
 def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled operator; equal operators have equal texts. An unknown family is computed by the generic
     kernel; DeviceFailure where a known one cannot compute the operator."""
-    family = FAMILIES.get(operator.family)
-    if family is None:
+    make = MAKERS.get(operator.family)
+    if make is None:
         return _generic(operator, binding)
     try:
-        return family(operator, binding)
+        return make(operator, binding)
     except Unsuited as problem:
         raise DeviceFailure(
             f"operator {operator.name} is none for family {operator.family}: {problem}",

@@ -11,7 +11,7 @@ NODE_SECONDS = 0.55e-6
 
 
 def gpu(name: str, description: str, *, sms: int, clock: float, cores: int, shared: int, memory: int, bandwidth: float,
-        source: str) -> VDevice:  # fmt: skip
+        source: str, precisions: tuple[str, ...] = ("float32", "tf32", "float16")) -> VDevice:  # fmt: skip
     """A VDevice: one vEU an SM; ``clock`` in Hz, ``cores`` fp32 lanes an SM (2 FLOP each a cycle),
     ``shared`` bytes of shared memory a block may have, ``memory`` bytes, ``bandwidth`` bytes/s."""
     layers = (
@@ -21,7 +21,7 @@ def gpu(name: str, description: str, *, sms: int, clock: float, cores: int, shar
         MemoryLayer("register", "thread", 255 * 4, 12.0 * cores * clock * sms, 4, "CUDA C++ programming guide"),
     )
     return VDevice("cuda", description, sms, layers, flops=2.0 * cores * clock, launch=NODE_SECONDS, threads=THREADS,
-                   vector=1, resident=sms, source=source)  # fmt: skip
+                   vector=1, resident=sms, source=source, precisions=precisions)  # fmt: skip
 
 
 #: Architecture -> the GPU that stands for it.

@@ -98,4 +98,5 @@ def vdevice(chip: Chip) -> VDevice:
         flops=chip.matrix_flops * chip.clock, launch=2 * chip.sync_cycles / chip.clock,
         dispatch=chip.launch_cycles / chip.clock, threads=chip.threads,
         vector=2, resident=chip.tiles, staged=True, simulated=True, source=SOURCES["matrix_flops"],
+        precisions=("float32", "float16"),
     )  # fmt: skip

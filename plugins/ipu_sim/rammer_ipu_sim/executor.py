@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import RunResult
+from rammer.device.manifest import Bound, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir import expr as ex
 from rammer.ir.compute import contraction_operands
 from rammer.ir.evaluate import evaluate
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
+from rammer.runtime.host_bound import HostBound
 
 from rammer_ipu_sim.batch import Plan, plan_batch
 from rammer_ipu_sim.chip import Chip
@@ -167,6 +168,10 @@ class LoadedProgram:
         outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
         seconds = sum(c.total for c in self.cycles) / self.chip.clock
         return RunResult(outputs, seconds, tuple(self._notes()))
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """Fixed host arrays; the simulated host reads and writes them in every run."""
+        return HostBound(self.program, self.run, inputs, outputs, stream, "simulated cycles")
 
     def _write_inputs(self, inputs: Mapping[str, Array]) -> None:
         images: dict[str, Array] = {}

@@ -9,7 +9,8 @@ import numpy as np
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, RProgram, Storage
-from rammer.ir.types import TensorType, is_float, row_major
+from rammer.ir.types import TensorType, row_major
+from rammer.runtime.host_memory import random_inputs
 
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.cycles import Accountant, task_costs
@@ -34,20 +35,11 @@ class SimulatedProfiler:
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
         """Seconds of one run on random inputs. Cycles repeat exactly, so ``iterations`` adds nothing."""
-        generator = np.random.default_rng(0)
         loaded = LoadedProgram(program, constants, self.chip, self.stream)
         try:
-            ports = ((p.external, program.types[p.tensor]) for p in program.inputs)
-            return loaded.run({name: random_input(kind, generator) for name, kind in ports}).seconds
+            return loaded.run(random_inputs(program, np.random.default_rng(0))).seconds
         finally:
             loaded.close()
-
-
-def random_input(kind: TensorType, generator: np.random.Generator) -> Array:
-    """Normal floats; small non-negative integers."""
-    if is_float(kind.dtype):
-        return generator.standard_normal(kind.shape).astype(kind.dtype)
-    return generator.integers(0, 2, kind.shape).astype(kind.dtype)
 
 
 def operator_times(operator: ROperator, types: Mapping[str, TensorType], chip: Chip) -> tuple[float, float]:

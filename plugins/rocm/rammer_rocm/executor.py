@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from rammer.device.manifest import Array, Binding, RunResult
+from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
-from rammer.ir.program import Port, RProgram, Task, waves
+from rammer.ir.program import RProgram, Task, waves
 from rammer.ir.types import itemsize
 
+from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
 from rammer_rocm.kernels import task_function
 from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT
@@ -131,7 +133,7 @@ class OpenClProgram:
     def __init__(self, builder: Builder, queue: Any, device: VDevice, program: RProgram,
                  constants: Mapping[str, Array], single: bool) -> None:  # fmt: skip
         context = queue.context
-        self.program, self.queue, self.single = program, queue, single
+        self.program, self.queue, self.single, self.closed = program, queue, single, False
         binding = Binding(program.types, program.storage, constant_tensors(program))
         used = {task.operator for row in program.rows for task in row}
         functions = {o.name: task_function(o, binding, device) for o in program.operators if o.name in used}
@@ -200,7 +202,7 @@ class OpenClProgram:
     def _upload_constants(self, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction]) -> None:
         for name in sorted(constant_tensors(self.program)):
             if self.program.storage[name].buffer in self.memory.buffers:
-                self._write(name, constants[name])
+                self.write(name, constants[name])
         done = set[str]()
         for argument in (a for f in functions.values() for a in f.arguments):
             if argument.packing is not None:
@@ -243,28 +245,41 @@ class OpenClProgram:
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """One run. ``seconds`` is wall time from the first enqueue to the end of the last kernel."""
         for port in self.program.inputs:
-            self._write(port.tensor, inputs[port.external])
+            self.write(port.tensor, inputs[port.external])
         seconds = self.execute()
-        return RunResult({p.external: self._read(p) for p in self.program.outputs}, seconds, (PLACEMENT,))
+        return RunResult({p.external: self.read(p.tensor) for p in self.program.outputs}, seconds, (PLACEMENT,))
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """Fixed arrays: the host's on a CPU, ``pyopencl.array.Array`` on a GPU."""
+        return OpenClBound(self, inputs, outputs, stream)
 
     def execute(self) -> float:
         """Run on the inputs already there; seconds. Raises DeviceFailure when the device reports an error."""
         start = time.perf_counter()
+        with self.failures():
+            self.queue_run()
+            self.queue.finish()
+        return time.perf_counter() - start
+
+    def queue_run(self) -> None:
+        """Queue one run on the inputs already there; with ``single`` it has finished when this returns."""
+        if not self.single:
+            for kernel in self.launches:
+                self._enqueue(kernel)
+            return
+        self._run_single()
+        if max(self.epoch * self.program.veus, self.launch) > 2**30:
+            self._reset()
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """OpenCL's errors as DeviceFailure."""
         try:
-            if self.single:
-                self._run_single()
-            else:
-                for kernel in self.launches:
-                    self._enqueue(kernel)
-                self.queue.finish()
+            yield
         except opencl().Error as problem:
             if self.single:
                 self._reset()
             raise DeviceFailure(f"program {self.program.name} failed on the device: {problem}") from problem
-        seconds = time.perf_counter() - start
-        if self.single and max(self.epoch * self.program.veus, self.launch) > 2**30:
-            self._reset()
-        return seconds
 
     def _enqueue(self, kernel: Any) -> None:
         opencl().enqueue_nd_range_kernel(self.queue, kernel, (self.groups * self.threads,), (self.threads,))
@@ -296,27 +311,33 @@ class OpenClProgram:
                 cl.enqueue_copy(self.queue, self.buffer, np.full(buffer.nbytes, 255, np.uint8),
                                 dst_offset=self.memory.buffers[buffer.name])  # fmt: skip
 
-    def _write(self, tensor: str, values: Array) -> None:
-        """Host values into a tensor's storage."""
+    def start(self, tensor: str) -> int:
+        """Byte address of a dense tensor, which has a buffer of its own."""
+        return self.memory.buffers[self.program.storage[tensor].buffer]
+
+    def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
+        """Host values into a tensor's storage; without ``blocking`` a dense copy may end later, in the queue's order."""
         storage = self.program.storage[tensor]
         buffer = self.program.buffer[storage.buffer]
         if not buffer.nbytes:
             return
         dtype = np.dtype(buffer.dtype)
         if storage.offset == 0 and values.size == buffer.size and _dense(storage.shape, storage.strides):
-            self._copy(np.ascontiguousarray(values, dtype), self.memory.buffers[storage.buffer])
+            dense = np.ascontiguousarray(values, dtype)
+            self._copy(dense, self.memory.buffers[storage.buffer], blocking or dense is not values)
             return
         image = np.zeros(buffer.size, dtype)
         opencl().enqueue_copy(self.queue, image, self.buffer, src_offset=self.memory.buffers[storage.buffer])
         _view(image, storage.offset, storage.shape, storage.strides)[...] = values
         self._copy(image, self.memory.buffers[storage.buffer])
 
-    def _copy(self, values: Array, address: int) -> None:
+    def _copy(self, values: Array, address: int, blocking: bool = True) -> None:
         if values.nbytes:
-            opencl().enqueue_copy(self.queue, self.buffer, values, dst_offset=address)
+            opencl().enqueue_copy(self.queue, self.buffer, values, dst_offset=address, is_blocking=blocking)
 
-    def _read(self, port: Port) -> Array:
-        storage = self.program.storage[port.tensor]
+    def read(self, tensor: str) -> Array:
+        """A copy of a tensor after the runs queued so far."""
+        storage = self.program.storage[tensor]
         buffer = self.program.buffer[storage.buffer]
         image = np.empty(buffer.size, np.dtype(buffer.dtype))
         if buffer.nbytes:
@@ -325,6 +346,7 @@ class OpenClProgram:
 
     def close(self) -> None:
         """Free the device memory."""
+        self.closed = True
         for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
             buffer.release()
         self.launches.clear()

@@ -27,7 +27,7 @@ from rammer_rocm.kernels import task_function
 from rammer_rocm.kernels.generic import GPU_DIALECT
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.source import Shape, program_text
-from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS
+from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 
 #: clang releases that are tried, newest first; older ones do not know the option that reports resources.
 CLANGS = ("clang-20", "clang-19", "clang-18", "clang-17", "clang-16", "clang")
@@ -66,7 +66,7 @@ class Card:
         return VDevice(
             name="opencl_gpu", description=f"{target}: {self.description}", veus=self.units, layers=layers,
             flops=2.0 * 64 * self.clock, launch=GPU_LAUNCH, threads=GPU_THREADS, vector=1, resident=self.units,
-            source=self.source,
+            source=self.source, precisions=PRECISIONS,
         )  # fmt: skip
 
 

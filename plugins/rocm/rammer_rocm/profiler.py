@@ -13,7 +13,7 @@ from rammer.device.manifest import Array, Binding, Loaded
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Task
-from rammer.ir.types import TensorType, is_float
+from rammer.runtime.host_memory import random_inputs, random_values
 
 from rammer_rocm.kernels import task_function
 
@@ -44,10 +44,10 @@ class OpenClProfiler:
 
     def _timed(self, operator: ROperator, binding: Binding, rows: int, length: int) -> float:
         """Seconds a task when ``rows`` rows run ``length`` tasks each; the best of a few runs."""
-        program = repeated(operator, binding, rows, length, self.device.veus)
-        loaded = self.load(program, random_arrays(program, "constant"))
+        program, rng = repeated(operator, binding, rows, length, self.device.veus), np.random.default_rng(0)
+        loaded = self.load(program, random_arrays(program, "constant", rng))
         try:
-            inputs = random_inputs(program)
+            inputs = random_inputs(program, rng)
             return min(loaded.run(inputs).seconds for _ in range(REPEATS)) / length
         finally:
             loaded.close()
@@ -61,7 +61,7 @@ class OpenClProfiler:
         """Median seconds of ``iterations`` runs on random inputs, after one that is not counted."""
         loaded = self.load(program, constants)
         try:
-            inputs = random_inputs(program)
+            inputs = random_inputs(program, np.random.default_rng(0))
             loaded.run(inputs)
             return statistics.median(loaded.run(inputs).seconds for _ in range(max(1, iterations)))
         finally:
@@ -89,22 +89,9 @@ def repeated(operator: ROperator, binding: Binding, rows: int, length: int, veus
     return RProgram("profile", "profile", inputs, outputs, tuple(buffers), tuple(storages), (operator,), (), table)
 
 
-def random_arrays(program: RProgram, kind: BufferKind) -> dict[str, Array]:
-    """Random values for the tensors of ``kind`` buffers: floats N(0,1), integers 0 (a legal index everywhere)."""
-    generator = np.random.default_rng(0)
+def random_arrays(program: RProgram, kind: BufferKind, rng: np.random.Generator) -> dict[str, Array]:
+    """Random values for the tensors of ``kind`` buffers."""
     return {
-        s.tensor: _random(program.types[s.tensor], generator)
+        s.tensor: random_values(program.types[s.tensor], rng)
         for s in program.storages if program.buffer[s.buffer].kind == kind
     }  # fmt: skip
-
-
-def random_inputs(program: RProgram) -> dict[str, Array]:
-    """Random values for the program's inputs, by external name."""
-    generator = np.random.default_rng(0)
-    return {p.external: _random(program.types[p.tensor], generator) for p in program.inputs}
-
-
-def _random(kind: TensorType, generator: np.random.Generator) -> Array:
-    if is_float(kind.dtype):
-        return generator.standard_normal(kind.shape, dtype=np.float32).astype(kind.dtype)
-    return np.zeros(kind.shape, kind.dtype)

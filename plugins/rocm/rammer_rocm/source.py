@@ -110,7 +110,7 @@ def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, s
 
 
 def _call(function: TaskFunction) -> str:
-    pointers = [f"(__global {a.ctype} *)(memory + a[{k}])" for k, a in enumerate(function.arguments)]
+    pointers = [f"(__global {kind} *)(memory + a[{k}])" for k, kind in enumerate(function.types)]
     return f"{function.name}({', '.join([*pointers, 'scratch', 'task'])})"
 
 

@@ -12,6 +12,8 @@ from rammer.ir.device import MemoryLayer, VDevice
 
 from rammer_rocm.icd import prepare_icd
 
+#: vload_half and vstore_half belong to every OpenCL (specification 1.2, 6.12.7): float16 needs no cl_khr_fp16.
+PRECISIONS = ("float32", "float16")
 #: Bytes per second of two DDR channels, the least a desktop CPU has (JEDEC DDR4-2933, 23.5 GB/s each).
 CPU_DRAM = 47e9
 #: FLOP per cycle and lane of one fused multiply-add unit. Cores with two units (Intel server parts, Zen 5)
@@ -108,6 +110,7 @@ def _cpu(device: Any) -> VDevice:
         vector=lanes,
         resident=cores,
         source=f"OpenCL device info; {clock_source}",
+        precisions=PRECISIONS,
     )
 
 
@@ -134,6 +137,7 @@ def _gpu(device: Any) -> VDevice:
         vector=1,
         resident=groups,
         source="OpenCL device info",
+        precisions=PRECISIONS,
     )
 
 

@@ -83,7 +83,9 @@ def test_rnn_activations(name: str) -> None:
     )
     if name == "ScaledTanh":
         parameters = {"activation_alpha": [0.6], "activation_beta": [0.8]}
-    check_random("RNN", _inputs("RNN"), 2, hidden_size=HIDDEN, activations=[name], **parameters)
+    inputs = _inputs("RNN")
+    inputs["r"] *= 0.3  # ONNX Runtime's Softplus is infinite beyond 88, and states of unbounded activations grow
+    check_random("RNN", inputs, 2, hidden_size=HIDDEN, activations=[name], **parameters)
 
 
 def test_peepholes() -> None:

@@ -12,16 +12,18 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from rammer.device.hooks import hookimpl
-from rammer.device.manifest import Array, Binding, Device, Hardware, Loaded, OpenOptions, RunResult
+from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram, waves
 from rammer.profile.probe import probe_program
+from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import HostMemory, random_inputs
 from rammer.tile.search import candidates
 from rammer.tile.traffic import task_cost
@@ -67,6 +69,10 @@ class ToyProgram:
             list(self.pool.map(self._row, rows))  # list() waits for all rows and raises what they raised
         seconds = time.perf_counter() - start
         return RunResult(self.memory.read_outputs(), seconds)
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """Fixed host arrays: the core's adapter reads and writes them around ``run``."""
+        return HostBound(self.program, self.run, inputs, outputs, stream)
 
     def _row(self, tasks: list[tuple[ROperator, int]]) -> None:
         for operator, index in tasks:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.lowerings.pool import raised, root
+from rammer.frontend.operands import emit_result, widened
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
@@ -185,11 +186,11 @@ def mean_variance_normalization(ctx: Lowering) -> None:
     dims = {int(d) % len(axes) for d in ctx.attr("axes", (0, 2, 3))}
     kept = [a for d, a in enumerate(axes) if d not in dims]
     over = [a for d, a in enumerate(axes) if d in dims]
-    x = ctx.load(ctx.input(0), *refs(axes))
+    x = widened(ctx, ctx.load(ctx.input(0), *refs(axes)))
     centred = Op("sub", (x, mean_over(ctx, x, kept, over, "mean")))
     variance = mean_over(ctx, Op("mul", (centred, centred)), kept, over, "variance")
     deviation = Op("add", (Op("sqrt", (variance,)), Const(1e-9)))
-    ctx.emit(axes, Op("div", (centred, deviation)), output=0)
+    emit_result(ctx, axes, Op("div", (centred, deviation)), wide=True)
 
 
 @lowering("LpNormalization")
@@ -198,11 +199,11 @@ def lp_normalization(ctx: Lowering) -> None:
     axes, dim = _trailing(ctx)
     power = int(ctx.attr("p", 2))
     kept = [a for a in axes if a != axes[dim]]
-    x = ctx.load(ctx.input(0), *refs(axes))
+    x = widened(ctx, ctx.load(ctx.input(0), *refs(axes)))
     total = ctx.emit(kept, raised(x, power), axes[dim : dim + 1], "sum", hint="sum")
     norm = ctx.load(ctx.emit(kept, root(ctx.load(total, *refs(kept)), power), hint="norm"), *refs(kept))
     zero = Op("eq", (norm, Const(0.0)))
-    ctx.emit(axes, Op("where", (zero, Const(0.0), Op("div", (x, norm)))), output=0, dtype=ctx.out().dtype)
+    emit_result(ctx, axes, Op("where", (zero, Const(0.0), Op("div", (x, norm)))), wide=True)
 
 
 @lowering("LRN")
@@ -211,9 +212,9 @@ def local_response_normalization(ctx: Lowering) -> None:
     axes = _channel_axes(ctx)
     size = int(ctx.attr("size"))
     neighbour = ex.add(ex.add("c", "j"), -((size - 1) // 2))
-    near = ctx.load(ctx.input(0), "n", neighbour, *refs(axes[2:]), fill=0.0)
+    near = widened(ctx, ctx.load(ctx.input(0), "n", neighbour, *refs(axes[2:]), fill=0.0))
     squares = ctx.emit(axes, Op("mul", (near, near)), (Axis("j", size),), "sum", hint="squares")
     spread = Op("mul", (ctx.load(squares, *refs(axes)), Const(float(ctx.attr("alpha", 1e-4)) / size)))
     base = Op("add", (spread, Const(float(ctx.attr("bias", 1.0)))))
     power = Op("pow", (base, Const(float(ctx.attr("beta", 0.75)))))
-    ctx.emit(axes, Op("div", (ctx.load(ctx.input(0), *refs(axes)), power)), output=0)
+    emit_result(ctx, axes, Op("div", (widened(ctx, ctx.load(ctx.input(0), *refs(axes))), power)), wide=True)

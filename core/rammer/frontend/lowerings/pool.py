@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
+from rammer.frontend.operands import emit_result, widened
 from rammer.frontend.windows import Window, spatial_names, window_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -33,11 +34,11 @@ def max_pool(ctx: Lowering) -> None:
 def average_pool(ctx: Lowering) -> None:
     """Sum of each window divided by the number of elements that count."""
     window = _window(ctx)
-    total = _window_sum(ctx, window, window.load(ctx.input(0), ("n", "c"), 0.0))
+    total = _window_sum(ctx, window, widened(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)))
     axes = _axes(ctx, window)
     value = ctx.load(total, *[a.name for a in axes])
-    count = _counts(window, bool(ctx.attr("count_include_pad", 0)), ctx.type(ctx.input(0)).dtype)
-    ctx.emit(axes, Op("div", (value, count)), output=0)
+    count = _counts(window, bool(ctx.attr("count_include_pad", 0)), ctx.type(total).dtype)
+    emit_result(ctx, axes, Op("div", (value, count)), wide=True)
 
 
 @lowering("LpPool")
@@ -45,9 +46,9 @@ def lp_pool(ctx: Lowering) -> None:
     """``(sum |x|^p)^(1/p)`` of each window; padding counts as zero."""
     window = _window(ctx)
     power = int(ctx.attr("p", 2))
-    total = _window_sum(ctx, window, raised(window.load(ctx.input(0), ("n", "c"), 0.0), power))
+    total = _window_sum(ctx, window, raised(widened(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)), power))
     axes = _axes(ctx, window)
-    ctx.emit(axes, root(ctx.load(total, *[a.name for a in axes]), power), output=0)
+    emit_result(ctx, axes, root(ctx.load(total, *[a.name for a in axes]), power), wide=True)
 
 
 def raised(x: Expr, power: int) -> Expr:
@@ -113,15 +114,16 @@ def global_pool(ctx: Lowering) -> None:
     names = spatial_names(len(extents))
     axes = (Axis("n", batch), Axis("c", channels), *[Axis(n, 1) for n in names])
     reduce = tuple(Axis(f"k{n}", e) for n, e in zip(names, extents, strict=True))
-    value: Expr = ctx.load(x, "n", "c", *[r.name for r in reduce])
+    value = ctx.load(x, "n", "c", *[r.name for r in reduce])
     if ctx.node.op == "GlobalMaxPool":
         ctx.emit(axes, value, reduce, "max", output=0)
         return
     power = int(ctx.attr("p", 2))
     norm = ctx.node.op == "GlobalLpPool"
-    total = ctx.emit(axes, raised(value, power) if norm else value, reduce, "sum", hint="sum")
+    wide = widened(ctx, value)
+    total = ctx.emit(axes, raised(wide, power) if norm else wide, reduce, "sum", hint="sum")
     element = ctx.load(total, *[a.name for a in axes])
-    ctx.emit(axes, root(element, power) if norm else _mean(element, extents), output=0)
+    emit_result(ctx, axes, root(element, power) if norm else _mean(element, extents), wide=True)
 
 
 def _mean(total: Expr, extents: Sequence[int]) -> Expr:

@@ -77,7 +77,7 @@ def _peephole(net: Recurrence, direction: int, gate: int, cell: Expr) -> Expr | 
     """The cell's direct contribution to a gate (input P), None without peepholes."""
     if not net.ctx.has(7):
         return None
-    return _mul(net.ctx.load(net.ctx.input(7), direction, net.gate(ex.integer(gate))), cell)
+    return _mul(net.ctx.load(net.by_gate(7), direction, gate, "h"), cell)
 
 
 @lowering("GRU")

@@ -103,9 +103,11 @@ def reduce(ctx: Lowering) -> None:
     shape = _reduction(ctx, _dims(ctx), bool(ctx.attr("keepdims", 1)))
     dtype = ctx.out().dtype
     value: Expr = shape.load(ctx.input(0))
+    whole = recipe.after is None
     if recipe.real and not is_float(dtype):
         value = Cast("float64", value)
-    whole = recipe.after is None
+    elif not whole and dtype == "float16":
+        value = Cast("float32", value)
     total = _combine(ctx, shape, recipe.before(value), recipe.combiner, 0 if whole else None)
     if recipe.after is not None:
         result = recipe.after(shape.result(total), shape.count)
@@ -137,7 +139,7 @@ def reduce_log_sum_exp(ctx: Lowering) -> None:
     shape = _reduction(ctx, _dims(ctx), bool(ctx.attr("keepdims", 1)))
     dtype = ctx.out().dtype
     x: Expr = shape.load(ctx.input(0))
-    x = x if is_float(dtype) else Cast("float64", x)
+    x = Cast("float32" if dtype == "float16" else "float64", x) if dtype == "float16" or not is_float(dtype) else x
     if shape.count == 0:
         ctx.emit(shape.axes, Const(-math.inf, dtype), output=0)
         return
@@ -147,7 +149,7 @@ def reduce_log_sum_exp(ctx: Lowering) -> None:
     exponential = Op("exp", (Op("sub", (x, offset)),))
     total = shape.result(_combine(ctx, shape, exponential, "sum", None))
     result = Op("add", (Op("log", (total,)), offset))
-    ctx.emit(shape.axes, result if is_float(dtype) else Cast(dtype, result), output=0)
+    ctx.emit(shape.axes, result if ctx.type(total.tensor).dtype == dtype else Cast(dtype, result), output=0)
 
 
 @lowering("ArgMax", "ArgMin")

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from rammer.frontend.lowering import Lowering, lowering
+from rammer.frontend.operands import emit_result, widened
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Const, Expr, Load, Op
@@ -39,28 +40,28 @@ def _reduced(ctx: Lowering, kept: Sequence[Axis], over: Sequence[Axis], body: Ex
 def softmax(ctx: Lowering) -> None:
     """``exp(x - max) / sum(exp(x - max))``: four Computes."""
     axes, kept, over = _split(ctx)
-    x = _at(ctx, ctx.input(0), axes)
+    x = widened(ctx, _at(ctx, ctx.input(0), axes))
     if not over:
         ctx.emit(axes, Const(1.0, ctx.out().dtype), output=0)
         return
     largest = _reduced(ctx, kept, over, x, "max")
     exponential = _at(ctx, ctx.emit(axes, Op("exp", (Op("sub", (x, largest)),)), hint="exp"), axes)
     total = _reduced(ctx, kept, over, exponential, "sum")
-    ctx.emit(axes, Op("div", (exponential, total)), output=0)
+    emit_result(ctx, axes, Op("div", (exponential, total)), wide=True)
 
 
 @lowering("LogSoftmax")
 def log_softmax(ctx: Lowering) -> None:
     """``(x - max) - log(sum(exp(x - max)))``."""
     axes, kept, over = _split(ctx)
-    x = _at(ctx, ctx.input(0), axes)
+    x = widened(ctx, _at(ctx, ctx.input(0), axes))
     if not over:
         ctx.emit(axes, Const(0.0, ctx.out().dtype), output=0)
         return
     shifted = Op("sub", (x, _reduced(ctx, kept, over, x, "max")))
     total = _reduced(ctx, kept, over, Op("exp", (shifted,)), "sum")
     logarithm = _at(ctx, ctx.emit(kept, Op("log", (total,)), hint="log"), kept)
-    ctx.emit(axes, Op("sub", (shifted, logarithm)), output=0)
+    emit_result(ctx, axes, Op("sub", (shifted, logarithm)), wide=True)
 
 
 @lowering("Hardmax")

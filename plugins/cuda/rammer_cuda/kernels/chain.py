@@ -15,6 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
+from rammer.codegen.contraction import Operand, operand_of
+from rammer.codegen.task import Array, Packing, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
@@ -22,8 +24,6 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Operand, operand_of
-from rammer_cuda.kernels.task import Array, Packing, Unsuited
 from rammer_cuda.kernels.wgmma import DEEP, RESULT_ORDER, cores, halves
 
 #: Widest product, and fewest products of a chain.

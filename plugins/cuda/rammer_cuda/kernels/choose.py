@@ -7,8 +7,9 @@ barriers) is a constant. The constants were fitted to single layers measured on 
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -16,14 +17,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.codegen.contraction import Roles, product_of, roles_of
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Roles, product_of, roles_of
 from rammer_cuda.kernels.depth import Depth, depth_of
-from rammer_cuda.kernels.gemm import Shape, gemm, gemm_tf32x3, shape_of
-from rammer_cuda.kernels.task import Unsuited
+from rammer_cuda.kernels.families import F16, FAMILIES, Family, TensorCost, families_of
+from rammer_cuda.kernels.gemm import Shape, shape_of
 
 #: An array of integers or floats.
 Numbers: TypeAlias = "np.ndarray[Any, Any]"
@@ -31,13 +33,14 @@ Numbers: TypeAlias = "np.ndarray[Any, Any]"
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)
 FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
-#: Register tiles (rows, columns), block depths with their slices, and splits that are tried.
-REGISTERS = ((4, 4), (8, 4), (4, 8), (8, 8))
-BLOCKS = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
-#: The same for tensor cores: fragments of 16 x 8 a warp.
-FRAGMENTS = ((1, 2), (1, 4), (1, 7), (2, 2), (2, 4), (2, 7), (4, 4))
-TENSOR_BLOCKS = ((16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
+#: Splits that are tried; ``families`` has the block shapes.
 SPLITS = (1, 2, 3, 4, 6, 8)
+#: Buffers of a tensor-core kernel's ring, and the blocks an SM should have room for, at least by bytes an element: kernels
+#: in float16 are so short that room beside them, for parallel branches and for dependents that start early, is worth
+#: more than depth (BERT-base on an H200: 0.43 ms with rings of 3, 0.51 ms with rings of 8).
+MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, {4: 2, 2: 4}, 6
+#: Threads of a tensor-core block that hide latency without crowding shared memory.
+BEST_THREADS = 192
 #: Even parts of an axis that are tried.
 PARTS = 24
 #: Threads of a block.
@@ -48,11 +51,10 @@ START, TAPS, CLUSTER = 1900, 850, 2100
 #: thread, and per element of a thread in the epilogue. Fitted to 736 kernels of 47 layers on an H200; the measured
 #: time over the predicted has a standard deviation of 0.18.
 STEP, PRODUCT, READ, COPY, STORE = 160, 2.1, 0.1, 7.0, 6.0
-#: The same on tensor cores: per matrix instruction, with its share of the additions outside, and per operand element
-#: that is read and split.
-MATRIX, SPLIT, TENSOR_COPY, TENSOR_STORE = 13.0, 13.6, 4.2, 14.8
 #: SMs of the graphics processing clusters of an H200; which ones lack SMs differs from chip to chip.
 GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
+#: Bytes that L2 gives an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
+L2_BYTES = 21.0
 #: Bytes of shared memory and registers of an SM.
 SM_SHARED, SM_REGISTERS = 227 << 10, 64 << 10
 
@@ -67,7 +69,7 @@ class Choice:
 
 def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
     """Up to ``count`` gemm versions of ``operator``, best predicted first; [] where it is no matrix product."""
-    return list(islice(expressible(gemm_choices(operator, binding, device), binding, device), count))
+    return _both_ways(list(islice(_expressible(gemm_choices(operator, binding, device), binding, device), count)))
 
 
 def gemm_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
@@ -75,38 +77,90 @@ def gemm_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iter
     try:
         roles = roles_of(operator, binding)
     except Unsuited:
-        return iter(())
-    return _diverse(operator, _ranked(roles, device))
-
-
-def _ranked(roles: Roles, device: VDevice) -> Iterator[tuple[float, tuple[int, ...], str, tuple[tuple[str, int], ...]]]:
-    """(predicted seconds, tile, family, config) of every block that is possible, sorted.
-
-    The prediction knows a tile by its rows, columns and number only, and is worked out for all of them and all configs
-    at once: there are tens of thousands.
-    """
+        return
     alike: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
     for tile in _tiles(roles):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
         tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
         alike.setdefault((rows, width, tasks), []).append(tile)
-    if not alike:
-        return
-    rows, width, tasks = np.array(list(alike), np.int64).T[:, :, None]
-    places, table = list(alike.values()), _table(SPLITS if _clusters(device) else (1,))
-    shape = _shapes(rows, width, table)
-    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in BLOCKS}
-    blocks = np.array([depths[bk].blocks for bk in table.columns["bk"]])
-    flat = np.array([depths[bk].flat for bk in table.columns["bk"]])
-    outer = np.array([bool(depths[bk].outer) for bk in table.columns["bk"]])
-    seconds = _seconds(shape, blocks, flat, outer, tasks, rows * width, device)
-    possible = (shape.works > THREADS[0] // 2) & (shape.works <= THREADS[1]) & (shape.split <= np.maximum(1, blocks // 2))
-    ranked = np.where(possible, seconds, np.inf)
-    for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:
-        place, which = divmod(int(index), len(table.configs))
-        family, config = table.configs[which]
+    blocks = np.array(list(alike), np.int64).reshape(-1, 3)
+    places, seen = list(alike.values()), dict[tuple[object, ...], int]()
+    ranked = [_ranked(blocks, family, roles, binding, device) for family in families_of(roles, binding)]
+    for seconds, place, name, config in heapq.merge(*ranked, key=lambda r: r[0]):
         for tile in places[place]:
-            yield float(ranked[place, which]), tile, family, config
+            # Neighbours in the model's order are often equals.
+            key = (name, math.prod(tile), dict(config)["split"])
+            seen[key] = seen.get(key, 0) + 1
+            if seen[key] <= 3:
+                yield Choice(replace(operator, tile=tile, family=name, config=config), seconds)
+
+
+def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
+            device: VDevice) -> Iterator[tuple[float, int, str, tuple[tuple[str, int], ...]]]:  # fmt: skip
+    """(predicted seconds, position in ``blocks``, family, config) of every possible block, sorted; ``blocks`` has the
+    rows, columns and number of tasks.
+
+    A prediction depends on a tile by these alone, and is worked out for all blocks and configs at once: there are tens
+    of thousands.
+    """
+    if not len(blocks):
+        return
+    rows, width, tasks = blocks.T[:, :, None]
+    configs, table = _table(family, SPLITS if _clusters(device) else (1,))
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in family.blocks}
+    walk = _Walk(*(np.array([value(depths[bk]) for bk in table["bk"]]) for value in _WALK))
+    s = _shapes(rows, width, table, family.cost is not None)
+    if family.cost is not None:
+        item, per_sm = 32 // family.cost.depth, -(-tasks * s.split // device.veus)
+        s = replace(s, stages=ring(s, item, walk.blocks, per_sm))
+    possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split <= np.maximum(1, walk.blocks // 2))
+    if family.cost is not None:
+        possible &= _best_slices(s, configs, possible)
+    seconds = _seconds(s, walk, tasks, rows * width, device, family.cost, _together(roles, binding))
+    ranked = np.where(possible, seconds, np.inf)
+    stages = np.broadcast_to(s.stages, ranked.shape)
+    for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:
+        place, which = divmod(int(index), len(configs))
+        config = configs[which]
+        if family.cost is not None:
+            config = (*config, ("stages", int(stages[place, which])))
+        yield float(ranked[place, which]), place, family.name, config
+
+
+def _best_slices(s: Shapes, configs: Sequence[tuple[tuple[str, int], ...]], possible: Numbers) -> Numbers:
+    """Which of the configs that differ in their slices alone to take: they are nearly equals to the model; what they are
+    for is warps that hide each other's latency."""
+    distance = np.where(possible, np.abs(np.log2(np.maximum(s.threads, 1) / BEST_THREADS)), np.inf)
+    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for i, config in enumerate(configs):
+        alike.setdefault(tuple(c for c in config if c[0] != "slices"), []).append(i)
+    best = np.zeros_like(possible)
+    for group in alike.values():
+        chosen = np.array(group)[np.argmin(distance[:, group], axis=1)]
+        best[np.arange(len(best)), chosen] = True
+    return best
+
+
+def _together(roles: Roles, binding: Binding) -> bool:
+    """Whether eight columns or eight products of ``b`` probably lie together: what 16-byte copies of float16 need."""
+    columns = math.prod(roles.main.shape[d] for d in roles.columns)
+    deep = roles.main.reduce[-1].extent
+    return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
+
+
+def _both_ways(choices: list[Choice]) -> list[Choice]:
+    """The best choice with and without a split sum first: what a cluster costs is what the model knows least."""
+    split = [dict(c.operator.config)["split"] > 1 for c in choices]
+    other = next((i for i, s in enumerate(split) if s != split[0]), 0)
+    return [*choices[:1], choices[other], *choices[1:other], *choices[other + 1 :]] if other else choices
+
+
+def ring(shape: Shapes, item: int, blocks: Numbers, per_sm: Numbers) -> Numbers:
+    """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
+    room = SM_SHARED // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
+    steps = -(-blocks // shape.split)
+    most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
+    return np.asarray(np.maximum(3, most))
 
 
 def _clusters(device: VDevice) -> bool:
@@ -114,47 +168,37 @@ def _clusters(device: VDevice) -> bool:
     return device.layer("veu").capacity > 200 << 10
 
 
-def _diverse(operator: ROperator, ranked: Iterator[tuple[float, tuple[int, ...], str, tuple[tuple[str, int], ...]]],
-             ) -> Iterator[Choice]:  # fmt: skip
-    """The best few of every block shape and split: neighbours in the model's order are often equals."""
-    seen: dict[tuple[object, ...], int] = {}
-    for seconds, tile, family, config in ranked:
-        key = (family, math.prod(tile), dict(config)["split"])
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] <= 3:
-            yield Choice(replace(operator, tile=tile, family=family, config=config), seconds)
-
-
-def expressible(choices: Iterable[Choice], binding: Binding, device: VDevice) -> Iterator[Choice]:
-    """Those of ``choices`` that their family can write a kernel for, which fits the shared memory."""
+def _expressible(choices: Iterable[Choice], binding: Binding, device: VDevice) -> Iterator[Choice]:
     limit = device.layer("veu").capacity
     for choice in choices:
         try:
-            make = gemm_tf32x3 if choice.operator.family == "gemm_tf32x3" else gemm
-            if make(choice.operator, binding).dynamic <= limit:
+            if FAMILIES[choice.operator.family].make(choice.operator, binding).dynamic <= limit:
                 yield choice
         except Unsuited:
             continue
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Every (family, config), and the configs' numbers by name."""
-
-    configs: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
-    columns: Mapping[str, Numbers]
-
-
 @cache
-def _table(splits: Sequence[int]) -> _Table:
-    configs = tuple(_configs(splits))
-    names = [name for name, _ in configs[0][1]]
-    columns = {n: np.array([dict(config)[n] for _, config in configs], np.int64) for n in names}
-    return _Table(configs, columns | {"tensor": np.array([f == "gemm_tf32x3" for f, _ in configs])})
+def _table(family: Family, splits: Sequence[int]) -> tuple[list[tuple[tuple[str, int], ...]], dict[str, Numbers]]:
+    """The configs of a family, and their numbers by name."""
+    configs = family.configs(splits)
+    return configs, {n: np.array([dict(c)[n] for c in configs], np.int64) for n, _ in configs[0]}
 
 
 @dataclass(frozen=True)
-class _Shapes:
+class _Walk:
+    """``Depth`` for arrays: the number of blocks, whether the order is flat, whether there are outer axes."""
+
+    blocks: Numbers
+    flat: Numbers
+    outer: Numbers
+
+
+_WALK: tuple[Callable[[Depth], Any], ...] = (lambda d: d.blocks, lambda d: d.flat, lambda d: bool(d.outer))
+
+
+@dataclass(frozen=True)
+class Shapes:
     """``Shape`` for arrays of blocks."""
 
     bm: Numbers
@@ -165,33 +209,22 @@ class _Shapes:
     stages: Numbers
     split: Numbers
     slices: Numbers
-    tensor: Numbers
     works: Numbers
 
     @property
     def threads(self) -> Numbers:
         """Threads of a block: whole warps."""
-        return -(-self.works // 32) * 32
+        return np.asarray(-(-self.works // 32) * 32)
 
 
-def _shapes(rows: Numbers, width: Numbers, table: _Table) -> _Shapes:
+def _shapes(rows: Numbers, width: Numbers, c: Mapping[str, Numbers], tensor: bool) -> Shapes:
     """``shape_of`` for rows and widths (down) by configs (across)."""
-    c = table.columns
-    tm, tn, tensor = c["tm"], c["tn"], c["tensor"]
-    high, wide = np.where(tensor, 16 * tm, tm), np.where(tensor, 8 * tn, tn)
-    pairs = np.where(tensor, 1, 2) * high
+    tm, tn = c["tm"], c["tn"]
+    high, wide = (16 * tm, 8 * tn) if tensor else (tm, tn)
+    pairs = high if tensor else 2 * high
     bm, bn = -(-rows // pairs) * pairs, -(-width // wide) * wide
-    works = bm // high * (bn // wide) * np.where(tensor, 32, 1) * c["slices"]
-    return _Shapes(bm, bn, c["bk"], tm, tn, c["stages"], c["split"], c["slices"], tensor, works)
-
-
-def _configs(splits: Sequence[int]) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
-    """(family, config) of every block shape."""
-    kinds = (("gemm", REGISTERS, BLOCKS), ("gemm_tf32x3", FRAGMENTS, TENSOR_BLOCKS))
-    return [
-        (family, (("tm", tm), ("tn", tn), ("bk", bk), ("stages", 4 if bk < 32 else 3), ("split", split), ("slices", slices)))
-        for family, tiles, blocks in kinds for tm, tn in tiles for bk, slices in blocks for split in splits
-    ]  # fmt: skip
+    works = bm // high * (bn // wide) * (32 if tensor else 1) * c["slices"]
+    return Shapes(bm, bn, c["bk"], tm, tn, c.get("stages", np.array(3)), c["split"], c["slices"], works)
 
 
 def _tiles(roles: Roles) -> list[tuple[int, ...]]:
@@ -230,42 +263,57 @@ def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
 
 def gemm_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled gemm operator, without its launch."""
-    p = product_of(operator, binding)
-    shape = shape_of(p.row_count, p.width, dict(operator.config), operator.family == "gemm_tf32x3")
+    family = FAMILIES[operator.family]
+    p = product_of(operator, binding, "float16" if family is F16 else "float32")
+    shape = shape_of(p.row_count, p.width, dict(operator.config), family.cost is not None)
     depth = depth_of(p.main.reduce, shape.bk)
-    return predicted(shape, depth, operator.task_count, p.row_count * p.width, device) - device.launch
+    return predicted(shape, depth, operator.task_count, p.row_count * p.width, device, family.cost,
+                     not p.b.guards) - device.launch  # fmt: skip
 
 
-def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice) -> float:
-    """Seconds for all ``tasks`` of one launch."""
+def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice, cost: TensorCost | None = None,
+              together: bool = True) -> float:  # fmt: skip
+    """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
+    elements are float16."""
     s = shape
-    numbers = (s.bm, s.bn, s.bk, s.tm, s.tn, s.stages, s.split, s.slices, s.tensor, s.works)
-    return float(_seconds(_Shapes(*map(np.asarray, numbers)), np.asarray(depth.blocks), np.asarray(depth.flat),
-                          np.asarray(bool(depth.outer)), np.asarray(tasks), np.asarray(cells), device))  # fmt: skip
+    numbers = (s.bm, s.bn, s.bk, s.tm, s.tn, s.stages, s.split, s.slices, s.works)
+    walk = _Walk(*(np.asarray(value(depth)) for value in _WALK))
+    return float(_seconds(Shapes(*map(np.asarray, numbers)), walk, np.asarray(tasks), np.asarray(cells), device, cost, together))
 
 
-def _seconds(s: _Shapes, blocks: Numbers, flat: Numbers, outer: Numbers, tasks: Numbers, cells: Numbers,
-             device: VDevice) -> Numbers:  # fmt: skip
-    """``predicted`` for arrays: blocks of products, whether their walk is flat or has outer axes, tasks, elements."""
+def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, device: VDevice, cost: TensorCost | None,
+             together: bool) -> Numbers:  # fmt: skip
+    """``predicted`` for arrays."""
+    narrow = cost is not None and cost.depth == 16
+    item = 2 if narrow else 4
     threads, part = s.threads, s.bk / s.slices
-    warps, steps = threads / 32, -(-blocks // s.split)
+    warps, steps = threads / 32, -(-walk.blocks // s.split)
+    copies = (s.bm / 8 + s.bn / (8 if together else 1) if narrow else s.bm / 4 + s.bn) * s.bk / threads
     per_sm = -(-tasks * s.split // _filled(s.split, device.veus))
-    resident = np.minimum(per_sm, _resident(s))
+    resident = np.minimum(per_sm, _resident(s, item, cost is not None))
     busiest = np.ceil(resident * warps / 4)
     elements = resident * cells / threads * s.slices
-    moved = busiest * (s.bm / 4 + s.bn) * s.bk / threads * np.where(flat, 2.5, 1.0)
-    split = part / 8 * (4 * s.tm + 2 * s.tn)
-    matrix = busiest * (MATRIX * part / 8 * s.tm * s.tn * 3 + SPLIT * split) + TENSOR_COPY * moved
-    plain = PRODUCT * busiest * part * s.tm * s.tn + READ * resident * warps * part * (s.tm + s.tn) / 4 + COPY * moved
-    step, store = STEP + np.where(s.tensor, matrix, plain), np.where(s.tensor, TENSOR_STORE, STORE) * elements
-    cycles = START + TAPS * outer + CLUSTER * (s.split > 1) + -(-per_sm // resident) * (steps * step + store)
+    moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
+    if cost is not None:
+        work = cost.matrix * cost.instructions(part, s.tm, s.tn) + cost.read * cost.reads(part, s.tm, s.tn)
+        step = cost.step + busiest * work + cost.copy * moved
+        store = cost.store * elements + cost.peer * 4 * resident * cells * (s.split > 1)
+    else:
+        reads = resident * warps * part * (s.tm + s.tn) / 4
+        step = STEP + PRODUCT * busiest * part * s.tm * s.tn + READ * reads + COPY * moved
+        store = STORE * elements
+    start, taps, cluster = (cost.start, cost.taps, cost.cluster) if cost else (START, TAPS, CLUSTER)
+    cycles = start + taps * walk.outer + cluster * (s.split > 1) + -(-per_sm // resident) * (steps * step + store)
+    if cost is not None:
+        staged = tasks * s.split * steps * s.bk * (s.bm + s.bn) * item
+        cycles = cycles + cost.l2 * staged / (L2_BYTES * device.veus)
     return np.asarray(cycles / (device.flops / 256.0) + device.launch)
 
 
 def _filled(split: Numbers, sms: int) -> Numbers:
     """``usable`` for an array."""
     sizes = np.arange(int(split.max()) + 1)
-    return np.array([usable(max(1, int(n)), sms) for n in sizes])[split]
+    return np.asarray(np.array([usable(max(1, int(n)), sms) for n in sizes])[split])
 
 
 @cache
@@ -275,9 +323,9 @@ def usable(split: int, sms: int) -> int:
     return max(split, sum(g // split * split for g in groups))
 
 
-def _resident(s: _Shapes) -> Numbers:
-    """Blocks that fit an SM together."""
-    shared = 4 * np.maximum(s.stages * s.bk * (s.bm + s.bn), s.bm * s.bn * s.slices)
-    each = np.where(s.tensor, 4 * s.tm * s.tn + 8 * s.tm + 40, s.tm * s.tn + s.tm + s.tn + 40)
+def _resident(s: Shapes, item: int, tensor: bool) -> Numbers:
+    """Blocks that fit an SM together; ``item`` bytes an element of the operands."""
+    shared = np.maximum(item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slices)
+    each = 4 * s.tm * s.tn + 8 * s.tm + 40 if tensor else s.tm * s.tn + s.tm + s.tn + 40
     most = np.minimum(SM_SHARED // (shared + 1024), SM_REGISTERS // (s.threads * each))
     return np.asarray(np.maximum(1, np.minimum(most, 2048 // s.threads)))

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
+from rammer.codegen.contraction import Roles, operand_type, product_of, roles_of
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
@@ -19,9 +21,7 @@ from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.choose import SM_REGISTERS, SM_SHARED, Choice, tile_parts, usable
-from rammer_cuda.kernels.contraction import Roles, product_of, roles_of
 from rammer_cuda.kernels.depth import Depth, depth_of
-from rammer_cuda.kernels.task import Unsuited
 from rammer_cuda.kernels.wide import GROUP, MOST, THREADS, Wide, gemm_wgmma3, runs_down, wide_shape
 
 #: Block depths, buffers of the ring and copying warpgroups that are tried.
@@ -56,7 +56,7 @@ def wide_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iter
     except Unsuited:
         return
     constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
-    if constants[0] == constants[1]:
+    if constants[0] == constants[1] or operand_type((roles.a, roles.b), binding) != "float32":
         return
     seen: dict[tuple[int, ...], int] = {}
     for seconds, tile, config in sorted(_predictions(roles, constants[1], device)):

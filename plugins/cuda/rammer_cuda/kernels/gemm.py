@@ -12,20 +12,22 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from rammer.codegen.contraction import Operand, Product, product_of
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
+from rammer.codegen.task import Argument, Unsuited
+from rammer.codegen.text import Text, digits
 from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
 
-from rammer_cuda.kernels.contraction import Operand, Product, product_of
 from rammer_cuda.kernels.depth import depth_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
-from rammer_cuda.kernels.task import Argument, TaskKernel, Unsuited
-from rammer_cuda.kernels.text import Text, digits
+from rammer_cuda.kernels.task import TaskKernel
 
 #: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
 MOST_SPLIT = 8
@@ -87,33 +89,44 @@ def gemm_tf32x3(operator: ROperator, binding: Binding) -> TaskKernel:
     """The same on tensor cores, three tf32 products for one of fp32: an error of fp32's size. Unsuited as ``gemm``."""
     product = product_of(operator, binding)
     shape = shape_of(product.row_count, product.width, dict(operator.config), tensor=True)
-    return _Tensor(product, binding, shape).kernel()
+    return Tensor(product, binding, shape).kernel()
 
 
 class Gemm:
-    """Writes the kernel of a product under a block shape; families override how a block multiplies."""
+    """Writes the kernel of one product; families on tensor cores override how blocks are staged and multiplied."""
+
+    #: Device functions, how packed constants are stored (``rammer_cuda.kernels.packing.FORMS``), and the products that
+    #: one instruction sums.
+    preamble, form, least = PREAMBLE, "float32", 1
 
     def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
         self.p, self.binding, self.s = product, binding, shape
         self.depth = depth_of(product.main.reduce, shape.bk)
-        least = 8 if shape.tensor else 1
-        if not 32 <= shape.threads <= 1024 or shape.bk % (shape.slices * least):
+        if not 32 <= shape.threads <= 1024 or shape.bk % (shape.slices * self.least):
             raise Unsuited(f"{shape.threads} threads, {shape.slices} slices of {shape.bk}")
         self.split = min(shape.split, self.depth.blocks, MOST_SPLIT)
         self.text = Text()
         self.a = self.stage("a", product.a, product.rows, shape.bm)
         self.b = self.stage("b", product.b, product.columns, shape.bn)
-        self.ring = shape.stages * shape.bk * (self.a.pitch + self.b.pitch)
-        self.dynamic = 4 * max(self.ring, shape.bm * shape.bn * shape.slices)
+        self.line = self.line_of(shape.bn)
+        self.dynamic = max(self.ring_bytes(), 4 * shape.bm * self.line * shape.slices)
         self.arguments = self._arguments()
 
     def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
-        """How an operand gets into shared memory."""
-        return Stage(name, self.p, operand, axes, unit, self.depth, self.s.threads)
+        """How one operand gets into shared memory."""
+        return Stage(name, self.p, operand, axes, unit, self.depth, self.s.threads, self.pad(unit), self.form)
 
-    def preamble(self) -> str:
-        """The device functions that the kernel calls."""
-        return PREAMBLE
+    def ring_bytes(self) -> int:
+        """Bytes of the ring of staged blocks."""
+        return itemsize(self.binding.types[self.a.operand.tensor].dtype) * self.s.stages * (self.a.size + self.b.size)
+
+    def line_of(self, width: int) -> int:
+        """Elements from one row of the finished tile in shared memory to the next."""
+        return width
+
+    def pad(self, unit: int) -> int:
+        """Elements that a row of shared memory is longer than ``unit``, against bank conflicts."""
+        return 0
 
     def _arguments(self) -> list[Argument]:
         """Operands, then what the following maps read, then outputs."""
@@ -134,14 +147,18 @@ class Gemm:
         self._fetch()
         self._sum()
         tables = self._epilogue()
-        names = ", ".join(f"{'float *' if a.written else 'const float *__restrict__ '}p{k}" for k, a in enumerate(self.arguments))
+        names = ", ".join(self.parameter(k, a) for k, a in enumerate(self.arguments))
         cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
         head = f'extern "C" __global__ void {cluster}__launch_bounds__({s.threads}) @NAME@({names}, const int *order, int first)'
         text = f"{head} {{\n{self.text}}}\n"
-        preamble = self.preamble()
-        name = "g_" + hashlib.sha256((tables + preamble + text).encode()).hexdigest()[:20]
-        return TaskKernel(name, preamble + tables + text.replace("@NAME@", name), tuple(self.arguments), s.threads,
+        name = "g_" + hashlib.sha256((tables + self.preamble + text).encode()).hexdigest()[:20]
+        return TaskKernel(name, self.preamble + tables + text.replace("@NAME@", name), tuple(self.arguments), s.threads,
                           self.dynamic, self.dynamic, self.split)  # fmt: skip
+
+    def parameter(self, number: int, argument: Argument) -> str:
+        """The declaration of one pointer parameter."""
+        kind = CUDA.types[self.binding.types[argument.tensor].dtype]
+        return f"{kind} *p{number}" if argument.written else f"const {kind} *__restrict__ p{number}"
 
     def _origins(self) -> None:
         text, operator = self.text, self.p.operator
@@ -157,9 +174,10 @@ class Gemm:
     def _pointers(self) -> None:
         s, text = self.s, self.text
         text.line("extern __shared__ __align__(16) float shared[];")
-        text.line("const float *const ag = p0; const float *const bg = p1;")
+        kind = self.a.ctype
+        text.line(f"const {kind} *const ag = p0; const {kind} *const bg = p1;")
         self._places()
-        text.line(f"float *const ashared = shared; float *const bshared = shared + {s.stages * s.bk * self.a.pitch};")
+        text.line(f"{kind} *const ashared = ({kind} *)shared; {kind} *const bshared = ashared + {s.stages * self.a.size};")
 
     def _setup(self) -> None:
         self.a.setup(self.text)
@@ -171,7 +189,7 @@ class Gemm:
         for stage in (self.a, self.b):
             n = stage.name
             text.line(f"auto {n}fetch = [&](int kb, int slot) {{")
-            text.line(f"float *const {n}s = {n}shared + slot * {s.bk * stage.pitch};")
+            text.line(f"{stage.ctype} *const {n}s = {n}shared + slot * {stage.size};")
             if stage.packing is None and (d.flat or not d.outer):
                 text.line(f"const int tap = 0, c0 = kb * {s.bk};")
             elif stage.packing is None:
@@ -185,9 +203,11 @@ class Gemm:
         early = [x.name for x in (self.a, self.b) if x.packing is not None]
         late = [x.name for x in (self.a, self.b) if x.packing is None]
         head = f"for (int i = 0; i < {s.stages - 1}; ++i)"
-        text.all(["#pragma unroll", head, f"  if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in early)} }}"])
+        # Deep rings would repeat the text of the copies too often for the instruction cache.
+        unroll = "#pragma unroll" if s.stages <= 4 else "#pragma unroll 1"
+        text.all([unroll, head, f"  if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in early)} }}"])
         text.line("rm_after();")
-        text.all(["#pragma unroll", f"{head} {{"])
+        text.all([unroll, f"{head} {{"])
         text.line(f"if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in late)} }}")
         text.all(["rm_commit();", "}"])
 
@@ -204,13 +224,18 @@ class Gemm:
         text.line(f"float acc[{s.tm}][{s.tn}]{'[4]' if s.tensor else ''} = {{}};")
         self._start()
         self._loop()
-        text.all(["rm_arrived<0>();", "__syncthreads();", f"if (tid < {s.works}) {{" if s.works < s.threads else "{"])
-        text.all([*self._leave(), "}", "__syncthreads();" if self.split == 1 else "rm_cluster_arrive();"])
+        text.all(["rm_arrived<0>();", "__syncthreads();"])
+        text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
+        text.all(self._leave())
+        text.line("}")
+        if self.split > 1 and s.slices > 1:
+            self._gather_slices()
+        text.line("__syncthreads();" if self.split == 1 else "rm_cluster_arrive();")
         if self.split > 1:
             self._reduce()
 
     def _loop(self) -> None:
-        """Wait for each block of the ring, start the copies of a later one, multiply."""
+        """The ring: wait for each block, start the copies of a later one, multiply."""
         s = self.s
         self.text.all([
             f"int use = 0, fill = {s.stages - 1};",
@@ -223,6 +248,24 @@ class Gemm:
             *self._multiply(),
             f"use = use == {s.stages - 1} ? 0 : use + 1;",
             f"fill = fill == {s.stages - 1} ? 0 : fill + 1;",
+            "}",
+        ])  # fmt: skip
+
+    def _gather_slices(self) -> None:
+        """Add up the slices here, so that the others of the cluster read one: their way is far slower than this."""
+        s, text = self.s, self.text
+        size = s.bm * self.line
+        text.all([
+            "__syncthreads();",
+            "#pragma unroll 1",
+            f"for (int e = tid * 4; e < {size}; e += {s.threads * 4}) {{",
+            "float4 sum = *(float4 *)(shared + e);",
+            "#pragma unroll",
+            f"for (int q = 1; q < {s.slices}; ++q) {{",
+            f"const float4 v = *(const float4 *)(shared + q * {size} + e);",
+            "sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;",
+            "}",
+            "*(float4 *)(shared + e) = sum;",
             "}",
         ])  # fmt: skip
 
@@ -258,15 +301,13 @@ class Gemm:
         s, text = self.s, self.text
         text.all([
             "rm_cluster_wait();",
-            f"for (int e = low * {s.bn // 4} + tid; e < high * {s.bn // 4}; e += {s.threads}) {{",
+            f"for (int e = low * {self.line // 4} + tid; e < high * {self.line // 4}; e += {s.threads}) {{",
             "float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
             "#pragma unroll",
             f"for (int r = 0; r < {self.split}; ++r) {{",
-            "#pragma unroll",
-            f"for (int q = 0; q < {s.slices}; ++q) {{",
-            f"const float4 v = rm_peer(shared + q * {s.bm * s.bn} + e * 4, r);",
+            "const float4 v = rm_peer(shared + e * 4, r);",
             "sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;",
-            "}", "}",
+            "}",
             "*(float4 *)(shared + e * 4) = sum;",  # nobody else reads these rows here
             "}",
             "rm_cluster_arrive();",
@@ -296,7 +337,7 @@ class Gemm:
             tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
         text.line(f"if ({' && '.join(tests) or 'true'}) {{")
         slices = s.slices if self.split == 1 else 1
-        parts = [f"shared[(i + {q * s.bm}) * {s.bn} + j]" for q in range(slices)]
+        parts = [f"shared[(i + {q * s.bm}) * {self.line} + j]" for q in range(slices)]
         text.line(f"const float sum = {' + '.join(parts)};")
         tables = self._maps()
         text.all(["}"] * 4)
@@ -318,19 +359,25 @@ class Gemm:
         unit = Unit(CUDA, self.binding.types, {c.name: c for c in p.after}, places, ranges)
         block = Block(unit)
         point = tuple(Ref(f"x{d}") for d in range(len(p.main.axes)))
-        block.memo[Load(p.main.name, point)] = Val("sum", "float32", atom=True)
+        block.memo[Load(p.main.name, point)] = Val("sum", p.main.dtype, atom=True)
         for name in p.operator.outputs:
             block.store(places[name], point, block.load(Load(name, point)), ())
         self.text.all(block.lines)
         return "".join(unit.tables.values())
 
 
-class _Tensor(Gemm):
+class Tensor(Gemm):
     """Fragments as PTX lays them out for ``mma.m16n8k8``: lane ``4 g + t`` holds rows g, g + 8 and columns 2 t, 2 t + 1."""
 
-    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
-        # Rows of 8 (mod 16) elements: lanes of different ``t`` then read different banks.
-        return Stage(name, self.p, operand, axes, unit, self.depth, self.s.threads, (8 - unit) % 16)
+    least = 8
+
+    def pad(self, unit: int) -> int:
+        """Rows of 8 (mod 16) elements: lanes of different ``t`` then read different banks."""
+        return (8 - unit) % 16
+
+    def line_of(self, width: int) -> int:
+        """8 or 24 (mod 32) elements: the float2 stores of half a warp then reach every bank once."""
+        return width + (8 - width) % 16
 
     def _places(self) -> None:
         s, text = self.s, self.text
@@ -352,6 +399,6 @@ class _Tensor(Gemm):
         return [
             "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; ++j)",
             "#pragma unroll", "for (int h = 0; h < 2; ++h)",
-            f"  *(float2 *)(shared + (slice * {s.bm} + ty + i * 16 + h * 8 + lg) * {s.bn} + tx + j * 8 + lt * 2)"
+            f"  *(float2 *)(shared + (slice * {s.bm} + ty + i * 16 + h * 8 + lg) * {self.line} + tx + j * 8 + lt * 2)"
             " = make_float2(acc[i][j][2 * h], acc[i][j][2 * h + 1]);",
         ]  # fmt: skip

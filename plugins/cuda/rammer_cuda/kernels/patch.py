@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rammer.codegen.contraction import Operand, Product
+from rammer.codegen.task import Unsuited
+from rammer.codegen.text import Text, digits, total, weighted
 from rammer.ir import expr as ex
 
-from rammer_cuda.kernels.contraction import Operand, Product
 from rammer_cuda.kernels.depth import Depth
-from rammer_cuda.kernels.task import Unsuited
-from rammer_cuda.kernels.text import Text, digits, total, weighted
 
 
 @dataclass(frozen=True, slots=True)

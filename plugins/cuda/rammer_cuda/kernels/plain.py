@@ -16,11 +16,17 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.tile.traffic import task_cost
 
+from rammer_cuda.kernels.frame import moved_bytes
+
 #: Elements of a task that are tried, and the most threads of its block.
 SIZES = (32, 64, 128, 256, 512, 1024)
 THREADS = 256
 #: Cycles from a launch to its first result, of one dependent round of loads, and of issuing one load or operation.
 START, ROUND, ISSUE = 2200, 700, 2.5
+#: For operators without a reduction, cycles from a launch to the last store, of launching one more block, of a round of
+#: elements, of an operation of one thread, and of a load and an operation of a warp on its scheduler. Fitted to 368 kernels
+#: of the zoo's models on an H200: the measured time over the predicted has a standard deviation of 0.03.
+MAP_START, BLOCK, MAP_ROUND, CHAIN, LOAD, OPERATION = 467, 1.19, 364, 19.0, 0.5, 1.2
 #: Loads of a reduction that the compiler keeps in flight together.
 UNROLLED = 4
 #: Threads that share a long reduction of a small tile (the emitter's rule), and values each combines at least.
@@ -58,6 +64,13 @@ def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> flo
     threads = dict(operator.config).get("threads", device.threads)
     parts = _parts(operator, elements)
     rounds = -(-elements * parts // threads)
+    if not any(c.reduce for c in operator.computes):
+        own = sum(ex.flops(c.body) + 1 for c in operator.computes)
+        read = sum(len(c.loads) for c in operator.computes)
+        busy = -(-threads // 32) * tasks / device.veus / 4
+        cycles = MAP_START + BLOCK * tasks + rounds * (MAP_ROUND + CHAIN * own + busy * (LOAD * read + OPERATION * own))
+        return max(cycles / clock, moved_bytes(operator, binding) / device.layer("device").bandwidth)
+    traffic = task_cost(operator, binding.types, device).traffic * tasks
     loads, work = 0.0, 0.0
     for c in operator.computes:
         repeat = math.prod(r.extent for r in c.reduce) / (parts if c.reduce else 1)
@@ -69,7 +82,6 @@ def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> flo
     latency = rounds * loads * ROUND
     issue = rounds * work * ISSUE * resident * warps / 4
     cycles = START + -(-per_sm // resident) * (max(latency, issue) + 300 + (300 if parts > 1 else 0))
-    traffic = task_cost(operator, binding.types, device).traffic * tasks
     return max(cycles / clock, traffic / device.layer("device").bandwidth)
 
 

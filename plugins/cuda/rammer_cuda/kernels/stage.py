@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from rammer_cuda.kernels.contraction import Guard, Operand, Product
+from rammer.codegen.contraction import Guard, Operand, Product
+from rammer.codegen.task import Packing
+from rammer.codegen.text import Text, digits, total, weighted
+
 from rammer_cuda.kernels.depth import Depth
 from rammer_cuda.kernels.packing import pack
-from rammer_cuda.kernels.task import Packing
-from rammer_cuda.kernels.text import Text, digits, total, weighted
 
 
 @dataclass
 class Stage:
     """Writes the set-up and the copies of one operand. ``name`` prefixes its variables (``a`` or ``b``), ``axes`` are
-    the positions that run through its ``unit`` elements (``unit`` is their tile rounded up). With ``cored`` a packed
-    operand is arranged for warpgroup products."""
+    the positions that run through its ``unit`` elements (``unit`` is their tile rounded up)."""
 
     name: str
     p: Product
@@ -31,7 +32,10 @@ class Stage:
     depth: Depth
     threads: int
     pad: int = 0
-    cored: bool = False
+    form: str = "float32"
+    #: The C type of an element, and how many make 16 bytes.
+    ctype: ClassVar[str] = "float"
+    wide: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         tile = self.p.operator.tile
@@ -43,10 +47,13 @@ class Stage:
         self.packing: Packing | None = None
         self.coordinates: list[int] = []
         if self.operand.packable and len(self.axes) <= 1:
-            self.unit, self.pad = self.unit + self.pad, 0
-            self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, self.cored)
+            self._pack()
         self.deep = self.packing is None and self._deep()
-        self.vector = 4 if self.packing is None and not self.deep and self._vector() else 1
+        self.vector = self.wide if self.packing is None and not self.deep and self._vector() else 1
+
+    def _pack(self) -> None:
+        self.unit, self.pad = self.unit + self.pad, 0
+        self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, self.form)
 
     @property
     def along(self) -> int | None:
@@ -58,15 +65,20 @@ class Stage:
         """Elements from one row of the block to the next; padded where threads write down the columns."""
         return self.unit + (self.pad or (4 if self.deep else 0))
 
+    @property
+    def size(self) -> int:
+        """Elements of one buffer of the ring."""
+        return self.depth.block * self.pitch
+
     def _deep(self) -> bool:
         inner = self.operand.steps.get(self.depth.inner.name, 0)
         sides = [abs(self.operand.steps.get(self.p.axis(d).name, 0)) for d in self.axes]
         return inner == 1 and 1 not in sides and self.threads % self.depth.block == 0
 
     def _vector(self) -> bool:
-        """Whether four neighbours of the unit are always 16 aligned bytes, valid or not together."""
-        o, tile, grid = self.operand, self.p.operator.tile, self.p.operator.grid
-        if o.guards or not o.aligned or o.constant % 4 or self.count % 4 or not self.axes:
+        """Whether ``wide`` neighbours of the unit are always 16 aligned bytes, valid or not together."""
+        o, tile, grid, wide = self.operand, self.p.operator.tile, self.p.operator.grid, self.wide
+        if o.guards or not o.aligned or o.constant % wide or self.count % wide or not self.axes:
             return False
         expected = 1
         for d in reversed(self.axes):
@@ -79,9 +91,9 @@ class Stage:
         first = self.axes[0]
         below = self.count // tile[first]
         names = {self.p.axis(d).name for d in self.axes}
-        rest = all(s % 4 == 0 for a, s in o.steps.items() if a not in names)
-        ends = tile[first] * below % 4 == 0 and self.p.axis(first).extent * below % 4 == 0
-        return rest and (ends if grid[first] > 1 else self.count % 4 == 0)
+        rest = all(s % wide == 0 for a, s in o.steps.items() if a not in names)
+        ends = tile[first] * below % wide == 0 and self.p.axis(first).extent * below % wide == 0
+        return rest and (ends if grid[first] > 1 else self.count % wide == 0)
 
     # --- once a task ----------------------------------------------------------------------------
 
@@ -103,8 +115,9 @@ class Stage:
             grid, tile = self.p.operator.grid[self.along], self.p.operator.tile[self.along]
             index = f"o{self.along} / {tile}"
             place = f"({place}) * {grid} + {index}" if place else index
-        size = self.depth.blocks * self.depth.block * self.unit
-        text.line(f"const float *const {self.name}p = {self.name}g + (long long)({place or '0'}) * {size} + tid * 4;")
+        size = self.depth.blocks * self.size
+        base = f"{self.name}g + (long long)({place or '0'}) * {size} + tid * {self.wide}"
+        text.line(f"const {self.ctype} *const {self.name}p = {base};")
 
     def _lanes(self) -> tuple[int, int, int]:
         """(copies in a row of the block, rows a pass, groups of copies a thread has in a row)."""
@@ -175,11 +188,12 @@ class Stage:
                 self._copy(text, row, str(g), f"{n}s + {row} * {self.pitch} + {n}j{g}", guard, taps)
 
     def _fetch_packed(self, text: Text) -> None:
-        n, whole = self.name, self.depth.block * self.unit
-        for i in range(-(-whole // (4 * self.threads))):
-            at = i * 4 * self.threads
-            guard = f"if (tid * 4 + {at} < {whole}) " if at + 4 * self.threads > whole else ""
-            text.line(f"{guard}rm_copy16({n}s + tid * 4 + {at}, {n}p + (size_t)kb * {whole} + {at}, true);")
+        n, whole = self.name, self.size
+        wide = self.wide
+        for i in range(-(-whole // (wide * self.threads))):
+            at = i * wide * self.threads
+            guard = f"if (tid * {wide} + {at} < {whole}) " if at + wide * self.threads > whole else ""
+            text.line(f"{guard}rm_copy16({n}s + tid * {wide} + {at}, {n}p + (size_t)kb * {whole} + {at}, true);")
 
     def _tap(self, text: Text) -> dict[str, str]:
         """Work out the block's tap: ``{n}q`` (offset) and the padding tests of each element."""
@@ -206,7 +220,7 @@ class Stage:
                 self._inside(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted(g.steps, names)])
                 for k, g in enumerate(o.guards)
             ]
-        call = "rm_copy16" if self.vector == 4 else "rm_copy4"
+        call = "rm_copy16" if self.vector == self.wide else f"rm_copy{16 // self.wide}"
         text.line(f"{guard}{call}({target}, {n}g + ({offset}), {' && '.join(tests)});")
 
     @staticmethod

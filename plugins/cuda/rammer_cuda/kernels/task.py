@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-import numpy as np
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-
-
-class Unsuited(Exception):
-    """A kernel family cannot compute this operator (the message says why); another one does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Another arrangement of a constant's values, made once when a program is loaded.
-
-    ``key`` names the arrangement, so that operators that want the same one share it; ``make`` computes it
-    from the constant in its logical shape, ``size`` is its number of float32 elements.
-    """
-
-    key: str
-    size: int
-    make: Callable[[Array], Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A pointer parameter: the tensor's first element, or a packed copy of a constant."""
-
-    tensor: str
-    written: bool
-    packing: Packing | None = None
+from rammer.codegen.task import Argument
 
 
 @dataclass(frozen=True, slots=True)

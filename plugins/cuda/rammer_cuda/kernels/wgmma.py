@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rammer_cuda.kernels.task import Array
+from rammer.codegen.task import Array
 
 #: Products of one instruction, and columns of a core matrix.
 DEEP, CORE = 8, 8

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rammer.codegen.contraction import Operand, Product, product_of
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.contraction import Operand, Product, product_of
 from rammer_cuda.kernels.gemm import Gemm, Shape
 from rammer_cuda.kernels.patch import Patch, patch_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
-from rammer_cuda.kernels.task import TaskKernel, Unsuited
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.kernels.wgmma import preamble
 
 #: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the constant: 128
@@ -86,6 +87,7 @@ class _Warpgroups(Gemm):
         if shape.bk % 8 or shape.stages < 3:
             raise Unsuited(f"blocks of {shape.bk} products in {shape.stages} buffers")
         self.fixed = shape.bn if shape.down else shape.bm
+        self.preamble = PREAMBLE + preamble([self.fixed])
         super().__init__(product, binding, shape)
         self.read, self.matrix = (self.a, self.b) if shape.down else (self.b, self.a)
         self.patch: Patch | None = None
@@ -98,17 +100,14 @@ class _Warpgroups(Gemm):
                 raise Unsuited(f"{self.patch.taps} taps for {shape.stages} buffers")
         self.whole = shape.bk * self.matrix.pitch
         self.readable = 2 * shape.bk * self.patch.pitch if self.patch else shape.stages * shape.bk * self.read.pitch
-        self.barriers = 4 * max(self.readable + 2 * shape.stages * self.whole, shape.bm * shape.bn)
+        self.barriers = 4 * max(self.readable + 2 * shape.stages * self.whole, shape.bm * self.line)
         self.dynamic = self.barriers + 16 * (shape.stages + 2)
 
     def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
         if (name == "a") == self.s.down:
             # Rows of 8 or 24 (mod 32) elements: lanes of different ``lt`` then read different banks.
             return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, (8 - unit) % 16)
-        return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, 0, cored=True)
-
-    def preamble(self) -> str:
-        return PREAMBLE + preamble([self.fixed])
+        return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, 0, "cores")
 
     def _pointers(self) -> None:
         text, r, m, s = self.text, self.read.name, self.matrix.name, self.s
@@ -231,7 +230,7 @@ class _Warpgroups(Gemm):
     def _leave(self) -> list[str]:
         s = self.s
         row, column = "warp * 16 + lg + e / 2 * 8", "j * 8 + lt * 2 + e % 2"
-        place = f"({row}) * {s.bn} + {column}" if s.down else f"({column}) * {s.bn} + {row}"
+        place = f"({row}) * {self.line} + {column}" if s.down else f"({column}) * {self.line} + {row}"
         return [
             "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;",
             "#pragma unroll", f"for (int j = 0; j < {self.fixed // 8}; ++j)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",

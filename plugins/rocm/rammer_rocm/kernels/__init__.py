@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
@@ -9,7 +10,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT, generic
 from rammer_rocm.kernels.panel import panel
-from rammer_rocm.kernels.task import TaskFunction, Unsuited
+from rammer_rocm.kernels.task import TaskFunction
 
 __all__ = ["PANEL", "task_function"]
 

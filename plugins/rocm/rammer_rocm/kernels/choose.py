@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from rammer.codegen.contraction import quotients
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
-from rammer.ir.expr import Const, Load, Op, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import Product, access, check_operator, contiguous, product_of
+from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product
 from rammer_rocm.kernels.panel import panel
-from rammer_rocm.kernels.task import Unsuited
 from rammer_rocm.kernels.window import Window, window_of
 
 #: Share of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
@@ -53,7 +53,7 @@ def panel_candidates(operator: ROperator, binding: Binding, device: VDevice, cou
     choices = list[Choice]()
     for tile in sorted(set(_tiles(operator, device.veus))):
         try:
-            product = product_of(replace(operator, tile=tile), binding)
+            product = panel_product(replace(operator, tile=tile), binding)
             choices.append(_best_register_tile(product, binding, device))
         except Unsuited:
             continue
@@ -78,19 +78,10 @@ def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
     main, result = operator.main, list[tuple[int | None, set[int]]]([(None, set())])
     for d, axis in enumerate(main.axes):
         readers = [load for load in main.loads if axis.name in ex.axes_of(load)]
-        divisors = [_quotients(load, axis.name) for load in readers]
+        divisors = [quotients(load, axis.name) for load in readers]
         if axis.extent > 1 and (len(readers) == 1 or (len(readers) == 2 and any(divisors))):
             result.append((d, set().union(*divisors)))
     return result
-
-
-def _quotients(load: Load, axis: str) -> set[int]:
-    """The divisors ``d`` of ``axis // d`` in the indices of ``load``."""
-    nodes = (e for index in load.indices for e in ex.walk(index))
-    return {
-        int(e.args[1].value) for e in nodes
-        if isinstance(e, Op) and e.fn == "floordiv" and e.args[0] == Ref(axis) and isinstance(e.args[1], Const)
-    }  # fmt: skip
 
 
 def _tiles(operator: ROperator, veus: int) -> Iterator[tuple[int, ...]]:
@@ -134,7 +125,7 @@ def register_tiles(lanes: int) -> list[tuple[int, int]]:
     return [(m, v) for v in (1, 2, 3, 4, 8) for m in range(1, 15) if m * v + v + 1 <= registers]
 
 
-def _best_register_tile(p: Product, binding: Binding, device: VDevice) -> Choice:
+def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> Choice:
     """The cheapest register tile, with and without the window copy."""
     plain, window = _gather_seconds(p, binding, device), _window(p)
     variants = [(p.width, plain, PEAK_SHARE, 0)]
@@ -153,14 +144,14 @@ def _best_register_tile(p: Product, binding: Binding, device: VDevice) -> Choice
     return Choice(tiled, seconds, rounds * seconds)
 
 
-def _window(p: Product) -> Window | None:
+def _window(p: PanelProduct) -> Window | None:
     try:
         return window_of(p)
     except Unsuited:
         return None
 
 
-def _multiply_seconds(p: Product, width: int, peak: float, device: VDevice, mr: int, nv: int) -> float:
+def _multiply_seconds(p: PanelProduct, width: int, peak: float, device: VDevice, mr: int, nv: int) -> float:
     """``width`` columns at ``peak`` times the device's peak, less where a register tile is too small to sustain it."""
     vectors = -(-width // device.vector)
     full, single = divmod(vectors, nv)
@@ -175,7 +166,7 @@ def _multiply_seconds(p: Product, width: int, peak: float, device: VDevice, mr: 
     return seconds
 
 
-def _gather_seconds(p: Product, binding: Binding, device: VDevice) -> float:
+def _gather_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
     """Reading constants for the first time, nothing for columns in place, else a copy for each position in K."""
     if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
         return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)

@@ -1,8 +1,8 @@
-"""Seeing an operator as a matrix product: which axes are rows, which columns, and who reads them how.
+"""A contraction as panels take it: one row axis, and a column operand that maps of the same operator may compute.
 
-``C[rows, columns] = sum over the reduction axes of A[rows, k] * B[k, columns]`` for every value of the
-remaining axes, which a task holds fixed. Everything a panel kernel reads must be affine in the axes,
-apart from ``m // d`` with ``d`` a multiple of the row tile (grouped convolution), fixed within a task.
+Otherwise as in ``rammer.codegen.contraction``. Everything a panel kernel reads must be affine in the axes, apart from
+``m // d`` with ``d`` a multiple of the row tile (grouped convolution), fixed within a task; constant rows are packed
+and may be read in any way.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rammer.codegen.contraction import address, check_followers, with_quotients
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
-from rammer.ir.expr import Const, Expr, Load, Op, Ref
+from rammer.ir.compute import Axis, Compute, contraction_operands
+from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.types import row_major
-
-from rammer_rocm.kernels.task import Unsuited
-
-#: Suffix of the pseudo-axis that stands for ``axis // d``.
-QUOTIENT = "__over__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Product:
+class PanelProduct:
     """A tiled operator in matrix-product form. Axis names are those of the contraction.
 
     ``row`` is the axis that runs over A's rows ("" for a single row), ``columns`` the axes that are flattened
@@ -97,7 +94,7 @@ def check_operator(operator: ROperator, binding: Binding) -> Compute:
     return main
 
 
-def product_of(operator: ROperator, binding: Binding) -> Product:
+def panel_product(operator: ROperator, binding: Binding) -> PanelProduct:
     """The matrix product that a tiled operator is, the better of both operand orders. Raises Unsuited."""
     main = check_operator(operator, binding)
     place = operator.computes.index(main)
@@ -107,7 +104,7 @@ def product_of(operator: ROperator, binding: Binding) -> Product:
     operands = contraction_operands(main)
     if operands is None:
         raise Unsuited("no contraction")
-    choices, reason = list[Product](), "no operand order fits"
+    choices, reason = list[PanelProduct](), "no operand order fits"
     for a, b in (operands, operands[::-1]):
         try:
             _check_rows(a, binding, before)
@@ -119,20 +116,17 @@ def product_of(operator: ROperator, binding: Binding) -> Product:
     return max(choices, key=lambda p: (_last_live(p) in p.columns, p.width))
 
 
-def _last_live(p: Product) -> str:
+def _last_live(p: PanelProduct) -> str:
     live = [a.name for a in p.main.axes if p.tile[a.name] > 1]
     return live[-1] if live else p.main.axes[-1].name
 
 
 def _check_after(main: Compute, before: Mapping[str, Compute], after: Sequence[Compute], operator: ROperator) -> None:
-    known = {main.name}
+    check_followers(main, after)
     for c in after:
-        if c.shape != main.shape:
-            raise Unsuited(f"{c.name} has another shape than {main.name}")
         for load in c.loads:
-            if load.tensor in before or (load.tensor in known and not identity_load(load, c)):
+            if load.tensor in before:
                 raise Unsuited(f"{c.name} does not read {load.tensor} element by element")
-        known.add(c.name)
     if any(name in before for name in operator.outputs):
         raise Unsuited("a map before the contraction is an output")
 
@@ -148,7 +142,7 @@ def _check_rows(a: Load, binding: Binding, before: Mapping[str, Compute]) -> Non
 
 
 def _ordered(operator: ROperator, main: Compute, a: Load, b: Load, before: Mapping[str, Compute],
-             after: Sequence[Compute]) -> Product:  # fmt: skip
+             after: Sequence[Compute]) -> PanelProduct:  # fmt: skip
     tile = {x.name: t for x, t in zip(main.axes, operator.tile, strict=True)}
     b = with_quotients(b, tile)
     in_a, in_b = ex.axes_of(a), ex.axes_of(b)
@@ -165,38 +159,12 @@ def _ordered(operator: ROperator, main: Compute, a: Load, b: Load, before: Mappi
         if not free:
             raise Unsuited("no column axis")
         columns = free[-1:]
-    return Product(operator, main, a, b, row[0] if row else "", tuple(columns), before, tuple(after))
-
-
-def with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
-    """``load`` with every ``axis // d`` that a task holds fixed replaced by a pseudo-axis."""
-
-    def rule(e: Expr) -> Expr | None:
-        if isinstance(e, Op) and e.fn == "floordiv" and isinstance(e.args[0], Ref) and isinstance(e.args[1], Const):
-            axis, divisor = e.args[0].axis, int(e.args[1].value)
-            if axis in tile and divisor % tile[axis] == 0:
-                return Ref(f"{axis}{QUOTIENT}{divisor}")
-        return None
-
-    return Load(load.tensor, tuple(ex.transform(i, rule) for i in load.indices), load.fill)
+    return PanelProduct(operator, main, a, b, row[0] if row else "", tuple(columns), before, tuple(after))
 
 
 def access(load: Load, binding: Binding) -> Access:
     """Element address of a load from its storage's strides; Unsuited unless affine."""
-    strides = binding.storages[load.tensor].strides
-    return _access(load, strides)
-
-
-def _access(load: Load, strides: Sequence[int]) -> Access:
-    steps, constant = dict[str, int](), 0
-    for index, stride in zip(load.indices, strides, strict=True):
-        form = ex.affine(index)
-        if form is None:
-            raise Unsuited(f"{load} is not affine")
-        constant += form[1] * stride
-        for axis, coefficient in form[0].items():
-            steps[axis] = steps.get(axis, 0) + coefficient * stride
-    return Access(load.tensor, {a: s for a, s in steps.items() if s}, constant)
+    return Access(load.tensor, *address(load, binding.storages[load.tensor].strides))
 
 
 def whole(compute: Compute, binding: Binding) -> Access:
@@ -205,7 +173,7 @@ def whole(compute: Compute, binding: Binding) -> Access:
     return access(Load(compute.name, indices), binding)
 
 
-def contiguous(steps: Access, p: Product) -> bool:
+def contiguous(steps: Access, p: PanelProduct) -> bool:
     """Whether consecutive columns of any task are consecutive elements."""
     expected, tile, extent = 1, p.tile, p.extent
     for axis in reversed(p.columns):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import literal
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load
 
-from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, dense_axes
+from rammer_rocm.kernels.contraction import Access, PanelProduct, access, dense_axes
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.task import Unsuited
 from rammer_rocm.kernels.vector import Vector, inline, vector_type
 
 
@@ -27,7 +28,7 @@ class Region:
     pitch: str = ""
 
 
-def columns_region(p: Product, stride: int) -> Region:
+def columns_region(p: PanelProduct, stride: int) -> Region:
     """Every value of the column operand, once for each position in K."""
     flat = dense_axes(p.main.reduce)
     reduce = tuple((r.name, r.extent, flat[r.name] * stride) for r in p.main.reduce)
@@ -43,7 +44,7 @@ class Gather:
     register tile ever multiplies what happened to be in memory (denormal numbers are slow).
     """
 
-    p: Product
+    p: PanelProduct
     binding: Binding
     lanes: int
     region: Region

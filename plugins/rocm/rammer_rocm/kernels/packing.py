@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from rammer.codegen.contraction import QUOTIENT
+from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Load
 
-from rammer_rocm.kernels.contraction import QUOTIENT, Product
-from rammer_rocm.kernels.task import Array, Packing, Unsuited
+from rammer_rocm.kernels.contraction import PanelProduct
 
 
-def pack_rows(p: Product, unit: int) -> tuple[Packing, list[tuple[str, int]]]:
+def pack_rows(p: PanelProduct, unit: int) -> tuple[Packing, list[tuple[str, int]]]:
     """The row operand as ``[coordinates..., blocks, K, unit]``; tiles and blocks are padded with zeros.
 
     The coordinates are (name of a tile coordinate in the kernel, count), outermost first.
@@ -25,14 +25,14 @@ def pack_rows(p: Product, unit: int) -> tuple[Packing, list[tuple[str, int]]]:
     return _pack(p, p.a, p.row, unit)
 
 
-def pack_columns(p: Product, unit: int) -> tuple[Packing, list[tuple[str, int]]]:
+def pack_columns(p: PanelProduct, unit: int) -> tuple[Packing, list[tuple[str, int]]]:
     """The column operand in the same arrangement, along its single column axis."""
     if any(QUOTIENT in axis for axis in ex.axes_of(p.b)):
         raise Unsuited("grouped constant columns")
     return _pack(p, p.b, p.columns[0], unit)
 
 
-def _pack(p: Product, load: Load, along: str, unit: int) -> tuple[Packing, list[tuple[str, int]]]:
+def _pack(p: PanelProduct, load: Load, along: str, unit: int) -> tuple[Packing, list[tuple[str, int]]]:
     used = ex.axes_of(load)
     fixed = [a for a in p.main.axes if a.name in used and a.name != along]
     grid = dict(zip((a.name for a in p.main.axes), p.operator.grid, strict=True))
@@ -46,8 +46,8 @@ def _pack(p: Product, load: Load, along: str, unit: int) -> tuple[Packing, list[
     def make(values: Array) -> Array:
         return _arranged(values, load, axes, p.main.reduce, split, (tiles, tile, blocks, unit))
 
-    text = repr((str(load), [str(a) for a in (*axes, *p.main.reduce)], tiles, tile, blocks, unit, split))
-    return Packing(hashlib.sha256(text.encode()).hexdigest()[:16], size, make), coordinates
+    key = packing_key(str(load), [str(a) for a in (*axes, *p.main.reduce)], tiles, tile, blocks, unit, split)
+    return Packing(key, size, make), coordinates
 
 
 def _arranged(values: Array, load: Load, axes: Sequence[Axis], reduce: Sequence[Axis], split: bool,
@@ -57,12 +57,6 @@ def _arranged(values: Array, load: Load, axes: Sequence[Axis], reduce: Sequence[
     full = evaluate(Compute("packed", "float32", (*axes, *reduce), load), {load.tensor: values})
     outer = tuple(a.extent for a in (axes[:-1] if split else axes))
     lines = full.reshape((*outer, axes[-1].extent if split else 1, depth))
-    lines = _padded(lines, tiles * tile).reshape((*outer, tiles, tile, depth))
-    lines = _padded(lines, blocks * unit).reshape((*outer, tiles, blocks, unit, depth))
+    lines = padded(lines, lines.ndim - 2, tiles * tile).reshape((*outer, tiles, tile, depth))
+    lines = padded(lines, lines.ndim - 2, blocks * unit).reshape((*outer, tiles, blocks, unit, depth))
     return np.ascontiguousarray(np.swapaxes(lines, -1, -2), dtype=np.float32)
-
-
-def _padded(array: Array, count: int) -> Array:
-    """``array`` with zeros appended along its last axis but one."""
-    missing = count - array.shape[-2]
-    return np.pad(array, [(0, 0)] * (array.ndim - 2) + [(0, missing), (0, 0)]) if missing else array

@@ -11,18 +11,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
+from rammer.codegen.contraction import QUOTIENT
+from rammer.codegen.task import Argument, Packing, Unsuited
+from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import QUOTIENT, Access, Product, access, contiguous, dense_axes, product_of
+from rammer_rocm.kernels.contraction import Access, PanelProduct, access, contiguous, dense_axes, panel_product
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
-from rammer_rocm.kernels.task import Argument, Packing, TaskFunction, Unsuited
+from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.vector import Vector, vector_type
 from rammer_rocm.kernels.window import Window, window_of
 
@@ -37,28 +40,9 @@ def panel(operator: ROperator, binding: Binding, lanes: int) -> TaskFunction:
     Raises Unsuited for operators that are no float32 contraction with element-wise followers.
     """
     config = dict(operator.config)
-    product = product_of(operator, binding)
+    product = panel_product(operator, binding)
     window = window_of(product) if config.get("window") else None
     return _Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, window).function()
-
-
-@dataclass
-class Text:
-    """Lines with indentation."""
-
-    lines: list[str] = field(default_factory=list)
-    depth: int = 1
-
-    def line(self, text: str) -> None:
-        """One line; an opening brace at its end indents what follows, a leading closing one ends that."""
-        self.depth -= text.startswith("}")
-        self.lines.append("  " * self.depth + text)
-        self.depth += text.endswith("{")
-
-    def all(self, texts: Iterable[str]) -> None:
-        """Several lines."""
-        for text in texts:
-            self.line(text)
 
 
 @dataclass(frozen=True)
@@ -73,7 +57,7 @@ class Operand:
 
 
 class _Panel:
-    def __init__(self, product: Product, binding: Binding, mr: int, nv: int, lanes: int,
+    def __init__(self, product: PanelProduct, binding: Binding, mr: int, nv: int, lanes: int,
                  window: Window | None) -> None:  # fmt: skip
         self.p, self.binding, self.mr, self.nv, self.lanes = product, binding, mr, nv, lanes
         self.text = Text()
@@ -114,14 +98,15 @@ class _Panel:
             f"__global {'' if a.written else 'const '}float *restrict p{k}" for k, a in enumerate(arguments)
         ]
         head = f"({', '.join([*parts, '__global char *scratch', 'int task'])}) {{\n"
-        body = head + "\n".join(self.text.lines) + "\n}\n"
+        body = head + str(self.text) + "}\n"
         name = "panel_" + hashlib.sha256(body.encode()).hexdigest()[:20]
-        return TaskFunction(name, f"__attribute__((noinline)) void {name}{body}", arguments, self.scratch)
+        return TaskFunction(name, f"__attribute__((noinline)) void {name}{body}", arguments,
+                            ("float",) * len(arguments), self.scratch)  # fmt: skip
 
     def pointer(self, tensor: str, written: bool = False, packing: Packing | None = None) -> str:
         """Name of the parameter for ``tensor``."""
         key = (tensor, packing.key if packing else "")
-        self.arguments.setdefault(key, Argument(tensor, "float", written, packing))
+        self.arguments.setdefault(key, Argument(tensor, written, packing))
         return f"p{list(self.arguments).index(key)}"
 
     def _origins(self) -> None:

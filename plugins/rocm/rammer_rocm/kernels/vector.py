@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rammer.codegen.operations import literal
+from rammer.codegen.task import Unsuited
 from rammer.ir import expr as ex
 from rammer.ir.expr import Const, Expr, Load, Op
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.task import Unsuited
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}

@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rammer.codegen.task import Unsuited
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, integer
 
-from rammer_rocm.kernels.contraction import Product, dense_axes
+from rammer_rocm.kernels.contraction import PanelProduct, dense_axes
 from rammer_rocm.kernels.gather import Region
-from rammer_rocm.kernels.task import Unsuited
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Window:
     """``taps`` are the reduction axes that move a column axis (elements a step), ``spans`` how far all taps of a
     column axis reach; ``channels`` are the other reduction axes."""
 
-    p: Product
+    p: PanelProduct
     taps: Mapping[str, tuple[str, int]]
     spans: Mapping[str, int]
     channels: tuple[str, ...]
@@ -79,7 +79,7 @@ class Window:
         return result
 
 
-def window_of(p: Product) -> Window:
+def window_of(p: PanelProduct) -> Window:
     """The window that slides over the columns of ``p``; Unsuited where it has strides or more than two axes."""
     if len(p.columns) > 2 or (len(p.columns) == 2 and p.tile[p.columns[1]] != p.extent[p.columns[1]]):
         raise Unsuited("columns are no whole rows")

@@ -8,17 +8,17 @@ with ``d`` a multiple of the row tile (grouped convolution), fixed within a task
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
 from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref
 from rammer.ir.operator import ROperator
-
-from rammer_cuda.kernels.task import Unsuited
+from rammer.ir.types import itemsize
 
 #: Suffix of the pseudo-axis that stands for ``axis // d``.
 QUOTIENT = "__over__"
@@ -96,18 +96,27 @@ class Product:
 
 
 def roles_of(operator: ROperator, binding: Binding) -> Roles:
-    """The roles of a float32 contraction with element-wise followers; Unsuited says why it is none."""
+    """The roles of a contraction with element-wise followers, all float32, or of float16 operands with followers of
+    either; Unsuited says why it is none."""
     main = operator.computes[0]
     operands = contraction_operands(main)
     if operands is None or not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
         raise Unsuited("no contraction")
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    if any(binding.types[n].dtype != "float32" for n in names):
-        raise Unsuited("not float32")
-    _check_after(operator, main)
+    kinds = {binding.types[n].dtype for n in names}
+    allowed = {"float16", "float32"} if operand_type(operands, binding) == "float16" else {"float32"}
+    if not kinds <= allowed:
+        raise Unsuited(f"a mixture of {', '.join(sorted(kinds))}")
+    check_followers(main, operator.computes[1:])
     live = [d for d, a in enumerate(main.axes) if a.extent > 1]
     choices = [_roles(main, a, b, live) for a, b in (operands, operands[::-1])]
     return max(choices, key=lambda r: (bool(live) and live[-1] in r.columns, _cells(main, r.columns)))
+
+
+def operand_type(operands: tuple[Load, Load], binding: Binding) -> str:
+    """The element type of both operands, "" where they differ."""
+    a, b = (binding.types[load.tensor].dtype for load in operands)
+    return a if a == b else ""
 
 
 def _cells(main: Compute, axes: tuple[int, ...]) -> int:
@@ -123,13 +132,13 @@ def _roles(main: Compute, a: Load, b: Load, live: list[int]) -> Roles:
             rows.append(d)
         elif in_b and not in_a:
             columns.append(d)
-        elif in_a and in_b and (found := _quotients(b, name)):
+        elif in_a and in_b and (found := quotients(b, name)):
             rows.append(d)
             groups |= found
     return Roles(main, a, b, tuple(rows), tuple(columns), frozenset(groups))
 
 
-def _quotients(load: Load, axis: str) -> set[int]:
+def quotients(load: Load, axis: str) -> set[int]:
     """The divisors ``d`` where ``load`` uses ``axis`` only as ``axis // d``; empty otherwise."""
     found, bare = set[int](), 0
     for e in (e for index in load.indices for e in ex.walk(index)):
@@ -140,9 +149,10 @@ def _quotients(load: Load, axis: str) -> set[int]:
     return found if not bare else set()
 
 
-def _check_after(operator: ROperator, main: Compute) -> None:
+def check_followers(main: Compute, after: Sequence[Compute]) -> None:
+    """Raises Unsuited unless ``after`` are maps over the shape of ``main`` that read it, and each other, in place."""
     known = {main.name}
-    for c in operator.computes[1:]:
+    for c in after:
         if c.reduce or c.shape != main.shape:
             raise Unsuited(f"{c.name} is no map over the shape of {main.name}")
         if any(ld.tensor in known and not identity_load(ld, c) for ld in c.loads):
@@ -150,11 +160,13 @@ def _check_after(operator: ROperator, main: Compute) -> None:
         known.add(c.name)
 
 
-def product_of(operator: ROperator, binding: Binding) -> Product:
-    """The matrix product that a tiled operator is. Raises Unsuited."""
+def product_of(operator: ROperator, binding: Binding, dtype: str = "float32") -> Product:
+    """The matrix product of ``dtype`` operands that a tiled operator is. Raises Unsuited."""
     roles = roles_of(operator, binding)
+    if operand_type((roles.a, roles.b), binding) != dtype:
+        raise Unsuited(f"operands are not {dtype}")
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
-    a, b = (operand_of(_with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
+    a, b = (operand_of(with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
     rows, columns = list[int](), list[int]()
     for d, axis in enumerate(main.axes):
         if tile[axis.name] > 1:
@@ -165,7 +177,7 @@ def product_of(operator: ROperator, binding: Binding) -> Product:
     return Product(operator, main, a, b, tuple(rows), tuple(columns), operator.computes[1:])
 
 
-def _with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
+def with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
     """``load`` with every ``axis // d`` that a task holds fixed replaced by a pseudo-axis."""
 
     def rule(e: Expr) -> Expr | None:
@@ -176,6 +188,20 @@ def _with_quotients(load: Load, tile: Mapping[str, int]) -> Load:
         return None
 
     return Load(load.tensor, tuple(ex.transform(i, rule) for i in load.indices), load.fill)
+
+
+def address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int]:
+    """``(steps, constant)`` of a load's element address ``constant + sum(steps[axis] * axis)``; axes that do not
+    matter are left out. Unsuited unless affine."""
+    steps, constant = dict[str, int](), 0
+    for index, stride in zip(load.indices, strides, strict=True):
+        form = ex.affine(index)
+        if form is None:
+            raise Unsuited(f"{load} is not affine")
+        constant += form[1] * stride
+        for axis, coefficient in form[0].items():
+            steps[axis] = steps.get(axis, 0) + coefficient * stride
+    return {a: s for a, s in steps.items() if s}, constant
 
 
 def operand_of(load: Load, main: Compute, tile: Mapping[str, int], binding: Binding) -> Operand:
@@ -191,16 +217,14 @@ def operand_of(load: Load, main: Compute, tile: Mapping[str, int], binding: Bind
         base, _, divisor = name.partition(QUOTIENT)
         if divisor:
             ranges[name] = (0, ranges[base][1] // int(divisor))
-    steps, constant, guards = dict[str, int](), 0, list[Guard]()
-    for index, stride, extent in zip(load.indices, storage.strides, shape, strict=True):
+    steps, constant = address(load, storage.strides)
+    guards = list[Guard]()
+    for index, extent in zip(load.indices, shape, strict=True):
         form, reach = ex.affine(index), ex.interval(index, ranges)
         if form is None or reach is None:
             raise Unsuited(f"{load} is not affine")
-        constant += form[1] * stride
-        for axis, coefficient in form[0].items():
-            steps[axis] = steps.get(axis, 0) + coefficient * stride
         if load.fill is not None and (reach[0] < 0 or reach[1] >= extent):
             guards.append(Guard(form[0], form[1], extent))
     packable = load.tensor in binding.constants and not any(QUOTIENT in n for n in ex.axes_of(load))
-    return Operand(load, {a: s for a, s in steps.items() if s}, constant, tuple(guards), packable,
-                   storage.offset % 4 == 0)  # fmt: skip
+    return Operand(load, steps, constant, tuple(guards), packable,
+                   storage.offset % (16 // itemsize(binding.types[load.tensor].dtype)) == 0)  # fmt: skip

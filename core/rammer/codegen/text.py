@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rammer_cuda.kernels.contraction import QUOTIENT
+from rammer.codegen.contraction import QUOTIENT
 
 
 @dataclass

@@ -1,0 +1,182 @@
+"""NVIDIA's compute-sanitizer over whole models: memcheck (addresses) and racecheck (shared memory).
+
+python benchmarks/sanitize.py --models squeezenet,lstm_tc --markdown sanitizer.md
+
+First a kernel with a planted fault must be found by each tool. Each check is a process of its own that runs the model
+twice through ``run`` and twice through a bound call on fresh inputs, and compares with a process that was not checked.
+Errors of driver calls raise exceptions and are not counted.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import exported
+from zoo import SEED, ZOO
+
+import rammer
+from rammer.device.manifest import Loaded
+from rammer.errors import DeviceUnavailable, Mismatch, RammerError
+from rammer.report.table import markdown
+from rammer.runtime.segments import ProgramSegment
+
+from rammer_cuda.hardware import architecture
+from rammer_cuda.persistent.executor import PersistentProgram
+
+#: Nanoseconds that a block of a checked persistent kernel waits before it reports a hang.
+WAIT = 300_000_000_000
+TOOLS = ("memcheck", "racecheck")
+#: For every tool a kernel with the fault that it looks for, run from a CUDA graph as models are: it must be found.
+PLANTED = {
+    "memcheck": "out[blockDim.x * 1024 * 1024 + threadIdx.x] = 1.0f;",
+    "racecheck": "__shared__ float s[64]; s[threadIdx.x] = threadIdx.x; out[threadIdx.x] = s[63 - threadIdx.x];",
+}
+HEADERS = ("model", "tool", "result", "seconds")
+NOTE = """\
+Whole models on the GPU, `--tune {tune}`, by the graph executor unless another is named, each run twice through `run` and
+twice through a bound call; outputs equal those of a process that was not checked, bit for bit. Before that each tool found
+a fault planted in a kernel of a CUDA graph."""
+#: "ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+SUMMARY = re.compile(r"SUMMARY: (\d+) (?:errors?|hazards? displayed)(.*)")
+
+
+def find_sanitizer() -> str:
+    """Path of compute-sanitizer; DeviceUnavailable without it."""
+    places = [*sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"), reverse=True),
+              *sorted(Path("/usr/local").glob("cuda*/compute-sanitizer/compute-sanitizer"), reverse=True)]  # fmt: skip
+    found = shutil.which("compute-sanitizer") or next((str(p) for p in places if p.is_file()), "")
+    if not found:
+        raise DeviceUnavailable("compute-sanitizer is not installed", hint="it is part of the CUDA toolkit")
+    return found
+
+
+def run_model(key: str, tune: str, seed: int, path: Path) -> None:
+    """Run the model (``key``, by the graph executor, or ``key:persistent``); keep its outputs in ``path``, or compare them
+    with those kept there."""
+    key, _, executor = key.partition(":")
+    model = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED)
+    exe = rammer.compile(model, device="cuda", tune=tune, options={"executor": "graph"})
+    outputs: dict[str, np.ndarray] = {}
+    feeds = [ZOO[key].feeds(seed + i) for i in range(2)]
+    (segment,) = exe.prepare(exe.checked(feeds[0])).compiled.segments
+    assert isinstance(segment, ProgramSegment)
+    loaded: Loaded = exe.prepare(feeds[0]).loaded[0]
+    if executor == "persistent":
+        # A checked kernel is far slower than the wait after which an ordinary one reports a hang.
+        loaded = PersistentProgram(segment.program, segment.constants, architecture(0), 0, limit=WAIT)
+    for i, inputs in enumerate(feeds):
+        outputs |= {f"{n}.{i}": a for n, a in loaded.run(inputs).outputs.items()}
+    bound = loaded.bind(feeds[0], {})
+    for i, inputs in enumerate(feeds):
+        bound.write(inputs)
+        bound.run()
+        outputs |= {f"{n}.bound{i}": a for n, a in bound.to_host().items()}
+    exe.close()
+    if not path.is_file():
+        with path.open("wb") as file:
+            np.savez(file, **outputs)  # type: ignore[arg-type]
+        return
+    with np.load(path) as kept:
+        for name, array in outputs.items():
+            if not np.array_equal(array, kept[name]):
+                raise Mismatch(f"output {name} differs from the run that was not checked")
+
+
+def run_planted(tool: str) -> None:
+    """A graph of one kernel with a fault."""
+    import cupy
+
+    kernel = cupy.RawKernel(f'extern "C" __global__ void planted(float *out) {{ {PLANTED[tool]} }}', "planted")
+    out, stream = cupy.zeros(64, cupy.float32), cupy.cuda.Stream(non_blocking=True)
+    kernel.compile()
+    with stream:
+        stream.begin_capture()
+        kernel((1,), (64,), (out,))
+        stream.end_capture().launch()
+    stream.synchronize()
+
+
+def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Path, limit: int) -> tuple[str, float]:
+    """(what the tool found, seconds); ``key`` is a model's, or "" for the planted fault."""
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20", "--target-processes", "all",
+               sys.executable, __file__, "--tune", tune, "--seed", str(seed), "--kept", str(kept),
+               *(["--child", key] if key else ["--plant", tool])]  # fmt: skip
+    if tool == "memcheck":
+        command[3:3] = ["--report-api-errors", "no"]
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"not finished in {limit} s", float(limit)
+    seconds = time.perf_counter() - start
+    text = done.stdout + done.stderr
+    summary = SUMMARY.findall(text)
+    if done.returncode == 0 and summary and all(int(count) == 0 for count, _ in summary):
+        return "clean", seconds
+    if key:
+        click.echo(f"--- {key} {tool}: exit code {done.returncode}\n{text[-6000:]}", err=True)
+    shown = "; ".join(f"{count} found{rest}" for count, rest in summary) or "no summary"
+    return f"not clean: {shown}, exit code {done.returncode}", seconds
+
+
+@click.command()
+@click.option("--models", default="squeezenet,lstm_tc,lstm_tc:persistent", show_default=True,
+              help="Keys of the zoo, with commas; with :persistent by the persistent executor.")
+@click.option("--tools", default="memcheck,racecheck", show_default=True, help=f"With commas: {', '.join(TOOLS)}.")
+@click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
+@click.option("--limit", default=200, show_default=True, help="Seconds for one check.")
+@click.option("--seed", default=SEED, show_default=True, help="Of the inputs.")
+@click.option("--child", default="", hidden=True)
+@click.option("--plant", default="", hidden=True)
+@click.option("--kept", type=click.Path(path_type=Path), hidden=True)
+def main(models: str, tools: str, tune: str, markdown_file: Path | None, limit: int, seed: int, child: str,
+         plant: str, kept: Path | None) -> None:  # fmt: skip
+    """Check, print, and exit with 1 unless everything is clean."""
+    if child and kept:
+        return run_model(child, tune, seed, kept)
+    if plant:
+        return run_planted(plant)
+    sanitizer = find_sanitizer()
+    version = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")
+    rows = []
+    for tool in tools.split(","):
+        result, seconds = checked(sanitizer, tool, "", tune, seed, Path(), limit)
+        if " found" not in result or not re.match(r"not clean: [1-9]", result):
+            raise Mismatch(f"{tool} does not find a planted fault: {result}")
+        click.echo(f"planted fault, {tool}: found ({seconds:.0f} s)")
+    with tempfile.TemporaryDirectory() as folder:
+        for key in models.split(","):
+            path = Path(folder) / f"{key.replace(':', '-')}.npz"
+            plain = [sys.executable, __file__, "--child", key, "--tune", tune, "--seed", str(seed), "--kept", str(path)]
+            subprocess.run(plain, check=True)  # compiles, so that the checked processes find everything made
+            for tool in tools.split(","):
+                result, seconds = checked(sanitizer, tool, key, tune, seed, path, limit)
+                rows.append([key, tool, result, f"{seconds:.0f}"])
+                click.echo(f"{key} {tool}: {result} ({seconds:.0f} s)")
+    text = markdown(rows, HEADERS)
+    click.echo(text)
+    if markdown_file is not None:
+        shown = next((line for line in version if "Version" in line or "version" in line), "").strip()
+        markdown_file.write_text(f"# compute-sanitizer\n\n{NOTE.format(tune=tune)}\n\n{text}\n\n{shown}\n")
+    if any(row[2] != "clean" for row in rows):
+        raise Mismatch("not everything is clean")
+
+
+if __name__ == "__main__":
+    try:
+        main(standalone_mode=False)
+    except RammerError as problem:
+        print(f"sanitize: error: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)

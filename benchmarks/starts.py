@@ -1,0 +1,130 @@
+"""Cold and warm starts: seconds from opening a model to its being loaded, in fresh processes.
+
+python benchmarks/starts.py --device cuda --models squeezenet,bert_base --markdown starts.md
+
+Cold starts with an empty cache; warm starts find the compiled program and the kernels' machine code there. Both are
+whole processes; the time counted is ``rammer.compile`` and ``prepare``, the first use of the device included.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from rammer.errors import DeviceFailure, RammerError
+from rammer.report.table import markdown
+
+HEADERS = ("model", "cold s", "warm s", "warm: opening", "warm: device", "warm: loading", "first run", "process")
+#: Functions listed by --profile.
+PROFILED = 40
+
+
+def start_once(path: Path, inputs: Path, device: str, tune: str, profile: bool) -> dict[str, float]:
+    """Open, load and run the model once; seconds of each."""
+    import numpy as np
+
+    import rammer
+
+    with np.load(inputs) as data:
+        arrays = {n: data[n] for n in data.files}
+    profiler = cProfile.Profile()
+    if profile:
+        profiler.enable()
+    marks = [time.perf_counter()]
+    exe = rammer.compile(path, device=device, tune=tune)
+    marks.append(time.perf_counter())
+    exe.backend.fingerprint  # noqa: B018 - what looking for a kept program needs first
+    marks.append(time.perf_counter())
+    special = exe.prepare(exe.checked(arrays))
+    marks.append(time.perf_counter())
+    special.run(arrays)
+    marks.append(time.perf_counter())
+    if profile:
+        profiler.disable()
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(PROFILED)
+    exe.close()
+    opening, fingerprint, loading, first = (b - a for a, b in pairwise(marks))
+    return {"opening": opening, "device": fingerprint, "loading": loading, "first": first, "start": marks[3] - marks[0]}
+
+
+def started(path: Path, inputs: Path, device: str, tune: str, cache: Path, profile: bool) -> dict[str, float]:
+    """The same in a process of its own, with the time of the whole process."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    command = [sys.executable, __file__, "--child", str(path), "--inputs", str(inputs), "--device", device,
+               "--tune", tune, *(["--profile"] if profile else [])]  # fmt: skip
+    begin = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        raise DeviceFailure(f"{path.stem} does not start: {done.stderr[-2000:]}")
+    if profile:
+        click.echo(f"--- {path.stem}\n{done.stderr}", err=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {**found, "process": seconds}
+
+
+def measure(key: str, device: str, tune: str, repeats: int, seed: int, profile: bool) -> list[str]:
+    """A row: one cold start, the median of ``repeats`` warm ones."""
+    import numpy as np
+    from peers import exported
+    from zoo import ZOO
+
+    path = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", seed)
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = Path(folder) / "inputs.npz"
+        np.savez(inputs, **ZOO[key].feeds(seed))  # type: ignore[arg-type]
+        cache = Path(folder) / "cache"
+        cold = started(path, inputs, device, tune, cache, False)
+        warm = sorted((started(path, inputs, device, tune, cache, False) for _ in range(repeats)), key=lambda r: r["start"])
+        if profile:
+            started(path, inputs, device, tune, cache, True)
+    typical: dict[str, Any] = warm[len(warm) // 2]
+    parts = [f"{typical[n]:.2f}" for n in ("opening", "device", "loading", "first", "process")]
+    return [key, f"{cold['start']:.1f}", f"{typical['start']:.2f}", *parts]
+
+
+@click.command()
+@click.option("--models", default="squeezenet,lstm_tc,bert_base", show_default=True, help="Keys of the zoo, with commas.")
+@click.option("--device", default="cuda", show_default=True)
+@click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--repeats", default=3, show_default=True, help="Warm starts; the median counts.")
+@click.option("--seed", default=2026, show_default=True, help="Of weights and inputs.")
+@click.option("--profile", is_flag=True, help="Show where one more warm start spends its time.")
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
+@click.option("--child", type=click.Path(path_type=Path), hidden=True)
+@click.option("--inputs", type=click.Path(path_type=Path), hidden=True)
+def main(models: str, device: str, tune: str, repeats: int, seed: int, profile: bool, markdown_file: Path | None,
+         child: Path | None, inputs: Path | None) -> None:  # fmt: skip
+    """Measure and print."""
+    if child and inputs:
+        print(json.dumps(start_once(child, inputs, device, tune, profile)))
+        return
+    rows = []
+    for key in models.split(","):
+        rows.append(measure(key, device, tune, repeats, seed, profile))
+        click.echo("  ".join(rows[-1]))
+    text = markdown(rows, HEADERS)
+    click.echo(text)
+    if markdown_file is not None:
+        markdown_file.write_text(f"# Starts on {device}, --tune {tune}\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    try:
+        main(standalone_mode=False)
+    except RammerError as problem:
+        print(f"starts: error: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)

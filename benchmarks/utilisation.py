@@ -1,0 +1,213 @@
+"""How busy a GPU's SMs are: rammer's tasks, each timed, against torch's kernels in a CUDA graph, in one process.
+
+On a GPU:  python benchmarks/utilisation.py --models lstm_tc,inception_v3 --folder results
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import onnx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import environment_of, exported
+from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, replays, typical
+from zoo import SEED, ZOO
+
+import rammer
+from rammer.device.manifest import Tracer
+from rammer.errors import DeviceUnavailable, RammerError
+from rammer.report.measured import Summary, measured_trace, summarise
+from rammer.report.table import duration, markdown
+from rammer.runtime.bench import bound_call
+from rammer.runtime.peer_graph import Array
+from rammer.runtime.peer_torch import load_torch
+from rammer.runtime.peers import capture, event_seconds, set_torch_precision, torch_module
+from rammer.runtime.segments import ProgramSegment
+
+#: Replays under the profiler (the typical one counts) and timed without it.
+PROFILED, TIMED = 15, 50
+HEADERS = ("model", "runner", "median, not traced", "traced span", "kernels", "SMs busy", "by", "nothing runs",
+           "median gap")  # fmt: skip
+#: Longest names of operators and kernels in a table.
+NAME = 60
+
+METHOD = """\
+- **rammer, tasks**: its kernels built once more so that every block notes its SM, the time when its wait for earlier kernels
+  ended, and the time when its last warp ended (`%globaltimer`). An SM is busy while it has at least one such block. What a
+  block does before that wait, fetching constants, is not counted, nor are launches. Where rammer runs a model by one persistent
+  kernel, a task starts when the last value that it waits for is there, as the block's first thread sees it.
+- **kernel bound**: CUPTI's interval and grid of every kernel of one graph replay (torch.profiler). A kernel of *b* blocks keeps
+  at most min(*b*, SMs) SMs busy while it runs, and kernels at the same time add up to at most all SMs. It is an **upper bound**:
+  a kernel whose blocks end early, or one whose interval is mostly launch and drain, counts as fully busy. rammer's row by
+  this method is there to compare like with like; its row by tasks has no counterpart for torch, whose kernels record nothing.
+- **nothing runs** is the share of the traced span without any task (kernel) on any SM; **median gap** is from the last end of
+  what an operator reads to its first task's start (kernel bound: from the last end so far to the next kernel's start).
+- **median, not traced** is by events around one replay of the ordinary kernels; tracing and CUPTI make runs longer.
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table, with the timeline behind it and the tables of where the time went."""
+
+    runner: str
+    method: str
+    seconds: float
+    kernels: int
+    timeline: Timeline
+    idle: float
+    gap: float
+    parts: Sequence[tuple[str, int, float]]
+
+    def cells(self, model: str) -> list[str]:
+        """The table's cells."""
+        t = self.timeline
+        return [model, self.runner, duration(self.seconds), duration(t.span), str(self.kernels),
+                f"{'at most ' if self.method == 'kernel bound' else ''}{t.utilisation:.1%}", self.method,
+                f"{self.idle:.1%}", duration(self.gap)]  # fmt: skip
+
+
+def profile(replay: Callable[[], Any]) -> list[Kernel]:
+    """Kernels of a typical replay, by CUPTI."""
+    torch = load_torch()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        for _ in range(PROFILED):
+            replay()
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        return typical(replays(json.loads(path.read_text())["traceEvents"]))
+
+
+def from_kernels(runner: str, seconds: float, kernels: list[Kernel], units: int) -> Result:
+    """A row by kernel intervals."""
+    return Result(runner, "kernel bound", seconds, len(kernels), bound(kernels, units), idle(kernels), gap(kernels),
+                  by_name(kernels))  # fmt: skip
+
+
+def torch_result(model: onnx.ModelProto, inputs: Mapping[str, Array], units: int, seconds_of: int = TIMED) -> Result:
+    """torch in a CUDA graph."""
+    torch = load_torch()
+    set_torch_precision("float32")
+    module, feeds = torch_module(model, inputs, "cuda", "float32")
+
+    def call() -> Any:
+        with torch.no_grad():
+            return module(*feeds)
+
+    call()
+    replay, _held = capture(call)
+    seconds = median(event_seconds(replay) for _ in range(seconds_of))
+    return from_kernels("torch-graph", seconds, profile(replay), units)
+
+
+def rammer_results(path: Path, inputs: Mapping[str, Array], tune: str, folder: Path,
+                   key: str) -> tuple[list[Result], Summary]:  # fmt: skip
+    """rammer by its tasks and by its kernels; writes the Chrome trace."""
+    exe = rammer.compile(path, device="cuda", tune=tune)
+    arrays = exe.checked(inputs)
+    special = exe.prepare(arrays)
+    (segment,) = special.compiled.segments
+    assert isinstance(segment, ProgramSegment) and isinstance(exe.backend, Tracer)
+    units = exe.backend.vdevice.veus
+    call = exe.bind(arrays)
+    timed = bound_call(call)
+    for _ in range(5):
+        timed()
+    seconds = median(timed() for _ in range(TIMED))
+    kernels = profile(call.run)
+    spans = exe.backend.trace(segment.program, segment.constants,
+                              {p.external: arrays[p.external] for p in segment.program.inputs})  # fmt: skip
+    (folder / f"trace_{key}.json").write_text(measured_trace([(key, spans)]))
+    summary = summarise(segment.program, spans, units)
+    parts = sorted(((o.name, o.tasks, o.seconds) for o in summary.operators), key=lambda r: -r[2])
+    tasks = Result("rammer", "tasks", seconds, special.kernels, measured(spans, units), summary.idle, summary.gap, parts)
+    exe.close()
+    return [tasks, from_kernels("rammer", seconds, kernels, units)], summary
+
+
+def plot(path: Path, results: Mapping[str, Sequence[Result]]) -> None:
+    """Share of busy SMs over time: a row of panels a model, one for each runner, with one time axis."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    most = max(len(r) for r in results.values())
+    figure, axes = pyplot.subplots(len(results) * most, 1, figsize=(11, 1.7 * len(results) * most), squeeze=False)
+    for i, (model, found) in enumerate(results.items()):
+        longest = max(r.timeline.times[-1] for r in found) * 1e6
+        for k, r in enumerate(found):
+            axis = axes[i * most + k][0]
+            axis.fill_between([t * 1e6 for t in r.timeline.times], [*r.timeline.busy, 0], step="post", linewidth=0)
+            axis.set(xlim=(0, longest), ylim=(0, 1), ylabel="SMs busy")
+            axis.set_title(f"{model}: {r.runner}, {r.method}, {r.timeline.utilisation:.0%}", fontsize=9, loc="left")
+        axes[i * most + len(found) - 1][0].set_xlabel("us")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def document(results: Mapping[str, Sequence[Result]], facts: Mapping[str, str], units: int) -> str:
+    """The Markdown file."""
+    rows = [r.cells(model) for model, found in results.items() for r in found]
+    parts = []
+    for model, found in results.items():
+        for r in found:
+            if r.runner == "rammer" and r.method == "kernel bound":
+                continue
+            total = sum(p[2] for p in r.parts)
+            top = [[f"`{n[:NAME]}`", c, duration(t), f"{t / total:.1%}"] for n, c, t in r.parts[:12]]
+            what, unit = "kernels of one name, summed", "kernels"
+            if r.method == "tasks":
+                what, unit = "operators, from first start to last end", "tasks"
+            parts.append(f"### {model}, {r.runner}: {what}\n\n" + markdown(top, ["name", unit, "time", "of the sum"]))
+    head = f"# SM utilisation and scheduling overhead\n\nBatch 1, float32, {units} SMs, all in one process.\n\n"
+    environment = "\n".join(f"- {k}: {v}" for k, v in facts.items())
+    return (head + markdown(rows, HEADERS) + "\n\n" + METHOD + "\n![share of busy SMs over time](utilisation.png)\n\n"
+            + "\n\n".join(parts) + f"\n\n## Environment\n\n{environment}\n")  # fmt: skip
+
+
+@click.command()
+@click.option("--models", default="lstm_tc,inception_v3", show_default=True, help="Keys of the zoo, with commas.")
+@click.option("--folder", default="utilisation", type=click.Path(path_type=Path), show_default=True, help="Results.")
+@click.option("--tune", default="quick", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
+def main(models: str, folder: Path, tune: str, seed: int) -> None:
+    """Measure and write table, plot and traces."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = environment_of(True)
+    torch = load_torch()
+    if not torch.cuda.is_available():
+        raise DeviceUnavailable("torch sees no CUDA GPU")
+    units = int(torch.cuda.get_device_properties(0).multi_processor_count)
+    results: dict[str, list[Result]] = {}
+    for key in models.split(","):
+        path = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", seed)
+        inputs = ZOO[key].feeds(seed)
+        results[key], summary = rammer_results(path, inputs, tune, folder, key)
+        click.echo(f"{key}\n{summary}")
+        results[key].append(torch_result(onnx.load(str(path)), inputs, units))
+    (folder / "utilisation.md").write_text(document(results, facts, units))
+    plot(folder / "utilisation.png", results)
+    click.echo(markdown([r.cells(m) for m, found in results.items() for r in found], HEADERS))
+
+
+if __name__ == "__main__":
+    try:
+        main(standalone_mode=True)
+    except RammerError as problem:
+        print(f"utilisation: error: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)

@@ -1,0 +1,43 @@
+"""Which stored elements an expression reads, so that a kernel can load them before it computes anything.
+
+Loads that are issued together wait for memory together. Constants may even be loaded before a kernel may read what
+other kernels write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rammer.codegen.bounds import tidy
+from rammer.codegen.scalar import Block
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Expr, Load
+
+
+def stored_loads(e: Expr, inlined: Mapping[str, Compute]) -> list[Load]:
+    """Distinct loads of stored tensors that evaluating ``e`` makes, those of producers computed in place included.
+
+    Left out: what a reduction reads, what only a padded producer needs, and addresses that depend on data.
+    """
+    found: dict[Load, None] = {}
+    _collect(e, inlined, found)
+    return list(found)
+
+
+def _collect(e: Expr, inlined: Mapping[str, Compute], found: dict[Load, None]) -> None:
+    for load in ex.loads(e):
+        if any(isinstance(n, Load) for i in load.indices for n in ex.walk(i)):
+            continue
+        producer = inlined.get(load.tensor)
+        if producer is None:
+            found[Load(load.tensor, tuple(tidy(i) for i in load.indices), load.fill)] = None
+        elif not producer.reduce and load.fill is None:
+            axes = dict(zip((a.name for a in producer.axes), load.indices, strict=True))
+            _collect(ex.substitute(producer.body, axes), inlined, found)
+
+
+def preload(block: Block, loads: Iterable[Load]) -> None:
+    """Load each element into a variable of ``block``; later uses of the same load find it."""
+    for load in loads:
+        block.load(load)

@@ -1,0 +1,207 @@
+"""Seeing an operator as work on rows: softmax, normalisations, pooling over whole images, any joined reductions.
+
+A *row* is the set of values that one reduction combines. All reductions of the operator run over the same rows, and
+its result is either one value a row or one value for every element of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rammer.codegen.layout import heads
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.expr import Expr, Load, Ref, integer
+from rammer.ir.operator import ROperator
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """``rows`` are the axes that number the rows and ``elements`` those within one (extents above 1 only).
+
+    ``row_of[d]`` and ``element_of[d]`` are the positions that the anchor's axis ``d`` has among them, or None; an
+    axis with neither has extent 1. ``reductions`` are in program order.
+    """
+
+    operator: ROperator
+    rows: tuple[Axis, ...]
+    elements: tuple[Axis, ...]
+    row_of: tuple[int | None, ...]
+    element_of: tuple[int | None, ...]
+    reductions: tuple[Compute, ...]
+
+    @property
+    def length(self) -> int:
+        """Elements of a row."""
+        result = 1
+        for axis in self.elements:
+            result *= axis.extent
+        return result
+
+    @property
+    def whole(self) -> bool:
+        """Whether the result has one value for every element, not one a row."""
+        return any(d is not None for d in self.element_of)
+
+    def reduced(self, c: Compute, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> dict[str, Expr]:
+        """The axes of the reduction ``c`` at a row and an element of it."""
+        return _placed(c.axes, rows) | _placed(c.reduce, elements)
+
+    def point(self, rows: tuple[Expr, ...], elements: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The anchor's point at a row and an element of it."""
+        result: list[Expr] = []
+        for r, e in zip(self.row_of, self.element_of, strict=True):
+            result.append(rows[r] if r is not None else elements[e] if e is not None else integer(0))
+        return tuple(result)
+
+
+def _placed(axes: tuple[Axis, ...], values: tuple[Expr, ...]) -> dict[str, Expr]:
+    live = iter(values)
+    return {a.name: next(live) if a.extent > 1 else integer(0) for a in axes}
+
+
+def row_form(operator: ROperator) -> RowForm | None:
+    """The row form of ``operator``, or None where it has none (no reduction, or reductions over different rows)."""
+    reductions = tuple(c for c in operator.computes if c.reduce)
+    anchor = operator.anchor
+    if not reductions or any(0 in (*c.shape, *(r.extent for r in c.reduce)) for c in operator.computes):
+        return None
+    lead = reductions[-1]
+    rows, elements = _live(lead.axes), _live(lead.reduce)
+    same = all(_extents(c.axes) == _extents(lead.axes) and _extents(c.reduce) == _extents(lead.reduce) for c in reductions)
+    row_of = _row_places(operator, lead)
+    if not same or not elements or row_of is None:
+        return None
+    rest = [d for d, a in enumerate(anchor.axes) if a.extent > 1 and row_of[d] is None]
+    if rest and [anchor.axes[d].extent for d in rest] != [e.extent for e in elements]:
+        return None
+    element_of = tuple(rest.index(d) if d in rest else None for d in range(len(anchor.axes)))
+    if any(c.shape != anchor.shape for c in operator.computes if c.name in operator.outputs):
+        return None
+    return RowForm(operator, rows, elements, row_of, element_of, reductions)
+
+
+def map_form(operator: ROperator, strides: Mapping[str, tuple[int, ...]], most: int) -> RowForm | None:
+    """Rows of an operator without reductions: the inner axes that all accesses walk as one, up to ``most`` elements; at
+    least the innermost one. None where it has reductions or no axis. ``strides`` as in ``joinable``."""
+    anchor = operator.anchor
+    live = [d for d, a in enumerate(anchor.axes) if a.extent > 1]
+    outputs = [c.shape == anchor.shape for c in operator.computes if c.name in operator.outputs]
+    if any(c.reduce for c in operator.computes) or not live or 0 in anchor.shape or not all(outputs):
+        return None
+    for k in range(len(live)):
+        rows, inner = live[:k], live[k:]
+        row_of = tuple(rows.index(d) if d in rows else None for d in range(len(anchor.axes)))
+        element_of = tuple(inner.index(d) if d in inner else None for d in range(len(anchor.axes)))
+        axes = anchor.axes
+        form = RowForm(operator, tuple(axes[d] for d in rows), tuple(axes[d] for d in inner), row_of, element_of, ())
+        if len(inner) == 1 or (form.length <= most and joinable(form, strides)):
+            return form
+    return None
+
+
+def _row_places(operator: ROperator, lead: Compute) -> tuple[int | None, ...] | None:
+    """For each axis of the anchor its position among the live row axes; None where rows are no plain axes."""
+    anchor = operator.anchor
+    if anchor is lead:
+        indices: tuple[Expr, ...] = tuple(Ref(a.name) for a in anchor.axes)
+    else:
+        found = heads({c.name: c for c in operator.computes}, anchor, tuple(Ref(a.name) for a in anchor.axes))
+        places = {i for c, i in found if c is lead}
+        if len(places) != 1:
+            return None
+        indices = places.pop()
+    live = [i for i, a in zip(indices, lead.axes, strict=True) if a.extent > 1]
+    if not all(isinstance(i, Ref) for i in live) or len(set(live)) < len(live):
+        return None
+    return tuple(live.index(Ref(a.name)) if a.extent > 1 and Ref(a.name) in live else None for a in anchor.axes)
+
+
+def _live(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    return tuple(a for a in axes if a.extent > 1)
+
+
+def _extents(axes: tuple[Axis, ...]) -> list[int]:
+    return [a.extent for a in _live(axes)]
+
+
+def joinable(form: RowForm, strides: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether every access walks the element axes as one long axis: the first ones at 0, the last over all elements.
+
+    ``strides`` are those of the stored tensors, in elements.
+    """
+    found = accesses(form)
+    names = {e.axis for e in found.elements}
+    extents = [a.extent for a in form.elements]
+    return not found.outside & names and all(_walks(ld, strides, found.elements, extents) for ld in found.loads)
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """What one element of a row reads and writes in memory, as loads at the axes ``rows`` and ``elements``; ``outside`` are
+    the axes that expressions use otherwise."""
+
+    rows: tuple[Ref, ...]
+    elements: tuple[Ref, ...]
+    loads: tuple[Load, ...]
+    outside: frozenset[str]
+
+
+def accesses(form: RowForm) -> Accesses:
+    """Every access of an operator in row form, reductions that it has already computed left out."""
+    rows = tuple(Ref(f"row{k}__") for k in range(len(form.rows)))
+    elements = tuple(Ref(f"element{k}__") for k in range(len(form.elements)))
+    point = form.point(rows, elements)
+    inlined = {c.name: c for c in form.operator.computes if not c.reduce}
+    bodies = [ex.substitute(c.body, form.reduced(c, rows, elements)) for c in form.reductions]
+    bodies += [Load(name, point) for name in form.operator.outputs if name in inlined]
+    bodies = [expanded(body, inlined) for body in bodies]
+    computed = {c.name for c in form.reductions}
+    loads = [n for body in bodies for n in _outer_loads(body) if n.tensor not in computed]
+    loads += [Load(name, point) for name in form.operator.outputs]
+    outside = frozenset[str]().union(*(_outside(body) for body in bodies))
+    return Accesses(rows, elements, tuple(dict.fromkeys(loads)), outside)
+
+
+def step(load: Load, strides: tuple[int, ...], axis: Ref) -> int | None:
+    """Elements between the addresses of ``load`` at neighbouring values of ``axis``; None where that is not fixed."""
+    forms = [ex.affine(i) for i in load.indices]
+    if any(f is None and axis.axis in ex.axes_of(i) for f, i in zip(forms, load.indices, strict=True)):
+        return None
+    return sum(s * f[0].get(axis.axis, 0) for s, f in zip(strides, forms, strict=True) if f is not None)
+
+
+def expanded(e: Expr, inlined: Mapping[str, Compute]) -> Expr:
+    """``e`` with every unpadded load of a producer in ``inlined`` replaced by what the producer computes there."""
+
+    def rule(n: Expr) -> Expr | None:
+        if isinstance(n, Load) and n.fill is None and n.tensor in inlined:
+            c = inlined[n.tensor]
+            indices = (expanded(i, inlined) for i in n.indices)
+            return expanded(ex.substitute(c.body, dict(zip((a.name for a in c.axes), indices, strict=True))), inlined)
+        return None
+
+    return ex.transform(e, rule)
+
+
+def _walks(load: Load, strides: Mapping[str, tuple[int, ...]], elements: tuple[Ref, ...], extents: list[int]) -> bool:
+    if not ex.axes_of(load) & {e.axis for e in elements}:
+        return True
+    if load.fill is not None or load.tensor not in strides:
+        return False
+    steps = [step(load, strides[load.tensor], e) for e in elements]
+    fixed = [s for s in steps if s is not None]
+    return len(fixed) == len(steps) and all(a == b * n for a, b, n in zip(fixed, fixed[1:], extents[1:], strict=False))
+
+
+def _outer_loads(e: Expr) -> list[Load]:
+    return [e] if isinstance(e, Load) else [n for k in ex.children(e) for n in _outer_loads(k)]
+
+
+def _outside(e: Expr) -> set[str]:
+    """Axes used outside any load."""
+    if isinstance(e, Load):
+        return set()
+    kids = ex.children(e)
+    return {n for k in kids for n in _outside(k)} if kids else ex.axes_of(e)

@@ -1,0 +1,49 @@
+"""What kernel families of any device share: a task's pointer parameters, packed constants, and how to decline."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class Unsuited(Exception):
+    """A kernel family cannot compute this operator (the message says why); another one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Another arrangement of a constant's values, made once when a program is loaded.
+
+    ``key`` names the arrangement, so that operators that want the same one share it; ``size`` is its
+    number of elements and ``make`` computes it from the constant in its logical shape.
+    """
+
+    key: str
+    size: int
+    make: Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A pointer parameter: the tensor's first element, or a packed copy of a constant."""
+
+    tensor: str
+    written: bool
+    packing: Packing | None = None
+
+
+def packing_key(*parts: object) -> str:
+    """The key of the arrangement that ``parts`` (which print alike if they are alike) describe in full."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def padded(array: Array, axis: int, count: int) -> Array:
+    """``array`` with zeros appended along ``axis`` (from 0) up to ``count``."""
+    missing = count - array.shape[axis]
+    return np.pad(array, [(0, missing if d == axis else 0) for d in range(array.ndim)]) if missing else array

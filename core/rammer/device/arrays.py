@@ -1,0 +1,68 @@
+"""Arrays of other libraries, by the protocols they share: NumPy's, DLPack's and ``__cuda_array_interface__``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput
+from rammer.ir.types import TensorType
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Device types of DLPack (dlpack.h) whose memory the host reads: kDLCPU, and page-locked memory of a GPU driver.
+HOST_TYPES = frozenset({1, 3, 11})
+#: Attributes by which an array of a device offers its memory.
+_INTERFACES = ("__cuda_array_interface__", "__dlpack_device__")
+
+
+def as_array(value: Any) -> Any:
+    """``value`` itself where it is an array of any library (it has ``dtype`` and ``shape``), else a NumPy array of it."""
+    return value if hasattr(value, "dtype") and hasattr(value, "shape") else np.asarray(value)
+
+
+def dtype_of(array: Any) -> str:
+    """Element type by NumPy's name, of NumPy, CuPy, torch, JAX and whatever names its types likewise."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def shape_of(array: Any) -> tuple[int, ...]:
+    """Elements per axis."""
+    return tuple(int(n) for n in array.shape)
+
+
+def on_host(array: Any) -> bool:
+    """Whether the array lies in memory that the host reads."""
+    if isinstance(array, np.ndarray | np.generic):
+        return True
+    if hasattr(array, "__dlpack_device__"):
+        return int(array.__dlpack_device__()[0]) in HOST_TYPES
+    return hasattr(array, "__array__") and not any(hasattr(array, name) for name in _INTERFACES)
+
+
+def host_view(what: str, array: Any) -> Array:
+    """The array as NumPy's, sharing its memory. BadInput naming ``what`` where that is no host memory."""
+    if not on_host(array):
+        raise BadInput(f"{what} is in the memory of another device", hint="copy it to the host first")
+    try:
+        if hasattr(array, "__array__") or not hasattr(array, "__dlpack__"):
+            return np.asarray(array)
+        return np.from_dlpack(array)
+    except (TypeError, RuntimeError, BufferError) as problem:  # such as a torch tensor that wants its gradient
+        raise BadInput(f"{what} cannot be read: {problem}") from problem
+
+
+def check_type(what: str, array: Any, want: TensorType) -> None:
+    """BadInput naming ``what`` unless the array has exactly this element type and shape."""
+    have = dtype_of(array), shape_of(array)
+    if have != (want.dtype, want.shape):
+        raise BadInput(f"{what} is {have[0]}{list(have[1])}, not {want.dtype}{list(want.shape)}")
+
+
+def check_names(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """BadInput for a name in ``given`` that is no ``what`` (input, output)."""
+    unknown = [n for n in given if n not in known]
+    if unknown:
+        raise BadInput(f"the model has no {what} {unknown[0]!r}", hint=f"its {what}s are: {', '.join(known)}")

@@ -1,0 +1,111 @@
+"""ProgramParts: what an RProgram consists of, as plain data; ``program`` adds what follows from it, ``text`` its form.
+
+Tasks name an operator and a tile, never source. Buffers and storages say where tensors live; counters
+and waits say what must have finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
+
+BufferKind: TypeAlias = Literal["input", "output", "constant", "arena"]
+
+#: Arena offsets are multiples of this many bytes: one cache line, and the widest vector load.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """``size`` elements of ``dtype``; ``offset`` (bytes) places an arena buffer, others stand alone."""
+
+    name: str
+    dtype: str
+    size: int
+    kind: BufferKind
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a tensor lives: element ``offset`` into ``buffer`` and element ``strides`` per axis."""
+
+    tensor: str
+    buffer: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def span(self) -> tuple[int, int]:
+        """Half-open range of element addresses within the buffer; empty tensors give an empty range."""
+        if 0 in self.shape:
+            return self.offset, self.offset
+        reach = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        return self.offset + sum(min(r, 0) for r in reach), self.offset + sum(max(r, 0) for r in reach) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Counts finished tasks ``first .. last-1`` of ``operator``."""
+
+    name: str
+    operator: str
+    first: int
+    last: int
+
+    @property
+    def total(self) -> int:
+        """Number of contributing tasks, the full threshold."""
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Proceed only when ``counter`` has reached ``threshold`` (in this run)."""
+
+    counter: str
+    threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Tile ``index`` of ``operator``, after its waits."""
+
+    operator: str
+    index: int
+    waits: tuple[Wait, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A program input or output: the ONNX name and the tensor."""
+
+    external: str
+    tensor: str
+
+
+@dataclass(frozen=True)
+class ProgramParts:
+    """``rows[vEU][order]`` and everything that its tasks refer to, except the values of the constants.
+
+    ``predicted`` is the policy's estimate in seconds (0 = none).
+    """
+
+    name: str
+    policy: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    buffers: tuple[Buffer, ...]
+    storages: tuple[Storage, ...]
+    operators: tuple[ROperator, ...]
+    counters: tuple[Counter, ...]
+    rows: tuple[tuple[Task, ...], ...]
+    predicted: float = field(default=0.0, compare=False)

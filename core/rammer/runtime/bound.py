@@ -1,0 +1,175 @@
+"""A model with fixed arrays for its inputs and outputs: the bound calls of its programs, one after another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rammer.device.arrays import Array, check_names, check_type, host_view, on_host
+from rammer.device.manifest import Bound, Loaded
+from rammer.errors import BadInput
+from rammer.runtime.host_bound import check_values
+from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
+
+
+class ModelBound:
+    """What ``Executable.bind`` gives. It is itself a ``rammer.device.manifest.Bound``, by the model's ONNX names.
+
+    Values go from one program to the next in device memory. Operators that run on the host fetch what they read and
+    write back what they compute in every run; ``notes`` says so.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: Mapping[int, Loaded], inputs: Mapping[str, Any],
+                 outputs: Mapping[str, Any], stream: Any = None) -> None:  # fmt: skip
+        self.graph = compiled.graph
+        self.bounds: list[Bound] = []
+        self._steps: list[Callable[[], float]] = []
+        self._runs: list[Callable[[], None]] = []
+        self._hosted: dict[str, Array] = {}  # tensors that host operators read or write, in fixed arrays
+        self._fed: list[tuple[Bound, str, str]] = []  # (bound call, its input, tensor)
+        self._made: dict[str, tuple[Bound, str]] = {}  # tensor -> who computes it
+        self._values: dict[str, Any] = {v.name: inputs[v.external or v.name] for v in self.graph.inputs}
+        given = self._outputs_given(outputs)
+        try:
+            for number, segment in enumerate(compiled.segments):
+                if isinstance(segment, ProgramSegment):
+                    self._program(segment, loaded[number], given, stream)
+                else:
+                    self._host(segment, given)
+        except BaseException:
+            self.close()
+            raise
+        self.inputs = {v.external or v.name: self._input(v.name) for v in self.graph.inputs}
+        self.outputs = {v.external or v.name: self._values[v.name] for v in self.graph.outputs}
+        self._host_nodes = len(compiled.host_nodes)
+
+    def _outputs_given(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """User arrays by tensor; every output is computed by a segment. BadInput for a wrong name, type or shape."""
+        ports = {v.external or v.name: v for v in self.graph.outputs}
+        check_names("output", outputs, ports)
+        for name, array in outputs.items():
+            check_type(f"output {name!r}", array, ports[name].type)
+        return {ports[name].name: array for name, array in outputs.items()}
+
+    def _program(self, segment: ProgramSegment, loaded: Loaded, given: Mapping[str, Any], stream: Any) -> None:
+        """Bind one program; what host operators computed is written into its inputs before every run."""
+        program = segment.program
+        inputs = {p.external: self._values[p.tensor] for p in program.inputs}
+        outputs = {p.external: given[p.tensor] for p in program.outputs if p.tensor in given}
+        bound = loaded.bind(inputs, outputs, stream)
+        self.bounds.append(bound)
+        fresh = [(p.external, self._hosted[p.tensor]) for p in program.inputs if p.tensor in self._hosted]
+        self._fed += [(bound, p.external, p.tensor) for p in program.inputs]
+        for port in program.outputs:
+            self._values[port.tensor] = bound.outputs[port.external]
+            self._made[port.tensor] = bound, port.external
+        if fresh:
+            self._runs.append(lambda: bound.write(dict(fresh)))
+            self._steps.append(lambda: _timed(lambda: bound.write(dict(fresh))))
+        self._runs.append(bound.run)
+        self._steps.append(bound.seconds)
+
+    def _host(self, segment: HostSegment, given: Mapping[str, Any]) -> None:
+        """One operator on the host, between fixed arrays."""
+        node = segment.node
+        reads = [n for n in node.inputs if n]
+        for name in reads:
+            if name in self._values and name not in self._made and name not in self._hosted:
+                self._hosted[name] = self._host_input(name)
+        for name, kind in node.types.items():
+            array = host_view(f"output {name!r}", given[name]) if name in given else np.zeros(kind.shape, kind.dtype)
+            self._hosted[name] = self._values[name] = array
+
+        def run() -> None:
+            known = {n: self._on_host(n) for n in reads}
+            for name, values in node.run(known).items():
+                np.copyto(self._hosted[name], values)
+
+        self._runs.append(run)
+        self._steps.append(lambda: _timed(run))
+
+    def _host_input(self, tensor: str) -> Array:
+        """A model input that a host operator reads: a host array, so that it can be read in every run."""
+        what = next(f"input {v.external or v.name!r}" for v in self.graph.inputs if v.name == tensor)
+        if not on_host(self._values[tensor]):
+            raise BadInput(f"{what} is on the device, but an operator on the host reads it", hint="bind a host array")
+        return host_view(what, self._values[tensor])
+
+    def _on_host(self, tensor: str) -> Array:
+        """The present value of a tensor for a host operator."""
+        if tensor in self._made:
+            bound, name = self._made[tensor]
+            return bound.to_host(name)[name]
+        return self._hosted[tensor] if tensor in self._hosted else self.graph.constants[tensor]
+
+    def _input(self, tensor: str) -> Any:
+        """The array that runs read: a program's, which a host array may have been copied into, or the host's."""
+        if tensor in self._hosted:
+            return self._hosted[tensor]
+        found = [bound.inputs[name] for bound, name, t in self._fed if t == tensor]
+        return found[0] if found else self._values[tensor]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What runs do besides running."""
+        found = dict.fromkeys(n for b in self.bounds for n in b.notes)
+        if self._host_nodes:
+            found[f"{self._host_nodes} operators run on the host: what they read and write is copied in every run"] = None
+        return tuple(found)
+
+    @property
+    def clock(self) -> str:
+        """The programs' clock; with host operators, whose share is wall time, both."""
+        clocks = list(dict.fromkeys(b.clock for b in self.bounds))
+        return " + ".join([*clocks, "wall on the host"] if self._host_nodes else clocks) or "wall on the host"
+
+    @property
+    def stream(self) -> Any:
+        """The queue of the programs; None where runs are not queued."""
+        return self.bounds[0].stream if self.bounds else None
+
+    def run(self) -> None:
+        """One run, queued where the device has a queue and no operator runs on the host."""
+        for run in self._runs:
+            run()
+
+    def synchronize(self) -> None:
+        """Wait for every queued run; DeviceFailure where one failed."""
+        for bound in self.bounds:
+            bound.synchronize()
+
+    def seconds(self) -> float:
+        """One run, waited for; the seconds of its parts by ``clock``."""
+        return sum(step() for step in self._steps)
+
+    def write(self, inputs: Mapping[str, Any]) -> None:
+        """Copy values into the bound inputs. BadInput for a wrong name, type or shape."""
+        check_names("input", inputs, self.inputs)
+        tensors = {v.external or v.name: v.name for v in self.graph.inputs}
+        for name, value in inputs.items():
+            check_values(name, value, self.inputs[name])
+            for bound, port, tensor in self._fed:
+                if tensor == tensors[name]:
+                    bound.write({port: value})
+            if tensors[name] in self._hosted:
+                np.copyto(self._hosted[tensors[name]], host_view(f"input {name!r}", value))
+
+    def to_host(self, *names: str) -> dict[str, Array]:
+        """Copies of the outputs (all, or those named) after the runs queued so far."""
+        check_names("output", dict.fromkeys(names), self.outputs)
+        tensors = {v.external or v.name: v.name for v in self.graph.outputs}
+        return {n: np.array(self._on_host(tensors[n])) for n in names or self.outputs}
+
+    def close(self) -> None:
+        """Let go of the arrays."""
+        for bound in self.bounds:
+            bound.close()
+
+
+def _timed(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

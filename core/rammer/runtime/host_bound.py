@@ -1,0 +1,106 @@
+"""A bound call for devices that read and write the host's memory: simulators, and programs that run on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.device.arrays import Array, check_names, check_type, dtype_of, host_view, shape_of
+from rammer.device.manifest import RunResult
+from rammer.errors import BadInput, DeviceFailure
+from rammer.ir.program import RProgram
+from rammer.ir.types import TensorType
+
+#: What a measured time holds where runs read the bound arrays and write into them.
+WHOLE: Final = "wall, NumPy in and out"
+
+
+class HostBound:
+    """``run`` (a program's own, NumPy in and out) on fixed host arrays. Runs are finished when they return.
+
+    BadInput for arrays elsewhere, outputs that overlap another bound array or cannot be written, or a stream.
+    """
+
+    stream = None
+
+    def __init__(self, program: RProgram, run: Callable[[Mapping[str, Array]], RunResult], inputs: Mapping[str, Any],
+                 outputs: Mapping[str, Any], stream: Any = None, clock: str = WHOLE) -> None:  # fmt: skip
+        self.inputs, self.outputs = host_ports(program, inputs, outputs)
+        if stream is not None:
+            raise BadInput("runs of this device end before they return: there is no stream to queue them on")
+        self.clock, self.notes = clock, tuple[str, ...]()
+        self._run: Callable[[Mapping[str, Array]], RunResult] | None = run
+
+    def run(self) -> None:
+        """One run on what is in the inputs now."""
+        self.seconds()
+
+    def synchronize(self) -> None:
+        """Nothing is ever queued."""
+
+    def seconds(self) -> float:
+        """One run; its seconds by the device's own clock."""
+        if self._run is None:
+            raise DeviceFailure("the bound call was closed")
+        result = self._run(self.inputs)
+        for name, values in result.outputs.items():
+            np.copyto(self.outputs[name], values)
+        self.notes = result.notes
+        return result.seconds
+
+    def write(self, inputs: Mapping[str, Any]) -> None:
+        """Copy values into the bound arrays."""
+        write_host(self.inputs, inputs)
+
+    def to_host(self, *names: str) -> dict[str, Array]:
+        """Copies of outputs."""
+        return {n: self.outputs[n].copy() for n in names or self.outputs}
+
+    def close(self) -> None:
+        """Let go of the program."""
+        self._run = None
+
+
+def host_ports(program: RProgram, inputs: Mapping[str, Any],
+               outputs: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Array]]:  # fmt: skip
+    """The arrays of all ports as NumPy's; outputs that are not given are new. BadInput as ``HostBound``."""
+    read = {p.external: host_view(f"input {p.external!r}", inputs[p.external]) for p in program.inputs}
+    written: dict[str, Array] = {}
+    for port in program.outputs:
+        kind = program.types[port.tensor]
+        if port.external in outputs:
+            written[port.external] = host_view(f"output {port.external!r}", outputs[port.external])
+        else:
+            written[port.external] = np.zeros(kind.shape, kind.dtype)
+        if not written[port.external].flags.writeable:
+            raise BadInput(f"output {port.external!r} is an array that cannot be written")
+    check_apart(read, written, np.may_share_memory)
+    return read, written
+
+
+def check_apart(inputs: Mapping[str, Any], outputs: Mapping[str, Any], share: Callable[[Any, Any], bool]) -> None:
+    """BadInput where an output shares memory with an input or another output."""
+    pairs = [*(((f"input {i!r}", a), (o, b)) for i, a in inputs.items() for o, b in outputs.items()),
+             *(((f"output {p!r}", a), (o, b)) for (p, a), (o, b) in combinations(outputs.items(), 2))]  # fmt: skip
+    for (what, a), (name, b) in pairs:
+        if a.size and b.size and share(a, b):
+            raise BadInput(f"output {name!r} shares memory with {what}", hint="bind separate arrays")
+
+
+def write_host(arrays: Mapping[str, Array], values: Mapping[str, Any]) -> None:
+    """Copy host values into host arrays of the same names. BadInput for a wrong name, type, shape or place."""
+    check_names("input", values, arrays)
+    for name, value in values.items():
+        given, array = host_view(f"input {name!r}", value), arrays[name]
+        check_values(name, given, array)
+        if not array.flags.writeable:
+            raise BadInput(f"input {name!r} was bound as an array that cannot be written")
+        np.copyto(array, given)
+
+
+def check_values(name: str, given: Any, array: Any) -> None:
+    """BadInput unless ``given`` has the type and shape of the bound ``array``."""
+    check_type(f"input {name!r}", given, TensorType(dtype_of(array), shape_of(array)))

@@ -1,0 +1,212 @@
+"""Products of a whole sequence: all time steps at once, or one product a step.
+
+A recurrent layer multiplies all its inputs by one matrix. As one product that is the least work, but it waits for
+the last step of the layer before, so stacked layers run one after another. As one product a step, a step of a layer
+needs one step of the layer before only, and the layers run side by side, a wave of cells at a time (Rammer, OSDI'20,
+section 4.2; Appleyard et al., arXiv 1604.01946, section 3.4). Which is faster depends on how many vEUs
+there are to fill: both are predicted for the device, by work and span.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rammer.frontend.concat import pieces
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
+from rammer.ir.device import VDevice
+from rammer.ir.expr import Const, Expr, Load, Op, Ref, integer
+from rammer.ir.operator import ROperator
+from rammer.tile.search import ranked_tiles
+from rammer.tile.signature import signature
+
+
+def slice_steps(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
+    """``graph`` with one product a step wherever that lets layers overlap and is predicted faster on ``device``; else
+    ``graph`` itself."""
+    chains = _chains(graph)
+    if not chains:
+        return graph
+    sliced = _Slicer(graph, chains).graph_of_slices()
+    prices: dict[str, float] = {}
+    (waves, seconds), (fewer, less) = (_waves(g, device, prices) for g in (graph, sliced))
+    return sliced if fewer < waves and less < seconds else graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A product with the maps that follow it; whoever reads the last of them reads single positions ``used`` of axis ``dim``."""
+
+    members: tuple[Compute, ...]
+    dim: int
+    used: tuple[int, ...]
+
+
+def _chains(graph: ComputeGraph) -> list[_Chain]:
+    consumers = graph.consumers()
+    found = list[_Chain]()
+    for c in graph.computes:
+        if c.kind == "contraction":
+            options = (_chain(graph, c, d, consumers) for d, a in enumerate(c.axes) if a.extent > 1)
+            found += [chain for chain in options if chain is not None][:1]
+    return found
+
+
+def _chain(graph: ComputeGraph, product: Compute, dim: int, consumers: Mapping[str, list[Compute]]) -> _Chain | None:
+    """The chain from ``product`` whose readers take slices along ``dim``, None if one of them reads more."""
+    members, used = [product], set[int]()
+    if not _steps_of_data(graph, product, product.axes[dim].name):
+        return None
+    for member in members:
+        if member.name in graph.outputs:
+            return None
+        for reader in consumers[member.name]:
+            loads = [ld for ld in reader.loads if ld.tensor == member.name]
+            if not reader.reduce and reader.shape == member.shape and all(identity_load(ld, reader) for ld in loads):
+                members += [reader] if reader not in members else []
+                continue
+            places = [ld.indices[dim] for ld in loads]
+            if not all(isinstance(p, Const) for p in places) or any(ld.fill is not None for ld in loads):
+                return None
+            used |= {int(p.value) for p in places if isinstance(p, Const)}
+    return _Chain(tuple(members), dim, tuple(sorted(used))) if len(used) > 1 else None
+
+
+def _steps_of_data(graph: ComputeGraph, product: Compute, axis: str) -> bool:
+    """Whether ``axis`` runs through data alone: the same weights serve all its positions."""
+    weights = {axis in ex.axes_of(ld) for ld in product.loads if ld.tensor in graph.constants}
+    return weights == {False} and any(Ref(axis) in ld.indices for ld in product.loads)
+
+
+class _Slicer:
+    """Rewrites every chain of a graph into one copy a step."""
+
+    def __init__(self, graph: ComputeGraph, chains: list[_Chain]) -> None:
+        self.graph, self.producers = graph, graph.producers
+        self.chain_of = {m.name: chain for chain in chains for m in chain.members}
+        self.made: dict[str, Compute] = {}
+        self.copies: dict[str, str] = {}
+
+    def graph_of_slices(self) -> ComputeGraph:
+        """The whole graph again, each slice just before its first reader."""
+        for c in self.graph.computes:
+            if c.name not in self.chain_of:
+                self._add(replace(c, body=ex.rename_tensors(ex.transform(c.body, self._slice_load), self.copies)))
+        used = {*self.graph.outputs}
+        kept = list[Compute]()
+        for c in reversed(self.made.values()):  # a sequence that only chains read is gone
+            if c.name in used:
+                kept.append(c)
+                used |= set(c.reads)
+        types = {n: t for n, t in self.graph.types.items() if n not in self.producers} | {c.name: c.type for c in kept}
+        return replace(self.graph, computes=tuple(reversed(kept)), types=types)
+
+    def _add(self, c: Compute) -> None:
+        copy = isinstance(c.body, Load) and identity_load(c.body, c) and c.body.tensor in self.made
+        if isinstance(c.body, Load) and copy and c.name not in self.graph.outputs:
+            self.copies[c.name] = c.body.tensor
+        else:
+            self.made[c.name] = c
+
+    def _slice_load(self, e: Expr) -> Expr | None:
+        """A read of one position of a chain becomes a read of that step's copy."""
+        if not isinstance(e, Load) or e.tensor not in self.chain_of:
+            return None
+        dim = self.chain_of[e.tensor].dim
+        at = e.indices[dim]
+        assert isinstance(at, Const)
+        return Load(self._step(e.tensor, int(at.value)), (*e.indices[:dim], *e.indices[dim + 1 :]))
+
+    def _step(self, name: str, step: int) -> str:
+        """The copy of chain member ``name`` for ``step``."""
+        own = f"{name}_{step}"
+        if own not in self.made:
+            c, chain = self.producers[name], self.chain_of[name]
+            axis = c.axes[chain.dim].name
+            self.made[own] = replace(c, name=own, axes=(*c.axes[: chain.dim], *c.axes[chain.dim + 1 :]), reduce=c.reduce,
+                                     body=ex.transform(c.body, lambda e: self._at(e, axis, step)))  # fmt: skip
+            self.made[own] = self.made.pop(own)  # behind the slices that its body asked for
+        return own
+
+    def _at(self, e: Expr, axis: str, step: int) -> Expr | None:
+        """``e`` at position ``step`` of ``axis``: chain members by their copies, other tensors by slices."""
+        if isinstance(e, Ref):
+            return integer(step) if e.axis == axis else None
+        if not isinstance(e, Load):
+            return None
+        at = Load(e.tensor, tuple(ex.substitute(i, {axis: integer(step)}) for i in e.indices), e.fill)
+        if e.tensor in self.chain_of:
+            return self._slice_load(at)
+        if Ref(axis) not in e.indices or e.fill is not None or e.tensor in self.graph.constants:
+            return at
+        return self._taken(self._source(at), e.indices.index(Ref(axis)))
+
+    def _source(self, load: Load) -> Load:
+        """What ``load`` reads in the end, looking through copies and concatenations."""
+        producer = self.producers.get(load.tensor)
+        while producer is not None and producer.combiner is None and load.tensor not in self.chain_of:
+            body = ex.substitute(producer.body, dict(zip((a.name for a in producer.axes), load.indices, strict=True)))
+            body = _decided(body)
+            if not isinstance(body, Load) or body.fill is not None:
+                break
+            load, producer = body, self.producers.get(body.tensor)
+        return load
+
+    def _taken(self, load: Load, dim: int) -> Load:
+        """A read of a slice of a tensor that has all steps: equal steps must read alike, whatever their number."""
+        literal = [d for d, i in enumerate(load.indices) if isinstance(i, Const)]
+        shape = self.graph.types[load.tensor].shape
+        if all(shape[d] == 1 for d in literal):
+            return load
+        own = f"{load.tensor}_at{'_'.join(str(load.indices[d]) for d in literal)}"
+        rest = [d for d in range(len(shape)) if d not in literal]
+        if own not in self.made:
+            axes = tuple(Axis(f"s{d}", shape[d]) for d in rest)
+            names = iter(axes)
+            indices = tuple(i if d in literal else Ref(next(names).name) for d, i in enumerate(load.indices))
+            origin = self.producers[load.tensor].origin if load.tensor in self.producers else ""
+            body = Load(load.tensor, indices)
+            self.made[own] = Compute(own, self.graph.types[load.tensor].dtype, axes, body, origin=origin)
+        return Load(own, tuple(load.indices[d] for d in rest))
+
+
+def _decided(body: Expr) -> Expr:
+    """``where(lt(3, 5), a, b)`` -> ``a``: a piecewise body at a known place."""
+    while isinstance(body, Op) and body.fn == "where":
+        test = body.args[0]
+        if not (isinstance(test, Op) and test.fn == "lt" and all(isinstance(a, Const) for a in test.args)):
+            break
+        low, high = (a.value for a in test.args if isinstance(a, Const))
+        body = body.args[1] if low < high else body.args[2]
+    return body
+
+
+def _waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[int, float]:
+    """Number of waves and their predicted seconds: a launch and the longer of a wave's slowest Compute and its work
+    over all vEUs."""
+    depth: dict[str, int] = {}
+    span: dict[int, float] = {}
+    work: dict[int, float] = {}
+    for c in graph.computes:
+        before = max((depth.get(r, 0) for r in c.reads), default=0)
+        free = c.combiner is None and (isinstance(c.body, Load) or pieces(c) is not None)  # a view in most plans
+        depth[c.name] = before if free else before + 1
+        if not free:
+            alone, busy = _price(c, graph, device, prices)
+            span[before] = max(span.get(before, 0.0), alone)
+            work[before] = work.get(before, 0.0) + busy
+    return len(span), sum(device.launch + max(span[d], work[d] / device.veus) for d in span)
+
+
+def _price(c: Compute, graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[float, float]:
+    """Seconds of one Compute with the device to itself, and its vEU-seconds."""
+    operator = ROperator(c.name, (c,), (), (c.name,))
+    key = signature(operator, graph.types)
+    if key not in prices:
+        ranked = ranked_tiles(operator, graph.types, device)
+        prices[key] = ranked[0][0] - device.launch if ranked else math.inf
+        tasks = replace(operator, tile=ranked[0][1]).task_count if ranked else 1
+        prices[f"work {key}"] = tasks * ranked[0][2].alone if ranked else math.inf
+    return prices[key], prices[f"work {key}"]

@@ -1,0 +1,209 @@
+"""Bound calls on a GPU: the caller's arrays take the place of a program's input and output buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from rammer.device.arrays import Array, check_names, host_view, on_host
+from rammer.errors import BadInput, DeviceFailure
+from rammer.ir.program import ALIGNMENT
+from rammer.runtime.host_bound import check_apart, check_values
+
+from rammer_cuda.resident import Resident
+
+
+@dataclass
+class Places:
+    """Where the inputs and outputs of a bound call live.
+
+    ``buffers`` are CuPy arrays that replace program buffers, by the buffers' names. Where the caller's array cannot be
+    one (it is strided, or not aligned), ``before`` and ``after`` list the (to, from) copies on the device.
+    """
+
+    inputs: dict[str, Any] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    buffers: dict[str, Any] = field(default_factory=dict)
+    before: list[tuple[Any, Any]] = field(default_factory=list)
+    after: list[tuple[Any, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def place(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Places:
+    """The arrays as CuPy's, sharing memory where they are on the GPU. BadInput naming one that is elsewhere, cannot be
+    written, or overlaps an output."""
+    cp, program, places = resident.cp, resident.program, Places()
+    for port in program.inputs:
+        what, given = f"input {port.external!r}", inputs[port.external]
+        if on_host(given):
+            places.notes.append(f"{what} was copied from the host when it was bound")
+            given = cp.asarray(host_view(what, given))
+        array = places.inputs[port.external] = imported(resident, what, given)
+        dense = _replace(resident, places, what, port.tensor, array)
+        if dense is not array:
+            places.before.append((dense, array))
+    for port in program.outputs:
+        what, kind = f"output {port.external!r}", program.types[port.tensor]
+        if port.external in outputs:
+            array = imported(resident, what, outputs[port.external], written=True)
+        else:
+            array = cp.empty(kind.shape, kind.dtype)
+        places.outputs[port.external] = array
+        dense = _replace(resident, places, what, port.tensor, array)
+        if dense is not array:
+            places.after.append((array, dense))
+    check_apart(places.inputs, places.outputs, cp.may_share_memory)
+    return places
+
+
+def imported(resident: Resident, what: str, array: Any, written: bool = False) -> Any:
+    """A device array as CuPy's, sharing its memory."""
+    cp = resident.cp
+    if on_host(array):
+        raise BadInput(f"{what} is in host memory", hint="bind an array on the GPU, or none and read bound.to_host()")
+    try:
+        offered = getattr(array, "__cuda_array_interface__", None)
+        if written and offered is not None and offered["data"][1]:
+            raise BadInput(f"{what} is an array that cannot be written")
+        found = cp.asarray(array) if offered is not None else cp.from_dlpack(array)
+    except (RuntimeError, TypeError, BufferError, AttributeError) as problem:
+        raise BadInput(f"{what} cannot be read: {problem}") from problem  # such as a tensor that wants its gradient
+    if found.size and found.device.id != resident.device.id:
+        raise BadInput(f"{what} is on GPU {found.device.id}, the program on GPU {resident.device.id}")
+    return found
+
+
+def _replace(resident: Resident, places: Places, what: str, tensor: str, array: Any) -> Any:
+    """Make ``array`` the tensor's buffer, or a dense copy that is noted; returns which."""
+    if not array.size:
+        return array
+    dense = array
+    fault = "" if array.flags.c_contiguous else "dense"
+    fault = fault or (f"aligned to {ALIGNMENT} bytes" if array.data.ptr % ALIGNMENT else "")
+    if fault:
+        places.notes.append(f"{what} is not {fault}: {array.nbytes} bytes are copied on the GPU in every run")
+        dense = resident.cp.empty(array.shape, array.dtype)
+    places.buffers[resident.program.storage[tensor].buffer] = dense
+    return dense
+
+
+def stream_of(resident: Resident, stream: Any) -> Any:
+    """A CuPy stream for the caller's: CuPy's, torch's, one with ``__cuda_stream__``, or a handle, which must stay valid
+    until the bound call is closed. BadInput for others."""
+    if stream is None:
+        return resident.stream
+    handle = stream
+    for name in ("ptr", "cuda_stream"):
+        handle = getattr(stream, name, handle)
+    if hasattr(stream, "__cuda_stream__"):
+        handle = stream.__cuda_stream__()[1]
+    if isinstance(handle, bool) or not isinstance(handle, int):
+        raise BadInput(f"{type(stream).__name__} is no CUDA stream", hint="give torch's, CuPy's, or a handle as a number")
+    streams = resident.cp.cuda
+    if hasattr(streams.Stream, "from_external"):
+        return streams.Stream.from_external(_Handle(handle))
+    return streams.ExternalStream(handle, resident.device.id)  # CuPy 13
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """A stream's handle in the form that CUDA libraries pass streams."""
+
+    value: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.value
+
+
+class Launchable(Protocol):
+    """One run of a program on fixed addresses."""
+
+    def launch(self, stream: int) -> None:
+        """Queue it on the stream with this handle."""
+        ...
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+class CudaBound:
+    """A launchable on fixed arrays (``rammer.device.manifest.Bound``); ``owner`` keeps a caller's stream alive."""
+
+    clock = "GPU events"
+
+    def __init__(self, resident: Resident, places: Places, stream: Any, launchable: Launchable, owner: Any) -> None:
+        self._resident, self._places, self._launchable = resident, places, launchable
+        self.inputs, self.outputs, self.notes = places.inputs, places.outputs, tuple(places.notes)
+        self.stream, self._owner, self._closed = stream, owner, False
+
+    def run(self) -> None:
+        """Queue one run; DeviceFailure once closed."""
+        self._open()
+        with self._resident.device:
+            self._resident.follow(self.stream, self._owner)
+            self._queue()
+
+    def _queue(self) -> None:
+        places = self._places
+        if not places.before and not places.after:
+            self._launchable.launch(self.stream.ptr)
+            return
+        with self.stream:
+            for to, source in places.before:
+                to[...] = source
+            self._launchable.launch(self.stream.ptr)
+            for to, source in places.after:
+                to[...] = source
+
+    def synchronize(self) -> None:
+        """Wait for the stream; DeviceFailure where something on it failed."""
+        self._resident.wait(self.stream)
+
+    def seconds(self) -> float:
+        """One run between two events; its seconds on the GPU."""
+        self._open()
+        self._resident.follow(self.stream, self._owner)
+        return self._resident.timed(self._queue, self.stream)
+
+    def write(self, inputs: Mapping[str, Any]) -> None:
+        """Queue copies into bound inputs, from the GPU or the host."""
+        self._open()
+        check_names("input", inputs, self.inputs)
+        with self._resident.device, self.stream:
+            for name, value in inputs.items():
+                check_values(name, value, self.inputs[name])
+                what = f"input {name!r}"
+                if on_host(value):
+                    value = np.ascontiguousarray(host_view(what, value))
+                    self.inputs[name][...] = self._resident.cp.asarray(value)
+                else:
+                    self.inputs[name][...] = imported(self._resident, what, value)
+
+    def to_host(self, *names: str) -> dict[str, Array]:
+        """Copies of outputs after everything queued so far."""
+        self._open()
+        self.synchronize()
+        with self._resident.device:
+            fetch = partial(self._resident.cp.asnumpy, stream=self.stream)
+            found = {n: np.asarray(fetch(self.outputs[n])) for n in names or self.outputs}
+        self.synchronize()
+        return found
+
+    def _open(self) -> None:
+        if self._closed:
+            raise DeviceFailure(f"program {self._resident.program.name}: the bound call was closed")
+
+    def close(self) -> None:
+        """Wait, free the graph and let go of the arrays."""
+        if not self._closed:
+            self._closed = True
+            self.synchronize()
+            self._launchable.close()
+            self._resident.leave(self.stream)
+            self._places = Places()
+            self.inputs, self.outputs = {}, {}

@@ -1,0 +1,70 @@
+"""Which kernels let their dependents start early, chosen by measurement when a program is loaded.
+
+A dependent kernel that starts early fetches its constants while its predecessors still work, which hides most of what a
+launch costs. But its blocks are placed while the predecessors' still occupy their SMs: they may share some SMs and leave
+others idle, which costs more than it gains where blocks are few and large. Only the whole graph can tell. Results do not
+depend on the choice: every kernel waits for its predecessors before it reads what they write.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+
+import numpy as np
+
+from rammer_cuda.driver import check, driver
+
+#: The device variable by which a kernel is told, in every module (``source.ORDER``).
+SWITCH = b"rm_early"
+#: Replays of one measurement and before the first one; kernels tried singly, those with most launches first.
+REPLAYS, WARM, TRIED = 7, 10, 24
+#: A change stays if it saves more than this share: about what two measurements of one graph differ by.
+NOISE = 0.004
+
+
+class Switches:
+    """The switches of the loaded kernels: addresses by entry point. All are off at first."""
+
+    def __init__(self, modules: Mapping[str, object]) -> None:
+        self.address = {e: check(driver().cuModuleGetGlobal(m, SWITCH), f"finding a switch of {e}")[0]
+                        for e, m in modules.items()}  # fmt: skip
+        self.on: frozenset[str] = frozenset()
+
+    def set(self, entries: Iterable[str]) -> None:
+        """Let the dependents of exactly these kernels start early."""
+        wanted = frozenset(entries)
+        for entry in wanted ^ self.on:
+            value = np.array([entry in wanted], np.int32)
+            check(driver().cuMemcpyHtoD(self.address[entry], value.ctypes.data, 4), "setting a switch")
+        self.on = wanted
+
+    def choose(self, launched: Iterable[str], replay: Callable[[], float]) -> float:
+        """Leave on what makes ``replay`` (seconds of one run) fastest: none or all, then kernel by kernel.
+
+        ``launched`` names the kernel of every launch. Returns the seconds measured at the end.
+        """
+        counts = Counter(launched)
+        for _ in range(WARM):
+            replay()
+        best = self._measure(replay)
+        self.set(counts)
+        best = self._keep(best, frozenset(), replay)
+        for entry, _ in counts.most_common(TRIED):
+            before = self.on
+            self.set(before ^ {entry})
+            best = self._keep(best, before, replay)
+        return best
+
+    def _keep(self, best: float, before: frozenset[str], replay: Callable[[], float]) -> float:
+        """Go back to ``before`` unless what is on now is faster than ``best``; returns the better time."""
+        seconds = self._measure(replay)
+        if seconds < best * (1 - NOISE):
+            return seconds
+        self.set(before)
+        return best
+
+    @staticmethod
+    def _measure(replay: Callable[[], float]) -> float:
+        return median(replay() for _ in range(REPLAYS))

@@ -1,0 +1,207 @@
+"""The ``cell`` family: products of a few rows with weights, and maps over their results. A recurrent cell is one.
+
+A task has so few rows that its time is that of fetching weights. Every thread therefore keeps its share of them in
+registers, which depends on nothing computed and so may come before the task's waits; where one block runs the same
+task again and again, as a persistent kernel does for the steps of a layer, they are fetched once. Here is how a task
+is divided among threads; ``cell_text`` writes the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rammer.codegen.contraction import address
+from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute, contraction_operands
+from rammer.ir.device import VDevice
+from rammer.ir.evaluate import evaluate
+from rammer.ir.expr import Expr, Load, Ref, integer
+from rammer.ir.operator import ROperator
+
+#: Threads of a block: with 512 a thread may have 128 registers (65,536 an SM; CUDA C++ programming guide).
+THREADS, WARPS = 512, 16
+#: Weights that a thread can hold beside what it computes with, in registers.
+MOST_HELD = 88
+#: Rows that share the weights.
+MOST_ROWS = 8
+#: Seconds of a task besides its arithmetic: staging, two barriers and the maps, about 1,500 cycles (measured on an H200).
+FIXED = 0.8e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One product: ``weights`` over ``depth`` positions of axis ``along`` times a vector a row, whose element address is
+    ``constant + sum(steps[axis] * axis)``."""
+
+    compute: Compute
+    weights: Load
+    vector: Load
+    along: str
+    depth: int
+    steps: dict[str, int]
+    constant: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A tiled cell divided among ``WARPS`` warps: each has ``each`` columns, its lanes ``share`` weights of a column.
+
+    ``lanes`` lanes share a product. ``box`` is the products' part of a task, (first index, extent) an axis, of which
+    ``row_axes`` number the rows and ``column_axes`` the weights' columns.
+    """
+
+    operator: ROperator
+    parts: tuple[Part, ...]
+    box: tuple[tuple[Expr, int], ...]
+    row_axes: tuple[int, ...]
+    column_axes: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows that share the weights."""
+        return math.prod(self.box[d][1] for d in self.row_axes)
+
+    @property
+    def columns(self) -> int:
+        """Results of a row."""
+        return math.prod(self.box[d][1] for d in self.column_axes)
+
+    @property
+    def depth(self) -> int:
+        """Products that are added up to a result."""
+        return self.parts[0].depth
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a warp that share a product."""
+        return 32 // len(self.parts)
+
+    @property
+    def each(self) -> int:
+        """Columns of a warp."""
+        return -(-self.columns // WARPS)
+
+    @property
+    def share(self) -> int:
+        """Weights of a column that a lane has."""
+        return self.depth // self.lanes
+
+    @property
+    def tiles(self) -> int:
+        """Tiles along the last axis of the weights' columns."""
+        axis, (_, width) = self.parts[0].compute.axes[self.column_axes[-1]], self.box[self.column_axes[-1]]
+        return -(-axis.extent // width)
+
+    def packing(self, part: Part) -> Packing:
+        """Weights as ``[tile, warp, column of the warp, 4 * step, lane, 4]``: what a lane loads together is together."""
+        axes = [part.compute.axes[d] for d in self.column_axes]
+        width, along = self.box[self.column_axes[-1]][1], part.compute.reduce[0]
+        tiles, each, share, lanes = self.tiles, self.each, self.share, self.lanes
+
+        def make(values: Array) -> Array:
+            full = evaluate(Compute("packed", "float32", (*axes, along), part.weights), {part.weights.tensor: values})
+            full = padded(full.reshape(-1, axes[-1].extent, along.extent), 1, tiles * width)
+            tasks = np.moveaxis(full.reshape(-1, tiles, width, along.extent), 1, 0).reshape(tiles, -1, along.extent)
+            arranged = padded(tasks, 1, WARPS * each).reshape(tiles, WARPS, each, share // 4, lanes, 4)
+            return np.ascontiguousarray(arranged, dtype=np.float32)
+
+        key = packing_key("cell", str(part.weights), axes, along, width, each, lanes)
+        return Packing(key, tiles * WARPS * each * part.depth, make)
+
+
+def cell_of(operator: ROperator, binding: Binding) -> Cell:
+    """How a tiled operator is divided. Unsuited where it is no cell or a thread could not hold its weights."""
+    parts = parts_of(operator, binding)
+    axes, weights = parts[0].compute.axes, ex.axes_of(parts[0].weights)
+    box = _box(operator, parts[0].compute, binding)
+    columns = tuple(d for d, a in enumerate(axes) if a.name in weights)
+    cell = Cell(operator, parts, box, tuple(d for d in range(len(box)) if d not in columns), columns)
+    if cell.each * cell.share > MOST_HELD:
+        raise Unsuited(f"{cell.each * cell.share} weights a thread")
+    if any(box[d][1] < axes[d].extent for d in columns[:-1]):
+        raise Unsuited("tiles cut more than the last axis of the weights")
+    return cell
+
+
+def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
+    """The products of a cell; Unsuited says why the operator is none."""
+    if 0 in operator.anchor.shape or any(binding.types[n].dtype != "float32" for n in operator.inputs):
+        raise Unsuited("not float32, or empty")
+    parts = tuple(_part(c, binding) for c in operator.computes if c.reduce)
+    if not parts or any(c.dtype != "float32" for c in operator.computes):
+        raise Unsuited("no product in float32")
+    if any(p.compute.axes != parts[0].compute.axes or p.depth != parts[0].depth for p in parts):
+        raise Unsuited("products of different shapes")
+    if len(parts) not in (1, 2, 4) or parts[0].depth % (128 // len(parts)):
+        raise Unsuited(f"{len(parts)} products of depth {parts[0].depth}")
+    return parts
+
+
+def _part(c: Compute, binding: Binding) -> Part:
+    operands = contraction_operands(c)
+    if operands is None or len(c.reduce) != 1:
+        raise Unsuited(f"{c.name} is no product of two tensors along one axis")
+    along, axes = c.reduce[0], {a.name: a.extent for a in c.axes}
+    for weights, vector in (operands, operands[::-1]):
+        columns = [a for a in axes if a in ex.axes_of(weights)]
+        rows = math.prod(n for a, n in axes.items() if a not in columns)
+        if weights.tensor not in binding.constants or rows > MOST_ROWS or not columns or ex.axes_of(vector) & {*columns}:
+            continue
+        steps, constant = address(vector, binding.storages[vector.tensor].strides)
+        if weights.fill is None and vector.fill is None and steps.get(along.name) == 1:
+            return Part(c, weights, vector, along.name, along.extent, steps, constant)
+    raise Unsuited(f"{c.name} has no constant weights for at most {MOST_ROWS} rows")
+
+
+def _box(operator: ROperator, c: Compute, binding: Binding) -> tuple[tuple[Expr, int], ...]:
+    """(first index, extent) of each axis of ``c``'s part of a task: all of it, or as the tile has it."""
+    result = list[tuple[Expr, int]]()
+    own = [operator.task_box(t) for t in (0, operator.task_count - 1)]
+    boxes = [operator.boxes(b, binding.types)[c.name] for b in own]
+    for d, axis in enumerate(c.axes):
+        same = [k for k in range(len(own[0])) if all(o[k] == b[d] for o, b in zip(own, boxes, strict=True))]
+        if all(b[d] == (0, axis.extent) for b in boxes):
+            result.append((integer(0), axis.extent))
+        elif same:
+            result.append((Ref(f"o{same[0]}"), operator.tile[same[0]]))
+        else:
+            raise Unsuited(f"axis {axis.name} of {c.name} follows no axis of the tile")
+    return tuple(result)
+
+
+def cell_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of one task that holds its weights already. Unsuited as ``cell_of``."""
+    cell = cell_of(operator, binding)
+    multiplies = cell.each * cell.share * cell.rows * WARPS / 4  # issue slots of one of an SM's four schedulers
+    exchanges = (cell.each * cell.rows + 5) * WARPS  # one warp's exchange a cycle
+    return FIXED + (multiplies + exchanges) / (device.flops / 256.0)
+
+
+def cell_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[ROperator]:
+    """Tiled copies whose weights a thread can hold, by even parts of the last axis: the fastest with the device to
+    itself, the one that takes the least vEU time, then the others. [] where the operator is no cell."""
+    try:
+        parts_of(operator, binding)
+    except Unsuited:
+        return []
+    shape, found = operator.anchor.shape, list[tuple[float, float, ROperator]]()
+    for width in sorted({-(-shape[-1] // n) for n in range(1, shape[-1] + 1)}):
+        tiled = replace(operator, tile=(*shape[:-1], width), family="cell", config=())
+        try:
+            seconds = cell_seconds(tiled, binding, device)
+        except Unsuited:
+            continue
+        tasks = tiled.task_count
+        found.append((seconds * -(-tasks // device.veus), seconds * tasks, tiled))
+    return [o for _, _, o in _thrifty_second(sorted(found, key=lambda f: f[:2]))]
+
+
+def _thrifty_second(found: Sequence[tuple[float, float, ROperator]]) -> list[tuple[float, float, ROperator]]:
+    lean = min(found[1:], key=lambda f: f[1], default=None)
+    return [*found[:1], *([lean] if lean else []), *(f for f in found[1:] if f is not lean)]

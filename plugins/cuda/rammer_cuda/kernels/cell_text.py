@@ -1,0 +1,359 @@
+"""The text of ``cell`` kernels: weights into registers (``hold``), then a task with them (``step``).
+
+``step`` stages the rows' vectors in shared memory, multiplies, adds up over the lanes of each warp in a fixed order,
+leaves the sums in shared memory and evaluates the maps by the core's emitter, one result a thread. What the maps read of
+constants is held with the weights, and what else they read is fetched before the vectors are waited for.
+
+In a persistent kernel vectors may travel as *words*, values that are their own flags: one read brings a value or tells
+that it is not there yet, and no counter is waited for. Such a kernel uses the run-time functions of ``persistent.text``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.scalar import Block
+from rammer.codegen.task import Argument
+from rammer.codegen.text import Text, digits, total
+from rammer.codegen.unit import Place, Unit
+from rammer.device.manifest import Binding
+from rammer.ir.expr import Const, Expr, Interval, Load, Ref, integer
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Storage
+
+from rammer_cuda.kernels.cell import THREADS, WARPS, Cell, Part, cell_of
+from rammer_cuda.kernels.task import TaskKernel
+
+#: ``rm_fold`` adds up N values over LANES lanes: lanes trade halves until each has one value, whose number it returns, or
+#: -1 where another lane has it. N + log2(LANES) exchanges instead of N * log2(LANES), always in the same order.
+PREAMBLE = """
+#ifndef RM_CELL
+#define RM_CELL
+template <int N, int OFFSET> struct rm_folder {
+  static __device__ __forceinline__ int fold(float *v, int lane, int first, int limit) {
+    constexpr int H = (N + 1) / 2;
+    const bool upper = lane & OFFSET;
+#pragma unroll
+    for (int i = 0; i < H; ++i) {
+      const float high = i + H < N ? v[i + H] : 0.0f;
+      const float give = N == 1 ? v[0] : upper ? v[i] : high;
+      const float mine = N == 1 ? v[0] : upper ? high : v[i];
+      v[i] = mine + __shfl_xor_sync(0xffffffff, give, OFFSET);
+    }
+    if (N > 1) { first += upper ? H : 0; limit = upper ? limit - H : min(limit, H); }
+    else if (upper) limit = 0;
+    return rm_folder<H, OFFSET / 2>::fold(v, lane, first, limit);
+  }
+};
+template <int N> struct rm_folder<N, 0> {
+  static __device__ __forceinline__ int fold(float *v, int lane, int first, int limit) {
+    static_assert(N == 1, "more values than lanes");
+    return limit > 0 ? first : -1;
+  }
+};
+template <int N, int LANES> __device__ __forceinline__ int rm_fold(float *v, int lane) {
+  return rm_folder<N, LANES / 2>::fold(v, lane, 0, N);
+}
+template <int W> struct __align__(4 * W) rm_vector { float at[W]; };
+template <int N> __device__ __forceinline__ void rm_read(const float *from, const int (&at)[N], rm_vector<1> (&value)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) value[n].at[0] = __ldcg(from + at[n]);
+}
+template <int N> __device__ __forceinline__ void rm_read(const float *from, const int (&at)[N], rm_vector<4> (&value)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) *(float4 *)value[n].at = __ldcg((const float4 *)(from + at[n]));
+}
+#endif
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CellKernel(TaskKernel):
+    """A kernel in two parts: ``{name}_hold`` fetches a task's constants, ``held`` floats a thread, into registers;
+    ``{name}_step`` computes the task with them.
+
+    ``words`` are the tensors that travel as words: one more pointer each, behind the ``arguments``. A kernel with words has
+    no entry point of its own.
+    """
+
+    name: str = ""
+    held: int = 0
+    words: tuple[str, ...] = ()
+
+
+def word_span(storage: Storage) -> int:
+    """Words of one run's set for a tensor: its storage's span, in whole 16 bytes. There are two sets, for odd and even runs."""
+    low, high = storage.span()
+    return -(-(high - low) // 4) * 4
+
+
+def cell(operator: ROperator, binding: Binding, words: Collection[str] = (), plain: Collection[str] | None = None) -> CellKernel:
+    """The kernel of a tiled cell. Unsuited where the operator is none or a thread could not hold its weights.
+
+    Vectors and outputs in ``words`` travel as such; outputs that are not in ``plain`` (None: all are) are not stored
+    otherwise.
+    """
+    return _CellText(cell_of(operator, binding), binding, frozenset(words), plain).kernel()
+
+
+class _Early(Block):
+    """A block whose reads of stored tensors at places known beforehand are left to be fetched earlier."""
+
+    def element(self, tensor: str, indices: tuple[Expr, ...], clamp: bool = False) -> str:
+        """The name of a value fetched before, where the address is a matter of axes alone."""
+        text = super().element(tensor, indices, clamp)
+        unit = self.unit
+        if not clamp or not isinstance(unit, _EarlyUnit) or tensor in unit.tiles:
+            return text
+        if not all(unit.is_index(i) or isinstance(i, Const) for i in indices):
+            return text
+        group = unit.constant if tensor in unit.constants else unit.other
+        group.setdefault(text, len(group))
+        return f"w[{unit.first} + {group[text]}]" if group is unit.constant else f"early{group[text]}"
+
+
+@dataclass
+class _EarlyUnit(Unit):
+    """A unit that collects early reads by their text: of ``constants``, held from place ``first`` on, and others."""
+
+    constants: frozenset[str] = frozenset()
+    tiles: frozenset[str] = frozenset()
+    first: int = 0
+    constant: dict[str, int] = field(default_factory=dict)
+    other: dict[str, int] = field(default_factory=dict)
+
+
+class _CellText:
+    def __init__(self, cell: Cell, binding: Binding, words: frozenset[str], plain: Collection[str] | None) -> None:
+        self.cell, self.operator, self.binding = cell, cell.operator, binding
+        self.read = tuple(p.vector.tensor in words for p in cell.parts)
+        self.sent = [t for t in self.operator.outputs if t in words]
+        received = dict.fromkeys(p.vector.tensor for p, word in zip(cell.parts, self.read, strict=True) if word)
+        self.words = (*received, *self.sent)
+        self.stored = [t for t in self.operator.outputs if plain is None or t in plain]
+        self.arguments = self._arguments()
+        self.staged = len(cell.parts) * cell.rows * cell.depth
+        self.shared = 4 * (self.staged + len(cell.parts) * cell.rows * cell.columns)
+        # Each thread of the first ones has one result of the maps, if there are threads enough.
+        self.results = math.prod(self.operator.tile)
+        self.early = self.results <= THREADS
+
+    def _arguments(self) -> list[Argument]:
+        """Packed weights, then every tensor that is read, then stored outputs."""
+        inside = {c.name for c in self.operator.computes}
+        maps = [c for c in self.operator.computes if not c.reduce]
+        vectors = [p.vector.tensor for p, word in zip(self.cell.parts, self.read, strict=True) if not word]
+        read = dict.fromkeys([*vectors, *(t for c in maps for t in c.reads if t not in inside)])
+        packed = [Argument(p.weights.tensor, False, self.cell.packing(p)) for p in self.cell.parts]
+        return [*packed, *(Argument(t, False) for t in read), *(Argument(t, True) for t in self.stored)]
+
+    def kernel(self) -> CellKernel:
+        """The finished kernel."""
+        maps, unit = self._maps()
+        held = self.cell.each * self.cell.share + len(unit.constant)
+        hold, step = self._hold(unit), self._step(unit, maps)
+        pointers = [f"p{k}" for k in range(len(self.arguments))]
+        kinds = ["" if a.written else "const " for a in self.arguments]
+        plain = ", ".join(f"{kind}float *{p}" for kind, p in zip(kinds, pointers, strict=True))
+        extra = "".join(f", unsigned *q{k}" for k in range(len(self.words)))
+        walk = ", const rm_walk &walk, int order" if self.words else ""
+        body = (
+            f"__device__ __forceinline__ void @NAME@_hold({plain}, float (&w)[{held}], int task) {{\n{hold}}}\n"
+            f"__device__ __forceinline__ bool @NAME@_step({plain}{extra}{walk}, const float (&w)[{held}], float *scratch, "
+            f"int task) {{\n{step}}}\n"
+        )
+        if not self.words:
+            body += self._entry(plain, ", ".join(pointers), held)
+        tables = "".join(unit.tables.values())
+        name = "c_" + hashlib.sha256((tables + PREAMBLE + body).encode()).hexdigest()[:20]
+        return CellKernel(f"k_{name}", PREAMBLE + tables + body.replace("@NAME@", name), tuple(self.arguments), THREADS,
+                          self.shared, self.shared, 1, name, held, self.words)  # fmt: skip
+
+    def _entry(self, parameters: str, pointers: str, held: int) -> str:
+        """A kernel of one task a block."""
+        return (
+            f'extern "C" __global__ void __launch_bounds__({THREADS}) k_@NAME@({parameters}, const int *order, int first) {{\n'
+            f"  extern __shared__ __align__(16) float scratch[];\n"
+            f"  const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;\n"
+            f"  float w[{held}];\n  @NAME@_hold({pointers}, w, task);\n"
+            f"  rm_after();\n  @NAME@_step({pointers}, w, scratch, task);\n}}\n"
+        )
+
+    # --- places -----------------------------------------------------------------------------------
+
+    def _origins(self, text: Text) -> None:
+        operator = self.operator
+        for d, (place, tile, count) in enumerate(zip(digits("task", operator.grid), operator.tile, operator.grid, strict=True)):
+            origin = place if tile == 1 else f"{place} * {tile}"
+            text.line(f"const int o{d} = {origin if count > 1 else '0'};")
+
+    def _point(self, text: Text, index: str) -> str:
+        """Define the result numbered ``index`` of the task as ``x0, x1, ...``; returns the test that it exists."""
+        tests = [f"{index} < {self.results}"] if self.early else []
+        for d, (place, axis) in enumerate(zip(digits(index, self.operator.tile), self.operator.anchor.axes, strict=True)):
+            text.line(f"const int x{d} = o{d} + {place};")
+            tests += [f"x{d} < {axis.extent}"] if axis.extent % self.operator.tile[d] else []
+        return " && ".join(tests) or "true"
+
+    def _pointer(self, tensor: str) -> str:
+        """The parameter of an unpacked tensor; "" where it has none."""
+        found = (f"p{k}" for k, a in enumerate(self.arguments) if a.tensor == tensor and a.packing is None)
+        return next(found, "")
+
+    def _word(self, tensor: str) -> str:
+        return f"q{self.words.index(tensor)}"
+
+    # --- parts of the kernel ----------------------------------------------------------------------
+
+    def _hold(self, unit: _EarlyUnit) -> Text:
+        """Weights, and what the maps read of constants."""
+        cell, text = self.cell, Text()
+        text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
+        low = cell.box[cell.column_axes[-1]][0]
+        tiled = [k for k, n in enumerate(self.operator.grid) if n > 1 and low == Ref(f"o{k}")]
+        tile = digits("task", self.operator.grid)[tiled[0]] if tiled else "0"
+        parts = "".join(f"lane / {cell.lanes} == {k} ? p{k} : " for k in range(len(cell.parts) - 1))
+        first = f"({tile} * {WARPS} + warp) * {cell.each * cell.share * cell.lanes} + lane % {cell.lanes} * 4"
+        text.line(f"const float *const from = ({parts}p{len(cell.parts) - 1}) + {first};")
+        text.all(["#pragma unroll", f"for (int i = 0; i < {cell.each * cell.share // 4}; ++i)"])
+        text.line(f"  *(float4 *)(w + 4 * i) = __ldg((const float4 *)(from + i * {cell.lanes * 4}));")
+        if unit.constant:
+            self._origins(text)
+            test = self._point(text, "tid")
+            text.all(f"w[{unit.first} + {k}] = {test} ? {source} : 0.0f;" for source, k in unit.constant.items())
+        return text
+
+    def _step(self, unit: _EarlyUnit, maps: list[str]) -> Text:
+        text = Text()
+        text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
+        self._origins(text)
+        text.line(f"float *const vectors = scratch; float *const sums = scratch + {self.staged};")
+        if self.early:
+            test = self._point(text, "tid")
+            text.line(f"const bool mine = {test};")
+            text.all(f"const float early{k} = mine ? {source} : 0.0f;" for source, k in unit.other.items())
+        self._stage(text)
+        self._multiply(text)
+        text.all(maps)
+        text.line("return true;")
+        return text
+
+    def _stage(self, text: Text) -> None:
+        """Vectors of all rows and products to shared memory, by as many threads for each product. Other SMs may have
+        written them: they are read past the first-level cache."""
+        cell = self.cell
+        group, count = THREADS // len(cell.parts), cell.rows * cell.depth
+        text.line("bool alive = true;") if self.words else None
+        for number, part in enumerate(cell.parts):
+            wide = 4 if count % (4 * group) == 0 and self._aligned(part) else 1
+            each = -(-count // (wide * group))
+            ragged = bool(count % (wide * group))
+            text.line(f"if (tid / {group} == {number}) {{")
+            text.line(f"int at[{each}]; rm_vector<{wide}> value[{each}];")
+            text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n) {{"])
+            place = f"(tid % {group} + n * {group}) * {wide}"
+            text.line(f"const int e = {f'min({place}, {count - 1})' if ragged else place};")
+            text.line(f"const int r = e / {cell.depth}, k = e % {cell.depth};")
+            text.line(f"at[n] = {total(self._terms(part), part.constant)};")
+            text.line("}")
+            tensor = part.vector.tensor
+            if self.read[number]:
+                span = word_span(self.binding.storages[tensor])
+                text.line(f"alive = rm_receive(walk, {self._word(tensor)}, {span}, at, value, order);")
+            else:
+                text.line(f"rm_read({self._pointer(tensor)}, at, value);")
+            test = f"if (tid % {group} + n * {group} < {count}) " if ragged else ""
+            text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n)"])
+            to = f"vectors + {number * count} + (tid % {group} + n * {group}) * {wide}"
+            text.line(f"  {test}*(rm_vector<{wide}> *)({to}) = value[n];")
+            text.line("}")
+        text.line("if (!__syncthreads_and(alive)) return false;" if self.words else "__syncthreads();")
+
+    def _terms(self, part: Part) -> list[tuple[str, int]]:
+        """The address of position ``k`` of row ``r``."""
+        rows = digits("r", [self.cell.box[d][1] for d in self.cell.row_axes])
+        terms = [("k", 1)]
+        for d, place in zip(self.cell.row_axes, rows, strict=True):
+            terms.append((f"({self.cell.box[d][0]} + {place})", part.steps.get(part.compute.axes[d].name, 0)))
+        return terms
+
+    def _aligned(self, part: Part) -> bool:
+        """Whether every row's vector starts at a multiple of 16 bytes."""
+        steps = [s for a, s in part.steps.items() if a != part.along]
+        offset = self.binding.storages[part.vector.tensor].offset
+        return all(n % 4 == 0 for n in (offset, part.constant, *steps))
+
+    def _multiply(self, text: Text) -> None:
+        """This warp's columns times every row; the sums to shared memory as ``[product, row, column]``."""
+        cell = self.cell
+        values = cell.each * cell.rows
+        text.line(f"float sum[{values}] = {{}};")
+        text.line(f"const float *const own = vectors + lane / {cell.lanes} * {cell.rows * cell.depth} + lane % {cell.lanes} * 4;")
+        text.all(["#pragma unroll", f"for (int r = 0; r < {cell.rows}; ++r)", "#pragma unroll",
+                  f"for (int i = 0; i < {cell.share // 4}; ++i) {{",
+                  f"const float4 x = *(const float4 *)(own + r * {cell.depth} + i * {cell.lanes * 4});",
+                  "#pragma unroll", f"for (int c = 0; c < {cell.each}; ++c) {{",
+                  f"const float *const y = w + (c * {cell.share // 4} + i) * 4;",
+                  f"float &s = sum[r * {cell.each} + c];",
+                  "s = fmaf(x.x, y[0], s); s = fmaf(x.y, y[1], s); s = fmaf(x.z, y[2], s); s = fmaf(x.w, y[3], s);",
+                  "}", "}"])  # fmt: skip
+        # More values than lanes are folded some at a time.
+        for first in range(0, values, cell.lanes):
+            text.line("{")
+            text.line(f"const int at = rm_fold<{min(cell.lanes, values - first)}, {cell.lanes}>(sum + {first}, lane);")
+            text.line(f"const int r = (at + {first}) / {cell.each}, c = warp * {cell.each} + (at + {first}) % {cell.each};")
+            text.line(f"if (at >= 0 && c < {cell.columns}) "
+                      f"sums[(lane / {cell.lanes} * {cell.rows} + r) * {cell.columns} + c] = sum[{first}];")  # fmt: skip
+            text.line("}")
+        text.line("rm_fetched();") if self.words else None
+        text.line("__syncthreads();")
+
+    # --- the maps ---------------------------------------------------------------------------------
+
+    def _maps(self) -> tuple[list[str], _EarlyUnit]:
+        """Every result by one thread, and the unit with what it reads early."""
+        operator, unit = self.operator, self._unit()
+        block = (_Early if self.early else Block)(unit)
+        point = tuple(Ref(f"x{d}") for d in range(len(operator.anchor.axes)))
+        for name in operator.outputs:
+            value = block.load(Load(name, point))
+            if name in self.sent:  # first, since somebody waits for it
+                span, at = word_span(self.binding.storages[name]), block.address(self._global(name), point)
+                block.line(f"rm_send(walk, {self._word(name)}, {span}, {at}, {value.text});")
+            if name in self.stored:
+                block.store(unit.places[name], point, value, ())
+        if self.early:
+            return ["if (mine) {", *block.lines, "}"], unit
+        text = Text()
+        text.line(f"for (int e = tid; e < {self.results}; e += {THREADS}) {{")
+        test = self._point(text, "e")
+        text.all([f"if ({test}) {{", *block.lines, "}", "}"])
+        return text.lines, unit
+
+    def _unit(self) -> _EarlyUnit:
+        operator, axes = self.operator, self.operator.anchor.axes
+        places = {t: self._global(t) for t in (*(a.tensor for a in self.arguments if a.packing is None), *self.sent)}
+        tiles = {p.compute.name: self._tile(number) for number, p in enumerate(self.cell.parts)}
+        ranges: dict[str, Interval] = {f"{letter}{d}": (0, a.extent - 1) for d, a in enumerate(axes) for letter in "xo"}
+        inlined = {c.name: c for c in operator.computes if not c.reduce}
+        return _EarlyUnit(CUDA, self.binding.types, inlined, {**places, **tiles}, ranges, constants=self.binding.constants,
+                          tiles=frozenset(tiles), first=self.cell.each * self.cell.share)  # fmt: skip
+
+    def _global(self, tensor: str) -> Place:
+        kind = self.binding.types[tensor]
+        strides = self.binding.storages[tensor].strides
+        return Place(self._pointer(tensor), kind.dtype, strides, (integer(0),) * len(kind.shape), kind.shape)
+
+    def _tile(self, number: int) -> Place:
+        """A product's sums as the maps see them: a tile in shared memory."""
+        cell = self.cell
+        strides, below = [0] * len(cell.box), 1
+        for d in (*reversed(cell.column_axes), *reversed(cell.row_axes)):
+            strides[d] = below
+            below *= cell.box[d][1]
+        return Place(f"(sums + {number * cell.rows * cell.columns})", "float32", tuple(strides),
+                     tuple(low for low, _ in cell.box), tuple(n for _, n in cell.box))  # fmt: skip

@@ -1,0 +1,165 @@
+"""What the kernels of every thread-per-element family share: parameters, task origins, the finished text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rammer.codegen.contraction import address
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.operations import Val, ctype
+from rammer.codegen.scalar import Block
+from rammer.codegen.task import Argument, Packing, Unsuited
+from rammer.codegen.unit import Place, Unit
+from rammer.device.manifest import Binding
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Expr, Interval, Load, Ref, integer
+from rammer.ir.operator import ROperator
+from rammer.ir.types import itemsize
+
+from rammer_cuda.kernels.task import TaskKernel
+
+#: Threads of a warp.
+WARP = 32
+#: Elements of one 16-byte load of float32.
+VECTOR = 4
+
+
+@dataclass
+class Frame:
+    """One kernel under construction: ``p0, p1, ...`` point at the operator's inputs, then its outputs.
+
+    ``block`` collects the statements; Computes in ``inlined`` are computed where they are read. The task's origin along
+    the anchor's axis ``k`` is ``o{k}``.
+    """
+
+    operator: ROperator
+    binding: Binding
+    inlined: dict[str, Compute]
+    threads: int
+    packed: dict[str, Packing] = field(default_factory=dict)
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        tensors = [(n, False) for n in self.operator.inputs] + [(n, True) for n in self.operator.outputs]
+        self.arguments = tuple(Argument(n, written, self.packed.get(n)) for n, written in tensors)
+        self.places = {a.tensor: self._place(k, a.tensor) for k, a in enumerate(self.arguments)}
+        ranges: dict[str, Interval] = {}
+        self.unit = Unit(CUDA, self.binding.types, self.inlined, self.places, ranges)
+        self.block = Block(self.unit)
+        self._origins()
+
+    def _place(self, number: int, name: str) -> Place:
+        kind = self.binding.types[name]
+        return Place(f"p{number}", kind.dtype, self.binding.storages[name].strides, (integer(0),) * len(kind.shape),
+                     kind.shape)  # fmt: skip
+
+    def _origins(self) -> None:
+        operator, below = self.operator, self.operator.task_count
+        self.line("const int tid = (int)threadIdx.x;")
+        self.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
+        for d, (tile, count) in enumerate(zip(operator.tile, operator.grid, strict=True)):
+            below //= count
+            place = f"task / {below} % {count}" if below > 1 else f"task % {count}"
+            self.line(f"const int o{d} = {f'({place}) * {tile}' if count > 1 else '0'};")
+            self.unit.ranges[f"o{d}"] = (0, (count - 1) * tile)
+
+    def line(self, text: str) -> None:
+        """One statement."""
+        self.block.line(text)
+
+    def variable(self, name: str, text: str, extent: int) -> Ref:
+        """A new integer in ``[0, extent)``."""
+        self.line(f"const int {name} = {text};")
+        self.unit.ranges[name] = (0, max(extent - 1, 0))
+        return Ref(name)
+
+    def constants(self, loads: Sequence[Load]) -> list[Load]:
+        """Those of ``loads`` that read values known at compile time."""
+        return [ld for ld in loads if ld.tensor in self.binding.constants]
+
+    def kernel(self, prefix: str) -> TaskKernel:
+        """The finished kernel; its name is ``prefix`` and a hash of the text."""
+        types = [ctype(CUDA, self.binding.types[a.tensor].dtype) for a in self.arguments]
+        names = ", ".join(f"{'' if a.written else 'const '}{t} *p{k}"
+                          for k, (a, t) in enumerate(zip(self.arguments, types, strict=True)))  # fmt: skip
+        head = f'extern "C" __global__ void __launch_bounds__({self.threads}) @NAME@({names}, const int *order, int first)'
+        body = "".join(f"  {line}\n" for line in self.block.lines)
+        text = "".join(self.unit.tables.values()) + f"{head} {{\n{body}}}\n"
+        name = prefix + hashlib.sha256(text.encode()).hexdigest()[:20]
+        return TaskKernel(name, text.replace("@NAME@", name), self.arguments, self.threads, self.shared)
+
+
+def steps_of(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int] | None:
+    """The element address of ``load`` as ``(step by axis, constant)``; None where it is not affine or padded."""
+    if load.fill is not None:
+        return None
+    try:
+        return address(load, strides)
+    except Unsuited:
+        return None
+
+
+def coordinates(frame: Frame, stem: str, index: str, extents: Sequence[int]) -> list[Expr]:
+    """Variables ``{stem}{k}``: the digits of the integer ``index`` in the mixed radix ``extents``."""
+    result: list[Expr] = []
+    below = 1
+    for n in extents:
+        below *= n
+    for k, n in enumerate(extents):
+        below //= n
+        text = index if below == 1 else f"{index} / {below}"
+        text = text if k == 0 else f"({text}) % {n}" if below > 1 else f"{text} % {n}"
+        result.append(frame.variable(f"{stem}{k}", text, n))
+    return result
+
+
+def aligned(load: Load, binding: Binding, along: set[str]) -> bool:
+    """Whether float32 elements of ``load`` lie next to each other along one of the axes ``along``, and each fourth of them
+    at a multiple of 16 bytes."""
+    storage = binding.storages[load.tensor]
+    found = steps_of(load, storage.strides)
+    if found is None or binding.types[load.tensor].dtype != "float32" or storage.offset % VECTOR:
+        return False
+    steps, constant = found
+    ahead = [s for a, s in steps.items() if a in along]
+    return ahead == [1] and constant % VECTOR == 0 and all(s % VECTOR == 0 for a, s in steps.items() if a not in along)
+
+
+def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, number: int = 0) -> None:
+    """Combine each of ``totals`` of ``lanes`` neighbouring threads into every one of them: a butterfly of shuffles inside a
+    warp, whose lanes all get the same bits, then the warps in order through shared memory named by ``number``."""
+    block, kind, narrow = frame.block, ctype(CUDA, totals[0].cdtype), min(lanes, WARP)
+    other = Val("other", totals[0].cdtype, atom=True)
+    if narrow > 1:
+        block.lines += ["#pragma unroll", f"for (int s = {narrow // 2}; s > 0; s >>= 1) {{", f"  {kind} other;"]
+        for total in totals:
+            block.lines += [f"  other = __shfl_xor_sync(0xffffffffu, {total.text}, s);",
+                            f"  {block.combine(c, total.text, other)}"]  # fmt: skip
+        block.line("}")
+    if lanes <= WARP:
+        return
+    share, warps, all_warps = f"part{number}", lanes // WARP, frame.threads // WARP
+    frame.shared += all_warps * 8 * len(totals)
+    block.line(f"__shared__ {kind} {share}[{len(totals)}][{all_warps}];")
+    block.lines += [f"if (tid % {WARP} == 0) {share}[{k}][tid / {WARP}] = {t.text};" for k, t in enumerate(totals)]
+    block.line("__syncthreads();")
+    for k, total in enumerate(totals):
+        block.lines += [
+            f"{total.text} = {share}[{k}][tid / {lanes} * {warps}];",
+            "#pragma unroll", f"for (int w = 1; w < {warps}; ++w) {{",
+            f"  const {kind} other = {share}[{k}][tid / {lanes} * {warps} + w];",
+            f"  {block.combine(c, total.text, other)}", "}",
+        ]  # fmt: skip
+
+
+def moved_bytes(operator: ROperator, binding: Binding) -> int:
+    """Bytes that all tasks read and write, each element once; of a tensor read at places that depend on data, as many
+    elements as there are reads."""
+    read: dict[str, int] = {}
+    for c in operator.computes:
+        for load in c.loads:
+            read[load.tensor] = read.get(load.tensor, 0) + c.points
+    own = sum(binding.types[n].nbytes for n in operator.outputs)
+    return own + sum(min(binding.types[n].nbytes, read[n] * itemsize(binding.types[n].dtype)) for n in operator.inputs)

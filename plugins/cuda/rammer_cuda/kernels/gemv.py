@@ -1,0 +1,369 @@
+"""The ``gemv`` family: a matrix times one or a few vectors, bound by the bytes of the matrix.
+
+``lanes`` neighbouring threads share ``columns`` neighbouring results for every vector: each walks every ``lanes``-th group of
+four products, 16 bytes a load, and a butterfly of warp shuffles adds their sums up, in an order that never changes. A
+constant matrix is packed with its products contiguous; its first loads are issued before the kernel waits for those it
+depends on, and later ones while the previous are multiplied. The following maps are the core's emitter's, one lane a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rammer.codegen.bounds import tidy
+from rammer.codegen.contraction import Roles, roles_of
+from rammer.codegen.operations import Val
+from rammer.codegen.preload import preload, stored_loads
+from rammer.codegen.task import Array, Packing, Unsuited, packing_key
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.device import VDevice
+from rammer.ir.evaluate import evaluate
+from rammer.ir.expr import Expr, Load, add, integer, mul
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
+from rammer_cuda.kernels.strips import Strips
+from rammer_cuda.kernels.task import TaskKernel
+
+#: Most vectors, least products of a sum, and most sums a thread keeps.
+MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
+#: Threads that share results, results they share along the matrix' rows, and threads of a block.
+LANES = (8, 16, 32, 64, 128, 256)
+COLUMNS = (1, 2, 4)
+BLOCKS = (64, 128, 256)
+#: Registers that a thread's part of the matrix in flight may take.
+AHEAD = 64
+
+
+@dataclass(frozen=True)
+class MatVec:
+    """A contraction as ``y[.., i, j] = sum over k of matrix[.., i, k] * vectors[.., j, k]``: ``many`` are the axes i,
+    ``few`` the axes j, as positions of the main Compute's axes; the others are in both operands."""
+
+    operator: ROperator
+    main: Compute
+    matrix: Load
+    vectors: Load
+    many: tuple[int, ...]
+    few: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """Products of a sum."""
+        return math.prod(r.extent for r in self.main.reduce)
+
+
+def matvec_of(operator: ROperator, binding: Binding) -> MatVec:
+    """The matrix-vector form of an operator; Unsuited says why it has none."""
+    roles = roles_of(operator, binding)
+    rows, columns = (math.prod(roles.main.axes[d].extent for d in axes) for axes in (roles.rows, roles.columns))
+    if rows <= columns:
+        result = MatVec(operator, roles.main, roles.b, roles.a, roles.columns, roles.rows)
+    else:
+        result = MatVec(operator, roles.main, roles.a, roles.b, roles.rows, roles.columns)
+    if min(rows, columns) > MOST_VECTORS or not result.many or roles.groups:
+        raise Unsuited("a product of two matrices")
+    if result.depth < LEAST_DEPTH or _slides(roles):
+        raise Unsuited("no long sum")
+    if steps_of(result.vectors, binding.storages[result.vectors.tensor].strides) is None:
+        raise Unsuited("padded or no affine vectors")
+    return result
+
+
+def _slides(roles: Roles) -> bool:
+    over = {r.name for r in roles.main.reduce if r.extent > 1}
+    live = {a.name for a in roles.main.axes if a.extent > 1}
+    return any(ex.axes_of(i) & over and ex.axes_of(i) & live for ld in (roles.a, roles.b) for i in ld.indices)
+
+
+def gemv(operator: ROperator, binding: Binding) -> TaskKernel:
+    """The kernel of a tiled contraction. Unsuited where it is none, or its block is no possible one."""
+    return _Gemv(matvec_of(operator, binding), binding).kernel()
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How a thread walks the sum: ``vector`` products a load, ``chunks`` loads a turn, ``turns``."""
+
+    lanes: int
+    vector: int
+    chunks: int
+    turns: int
+
+
+def walk_of(m: MatVec, lanes: int, columns: int) -> Walk:
+    """All loads in one turn where the registers allow it."""
+    vector = VECTOR if m.depth % VECTOR == 0 else 1
+    groups = -(-m.depth // (lanes * vector))
+    turns = -(-groups * vector * columns // AHEAD)
+    chunks = -(-groups // turns)
+    return Walk(lanes, vector, chunks, -(-groups // chunks))
+
+
+def strips_of(m: MatVec) -> Strips:
+    """The results that ``lanes`` threads share: every vector, ``columns`` along the innermost axis of the matrix."""
+    sizes = [m.main.axes[d].extent if d in m.few else 1 for d in range(len(m.main.axes))]
+    sizes[m.many[-1]] = dict(m.operator.config).get("columns", 1)
+    return Strips(m.operator, tuple(sizes))
+
+
+class _Gemv:
+    def __init__(self, m: MatVec, binding: Binding) -> None:
+        self.m, self.binding, self.strips = m, binding, strips_of(m)
+        self.lanes = dict(m.operator.config).get("lanes", WARP)
+        s = self.strips
+        threads = -(-s.count * self.lanes // WARP) * WARP
+        if self.lanes not in LANES or not s.fits or s.each > min(MOST_SUMS, self.lanes) or threads > 1024:
+            raise Unsuited(f"{threads} threads for strips of {s.sizes}, {self.lanes} threads each")
+        self.walk = walk_of(m, self.lanes, s.sizes[m.many[-1]])
+        self.packing, self.matrix = self._matrix()
+        self.vectors = self._joined(m.vectors)
+        if self.vectors is None:
+            raise Unsuited("vectors that are not one run of products")
+        packed = {m.matrix.tensor: self.packing} if self.packing else {}
+        self.frame = Frame(m.operator, binding, {c.name: c for c in m.operator.computes[1:]}, threads, packed)
+        self.block = self.frame.block
+
+    # --- operands -------------------------------------------------------------------------------
+
+    def _joined(self, load: Load) -> tuple[dict[str, int], int, int] | None:
+        """``(step by output axis, constant, step from one product to the next)``; None where the products are no one run."""
+        found = steps_of(load, self.binding.storages[load.tensor].strides)
+        if found is None:
+            return None
+        steps, constant = dict(found[0]), found[1]
+        over = [steps.pop(r.name, 0) for r in self.m.main.reduce if r.extent > 1]
+        extents = [r.extent for r in self.m.main.reduce if r.extent > 1]
+        run = all(a == b * n for a, b, n in zip(over, over[1:], extents[1:], strict=False))
+        return (steps, constant, over[-1]) if run else None
+
+    def _matrix(self) -> tuple[Packing | None, tuple[dict[str, int], int, int]]:
+        """The matrix where it lies, or a packed copy."""
+        load, joined = self.m.matrix, self._joined(self.m.matrix)
+        if joined is not None and joined[2] == 1 and (self.walk.vector == 1 or self._wide(load, joined)):
+            return None, joined
+        others = {t for c in self.m.operator.computes[1:] for t in c.reads} | {self.m.vectors.tensor}
+        if load.tensor not in self.binding.constants or load.tensor in others:
+            raise Unsuited("a matrix whose products are not contiguous")
+        axes = [a for a in self.m.main.axes if a.name in ex.axes_of(load)]
+        steps, below = dict[str, int](), self.m.depth
+        for a in reversed(axes):
+            steps[a.name] = below
+            below *= a.extent
+        return _packing(load, axes, self.m.main.reduce), (steps, 0, 1)
+
+    def _wide(self, load: Load, joined: tuple[dict[str, int], int, int]) -> bool:
+        """Whether four products are always 16 aligned bytes."""
+        offset = self.binding.storages[load.tensor].offset
+        return all(n % VECTOR == 0 for n in (offset, joined[1], *joined[0].values()))
+
+    # --- text -----------------------------------------------------------------------------------
+
+    def kernel(self) -> TaskKernel:
+        """The finished kernel."""
+        f, s, m = self.frame, self.strips, self.m
+        number = f"tid / {self.lanes}"
+        spare = s.count * self.lanes < f.threads
+        f.line(f"const int lane = tid % {self.lanes}, group = {f'min({number}, {s.count - 1})' if spare else number};")
+        base = s.base(f, "group")
+        self.columns = self._distinct(s.points(base), m.matrix, self.matrix)
+        self.rows = self._distinct(s.points(base), m.vectors, self.vectors)
+        self.totals = [Val(f"sum{k}", "float32", atom=True) for k in range(s.each)]
+        point = self._picked(base)
+        tests = [f"lane < {s.each}", *s.own(f, point)] + ([f"{number} < {s.count}"] if spare else [])
+        reads = list(dict.fromkeys(ld for n in m.operator.outputs for ld in stored_loads(Load(n, point), f.inlined)))
+        reads = [ld for ld in reads if ld.tensor in f.places]
+        early = m.matrix.tensor in self.binding.constants
+        if early:
+            self._fetch("")
+        preload(self.block, f.constants(reads))
+        f.line("rm_after();")
+        if not early:
+            self._fetch("")
+        preload(self.block, reads)
+        self._sum()
+        join_lanes(f, m.main, self.totals, self.lanes)
+        self._finish(point, tests)
+        return f.kernel("v_")
+
+    def _distinct(self, points: Sequence[tuple[Expr, ...]], load: Load,
+                  where: tuple[dict[str, int], int, int] | None) -> dict[str, list[int]]:  # fmt: skip
+        """Address of the first product -> the results that read from there."""
+        assert where is not None
+        result: dict[str, list[int]] = {}
+        for k, point in enumerate(points):
+            total: Expr = integer(where[1])
+            for a, x in zip(self.m.main.axes, point, strict=True):
+                total = add(total, mul(x, where[0].get(a.name, 0)))
+            result.setdefault(self.frame.unit.index(tidy(total)).text, []).append(k)
+        return result
+
+    def _picked(self, base: list[Expr]) -> tuple[Expr, ...]:
+        """The result that this lane finishes: lane p takes number p."""
+        f, s = self.frame, self.strips
+        f.line(f"const int pick = min(lane, {s.each - 1});")
+        digits = coordinates(f, "k", "pick", s.sizes)
+        return tuple(f.variable(f"y{d}", f"{f.unit.index(b).text} + {digit}", a.extent) if a.extent > 1 else integer(0)
+                     for d, (b, digit, a) in enumerate(zip(base, digits, self.m.main.axes, strict=True)))  # fmt: skip
+
+    def _place(self, chunk: int, turn: str) -> tuple[str, str]:
+        """(first product of this thread's chunk, test that it is there) in turn ``turn`` ("" for the first)."""
+        w = self.walk
+        index = f"lane + {chunk * w.lanes}" + (f" + {turn} * {w.chunks * w.lanes}" if turn else "")
+        place = f"({index}) * {w.vector}" if w.vector > 1 else index
+        whole = w.turns * w.chunks * w.lanes * w.vector == self.m.depth
+        return (place, "") if whole else (f"min({place}, {self.m.depth - w.vector})", f"{place} < {self.m.depth}")
+
+    def _kind(self) -> str:
+        return "float4" if self.walk.vector > 1 else "float"
+
+    def _fetch(self, turn: str) -> None:
+        """This thread's part of the matrix into ``w{column}_{chunk}``, declared in the first turn (``turn`` = "")."""
+        pointer, declare = self.frame.places[self.m.matrix.tensor].pointer, "" if turn else f"{self._kind()} "
+        for column, address in enumerate(self.columns):
+            for chunk in range(self.walk.chunks):
+                place, _ = self._place(chunk, turn)
+                text = f"*(const {self._kind()} *)({pointer} + (size_t)({address}) + {place})"
+                self.block.line(f"{declare}w{column}_{chunk} = {text};")
+
+    def _sum(self) -> None:
+        """The turns: load the vectors' part and the matrix' next one, multiply."""
+        w = self.walk
+        self.block.lines += [f"float {t.text} = 0.0f;" for t in self.totals]
+        if w.turns == 1:
+            self._turn("")
+            return
+        outer = self.block
+        with outer.nest(f"#pragma unroll 1\n  for (int turn = 0; turn < {w.turns}; ++turn)") as self.block:
+            self._turn("turn")
+        self.block = outer
+
+    def _turn(self, turn: str) -> None:
+        w, chunks = self.walk, range(self.walk.chunks)
+        for chunk in chunks:
+            self._vectors(chunk, turn)
+        if turn:
+            names = [f"w{column}_{chunk}" for column in range(len(self.columns)) for chunk in chunks]
+            self.block.lines += [f"const {self._kind()} h{n} = {n};" for n in names]
+            outer = self.block
+            with outer.nest(f"if (turn + 1 < {w.turns})") as self.block:
+                self._fetch("(turn + 1)")
+            self.block = outer
+        held = "h" if turn else ""
+        parts = [f".{p}" for p in "xyzw"] if w.vector > 1 else [""]
+        for chunk in chunks:
+            _, test = self._place(chunk, turn)
+            products = [f"{self.totals[k].text} = fmaf({held}w{c}_{chunk}{p}, v{r}_{chunk}{p}, {self.totals[k].text});"
+                        for p in parts for c, ks in enumerate(self.columns.values())
+                        for r, js in enumerate(self.rows.values()) for k in ks if k in js]  # fmt: skip
+            self.block.lines += [f"if ({test}) {{", *products, "}"] if test else products
+
+    def _vectors(self, chunk: int, turn: str) -> None:
+        """This thread's part of every vector."""
+        assert self.vectors is not None
+        load, step = self.m.vectors, self.vectors[2]
+        pointer, (place, _) = self.frame.places[load.tensor].pointer, self._place(chunk, turn)
+        for row, address in enumerate(self.rows):
+            name = f"v{row}_{chunk}"
+            if self.walk.vector == 1:
+                self.block.line(f"const float {name} = {pointer}[{address} + ({place}) * {step}];")
+            elif step == 1 and self._wide(load, self.vectors):
+                self.block.line(f"const float4 {name} = *(const float4 *)({pointer} + {address} + {place});")
+            else:
+                each = ", ".join(f"{pointer}[{address} + ({place} + {i}) * {step}]" for i in range(VECTOR))
+                self.block.line(f"const float4 {name} = make_float4({each});")
+
+    def _finish(self, point: tuple[Expr, ...], tests: list[str]) -> None:
+        """The following maps and the stores, one lane a result."""
+        text = self.totals[-1].text
+        for k in reversed(range(len(self.totals) - 1)):
+            text = f"(pick == {k} ? {self.totals[k].text} : {text})"
+        self.block.line(f"const float total = {text};")
+        self.block.memo[Load(self.m.main.name, point)] = Val("total", "float32", atom=True)
+        with self.block.nest(f"if ({' && '.join(tests)})") as scope:
+            for name in self.m.operator.outputs:
+                scope.store(self.frame.places[name], point, scope.load(Load(name, point)), ())
+
+
+def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Packing:
+    """The matrix as ``[axes..., products]``."""
+    size = math.prod(a.extent for a in (*axes, *reduce))
+
+    def make(values: Array) -> Array:
+        body = evaluate(Compute("packed", "float32", (*axes, *reduce), load), {load.tensor: values})
+        return np.ascontiguousarray(body, dtype=np.float32)
+
+    return Packing(packing_key("rows", str(load), tuple(axes), reduce), size, make)
+
+
+# --- choice -------------------------------------------------------------------------------------
+
+#: Cycles from a launch to the last store of a block with nothing to do, of launching one more block, of a load of a thread, of
+#: adding up and finishing one result, of a byte of the matrix that an SM takes in, and of a product of a warp on its
+#: scheduler. Fitted to 88 kernels of the zoo's models on an H200: the measured time over the predicted has a standard
+#: deviation of 0.06.
+START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 800, 0.74, 29.0, 100.0, 0.03, 1.23
+
+
+def gemv_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
+    """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
+    try:
+        m = matvec_of(operator, binding)
+    except Unsuited:
+        return []
+    found = []
+    for lanes in LANES:
+        for columns in COLUMNS:
+            for threads in BLOCKS:
+                tile = _tile(m, columns, max(1, threads // lanes))
+                tiled = replace(operator, tile=tile, family="gemv", config=(("lanes", lanes), ("columns", columns)))
+                if strips_of(replace(m, operator=tiled)).fits:
+                    found.append((gemv_seconds(tiled, binding, device) + device.launch, tiled))
+    found = sorted(dict.fromkeys(found), key=lambda f: (f[0], f[1].tile, f[1].config))
+    return list(_possible(found, binding, count))
+
+
+def _possible(found: Sequence[tuple[float, ROperator]], binding: Binding, count: int) -> Iterator[tuple[float, ROperator]]:
+    for seconds, tiled in found:
+        if count <= 0:
+            return
+        try:
+            gemv(tiled, binding)
+        except Unsuited:
+            continue
+        count -= 1
+        yield seconds, tiled
+
+
+def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
+    """Every vector, and ``groups`` strips of ``columns`` along the matrix' innermost axes."""
+    tile = [a.extent if d in m.few else 1 for d, a in enumerate(m.main.axes)]
+    wanted = groups * columns
+    for d in reversed(m.many):
+        tile[d] = min(m.main.axes[d].extent, wanted)
+        wanted //= max(tile[d], 1)
+        if tile[d] < m.main.axes[d].extent or wanted <= 1:
+            break
+    return tuple(tile)
+
+
+def gemv_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    m = matvec_of(operator, binding)
+    s, clock = strips_of(m), device.flops / 256.0
+    config = dict(operator.config)
+    lanes, columns = config["lanes"], config["columns"]
+    w = walk_of(m, lanes, columns)
+    threads = -(-s.count * lanes // WARP) * WARP
+    busy = threads / WARP * -(-operator.task_count // device.veus) / 4
+    loads = w.chunks * w.turns
+    size = 4 * m.depth * math.prod(a.extent for d, a in enumerate(m.main.axes) if d not in m.few)
+    cycles = START + BLOCK * operator.task_count + LOAD * loads * (columns + s.each // columns) + RESULT * s.each
+    cycles += BYTE * size / device.veus + PRODUCT * busy * loads * w.vector * s.each
+    return max(cycles / clock, size / device.layer("device").bandwidth)

@@ -1,0 +1,83 @@
+"""Dividing a task's tile among its threads: equal strips of neighbouring elements along every axis."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from rammer.codegen.bounds import tidy
+from rammer.ir.expr import Expr, add, integer
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.frame import Frame
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Strips of ``sizes`` elements (one number an axis of the anchor) over the tile of ``operator``."""
+
+    operator: ROperator
+    sizes: tuple[int, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether a strip is no longer than the tile along any axis."""
+        return all(s <= t for s, t in zip(self.sizes, self.operator.tile, strict=True))
+
+    @property
+    def each(self) -> int:
+        """Elements of a strip."""
+        return math.prod(self.sizes)
+
+    @property
+    def along(self) -> list[int]:
+        """Strips of a task along every axis."""
+        return [-(-t // s) for t, s in zip(self.operator.tile, self.sizes, strict=True)]
+
+    @property
+    def count(self) -> int:
+        """Strips of a task."""
+        return math.prod(self.along)
+
+    def base(self, frame: Frame, number: str) -> list[Expr]:
+        """Variables ``x0, x1, ...``: the first element of strip ``number``. Strips at the end move back to end on it."""
+        result: list[Expr] = []
+        below, first = self.count, True
+        for d, (axis, count) in enumerate(zip(self.operator.anchor.axes, self.along, strict=True)):
+            below //= count
+            if axis.extent == self.sizes[d]:
+                result.append(integer(0))
+                continue
+            text = f"{number} / {below}" if below > 1 else number
+            parts = [] if self.operator.grid[d] == 1 else [f"o{d}"]
+            if count > 1:
+                digit = text if first else f"{text} % {count}"
+                parts.append(f"{digit} * {self.sizes[d]}" if self.sizes[d] > 1 else digit)
+            first = first and count == 1
+            start = " + ".join(parts) or "0"
+            if self.moved(d):
+                start = f"min({start}, {axis.extent - self.sizes[d]})"
+            ref = frame.variable(f"x{d}", start, axis.extent)
+            frame.unit.ranges[ref.axis] = (0, axis.extent - self.sizes[d])
+            result.append(ref)
+        return result
+
+    def points(self, base: list[Expr]) -> list[tuple[Expr, ...]]:
+        """The elements of the strip that starts at ``base``, row by row."""
+        shifts = itertools.product(*(range(s) for s in self.sizes))
+        return [tuple(tidy(add(b, i)) for b, i in zip(base, shift, strict=True)) for shift in shifts]
+
+    def moved(self, d: int) -> bool:
+        """Whether a strip along axis ``d`` may reach over the tensor's end."""
+        tile, extent = self.operator.tile[d], self.operator.anchor.axes[d].extent
+        return extent > self.sizes[d] and bool(tile % self.sizes[d] or extent % tile)
+
+    def own(self, frame: Frame, point: tuple[Expr, ...]) -> list[str]:
+        """Tests that ``point`` is the task's own: strips that were moved back, or reach over the tile, hold others'."""
+        tests = []
+        for d, (tile, count) in enumerate(zip(self.operator.tile, self.operator.grid, strict=True)):
+            if count > 1 and self.moved(d):
+                text = frame.unit.index(point[d]).text
+                tests += [f"{text} >= o{d}", f"{text} < o{d} + {tile}"]
+        return tests

@@ -1,0 +1,90 @@
+"""The distinct device functions that a program's operators need in the persistent kernel."""
+
+from __future__ import annotations
+
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.emit import emit
+from rammer.codegen.task import Argument
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+from rammer.tile.signature import signature
+
+from rammer_cuda.kernels.cell import THREADS as CELL_THREADS
+from rammer_cuda.kernels.cell_text import cell
+from rammer_cuda.persistent.dataflow import Dataflow
+from rammer_cuda.persistent.text import Body
+from rammer_cuda.source import ALIGNED_ELEMENTS
+from rammer_cuda.targets import THREADS
+
+
+class Bodies:
+    """Functions, and by operator the number of its function, its arguments and the tensors it sends or gets as words.
+
+    ``threads`` of a block and ``shared`` bytes suffice for all of them.
+    """
+
+    def __init__(self, flow: Dataflow, binding: Binding) -> None:
+        self.flow, self.binding = flow, binding
+        self.bodies: list[Body] = []
+        self.number: dict[str, int] = {}
+        self.arguments: dict[str, tuple[Argument, ...]] = {}
+        self.words: dict[str, tuple[str, ...]] = {}
+        self.threads, self.shared = THREADS, 16
+        self._known: dict[tuple[str, ...], ROperator] = {}
+
+    def add(self, operator: ROperator) -> None:
+        """Add one operator; equal ones share a function."""
+        first = self._known.setdefault(self._key(operator), operator)
+        if first is operator:
+            self.number[operator.name] = self._emit(operator)
+            return
+        names = dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
+        self.number[operator.name] = self.number[first.name]
+        self.words[operator.name] = tuple(names[t] for t in self.words[first.name])
+        self.arguments[operator.name] = tuple(
+            Argument(names[a.tensor], a.written, a.packing) for a in self.arguments[first.name]
+        )
+
+    def held(self) -> dict[str, tuple[object, ...]]:
+        """By operator what identifies the constants that its function holds on chip."""
+        return {n: tuple((a.tensor, a.packing.key) for a in args if a.packing is not None) for n, args in self.arguments.items()}
+
+    def _key(self, operator: ROperator) -> tuple[str, ...]:
+        stored, binding = (*operator.inputs, *operator.outputs), self.binding
+        words, plain = self.flow.words.get(operator.name, frozenset()), self.flow.stored
+        kinds = "".join("c" if n in binding.constants else "w" if n in words else "-" for n in stored)
+        kept = "".join("s" if n in plain else "-" for n in operator.outputs)
+        aligned = " ".join(str(binding.storages[n].offset % ALIGNED_ELEMENTS) for n in stored)
+        return signature(operator, binding.types, binding.storages), kinds, kept, aligned
+
+    def _emit(self, operator: ROperator) -> int:
+        """Note the operator's function and arguments; returns the function's number."""
+        if operator.family == "cell":
+            kernel = cell(operator, self.binding, self.flow.words.get(operator.name, ()), self.flow.stored)
+            types = ["float" if a.written else "const float" for a in kernel.arguments]
+            types += ["unsigned"] * len(kernel.words)
+            self.arguments[operator.name], self.words[operator.name] = kernel.arguments, kernel.words
+            self.threads, self.shared = max(self.threads, CELL_THREADS), max(self.shared, kernel.shared)
+            return self._number(Body(kernel.name, kernel.text, tuple(types), kernel))
+        function = emit(operator, self.binding, CUDA)
+        types = [CUDA.types[self.binding.types[t].dtype] for t, _ in function.arguments]
+        self.arguments[operator.name] = tuple(Argument(t, w) for t, w in function.arguments)
+        self.words[operator.name] = ()
+        self.shared = max(self.shared, function.scratch)
+        return self._number(Body(function.name, function.text, tuple(types)))
+
+    def _number(self, body: Body) -> int:
+        """The number of ``body``, whose name is a hash of its text."""
+        names = [b.name for b in self.bodies]
+        if body.name in names:
+            return names.index(body.name)
+        self.bodies.append(body)
+        return len(names)
+
+
+def operator_bodies(flow: Dataflow, binding: Binding) -> Bodies:
+    """The device functions of a program. Families that need a launch of their own are computed by generic ones."""
+    result = Bodies(flow, binding)
+    for operator in flow.program.operators:
+        result.add(operator)
+    return result

@@ -1,0 +1,149 @@
+"""Values that are their own flags: which tensors of a program travel as words, and the waits that are left.
+
+A cell that needs the vector of the step before must wait for all of it: producers signal a counter, the reader sees the
+counter, then it reads the values, three trips to the second-level cache. As words that are empty until they have their
+value, the values themselves say that they are there, in one trip. That is sound under three conditions, which are made here: a
+word is written once a run (so no memory is shared between buffers), whoever reads it reads nothing else on
+the strength of it, and every other read has a wait of its own, or comes after its writer on the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
+from rammer.plan.overlap import overlap
+from rammer.tile.signature import signature
+
+from rammer_cuda.kernels.cell import parts_of
+
+#: Most bytes for buffers that share no memory; a program that needs more keeps its arena and its counters.
+MOST_PRIVATE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """``program`` with the waits that are left; ``words`` are tensors that travel as words, by operator that sends or
+    receives them; ``stored`` are outputs of those operators that others read plainly."""
+
+    program: RProgram
+    words: Mapping[str, frozenset[str]]
+    stored: frozenset[str]
+
+
+def plan_words(program: RProgram, binding: Binding) -> Dataflow:
+    """Words for whatever a cell reads only as a vector of another cell; ``program`` itself where there is none."""
+    private = _private(program)
+    reads = _Reads(private, binding)
+    received = {o.name: frozenset(x for x in reads.vectors.get(o.name, ()) if reads.sender(o.name, x)) for o in program.operators}
+    if not any(received.values()) or private.arena_bytes > MOST_PRIVATE:
+        return as_planned(program)
+    sent: dict[str, set[str]] = {}
+    for name, tensors in received.items():
+        for x in tensors:
+            sent.setdefault(reads.sender(name, x), set()).add(x)
+    stored = {
+        x for o in private.operators for t in reads.inputs[o.name] if t not in received[o.name] 
+        for _, x in reads.writers[o.name, t]
+    }  # fmt: skip
+    stored |= {t for o in private.operators for t in o.outputs if private.buffer[private.storage[t].buffer].kind == "output"}
+    rows, counters = _left(private, reads, received)
+    words = {o.name: received[o.name] | frozenset(sent.get(o.name, ())) for o in program.operators}
+    return Dataflow(replace(private, rows=rows, counters=counters), words, frozenset(stored))
+
+
+def as_planned(program: RProgram) -> Dataflow:
+    """``program`` with its own waits and no words."""
+    return Dataflow(program, {}, frozenset(t for o in program.operators for t in o.outputs))
+
+
+def _private(program: RProgram) -> RProgram:
+    """``program`` with every arena buffer at an offset of its own."""
+    buffers, offset = list[Buffer](), 0
+    for b in program.buffers:
+        buffers.append(replace(b, offset=offset) if b.kind == "arena" else b)
+        offset += -(-b.nbytes // ALIGNMENT) * ALIGNMENT if b.kind == "arena" else 0
+    return replace(program, buffers=tuple(buffers))
+
+
+class _Reads:
+    """Who writes what an operator reads: ``writers[operator, tensor]`` lists (operator, its output tensor);
+    ``vectors`` are the tensors that a cell reads as vectors and in no other way."""
+
+    def __init__(self, program: RProgram, binding: Binding) -> None:
+        self.program = program
+        by_buffer: dict[str, list[tuple[str, Storage]]] = {}
+        for o in program.operators:
+            for t in o.outputs:
+                by_buffer.setdefault(program.storage[t].buffer, []).append((o.name, program.storage[t]))
+        self.writers: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        self.inputs = {o.name: o.inputs for o in program.operators}  # every look at ``inputs`` walks the expressions
+        for o in program.operators:
+            for t in self.inputs[o.name]:
+                mine = program.storage[t]
+                meet = [(w, s.tensor) for w, s in by_buffer.get(mine.buffer, ()) if overlap(s, mine)]
+                self.writers[o.name, t] = meet
+        cells = [o for o in program.operators if o.family == "cell"]
+        self.cells = {o.name for o in cells}
+        self.vectors = {o.name: _vectors(o, binding) for o in cells}
+
+    def sender(self, reader: str, tensor: str) -> str:
+        """The cell that alone writes ``tensor`` as its output; "" where there is none."""
+        found = self.writers[reader, tensor]
+        return found[0][0] if len(found) == 1 and found[0][1] == tensor and found[0][0] in self.cells else ""
+
+
+def _vectors(operator: ROperator, binding: Binding) -> set[str]:
+    elsewhere = {t for c in operator.computes if not c.reduce for t in c.reads}
+    return {p.vector.tensor for p in parts_of(operator, binding)} - elsewhere
+
+
+def _left(program: RProgram, reads: _Reads,
+          received: Mapping[str, frozenset[str]]) -> tuple[tuple[tuple[Task, ...], ...], tuple[Counter, ...]]:  # fmt: skip
+    """Rows whose tasks wait for all writers of what they read plainly, unless it is their row's own work; and counters."""
+    tasks, own, used = {o.name: o.task_count for o in program.operators}, _Own(program, reads), dict[str, None]()
+    plain = {n: [t for t in tensors if t not in received[n]] for n, tensors in reads.inputs.items()}
+    rows = list[tuple[Task, ...]]()
+    for number, row in enumerate(program.rows):
+        known, result = set[str](), list[Task]()
+        for task in row:
+            writers = ((t, w, x) for t in plain[task.operator] for w, x in reads.writers[task.operator, t])
+            needed = dict.fromkeys(w for t, w, x in writers if not own(number, task, t, w, x))
+            missing = [w for w in needed if w not in known and tasks[w]]
+            known.update(missing)
+            used.update(dict.fromkeys(missing))
+            result.append(Task(task.operator, task.index, tuple(Wait(w, tasks[w]) for w in missing)))
+            own.done(number, task)
+        rows.append(tuple(result))
+    return tuple(rows), tuple(Counter(n, n, 0, tasks[n]) for n in used)
+
+
+class _Own:
+    """Whether a task reads only what the task of the same index of another operator wrote, earlier on its own row."""
+
+    def __init__(self, program: RProgram, reads: _Reads) -> None:
+        self.program, self.inputs, self.before = program, reads.inputs, set[tuple[int, str, int]]()
+        self.same: dict[tuple[object, ...], bool] = {}
+        self.kind: dict[str, str] = {}
+
+    def done(self, row: int, task: Task) -> None:
+        """Note that ``row`` has come past ``task``."""
+        self.before.add((row, task.operator, task.index))
+
+    def __call__(self, row: int, task: Task, tensor: str, writer: str, written: str) -> bool:
+        """For ``tensor``, read by ``task`` and written by operator ``writer`` as its output ``written``."""
+        if tensor != written or (row, writer, task.index) not in self.before:
+            return False
+        reader, other = self.program.operator[task.operator], self.program.operator[writer]
+        if reader.name not in self.kind:
+            self.kind[reader.name] = signature(reader, self.program.types)
+        key = self.kind[reader.name], self.inputs[reader.name].index(tensor), other.grid, task.index
+        if key not in self.same:
+            box = reader.boxes(reader.task_box(task.index), self.program.types).get(tensor, ())
+            have = other.task_box(task.index) if other.grid == reader.grid else ()
+            inside = len(box) == len(have) and all(h[0] <= b[0] and b[1] <= h[1] for b, h in zip(box, have, strict=True))
+            self.same[key] = inside
+        return self.same[key]

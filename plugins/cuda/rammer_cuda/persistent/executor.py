@@ -1,0 +1,175 @@
+"""A program as one cooperative launch: blocks walk their rows, counters and words in memory order them."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from rammer.device.manifest import Array, Binding, Bound, RunResult
+from rammer.errors import DeviceFailure
+from rammer.ir.program import RProgram
+
+from rammer_cuda.bound import CudaBound, Places, place, stream_of
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.driver import check, driver
+from rammer_cuda.kernels.cell_text import word_span
+from rammer_cuda.persistent.bodies import operator_bodies
+from rammer_cuda.persistent.dataflow import as_planned, plan_words
+from rammer_cuda.persistent.hang import find_hang
+from rammer_cuda.persistent.table import Table, make_table
+from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
+from rammer_cuda.resident import Resident
+
+#: Nanoseconds that a block waits for a counter before it reports a hang: far beyond any program's run time.
+LIMIT = 2_000_000_000
+
+
+class PersistentProgram:
+    """A program resident on a GPU, run by one cooperative launch of a block a vEU.
+
+    Families that need a launch of their own (clusters) are computed by the generic kernels. DeviceFailure where the
+    blocks could not all run at once. ``limit`` is how long a block waits before it reports a hang, in ns; without
+    ``words`` all waits are those of the program.
+    """
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, limit: int = LIMIT,
+                 words: bool = True) -> None:  # fmt: skip
+        binding = Binding(program.types, program.storage, frozenset(constants))
+        flow = plan_words(program, binding) if words else as_planned(program)
+        self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
+        self.resident = Resident(self.program, constants, index)
+        self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
+        with self.resident.device:
+            self.parts = operator_bodies(flow, binding)
+            self.resident.pack((a for arguments in self.parts.arguments.values() for a in arguments), constants)
+            self.words = self._words({t for tensors in flow.words.values() for t in tensors})
+            self.counters = self.resident.cp.zeros(max(len(self.program.counters), 1) * LINE, np.uint32)
+            self.control = self.resident.cp.zeros(len(CONTROL) + self.program.veus, np.uint32)
+            text = kernel_text(self.parts.bodies, self.table(self.resident).form, self.parts.threads)
+            self.function = self.resident.function(compile_cubin(text, arch).code, "rm_persistent", self.parts.shared)
+            self._check_resident()
+            self.walk = Walk(self, self.resident)
+        self.resident.ready()
+
+    @property
+    def kernels(self) -> int:
+        """Kernel launches of one run."""
+        return 1
+
+    def _words(self, tensors: Collection[str]) -> dict[str, Any]:
+        """Device memory for both sets of words of each tensor, empty."""
+        spans = {t: word_span(self.program.storage[t]) for t in sorted(tensors)}
+        return {t: self.resident.cp.full(2 * span, EMPTY, np.uint32) for t, span in spans.items()}
+
+    def _check_resident(self) -> None:
+        """Blocks that wait for each other must all have an SM, or the waiting ones never end."""
+        api = driver()
+        query = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.parts.threads, self.parts.shared)
+        room = int(check(query, "asking for occupancy")) * self.resident.device.attributes["MultiProcessorCount"]
+        if room < self.program.veus:
+            raise DeviceFailure(f"{self.program.veus} rows need as many blocks at once, this GPU runs {room}",
+                                where=f"program {self.program.name}", hint="--option executor=graph")  # fmt: skip
+
+    def table(self, resident: Resident) -> Table:
+        """The program's table on the addresses of ``resident``."""
+        pointers = {
+            name: [*map(resident.address, arguments), *(int(self.words[t].data.ptr) for t in self.parts.words[name])]
+            for name, arguments in self.parts.arguments.items()
+        }
+        return make_table(self.program, self.parts.number, pointers, self.parts.held())
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        """Copy in, launch, copy out; ``seconds`` is the launch alone, by events."""
+        self.resident.copy_in(inputs)
+        seconds = self.replay()
+        return RunResult(self.resident.copy_out(), seconds, self.notes)
+
+    def replay(self) -> float:
+        """One launch on the inputs already there; its seconds on the GPU. DeviceFailure if a wait never ended."""
+        seconds = self.resident.timed(lambda: self.walk.launch(self.resident.stream.ptr))
+        self.check_finished()
+        return seconds
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """A table of its own over the caller's arrays: dense, aligned arrays on this GPU are used where they are."""
+        with self.resident.device:
+            chosen = stream_of(self.resident, stream)
+            places = place(self.resident, inputs, outputs)
+            walk = Walk(self, self.resident.with_buffers(places.buffers))
+        self.resident.ready()
+        made = _PersistentBound(self, places, chosen, walk, stream)
+        self.bounds.add(made)
+        return made
+
+    def check_finished(self) -> None:
+        """DeviceFailure that names the vEU and the wait, if the last run gave up; the next one starts afresh."""
+        words = self.resident.cp.asnumpy(self.control, stream=self.resident.stream).tolist()
+        epoch, _, aborted, *stopped = words
+        if not aborted:
+            return
+        counts = self.resident.cp.asnumpy(self.counters, stream=self.resident.stream)[::LINE].tolist()
+        with self.resident.device, self.resident.stream:
+            for memory in (self.counters, self.control):  # an aborted run leaves them between two epochs
+                memory.fill(0)
+            for memory in self.words.values():
+                memory.fill(EMPTY)
+        self.resident.wait(self.resident.stream)  # the next run may be on another stream
+        seen = {c.name: n for c, n in zip(self.program.counters, counts, strict=False)}
+        hang = find_hang(self.program, stopped, seen, max(epoch - 1, 0), self.parts.words)
+        raise DeviceFailure(
+            f"vEU {hang.veu} waited {self.limit / 1e9:.3g} s for {hang.awaited}",
+            where=f"program {self.program.name}, task {hang.task.operator}[{hang.task.index}], entry {hang.order} of its row",
+            hint="nobody signals what it waits for: `rammer inspect --stage program` shows the rows",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Free the module and all buffers."""
+        if not self.resident.closed:
+            for bound in list(self.bounds):
+                bound.close()
+            self.resident.close()
+
+
+class Walk:
+    """One launch of a program's persistent kernel, or of another build of it, on fixed addresses."""
+
+    def __init__(self, owner: PersistentProgram, resident: Resident, function: Any = None) -> None:
+        self.function, self.parts, self.veus = function or owner.function, owner.parts, owner.program.veus
+        table = owner.table(resident)
+        self.arrays = [resident.cp.asarray(a) for a in (table.entries, table.runs, table.first)]
+        pointers = [ctypes.c_void_p(a.data.ptr) for a in (*self.arrays, owner.counters, owner.control)]
+        self.values: list[Any] = [*pointers, ctypes.c_uint64(owner.limit)]
+        self.parameters = (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(v) for v in self.values])
+
+    def launch(self, stream: int) -> None:
+        """Queue it on the stream with this handle."""
+        check(driver().cuLaunchCooperativeKernel(
+            self.function, self.veus, 1, 1, self.parts.threads, 1, 1, self.parts.shared, stream,
+            ctypes.addressof(self.parameters)), "launching a persistent kernel")  # fmt: skip
+
+    def close(self) -> None:
+        """Free the table."""
+        self.arrays.clear()
+
+
+class _PersistentBound(CudaBound):
+    """A bound call whose waits tell when a run gave up."""
+
+    def __init__(self, program: PersistentProgram, places: Places, stream: Any, walk: Walk, owner: Any) -> None:
+        super().__init__(program.resident, places, stream, walk, owner)
+        self._program = program
+
+    def synchronize(self) -> None:
+        """Wait for the stream; DeviceFailure where something on it failed or waited in vain."""
+        super().synchronize()
+        self._program.check_finished()
+
+    def seconds(self) -> float:
+        """One run between two events; its seconds on the GPU."""
+        seconds = super().seconds()
+        self._program.check_finished()
+        return seconds

@@ -1,0 +1,209 @@
+"""The device side of one program: its memory, constants, modules and stream. Executors add how tasks are launched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from rammer.codegen.task import Argument
+from rammer.device.manifest import Array
+from rammer.errors import DeviceFailure
+from rammer.ir.program import RProgram
+from rammer.ir.types import row_major
+from rammer.runtime.host_memory import view
+
+from rammer_cuda.compile import compile_all
+from rammer_cuda.driver import check, driver
+from rammer_cuda.early import Switches
+from rammer_cuda.hardware import cupy
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.source import translation_unit
+
+
+class Resident:
+    """Buffers of ``program`` on GPU ``index`` at addresses that stay, its constants uploaded, and a stream.
+
+    With ``read``, the buffers that kernels read as they are, other constants are left out: they are needed packed only.
+    DeviceFailure where the memory does not suffice. Everything that launches kernels lives in executors, which
+    share nothing but this.
+    """
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], index: int,
+                 read: Collection[str] | None = None) -> None:  # fmt: skip
+        self.program, self.closed = program, False
+        self.cp = cupy()
+        self.device = self.cp.cuda.Device(index)
+        self.modules: list[Any] = []
+        self.packed: dict[tuple[str, str], Any] = {}
+        self.keep: list[Any] = []
+        self.owner: Any = None
+        with self.device:
+            self.stream = self.last = self.cp.cuda.Stream(non_blocking=True)
+            self.buffers = self._allocate(constants, read)
+
+    def with_buffers(self, buffers: Mapping[str, Any]) -> Resident:
+        """The same program with other arrays (CuPy, dense) in the place of some buffers: for addresses only."""
+        other = copy(self)
+        other.buffers = {**self.buffers, **buffers}
+        return other
+
+    def _allocate(self, constants: Mapping[str, Array], read: Collection[str] | None) -> dict[str, Any]:
+        """Buffer name -> device bytes: one arena, one allocation for each other buffer."""
+        cp, program = self.cp, self.program
+        values = {program.storage[n].buffer: v for n, v in constants.items()}
+        kept = [b for b in program.buffers if b.kind != "constant" or read is None or b.name in read]
+        need = program.arena_bytes + sum(b.nbytes for b in kept if b.kind != "arena")
+        free = int(cp.cuda.runtime.memGetInfo()[0])
+        if need > free:
+            raise DeviceFailure(f"out of memory: program {program.name} needs {need} bytes, {free} are free",
+                                hint="a smaller batch or input, or a GPU with more memory")  # fmt: skip
+        try:
+            arena = cp.full(max(program.arena_bytes, 1), 0xFF, cp.uint8)  # NaN in every float type
+            result: dict[str, Any] = {}
+            for b in kept:
+                if b.kind == "arena":
+                    result[b.name] = arena[b.offset : b.offset + b.nbytes]
+                elif b.name in values:
+                    flat = np.ascontiguousarray(values[b.name]).reshape(-1).view(np.uint8)
+                    result[b.name] = cp.asarray(flat) if flat.size else cp.zeros(1, cp.uint8)
+                else:
+                    result[b.name] = cp.full(max(b.nbytes, 1), 0xFF, cp.uint8)
+            return result
+        except cp.cuda.memory.OutOfMemoryError as problem:
+            raise DeviceFailure(f"out of memory: {problem}", where=f"program {program.name}") from problem
+
+    def pack(self, arguments: Iterable[Argument], constants: Mapping[str, Array]) -> None:
+        """Upload every constant that a kernel wants arranged, once for each arrangement."""
+        wanted = {(a.tensor, a.packing.key): a.packing for a in arguments if a.packing is not None}
+
+        def arrange(key: tuple[str, str]) -> Array:
+            return wanted[key].make(np.asarray(constants[key[0]])).reshape(-1)
+
+        # NumPy copies outside Python's lock; a few at a time keep the memory for it small.
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            for key, arranged in zip(wanted, pool.map(arrange, wanted), strict=True):
+                self.packed[key] = self.cp.asarray(arranged)
+
+    def load(self, kernels: Iterable[TaskKernel], arch: str) -> dict[str, Any]:
+        """Functions by entry point; every distinct kernel is compiled for ``arch`` on its own, in parallel."""
+        distinct = {k.entry: k for k in kernels}
+        cubins = compile_all({e: translation_unit([k]) for e, k in distinct.items()}, arch)
+        return {e: self.function(cubins[e].code, e, k.dynamic) for e, k in distinct.items()}
+
+    def switches(self, functions: Mapping[str, Any]) -> Switches:
+        """The switches of loaded kernels, by entry point."""
+        return Switches({e: check(driver().cuFuncGetModule(f), f"finding the module of {e}") for e, f in functions.items()})
+
+    def function(self, code: bytes, entry: str, dynamic: int) -> Any:
+        """The kernel ``entry`` of a cubin, which is loaded, allowed ``dynamic`` bytes of shared memory a block."""
+        api = driver()
+        self.modules.append(check(api.cuModuleLoadData(code), "loading a module"))
+        found = check(api.cuModuleGetFunction(self.modules[-1], entry.encode()), f"finding {entry}")
+        if dynamic:
+            key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(api.cuFuncSetAttribute(found, key, dynamic), "asking for shared memory")
+        return found
+
+    def address(self, argument: Argument) -> int:
+        """Device address of a kernel's pointer argument: a tensor's first element, or a packed constant."""
+        if argument.packing is not None:
+            return int(self.packed[argument.tensor, argument.packing.key].data.ptr)
+        storage = self.program.storage[argument.tensor]
+        item = np.dtype(self.program.types[argument.tensor].dtype).itemsize
+        return int(self.buffers[storage.buffer].data.ptr) + storage.offset * item
+
+    def table(self, values: Array) -> int:
+        """Address of a copy of ``values`` on the device, which lives as long as the program."""
+        self.keep.append(self.cp.asarray(values))
+        return int(self.keep[-1].data.ptr)
+
+    def ready(self) -> None:
+        """Wait for the uploads: they go by another stream than runs, which does not wait for it."""
+        with self.device:
+            self.cp.cuda.get_current_stream().synchronize()
+
+    def follow(self, stream: Any, owner: Any = None) -> None:
+        """Order what ``stream`` gets next after all runs on other streams: runs of one program share its arena.
+
+        ``owner`` is kept alive as long as the stream may be waited for.
+        """
+        if self.closed:
+            raise DeviceFailure(f"program {self.program.name} was closed")
+        if stream.ptr != self.last.ptr:
+            with self.device:
+                stream.wait_event(self.last.record())
+            self.last, self.owner = stream, owner
+
+    def leave(self, stream: Any) -> None:
+        """Forget a stream that may not live on; what it was given has been waited for."""
+        if stream.ptr == self.last.ptr:
+            self.last, self.owner = self.stream, None
+
+    def copy_in(self, inputs: Mapping[str, Array]) -> None:
+        """Queue copies of the program's inputs, by ONNX name. DeviceFailure once closed."""
+        self.follow(self.stream)
+        with self.device, self.stream:
+            for port in self.program.inputs:
+                data = self._image(port.tensor, inputs[port.external])
+                if data.size:
+                    self.buffers[self.program.storage[port.tensor].buffer].set(data, stream=self.stream)
+
+    def _image(self, tensor: str, values: Array) -> Array:
+        """The bytes of a tensor's buffer, zero where a strided tensor has no element."""
+        storage = self.program.storage[tensor]
+        buffer = self.program.buffer[storage.buffer]
+        if storage.offset or storage.strides != row_major(storage.shape):
+            image = np.zeros(buffer.size, buffer.dtype)
+            view(image, storage)[...] = values
+            return image.view(np.uint8)
+        return np.ascontiguousarray(values, buffer.dtype).reshape(-1).view(np.uint8)
+
+    def copy_out(self) -> dict[str, Array]:
+        """The program's outputs by ONNX name, when everything queued so far is done."""
+        with self.device, self.stream:
+            return {p.external: self._fetch(p.tensor) for p in self.program.outputs}
+
+    def _fetch(self, tensor: str) -> Array:
+        storage = self.program.storage[tensor]
+        raw = self.cp.asnumpy(self.buffers[storage.buffer], stream=self.stream)
+        self.stream.synchronize()
+        size = self.program.buffer[storage.buffer].nbytes
+        return np.array(view(raw[:size].view(self.program.types[tensor].dtype), storage), order="C")
+
+    def timed(self, launch: Callable[[], None], stream: Any = None) -> float:
+        """GPU seconds of what ``launch`` queues on ``stream`` (None: the program's own), by events; DeviceFailure if it
+        fails there."""
+        if stream is None:
+            stream = self.stream
+            self.follow(stream)
+        with self.device:
+            events = self.cp.cuda.Event(), self.cp.cuda.Event()
+            events[0].record(stream)
+            launch()
+            events[1].record(stream)
+            self.wait(events[1])
+            return float(self.cp.cuda.get_elapsed_time(*events)) * 1e-3
+
+    def wait(self, queued: Any) -> None:
+        """Wait for a stream or event; DeviceFailure where what it waits for failed."""
+        try:
+            queued.synchronize()
+        except self.cp.cuda.runtime.CUDARuntimeError as problem:
+            raise DeviceFailure(f"program {self.program.name} failed on the GPU: {problem}") from problem
+
+    def close(self) -> None:
+        """Unload the modules and free all memory; closing again does nothing."""
+        if not self.closed:
+            self.closed = True
+            self.wait(self.last)  # memory that goes back to the pool may be another program's at once
+            for module in self.modules:
+                check(driver().cuModuleUnload(module), "unloading a module")
+            self.modules.clear()
+            self.buffers.clear()
+            self.packed.clear()
+            self.keep.clear()

@@ -1,0 +1,105 @@
+"""Which executor runs a program: a CUDA graph of launches, or one persistent kernel.
+
+A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel, so a persistent kernel wins only by
+what it keeps on chip: where rows run one task again and again with the same constants, both are built and measured, and
+the faster one stays. The outcome is remembered for the next process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from rammer.device.manifest import Array
+from rammer.errors import BadInput
+from rammer.ir.program import RProgram
+from rammer.profile.store import cache_folder
+from rammer.runtime.host_memory import random_inputs
+
+from rammer_cuda.executor import CudaProgram
+from rammer_cuda.persistent.executor import PersistentProgram
+
+#: Values of ``--option executor=``.
+CHOICES = ("auto", "graph", "persistent")
+#: Runs of each executor that are timed, after as many to warm up.
+RUNS = 7
+
+Executor = CudaProgram | PersistentProgram
+
+
+def checked(choice: str) -> str:
+    """``choice`` if it is one; BadInput otherwise."""
+    if choice not in CHOICES:
+        raise BadInput(f"unknown executor {choice!r}", "--option executor", f"one of: {', '.join(CHOICES)}")
+    return choice
+
+
+def open_executor(program: RProgram, constants: Mapping[str, Array], arch: str, index: int, choice: str) -> Executor:
+    """The program, loaded for the executor ``choice``; ``auto`` measures where a persistent kernel could win."""
+    if choice == "auto" and not keeps_constants(program):
+        choice = "graph"
+    kept = _Memory(program, arch)
+    if choice == "auto":
+        choice = kept.read()
+    if choice == "graph":
+        return CudaProgram(program, constants, arch, index)
+    if choice == "persistent":
+        return PersistentProgram(program, constants, arch, index)
+    options = CudaProgram(program, constants, arch, index), PersistentProgram(program, constants, arch, index)
+    inputs = random_inputs(program, np.random.default_rng())
+    seconds = [_seconds(executor, inputs) for executor in options]
+    best = int(np.argmin(seconds))
+    options[1 - best].close()
+    kept.write(CHOICES[1 + best])
+    note = " ".join(f"{name} {s * 1e3:.3g} ms" for name, s in zip(CHOICES[1:], seconds, strict=True))
+    options[best].notes = (f"executor {CHOICES[1 + best]}, by measurement: {note}",)
+    return options[best]
+
+
+def keeps_constants(program: RProgram) -> bool:
+    """Whether a row runs a task with held constants more than once: what a persistent kernel can make use of."""
+    held = {o.name for o in program.operators if o.family == "cell"}
+    constants = {s.tensor for s in program.storages if program.buffer[s.buffer].kind == "constant"}
+    static = {n: tuple(t for t in program.operator[n].inputs if t in constants) for n in held}
+    for row in program.rows:
+        keys = [(static[t.operator], t.index) for t in row if t.operator in held]
+        if len(set(keys)) < len(keys):
+            return True
+    return False
+
+
+def _seconds(executor: Executor, inputs: Mapping[str, Array]) -> float:
+    executor.run(inputs)
+    for _ in range(RUNS):
+        executor.replay()
+    return median(executor.replay() for _ in range(RUNS))
+
+
+class _Memory:
+    """The measured choice for a program on an architecture, in the cache folder; best effort."""
+
+    def __init__(self, program: RProgram, arch: str) -> None:
+        parts = [arch, str(program.veus), *(o.head() for o in program.operators), *(str(len(r)) for r in program.rows)]
+        name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+        self.path: Path = cache_folder() / "binaries" / "cuda" / f"{name}.executor.json"
+
+    def read(self) -> str:
+        """The remembered choice, or ``auto``."""
+        try:
+            found = json.loads(self.path.read_text())["executor"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return "auto"
+        return found if found in CHOICES else "auto"
+
+    def write(self, choice: str) -> None:
+        """Remember ``choice``."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps({"executor": choice}))
+        except OSError:
+            return

@@ -1,0 +1,151 @@
+"""Measured traces: the same kernels built once more, each block noting its SM and when it worked.
+
+The text of a kernel does not change. Its preamble is followed by a macro that makes ``rm_after()`` also declare an object
+whose life is the task's: from the end of the wait for earlier kernels to the end of the kernel. So what a kernel does
+before that wait (fetching constants) is not in its time. Kernels call ``rm_after()`` once, outside any loop. The
+persistent kernel has macros at the same places of its walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rammer.device.manifest import Array, Span
+from rammer.errors import DeviceFailure
+from rammer.ir.program import RProgram
+
+from rammer_cuda.bound import Launchable
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.driver import check, driver
+from rammer_cuda.executor import CudaProgram, Graph, Recipe, build_graph
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.executor import PersistentProgram, Walk
+from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.resident import Resident
+
+#: End of every kernel's parameter list; a traced kernel has one more.
+PARAMETERS = "const int *order, int first)"
+#: ``%globaltimer`` counts nanoseconds, the same for all SMs. The last warp to end gives the block's end.
+TRACING = """
+struct RmRecord { unsigned long long start, end, sm; };
+__device__ __forceinline__ unsigned long long rm_now() {
+  unsigned long long t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t) :: "memory"); return t;
+}
+struct RmSpan {
+  RmRecord *record;
+  __device__ __forceinline__ RmSpan(RmRecord *records) : record(records + blockIdx.x) {
+    if (threadIdx.x == 0) {
+      unsigned sm; asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
+      record->start = rm_now(); record->sm = sm;
+    }
+  }
+  __device__ __forceinline__ ~RmSpan() {
+    if (threadIdx.x % 32 == 0) atomicMax(&record->end, rm_now());
+  }
+};
+#define rm_after() rm_after(); const RmSpan rm_span(rm_records)
+"""
+#: Words of 8 bytes of one RmRecord.
+WORDS = 3
+#: Replays of one trace: the one that took the median time is reported.
+REPLAYS = 11
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Tasks of one run with the SMs that ran them, times in seconds from the first start.
+
+    ``seconds`` is that run by events, ``plain`` the median of the ordinary kernels: the difference is what tracing costs.
+    """
+
+    spans: list[Span]
+    seconds: float
+    plain: float
+
+
+def traced(kernel: TaskKernel) -> TaskKernel:
+    """The kernel that also writes records."""
+    if kernel.text.count(PARAMETERS) != 1:
+        raise DeviceFailure(f"kernel {kernel.entry} does not end its parameters as traced kernels must: {PARAMETERS}")
+    return replace(kernel, text=TRACING + kernel.text.replace(PARAMETERS, f"{PARAMETERS[:-1]}, RmRecord *rm_records)"))
+
+
+def trace(loaded: CudaProgram, inputs: Mapping[str, Array], arch: str) -> Trace:
+    """Run the program on ``inputs`` with traced kernels and read the records back."""
+    resident, recipe = loaded.resident, loaded.recipe
+    kernels = {name: traced(k) for name, k in recipe.kernels.items()}
+    counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(int)
+    with resident.device:
+        functions = resident.load(kernels.values(), arch)
+        records = resident.cp.zeros((int(starts[-1]), WORDS), np.uint64)
+        places = tuple(int(records.data.ptr) + int(s) * WORDS * 8 for s in starts[:-1])
+        graph = Graph(build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)))
+    return measured(loaded, inputs, graph, records, list(_tasks(recipe, kernels)))
+
+
+def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array], arch: str) -> Trace:
+    """The same of a program that is one launch: its kernel built with records, an entry of the table each."""
+    resident, parts, rows = loaded.resident, loaded.parts, loaded.program.rows
+    with resident.device:
+        text = kernel_text(parts.bodies, loaded.table(resident).form, parts.threads, traced=True)
+        function = resident.function(compile_cubin(text, arch).code, "rm_persistent", parts.shared)
+        records = resident.cp.zeros((loaded.program.task_count, WORDS), np.uint64)
+        begins = resident.table(np.cumsum([0, *map(len, rows)], dtype=np.uint32))
+        for name, address in (("rm_records", int(records.data.ptr)), ("rm_begins", begins)):
+            set_pointer(resident.modules[-1], name, address)
+        launch = Walk(loaded, resident, function)
+    return measured(loaded, inputs, launch, records, [(t.operator, t.index) for row in rows for t in row])
+
+
+def set_pointer(module: Any, name: str, address: int) -> None:
+    """Set a pointer variable of a module."""
+    api = driver()
+    place, _size = check(api.cuModuleGetGlobal(module, name.encode()), f"finding {name}")
+    value = np.array([address], np.uint64)
+    check(api.cuMemcpyHtoD(place, value.ctypes.data, value.nbytes), f"setting {name}")
+
+
+def measured(loaded: CudaProgram | PersistentProgram, inputs: Mapping[str, Array], launch: Launchable, records: Any,
+             tasks: list[tuple[str, int]]) -> Trace:  # fmt: skip
+    """Replays of ``launch`` (which is closed) that fill ``records``, one for each of ``tasks``."""
+    resident = loaded.resident
+    resident.ready()
+    resident.copy_in(inputs)
+    plain = float(np.median([loaded.replay() for _ in range(REPLAYS)]))
+    runs = [_once(resident, launch, records) for _ in range(REPLAYS + 2)][2:]
+    if isinstance(loaded, PersistentProgram):
+        loaded.check_finished()
+    launch.close()
+    seconds, found = sorted(runs, key=lambda r: r[0])[len(runs) // 2]
+    return Trace(_spans(loaded.program, tasks, found), seconds, plain)
+
+
+def _once(resident: Resident, launch: Launchable, records: Any) -> tuple[float, Array]:
+    """Seconds and records of one replay."""
+    with resident.device, resident.stream:
+        records.fill(0)
+    seconds = resident.timed(lambda: launch.launch(resident.stream.ptr))
+    return seconds, np.asarray(resident.cp.asnumpy(records))
+
+
+def _spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> list[Span]:
+    """A span a record. DeviceFailure where a task left none."""
+    if not (records[:, 0] > 0).all() or not (records[:, 1] >= records[:, 0]).all():
+        raise DeviceFailure(f"program {program.name}: not every task left its times")
+    first = int(records[:, 0].min())
+    times = (records[:, :2] - np.uint64(first)).astype(np.float64) * 1e-9
+    return [Span(int(sm), name, index, float(start), float(end))
+            for (name, index), (start, end), sm in zip(tasks, times, records[:, 2], strict=True)]  # fmt: skip
+
+
+def _tasks(recipe: Recipe, kernels: Mapping[str, TaskKernel]) -> Iterable[tuple[str, int]]:
+    """Operator and task of every block, in the order of the records."""
+    for launch in recipe.plan:
+        blocks = kernels[launch.operator].blocks
+        for task in launch.tasks:
+            yield from [(launch.operator, task)] * blocks

@@ -1,0 +1,167 @@
+"""Bound calls on an OpenCL unit: queued copies between the caller's arrays and the program's one memory buffer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rammer.device.arrays import Array, check_names, host_view, on_host
+from rammer.errors import BadInput, DeviceFailure
+from rammer.ir.program import Port
+from rammer.runtime.host_bound import WHOLE, check_apart, check_values
+
+from rammer_rocm.units import opencl
+
+if TYPE_CHECKING:
+    from rammer_rocm.executor import OpenClProgram
+
+
+class OpenClBound:
+    """Fixed arrays of a program (``rammer.device.manifest.Bound``).
+
+    A program's tensors are parts of one OpenCL buffer, so every run copies its inputs there and its outputs out of it,
+    in the device's memory. On a CPU that memory is the host's, and the arrays are NumPy's. On a GPU they are
+    ``pyopencl.array.Array``; a host array is copied to one when it is bound.
+    """
+
+    def __init__(self, program: OpenClProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
+                 stream: Any = None) -> None:  # fmt: skip
+        self._program, self._closed, self.stream = program, False, program.queue
+        self._on_cpu = program.threads == 1
+        if stream is not None and stream is not program.queue:
+            raise BadInput("programs run on the queue that their device was opened with", hint="leave out stream")
+        ports = program.program.inputs, program.program.outputs
+        self.inputs = {p.external: self._input(p, inputs[p.external]) for p in ports[0]}
+        self.outputs = {p.external: self._output(p, outputs.get(p.external)) for p in ports[1]}
+        check_apart(self.inputs, self.outputs, _share)
+        moved = sum(a.nbytes for a in (*self.inputs.values(), *self.outputs.values()))
+        where = "in the host's memory, which is the device's" if self._on_cpu else "on the device"
+        self.notes: tuple[str, ...] = (f"{moved} bytes of inputs and outputs are copied {where} in every run",)
+        self.clock = WHOLE if self._on_cpu else "wall, copies on the device"
+
+    def _input(self, port: Port, given: Any) -> Any:
+        what = f"input {port.external!r}"
+        if not on_host(given):
+            return self._device_array(what, given)
+        array = host_view(what, given)
+        return array if self._on_cpu else _arrays().to_device(self.stream, np.ascontiguousarray(array))
+
+    def _output(self, port: Port, given: Any) -> Any:
+        what, kind = f"output {port.external!r}", self._program.program.types[port.tensor]
+        if given is None:
+            made: Any = np.zeros(kind.shape, kind.dtype)
+            return made if self._on_cpu else _arrays().to_device(self.stream, made)
+        if not on_host(given):
+            return self._device_array(what, given)
+        if not self._on_cpu:
+            raise BadInput(f"{what} is in host memory", hint="bind a pyopencl array, or none and read bound.to_host()")
+        array = host_view(what, given)
+        if not array.flags.writeable:
+            raise BadInput(f"{what} is an array that cannot be written")
+        return array
+
+    def _device_array(self, what: str, given: Any) -> Any:
+        if not isinstance(given, _arrays().Array):
+            raise BadInput(f"{what} is a {type(given).__name__} of another device", hint="bind a pyopencl or NumPy array")
+        if given.context != self._program.queue.context:
+            raise BadInput(f"{what} is an array of another OpenCL context", hint="make it with bound.stream")
+        if not given.flags.c_contiguous:
+            raise BadInput(f"{what} is a strided OpenCL array", hint="bind a dense one")
+        return given
+
+    def run(self) -> None:
+        """Queue one run; DeviceFailure once closed. With the executor ``single`` it has finished when this returns."""
+        self._open()
+        program = self._program
+        with program.failures():
+            for port in program.program.inputs:
+                self._copy_in(port.tensor, self.inputs[port.external])
+            program.queue_run()
+            for port in program.program.outputs:
+                self._copy_out(port.tensor, self.outputs[port.external])
+
+    def _copy_in(self, tensor: str, array: Any) -> None:
+        if isinstance(array, np.ndarray):
+            self._program.write(tensor, array, blocking=False)
+        elif array.nbytes:
+            opencl().enqueue_copy(self.stream, self._program.buffer, array.base_data, byte_count=array.nbytes,
+                                  src_offset=array.offset, dst_offset=self._program.start(tensor))  # fmt: skip
+
+    def _copy_out(self, tensor: str, array: Any) -> None:
+        if not array.nbytes:
+            return
+        if not isinstance(array, np.ndarray):
+            opencl().enqueue_copy(self.stream, array.base_data, self._program.buffer, byte_count=array.nbytes,
+                                  src_offset=self._program.start(tensor), dst_offset=array.offset)  # fmt: skip
+        elif array.flags.c_contiguous:
+            opencl().enqueue_copy(self.stream, array, self._program.buffer, src_offset=self._program.start(tensor),
+                                  is_blocking=False)  # fmt: skip
+        else:
+            np.copyto(array, self._program.read(tensor))
+
+    def synchronize(self) -> None:
+        """Wait for the queue; DeviceFailure where something on it failed."""
+        with self._program.failures():
+            self.stream.finish()
+
+    def seconds(self) -> float:
+        """One run by the wall clock, its copies in the device's memory included."""
+        self.synchronize()
+        start = time.perf_counter()
+        self.run()
+        self.synchronize()
+        return time.perf_counter() - start
+
+    def write(self, inputs: Mapping[str, Any]) -> None:
+        """Copy values into bound inputs, after the runs queued so far."""
+        self._open()
+        check_names("input", inputs, self.inputs)
+        self.synchronize()
+        for name, value in inputs.items():
+            array, what = self.inputs[name], f"input {name!r}"
+            check_values(name, value, array)
+            values = host_view(what, value) if on_host(value) else self._device_array(what, value).get(self.stream)
+            if not isinstance(array, np.ndarray):
+                array.set(np.ascontiguousarray(values), self.stream)
+            elif array.flags.writeable:
+                np.copyto(array, values)
+            else:
+                raise BadInput(f"{what} was bound as an array that cannot be written")
+
+    def to_host(self, *names: str) -> dict[str, Array]:
+        """Copies of outputs after the runs queued so far."""
+        self._open()
+        self.synchronize()
+        found = {n: self.outputs[n] for n in names or self.outputs}
+        return {n: a.copy() if isinstance(a, np.ndarray) else np.asarray(a.get(self.stream)) for n, a in found.items()}
+
+    def _open(self) -> None:
+        if self._closed or self._program.closed:
+            raise DeviceFailure(f"program {self._program.program.name}: the bound call was closed")
+
+    def close(self) -> None:
+        """Let go of the arrays."""
+        if not self._closed and not self._program.closed:
+            self.synchronize()
+        self._closed = True
+        self.inputs, self.outputs = {}, {}
+
+
+def _arrays() -> Any:
+    """The module ``pyopencl.array``."""
+    opencl()
+    import pyopencl.array
+
+    return pyopencl.array
+
+
+def _share(a: Any, b: Any) -> bool:
+    """Whether two arrays overlap; of OpenCL arrays, whether they are in one buffer and their ranges meet."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.may_share_memory(a, b)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) or a.base_data != b.base_data:
+        return False
+    return bool(a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes)

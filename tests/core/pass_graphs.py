@@ -1,0 +1,63 @@
+"""Graphs for the tests of passes, and the comparison of their values in ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from rammer.frontend.bind import bind
+from rammer.frontend.nodes import node_proto, type_proto
+from rammer.frontend.reader import read_model
+from rammer.ir.graph import Graph, Value, verify_graph
+from rammer.testing import models as zoo
+
+rng = np.random.default_rng()
+
+#: Inputs of a BatchNormalization whose constants :func:`norm` makes.
+NORM = ["s", "b", "m", "v"]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def norm(channels: int, prefix: str = "") -> dict[str, np.ndarray]:
+    """Scale, bias, mean and variance of a batch normalisation."""
+    return {f"{prefix}{n}": normal(channels) for n in "sbm"} | {f"{prefix}v": np.abs(normal(channels)) + 0.1}
+
+
+def graph_of(nodes: list[onnx.NodeProto], shape: tuple[int, ...], constants: dict[str, np.ndarray] | None = None,
+             outputs: tuple[str, ...] = ("y",)) -> Graph:  # fmt: skip
+    """A graph with the input x; every operator is kept as it is."""
+    weights = [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    graph = helper.make_graph(nodes, "g", [x], [onnx.ValueInfoProto(name=o) for o in outputs], weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return bind(read_model(proto), {}, {("", n.op_type) for n in nodes})
+
+
+def ops(graph: Graph) -> list[str]:
+    return [n.op for n in graph.nodes]
+
+
+def to_model(graph: Graph) -> onnx.ModelProto:
+    """``graph`` as an ONNX model under the Graph's names."""
+    def port(value: Value) -> onnx.ValueInfoProto:
+        return onnx.ValueInfoProto(name=value.name, type=type_proto(np.dtype(value.type.dtype), value.type.shape))
+
+    weights = [numpy_helper.from_array(a, n) for n, a in graph.constants.items()]
+    proto = helper.make_graph([node_proto(n) for n in graph.nodes], graph.name, [port(v) for v in graph.inputs],
+                              [port(v) for v in graph.outputs], weights)  # fmt: skip
+    return helper.make_model(proto, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=10)
+
+
+def agree(before: Graph, after: Graph, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """ONNX Runtime computes the same from both (the reference evaluator's ConvTranspose has no groups)."""
+    verify_graph(after)
+    assert (after.inputs, after.outputs) == (before.inputs, before.outputs)
+    feeds = {v.name: normal(*v.type.shape) for v in before.inputs}
+    want, have = (zoo.forward(to_model(g), feeds) for g in (before, after))
+    for name, value in want.items():
+        assert np.isfinite(value).all()
+        np.testing.assert_allclose(have[name], value, rtol=rtol, atol=atol)

@@ -1,0 +1,127 @@
+"""Which programs are legal, by brute force (every task, every element), and edits that may make them illegal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, product
+
+from rammer.ir import expr as ex
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram, Storage, Task
+
+# --- an oracle: every task, every element, no cleverness ----------------------------------------
+
+
+def closure(program: RProgram) -> dict[tuple[str, int], set[tuple[str, int]]] | None:
+    """All tasks that happen before each task, or None for a circle."""
+    before: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    direct: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    for row in program.rows:
+        last = None
+        for task in row:
+            mine = direct.setdefault((task.operator, task.index), set())
+            if last is not None:
+                mine.add(last)
+            for wait in task.waits:
+                counter = program.counter[wait.counter]
+                mine |= {(counter.operator, i) for i in range(counter.first, counter.last)}
+            last = (task.operator, task.index)
+    pending = dict(direct)
+    while pending:
+        ready = [t for t, needs in pending.items() if all(n in before for n in needs)]
+        if not ready:
+            return None
+        for name in ready:
+            before[name] = set().union(pending[name], *(before[n] for n in pending[name]))
+            del pending[name]
+    return before
+
+
+def address(program: RProgram, storage: Storage, index: tuple[int, ...]) -> tuple[str, int]:
+    buffer = program.buffer[storage.buffer]
+    element = storage.offset + sum(i * s for i, s in zip(index, storage.strides, strict=True))
+    return ("arena", buffer.offset // 4 + element) if buffer.kind == "arena" else (buffer.name, element)
+
+
+def indices(operator: ROperator, task: int) -> Iterator[tuple[int, ...]]:
+    yield from product(*(range(lo, hi) for lo, hi in operator.task_box(task)))
+
+
+def reads(program: RProgram, operator: ROperator, task: int) -> set[tuple[str, tuple[str, int]]]:
+    """(tensor, address) of every element that a task of a one-compute operator loads."""
+    found = set()
+    compute = operator.anchor
+    for point in indices(operator, task):
+        for inner in product(*(range(r.extent) for r in compute.reduce)):
+            axes = dict(zip([a.name for a in (*compute.axes, *compute.reduce)], (*point, *inner), strict=True))
+            for load in compute.loads:
+                span = [ex.interval(i, {a: (v, v) for a, v in axes.items()}) for i in load.indices]
+                index = tuple(s[0] for s in span if s is not None)
+                storage = program.storage[load.tensor]
+                if all(0 <= i < n for i, n in zip(index, storage.shape, strict=True)):
+                    found.add((load.tensor, address(program, storage, index)))
+    return found
+
+
+def is_legal(program: RProgram) -> bool:
+    """Every read sees its own producer's value under every order that rows and waits allow."""
+    before = closure(program)
+    if before is None:
+        return False
+    writers: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for operator in program.operators:
+        for task in range(operator.task_count):
+            for point in indices(operator, task):
+                spot = address(program, program.storage[operator.anchor.name], point)
+                writers.setdefault(spot, []).append((operator.name, task))
+    for tasks in writers.values():
+        if any(a not in before[b] and b not in before[a] for a, b in combinations(tasks, 2)):
+            return False
+    produced = {o.name for o in program.operators}
+    for operator in program.operators:
+        for index in range(operator.task_count):
+            me = (operator.name, index)
+            for tensor, spot in reads(program, operator, index):
+                right = [w for w in writers.get(spot, ()) if w[0] == tensor]
+                if tensor in produced and (not right or right[0] not in before[me]):
+                    return False
+                for other in writers.get(spot, ()):
+                    safe = (right and other in before[right[0]]) or me in before[other] or other in right
+                    if not safe:
+                        return False
+    return True
+
+
+# --- edits ----------------------------------------------------------------------------------------
+
+
+def with_task(program: RProgram, veu: int, place: int, *tasks: Task) -> RProgram:
+    """The task at a place replaced by ``tasks``."""
+    rows = [list(row) for row in program.rows]
+    rows[veu][place : place + 1] = tasks
+    return replace(program, rows=tuple(map(tuple, rows)))
+
+
+def dropped_waits(program: RProgram) -> Iterator[RProgram]:
+    for veu, row in enumerate(program.rows):
+        for place, task in enumerate(row):
+            for wait in task.waits:
+                left = tuple(w for w in task.waits if w != wait)
+                yield with_task(program, veu, place, replace(task, waits=left))
+
+
+def swapped_neighbours(program: RProgram) -> Iterator[RProgram]:
+    for veu, row in enumerate(program.rows):
+        for place in range(len(row) - 1):
+            rows = [list(r) for r in program.rows]
+            rows[veu][place : place + 2] = [row[place + 1], row[place]]
+            yield replace(program, rows=tuple(map(tuple, rows)))
+
+
+def moved_buffers(program: RProgram) -> Iterator[RProgram]:
+    for i, buffer in enumerate(program.buffers):
+        for step in (-128, -64, 64, 128) if buffer.kind == "arena" else ():
+            if buffer.offset + step >= 0:
+                moved = replace(buffer, offset=buffer.offset + step)
+                yield replace(program, buffers=(*program.buffers[:i], moved, *program.buffers[i + 1 :]))

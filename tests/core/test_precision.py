@@ -1,0 +1,177 @@
+"""Precision: what the float16 pass changes and leaves, where it may be asked for, and that nothing kept is mixed up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+
+import rammer
+from rammer.device.loader import Registry
+from rammer.errors import BadInput
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import Compute
+from rammer.ir.evaluate import evaluate, run_graph
+from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.types import TensorType
+from rammer.passes.narrow import NarrowFloats, survives
+from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.runtime.artifact import load_artifact, save_artifact
+from rammer.runtime.options import CompileOptions, check_precision
+from rammer.runtime.session import open_executable
+from rammer.testing.small_models import SmallModel
+
+LITTLE = SmallModel("little", """(float[1,3,8,8] x, int64[2] i, float[4,3,3,3] w_k, float[4] w_b)
+    => (float[1,4,6,6] y, float[1,2,6,6] z, float[1,4,6,6] s) {
+    c = Conv(x, w_k, w_b)
+    y = Relu(c)
+    z = Gather<axis=1>(y, i)
+    s = Softmax<axis=-1>(c)
+}""", below=4)  # fmt: skip
+
+
+def narrowed(graph: Graph) -> Graph:
+    return Pipeline((NarrowFloats(), *default_passes())).run(Pipeline(default_passes()).run(graph)[0])[0]
+
+
+def graph_of(nodes: list[Node], types: dict[str, TensorType], inputs: str, outputs: str,
+             constants: dict[str, np.ndarray] | None = None) -> Graph:  # fmt: skip
+    values = [tuple(Value(n, types[n], n) for n in names.split()) for names in (inputs, outputs)]
+    return Graph("g", values[0], values[1], tuple(nodes), types, constants or {}, 21)
+
+
+def test_everything_inside_is_float16_and_the_ports_keep_their_types() -> None:
+    graph = bind(read_model(LITTLE.build(np.random.default_rng(3))), {})
+    half = narrowed(graph)
+    assert [v.type for v in half.inputs] == [v.type for v in graph.inputs]
+    assert [v.type for v in half.outputs] == [v.type for v in graph.outputs]
+    made = {o: half.types[o].dtype for n in half.nodes if n.op not in ("Cast",) for o in n.outputs}
+    assert set(made.values()) == {"float16"}
+    assert {a.dtype.name for n, a in half.constants.items() if a.dtype.kind == "f"} == {"float16"}
+    assert Pipeline((NarrowFloats(), *default_passes())).run(half)[0] is half, "a second time there is nothing to do"
+
+
+def test_results_are_those_of_float32_but_for_rounding() -> None:
+    graph = bind(read_model(LITTLE.build(np.random.default_rng(3))), {})
+    rng = np.random.default_rng()
+    feeds = {"x": rng.standard_normal((1, 3, 8, 8)).astype(np.float32), "i": np.array([3, 1])}
+    want, have = (run_graph(lower(g), feeds, precise) for g, precise in ((graph, True), (narrowed(graph), False)))
+    for value in graph.outputs:
+        error = np.linalg.norm(have[value.name] - want[value.name]) / np.linalg.norm(want[value.name])
+        assert have[value.name].dtype == np.float32
+        assert 1e-6 < error < 2e-3, "float16 has a unit of 1e-3; without any error nothing was rounded"
+
+
+@pytest.mark.parametrize("value, kept", [(65504.0, False), (65520.0, True), (-3.4e38, True), (1e-9, True), (1e-6, False)])
+def test_constants_that_float16_cannot_hold_stay_float32(value: float, kept: bool) -> None:
+    assert survives(np.array([value], np.float32)) != kept
+    types = {n: TensorType("float32", (2,)) for n in "xy"} | {"k": TensorType("float32", ())}
+    graph = graph_of([Node("Add", ("x", "k"), ("y",), {}, "n", "", 14)], types, "x", "y", {"k": np.array(value, np.float32)})
+    half = NarrowFloats()(graph)
+    assert (half is graph) == kept
+    # A limit beyond float16's range limits nothing: it may become infinite.
+    clip = graph_of([Node("Clip", ("x", "", "k"), ("y",), {}, "n", "", 13)], types, "x", "y", {"k": np.array(value, np.float32)})
+    assert NarrowFloats()(clip) is not clip
+
+
+def test_operators_typed_by_the_model_and_steering_operands_stay() -> None:
+    shape = TensorType("float32", (1, 1, 4, 4))
+    types = {"x": shape, "r": TensorType("float32", (1, 1, 6, 6)), "y": TensorType("float32", (1, 1, 6, 6)),
+             "f": TensorType("float32", (4,)), "s": TensorType("float32", ())}  # fmt: skip
+    types |= {n: TensorType("float32", ()) for n in ("a", "b", "d")}
+    nodes = [Node("Resize", ("x", "", "f"), ("r",), {"mode": "nearest"}, "n", "", 19),
+             Node("Neg", ("r",), ("y",), {}, "m", "", 13)]  # fmt: skip
+    scales = np.array([1, 1, 1.5, 1.5], np.float32)
+    half = NarrowFloats()(graph_of(nodes, types, "x", "y", {"f": scales}))
+    resize = next(n for n in half.nodes if n.op == "Resize")
+    assert half.constants[resize.inputs[2]] is scales
+    assert half.types[resize.outputs[0]].dtype == half.types[resize.inputs[0]].dtype == "float16"
+    ints = {"i": TensorType("int64", (4,)), "c": TensorType("float32", (4,)), "y": TensorType("float32", (4,))}
+    cast = [Node("Cast", ("i",), ("c",), {"to": 1}, "n", "", 19), Node("Exp", ("c",), ("y",), {}, "m", "", 13)]
+    half = NarrowFloats()(graph_of(cast, ints, "i", "y"))
+    assert [n.op for n in half.nodes] == ["Cast", "Cast", "Exp", "Cast"]
+    assert [half.types[n.outputs[0]].dtype for n in half.nodes] == ["float32", "float16", "float16", "float32"]
+
+
+def test_operators_on_the_host_stay_float32() -> None:
+    types = {"x": TensorType("float32", (2,)), "u": TensorType("float32", (2,)), "y": TensorType("float32", (2,))}
+    nodes = [Node("Unheard", ("x",), ("u",), {}, "n", "somewhere", 1), Node("Neg", ("u",), ("y",), {}, "m", "", 13)]
+    half = NarrowFloats()(graph_of(nodes, types, "x", "y"))
+    assert [n.op for n in half.nodes] == ["Unheard", "Cast", "Neg", "Cast"]
+    assert half.nodes[0] == nodes[0]
+
+
+def test_sums_of_float16_are_float32() -> None:
+    """4,096 ones and a thousandth of each: float16 sums would stop at 2,048 and lose the rest."""
+    x = np.full((1, 4096), 1.001, np.float16)
+    for text in ("y: f16[i:1] = sum[k:4096] x[i, k]", "y: f16[i:1] = sum[k:4096] x[i, k] * w[k]"):
+        have = evaluate(Compute.parse(text), {"x": x, "w": np.ones(4096, np.float16)})
+        assert have.dtype == np.float16 and abs(float(have[0]) - 4096 * float(x[0, 0])) <= 2
+
+
+def test_a_mean_survives_a_sum_beyond_float16() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> m (float[1,2,64,64] x) => (float[1,2,1,1] y, float[1,2,1,1] r) {
+            y = GlobalAveragePool(x)
+            k = Constant<value_ints=[2,3]>()
+            r = ReduceMean(x, k)
+        }"""
+    )
+    half = narrowed(bind(read_model(model), {}))
+    found = run_graph(lower(half), {"x": np.full((1, 2, 64, 64), 100.0, np.float32)}, precise=False)
+    assert np.array_equal(found["y"].ravel(), [100, 100]) and np.array_equal(found["r"].ravel(), [100, 100])
+
+
+def test_devices_say_what_they_have() -> None:
+    toy = Registry().open("toy").vdevice
+    assert toy.precisions == ("float32",)
+    with pytest.raises(BadInput, match="does not compute in float16") as caught:
+        check_precision("float16", "toy", toy)
+    assert caught.value.hint == "it has float32"
+    with pytest.raises(BadInput, match="unknown precision 'bfloat16'"):
+        check_precision("bfloat16", "toy", toy)
+    with pytest.raises(BadInput, match="does not compute in tf32"):
+        rammer.compile(LITTLE.build(np.random.default_rng(3)), device="ipu_sim", precision="tf32")
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_float16_on_devices(device: str) -> None:
+    pytest.importorskip(f"rammer_{device}")
+    if Registry().status(device).state != "ok":
+        pytest.skip(f"{device} does not work here")
+    model = LITTLE.build(np.random.default_rng(5))
+    rng = np.random.default_rng()
+    feeds = {"x": rng.standard_normal((1, 3, 8, 8)).astype(np.float32), "i": np.array([0, 2])}
+    want = run_graph(lower(bind(read_model(model), {})), feeds)
+    exe = rammer.compile(model, device=device, precision="float16")
+    for name, have in exe.run(feeds).items():
+        assert have.dtype == np.float32
+        error = np.linalg.norm(have - want[name]) / np.linalg.norm(want[name])
+        assert 1e-6 < error < 2e-3
+    exe.close()
+
+
+def test_nothing_kept_is_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model, device and options but for the precision: two programs, two keys; a file names its own."""
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "m.onnx"
+    onnx.save(LITTLE.build(np.random.default_rng(5)), str(path))
+    feeds = {"x": np.ones((1, 3, 8, 8), np.float32), "i": np.array([0, 2])}
+    for precision in ("float32", "float16", "float32"):
+        exe = rammer.compile(path, device="ipu_sim", precision=precision)
+        exe.run(feeds)
+        compiled = next(iter(exe.cache.values())).compiled
+        assert ("float16" in {b.dtype for p in compiled.programs for b in p.buffers}) == (precision == "float16")
+        exe.close()
+    assert len(list((tmp_path / "cache" / "programs").glob("*.rammer"))) == 2
+    half = open_executable(path, "ipu_sim", precision="float16")
+    file = tmp_path / "half.rammer"
+    save_artifact(file, half.artifact(half.compile_only({})))
+    assert load_artifact(file).precision == "float16"
+    assert open_executable(file, "").options == CompileOptions(precision="float16")
+    with pytest.raises(BadInput, match="compiled in float16, not in tf32"):
+        open_executable(file, "", precision="tf32")

@@ -1,0 +1,84 @@
+"""Old opsets: what changed its form or meaning keeps its values, and what cannot be upgraded is noted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+from onnx_models import bound, message, model, tensor
+
+from rammer.frontend.bind import bind
+from rammer.frontend.reader import TARGET_OPSET, read_model
+from rammer.runtime.reference import evaluate_graph
+from rammer.testing import models as zoo
+
+
+def test_upgrade_keeps_the_meaning() -> None:
+    """Softmax of opset 11 works on the flattened tail; Squeeze has its axes as an attribute."""
+    nodes = [helper.make_node("Softmax", ["x"], ["s"], axis=1), helper.make_node("Unsqueeze", ["s"], ["y"], axes=[0])]
+    proto = model(nodes, [tensor("x", [2, 3, 4])], ["y"], opset=11)
+    x = np.random.default_rng().standard_normal((2, 3, 4)).astype(np.float32)
+    result = evaluate_graph(bound(proto), {"x": x})["y"]
+    wide = np.exp(x.astype(np.float64)).reshape(2, 12)
+    np.testing.assert_allclose(result, (wide / wide.sum(1, keepdims=True)).reshape(1, 2, 3, 4), rtol=1e-5)
+
+
+X = np.random.default_rng().standard_normal((1, 4, 4, 4)).astype(np.float32)
+SCALES = {"s": np.array([1, 1, 1.5, 2.5], np.float32)}
+
+
+@pytest.mark.parametrize("op, inputs, constants, opset, attributes", [
+    ("Resize", ["x", "s"], SCALES, 10, {"mode": "linear"}),
+    ("Resize", ["x", "s"], SCALES, 10, {"mode": "nearest"}),
+    ("Resize", ["x", "s"], {"s": np.array([1, 1, 0.5, 0.7], np.float32)}, 10, {"mode": "nearest"}),
+    ("Upsample", ["x", "s"], SCALES, 9, {"mode": "linear"}),
+    ("Upsample", ["x"], {}, 7, {"mode": "linear", "scales": [1.0, 1.0, 2.0, 2.0]}),
+    ("Hardmax", ["x"], {}, 7, {}),
+    ("Hardmax", ["x"], {}, 12, {"axis": 2}),
+    ("LogSoftmax", ["x"], {}, 12, {}),
+    ("GroupNormalization", ["x", "s", "b"], {"s": X[0, 0, 0, :2], "b": X[0, 1, 0, :2]}, 18, {"num_groups": 2}),
+    ("RoiAlign", ["x", "r", "i"], {"r": np.array([[0, 0, 3, 3]], np.float32), "i": np.array([0])}, 10,
+     {"output_height": 2, "output_width": 2}),
+    ("Slice", ["x"], {}, 9, {"starts": [1, -2], "ends": [3, 99], "axes": [2, 3]}),
+    ("ReduceLogSumExp", ["x"], {}, 11, {"axes": [1, 2], "keepdims": 0}),
+    ("BatchNormalization", ["x", *"sbmv"], {n: np.abs(X[0, i, 0]) for i, n in enumerate("sbmv")}, 7, {}),
+])  # fmt: skip
+def test_upgrade_agrees_with_onnx_runtime(op: str, inputs: list[str], constants: dict[str, np.ndarray], opset: int,
+                                          attributes: dict[str, Any]) -> None:  # fmt: skip
+    """Each of these changed its form or meaning on the way to opset 21."""
+    proto = model([helper.make_node(op, inputs, ["y"], name="n", **attributes)], [tensor("x", [1, 4, 4, 4])], ["y"],
+                  opset, constants)  # fmt: skip
+    proto.ir_version = 8
+    loaded = read_model(proto)
+    assert loaded.opset == TARGET_OPSET
+    have = evaluate_graph(bind(loaded, {}), {"x": X})["y"]
+    np.testing.assert_allclose(have, zoo.forward(proto, {"x": X})["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_resize_10_that_shrinks_and_enlarges() -> None:
+    node = helper.make_node("Resize", ["x", "s"], ["y"], name="r")
+    proto = model([node], [tensor("x", [1, 1, 4, 4])], ["y"], 10, {"s": np.array([1, 1, 2, 0.5], np.float32)})
+    assert message(proto) == (
+        "Resize of opset 10 to the nearest pixel needs constant scales, all at least 1 or all at most 1\n"
+        "  at: node r (Resize)\n  hint: export the model with opset 11 or newer"
+    )
+
+
+def test_upgrade_that_fails_is_noted() -> None:
+    """Statistics per element (spatial=0) do not exist after opset 8: the model stays as it is."""
+    node = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y"], spatial=0)
+    constants = {name: np.ones((2, 4), np.float32) for name in "sbmv"}
+    loaded = read_model(model([node], [tensor("x", [1, 2, 4])], ["y"], opset=7, constants=constants))
+    assert loaded.opset == 7
+    assert loaded.notes == ("opset 7 could not be upgraded to 21, only to 7: Attribute spatial must have value 1",)
+
+
+def test_operator_without_shape_inference() -> None:
+    node = helper.make_node("Normalizer", ["x"], ["y"], name="n", domain="ai.onnx.ml", norm="L2")
+    proto = model([node], [tensor("x", [3, 4])], ["y"], imports=[helper.make_opsetid("ai.onnx.ml", 2)])
+    assert message(proto) == (
+        "ONNX cannot infer the shape of 'y', the result of Normalizer\n  at: node n (Normalizer)\n"
+        "  hint: export the model without Normalizer"
+    )

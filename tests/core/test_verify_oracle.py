@@ -1,0 +1,60 @@
+"""The verifier against a brute-force oracle: planned programs are legal, and no illegal edit passes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_oracle import dropped_waits, is_legal, moved_buffers, swapped_neighbours
+
+from rammer.ir.program import RProgram
+from rammer.ir.verify import VerifyError, verify
+from rammer.schedule.registry import parse_policy, policies
+from rammer.schedule.sequential import Sequential
+from rammer.schedule.wavefront import Wavefront
+from rammer.testing.programs import Net, random_net, summing
+
+
+def rejected(program: RProgram) -> bool:
+    try:
+        verify(program)
+    except VerifyError:
+        return True
+    return False
+
+
+def gathering_net(seed: int, operators: int) -> Net:
+    """A random DAG in which every task reads all of one or two tensors, so that hardly a wait can be spared."""
+    random = Random(seed)
+    net, names = Net().tensor("x", 8), ["x"]
+    for i in range(operators):
+        net.add(summing(f"t{i}", 8, random.choice(names[-3:]), random.choice([1, 2, 3, 8]), 8))
+        names.append(f"t{i}")
+    return net
+
+
+# --- the oracle and the verifier ------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 4), st.sampled_from(sorted(policies())))
+def test_planned_programs_are_legal_by_brute_force(seed: int, operators: int, veus: int, policy: str) -> None:
+    program = random_net(Random(seed), operators, length=16).program(parse_policy(policy), veus)
+    assert is_legal(program)
+
+
+@pytest.mark.parametrize("edit", [dropped_waits, swapped_neighbours, moved_buffers])
+def test_whatever_the_oracle_rejects_the_verifier_rejects(edit) -> None:  # type: ignore[no-untyped-def]
+    wrong = caught = tried = 0
+    for seed in range(5):
+        for net in (random_net(Random(seed), 6, length=16), gathering_net(seed, 6)):
+            for policy in (Sequential(), Wavefront()):
+                for program in edit(net.program(policy, 3)):
+                    illegal, found = not is_legal(program), rejected(program)
+                    assert found or not illegal, f"missed a mistake in\n{program}"
+                    wrong, caught, tried = wrong + illegal, caught + found, tried + 1
+    assert wrong > 20, f"only {wrong} of {tried} edits were mistakes"
+    # The verifier looks at whole operators and buffers where that suffices, so it may refuse a little more.
+    assert caught <= wrong + 0.35 * tried

@@ -1,0 +1,253 @@
+"""The persistent executor: its table and its flags by reasoning, its kernel by NVRTC, its runs on a GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import onnx
+import pytest
+from zoo.sequence import lstm_tc
+
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.errors import BadInput, DeviceFailure
+from rammer.frontend.reader import read_model
+from rammer.ir.program import Counter, Port, RProgram, Task, Wait
+from rammer.profile.store import KernelStore
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.segments import ProgramSegment
+from rammer.testing.conformance import CHECKS, subject
+from rammer.testing.selftest import tiny_graph
+
+from rammer_cuda.backend import open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.persistent.bodies import Bodies, operator_bodies
+from rammer_cuda.persistent.dataflow import Dataflow, plan_words
+from rammer_cuda.persistent.hang import find_hang
+from rammer_cuda.persistent.table import Table, make_table
+from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.select import keeps_constants
+
+pytest.importorskip("cuda.bindings")
+
+
+def compiled(model: onnx.ModelProto, target: str = "sm_90a") -> ProgramSegment:
+    backend = open_backend(OpenOptions(target=target))
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments[0]
+    assert isinstance(segment, ProgramSegment)
+    return segment
+
+
+def binding_of(segment: ProgramSegment) -> Binding:
+    return Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
+
+
+def small_lstm(batch: int = 1, layers: int = 3, steps: int = 5) -> onnx.ModelProto:
+    return lstm_tc(int(np.random.default_rng().integers(1 << 30)), batch=batch, layers=layers, steps=steps)
+
+
+def table_of(flow: Dataflow, parts: Bodies) -> Table:
+    fake = {n: range(1000 * i, 1000 * i + len(a) + len(parts.words[n])) for i, (n, a) in enumerate(parts.arguments.items())}
+    return make_table(flow.program, parts.number, fake, parts.held())
+
+
+# --- planning ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_every_read_is_ordered_after_its_write(batch: int) -> None:
+    """Whatever a task reads is a word, or was written by a task that its row or its waits put before it."""
+    segment = compiled(small_lstm(batch, layers=7))  # waves of one to five cells: tasks of several widths
+    flow = plan_words(segment.program, binding_of(segment))
+    assert len({o.tile for o in flow.program.operators}) > 1
+    assert any(flow.words.values())
+    before = happens_before(flow.program)
+    types, checked = flow.program.types, 0
+    writer = {t: o for o in flow.program.operators for t in o.outputs}
+    for row in flow.program.rows:
+        for task in row:
+            reader = flow.program.operator[task.operator]
+            boxes = reader.boxes(reader.task_box(task.index), types)
+            for tensor in set(reader.inputs) & writer.keys():
+                if tensor in flow.words[reader.name]:
+                    continue
+                other = writer[tensor]
+                for i in range(other.task_count):
+                    if meets(other.task_box(i), boxes[tensor]):
+                        assert (other.name, i) in before[task.operator, task.index], f"{task} reads {tensor}"
+                        checked += 1
+    assert checked
+
+
+def happens_before(program: RProgram) -> dict[tuple[str, int], set[tuple[str, int]]]:
+    """Task -> tasks that have ended when it starts, by rows and counters alone."""
+    direct: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    for row in program.rows:
+        for task in row:
+            named = (program.counter[w.counter] for w in task.waits)
+            direct[task.operator, task.index] = {(c.operator, i) for c in named for i in range(c.first, c.last)}
+        for first, second in pairwise(row):
+            direct[second.operator, second.index].add((first.operator, first.index))
+    result: dict[tuple[str, int], set[tuple[str, int]]] = {}
+
+    def known(task: tuple[str, int]) -> set[tuple[str, int]]:
+        if task not in result:
+            result[task] = set(direct[task])
+            for earlier in direct[task]:
+                result[task] |= known(earlier)
+        return result[task]
+
+    for row in program.rows:
+        for task in row:
+            known((task.operator, task.index))
+    return result
+
+
+def meets(a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]) -> bool:
+    return all(max(p[0], q[0]) < min(p[1], q[1]) for p, q in zip(a, b, strict=True))
+
+
+def test_words_share_no_memory() -> None:
+    segment = compiled(small_lstm())
+    flow = plan_words(segment.program, binding_of(segment))
+    spans = sorted((b.offset, b.offset + b.nbytes) for b in flow.program.buffers if b.kind == "arena")
+    assert all(first[1] <= second[0] for first, second in pairwise(spans))
+
+
+def test_a_program_without_cells_keeps_its_arena_and_waits() -> None:
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(tiny_graph(3), (Port("x", "x"),), (Port("y", "y"),))
+    assert plan_words(segment.program, binding_of(segment)).program is segment.program
+    assert not keeps_constants(segment.program)
+
+
+def test_rows_run_a_task_again_and_again() -> None:
+    segment = compiled(lstm_tc(0, layers=4, steps=20))
+    assert keeps_constants(segment.program)
+    flow = plan_words(segment.program, binding_of(segment))
+    table = table_of(flow, operator_bodies(flow, binding_of(segment)))
+    longest = max(int(count) for _, _, count in table.runs)
+    assert longest >= 17  # nearly all steps of a layer with its weights in place
+
+
+def test_table_holds_the_program() -> None:
+    segment = compiled(small_lstm())
+    flow = plan_words(segment.program, binding_of(segment))
+    table = table_of(flow, operator_bodies(flow, binding_of(segment)))
+    program, form = flow.program, table.form
+    at = 0
+    for number, row in enumerate(program.rows):
+        runs = table.runs[table.first[number] : table.first[number + 1]]
+        assert sum(int(n) for _, _, n in runs) == len(row)
+        for task in row:
+            entry = table.entries[at]
+            waits = [tuple(entry[4 + 3 * i : 7 + 3 * i].tolist()) for i in range(entry[1])]
+            want = [(list(program.counter).index(w.counter), w.threshold, program.counter[w.counter].total) for w in task.waits]
+            assert (int(entry[0]), waits) == (task.index, want)
+            signals = [program.counters[i].operator for i in entry[form.signal_at : form.signal_at + entry[2]]]
+            assert signals == [c.operator for c in program.counters if c.operator == task.operator]
+            at += 1
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_kernel_compiles_and_holds_its_weights_in_registers(arch: str) -> None:
+    segment = compiled(small_lstm(batch=4), "sm_90a")
+    flow = plan_words(segment.program, binding_of(segment))
+    parts = operator_bodies(flow, binding_of(segment))
+    found = compile_cubin(kernel_text(parts.bodies, table_of(flow, parts).form, parts.threads), arch).resources["rm_persistent"]
+    assert found.registers <= 128 and found.spills <= 64  # far less than the 80 weights a thread
+
+
+def test_a_hang_is_traced_to_the_wait_at_fault() -> None:
+    """Row 1 waits for a counter that is complete and short of its threshold. Row 0 waits for row 1, and noticed first."""
+    program = compiled(small_lstm()).program
+    a, b, c = (program.operators[i] for i in (0, 1, 2))
+    counters = (Counter("ca", a.name, 0, 1), Counter("cb", b.name, 0, 1))
+    rows = (
+        (Task(c.name, 0, (Wait("cb", 1),)),),
+        (Task(b.name, 0, (Wait("ca", 2),)),),
+        (Task(a.name, 0),),
+    )
+    stuck = replace(program, rows=rows, counters=counters, operators=(a, b, c))
+    found = find_hang(stuck, [1, 1, 0], {"ca": 4, "cb": 3}, 3, {})
+    assert (found.veu, found.order, found.awaited) == (1, 0, "counter ca to reach 5, but it stayed at 4")
+
+
+def test_an_unknown_executor_is_refused() -> None:
+    with pytest.raises(BadInput, match="unknown executor 'waves'"):
+        open_backend(OpenOptions(target="sm_90a", options={"executor": "waves"}))
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("check", CHECKS)
+def test_conformance(check: str) -> None:
+    with subject("cuda", executor="persistent") as opened:
+        CHECKS[check](opened)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_thousand_fresh_runs_equal_the_reference(batch: int) -> None:
+    import onnxruntime
+
+    from rammer_cuda.persistent.executor import PersistentProgram
+
+    model = small_lstm(batch, layers=4, steps=12)
+    backend = open_backend(OpenOptions())
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments[0]
+    assert isinstance(segment, ProgramSegment)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    loaded = PersistentProgram(segment.program, segment.constants, backend.arch, 0)
+    rng = np.random.default_rng()
+    for _ in range(1000):
+        x = rng.standard_normal((12, batch, 256), dtype=np.float32)
+        (have,), (want,) = loaded.run({"sequence": x}).outputs.values(), session.run(None, {"sequence": x})
+        assert np.linalg.norm(have - want) <= 1e-5 * np.linalg.norm(want)
+    loaded.close()
+
+
+@pytest.mark.cuda
+def test_a_hang_names_the_veu_and_the_wait() -> None:
+    from rammer_cuda.persistent.executor import PersistentProgram
+
+    backend = open_backend(OpenOptions())
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm()), {}).segments[0]
+    assert isinstance(segment, ProgramSegment)
+    program = segment.program
+    counter = program.counters[0]
+    veu = next(v for v, row in enumerate(program.rows) if row)
+    stuck = Task(program.rows[veu][-1].operator, program.rows[veu][-1].index, (Wait(counter.name, counter.total + 1),))
+    rows = tuple((*row[:-1], stuck) if v == veu else row for v, row in enumerate(program.rows))
+    loaded = PersistentProgram(replace(program, rows=rows), segment.constants, backend.arch, 0, limit=50_000_000, words=False)
+    x = np.zeros((5, 1, 256), np.float32)
+    fault = rf"vEU {veu} waited .* counter {re.escape(counter.name)} to reach {counter.total + 1}"
+    for _ in range(2):  # and the run after it starts afresh
+        with pytest.raises(DeviceFailure, match=fault):
+            loaded.run({"sequence": x})
+    loaded.close()
+
+
+@pytest.mark.cuda
+def test_bound_calls_use_the_callers_arrays() -> None:
+    import cupy
+
+    from rammer_cuda.persistent.executor import PersistentProgram
+
+    backend = open_backend(OpenOptions())
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm()), {}).segments[0]
+    assert isinstance(segment, ProgramSegment)
+    loaded = PersistentProgram(segment.program, segment.constants, backend.arch, 0)
+    x = np.random.default_rng().standard_normal((5, 1, 256), dtype=np.float32)
+    (want,) = loaded.run({"sequence": x}).outputs.values()
+    bound = loaded.bind({"sequence": cupy.asarray(x)}, {})
+    for _ in range(3):
+        bound.run()
+    (have,) = bound.to_host().values()
+    np.testing.assert_array_equal(have, want)
+    loaded.close()

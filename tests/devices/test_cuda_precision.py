@@ -1,0 +1,144 @@
+"""The cuda plugin's tf32 and float16 families: candidates, machine code; on a GPU also results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from products import CASES, matmul
+
+from rammer.device.manifest import Array, Binding, OpenOptions
+from rammer.ir.evaluate import evaluate
+from rammer.ir.operator import ROperator
+from rammer.ir.types import TensorType
+
+pytest.importorskip("cuda.bindings")
+
+from rammer.codegen.contraction import product_of
+from rammer.codegen.task import Unsuited
+
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.kernels.choose import gemm_candidates
+from rammer_cuda.kernels.gemm import shape_of
+from rammer_cuda.kernels.half import HalfStage
+from rammer_cuda.kernels.packing import rounded_to_tf32
+from rammer_cuda.source import task_kernel
+
+#: Which family computes what is asked for.
+NEW = {"tf32": "gemm_tf32", "float16": "gemm_f16"}
+#: Operands in all the ways that float16 blocks are copied: constants, rows and columns of 16 bytes, single elements.
+MORE = {"long rows": matmul(40, 128, 72, False), "odd rows": matmul(33, 77, 51, False), "wide": matmul(128, 768, 256, True)}
+ALL = CASES | MORE
+
+
+def asked(case: str, precision: str) -> tuple[ROperator, Binding]:
+    """A case as a model compiled in ``precision`` has it."""
+    operator, binding = ALL[case]
+    if precision == "tf32":
+        return operator, replace(binding, precision=precision)
+    types = {n: TensorType("float16", t.shape) for n, t in binding.types.items()}
+    return replace(operator, computes=tuple(replace(c, dtype="float16") for c in operator.computes)), replace(
+        binding, types=types, precision=precision
+    )
+
+
+def chosen(backend: CudaBackend, case: str, precision: str, count: int = 200) -> tuple[list[ROperator], Binding]:
+    """All tiled candidates of the family that is new in ``precision``."""
+    operator, binding = asked(case, precision)
+    choices = gemm_candidates(operator, binding, backend.vdevice, count)
+    return [c.operator for c in choices if c.operator.family == NEW[precision]], binding
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("precision", sorted(NEW))
+@pytest.mark.parametrize("case", ["three by three", "grouped", "matmul", "long rows", "wide"])
+def test_machine_code(case: str, precision: str, target: str) -> None:
+    backend = open_backend(OpenOptions(target=target))
+    assert isinstance(backend, CudaBackend)
+    found, binding = chosen(backend, case, precision)
+    assert found
+    for tiled in (found[0], found[-1], max(found, key=lambda o: dict(o.config)["tm"] * dict(o.config)["tn"])):
+        assert task_kernel(tiled, binding).text.count("mma.sync") >= 1
+        resources = backend.resources(tiled, binding)
+        assert resources.spills == 0
+        assert 16 <= resources.registers <= 255
+
+
+def test_tf32_is_never_offered_unasked() -> None:
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    assert isinstance(backend, CudaBackend)
+    operator, binding = CASES["three by three"]
+    for precision, families in (("float32", {"gemm", "gemm_tf32x3"}), ("tf32", {"gemm", "gemm_tf32"})):
+        offered = gemm_candidates(operator, replace(binding, precision=precision), backend.vdevice, 400)
+        assert {c.operator.family for c in offered} == families
+    assert "gemm_tf32" not in {o.family for o in backend.candidates(operator, binding)}
+
+
+def test_families_refuse_other_element_types() -> None:
+    operator, binding = asked("matmul", "float16")
+    tiled = replace(operator, tile=(16, 16))
+    with pytest.raises(Unsuited, match="operands are not float32"):
+        product_of(tiled, binding)
+    mixed = replace(binding, types={**binding.types, "x": TensorType("float32", binding.types["x"].shape)})
+    with pytest.raises(Unsuited, match="mixture"):
+        product_of(tiled, mixed, "float16")
+
+
+def test_rounding_to_tf32_is_to_nearest_halves_away() -> None:
+    one = np.float32(1)
+    step = np.float32(2.0**-10)
+    values = np.array([one + step / 4, one + step / 2, one + step * 3 / 4, -one - step / 2, 0, np.inf, np.nan], np.float32)
+    want = np.array([one, one + step, one + step, -one - step, 0, np.inf, np.nan], np.float32)
+    assert np.array_equal(rounded_to_tf32(values), want, equal_nan=True)
+
+
+@pytest.mark.parametrize("case, a, b", [("long rows", True, False), ("odd rows", False, False), ("wide", True, False)])
+def test_blocks_are_copied_by_16_bytes_where_they_can_be(case: str, a: bool, b: bool) -> None:
+    """``x`` is contiguous along the reduction: rows of 128 and 768 elements go by 16 bytes, rows of 77 one by one."""
+    operator, binding = asked(case, "float16")
+    config = (("tm", 1), ("tn", 2), ("bk", 32))
+    product = product_of(replace(operator, tile=(16, 16), config=config), binding, "float16")
+    from rammer_cuda.kernels.half import _Half
+
+    kernel = _Half(product, binding, shape_of(16, 16, dict(config), tensor=True))
+    assert isinstance(kernel.a, HalfStage)
+    assert (kernel.a.deep, kernel.b.deep) == (a, b)
+    assert kernel.a.pitch % 16 == kernel.b.pitch % 16 == 8, "rows of an odd number of 16-byte words"
+    assert kernel.b.packing is not None or kernel.b.vector == (8 if case == "long rows" else 1)
+
+
+def _reference(operator: ROperator, values: dict[str, Array], precision: str) -> Array:
+    """float64 from the operands that the tensor cores get."""
+    main = operator.computes[0]
+    known = {n: v.astype(np.float64) for n, v in values.items()}
+    rounded = {n: rounded_to_tf32(values[n]).astype(np.float64) for n in main.reads} if precision == "tf32" else known
+    known[main.name] = evaluate(main, rounded, precise=True)
+    for c in operator.computes[1:]:
+        known[c.name] = evaluate(c, known, precise=True)
+    return known["y"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision, tolerance", [("tf32", 5e-6), ("float16", 3.5e-4)])
+@pytest.mark.parametrize("case", sorted(ALL))
+def test_every_family_agrees_with_float64(case: str, precision: str, tolerance: float) -> None:
+    """tf32: products of rounded operands are exact in float32 sums; float16: half a unit of the result's last place."""
+    from rammer_cuda.profiler import whole_program
+
+    backend = open_backend(OpenOptions())
+    assert isinstance(backend, CudaBackend)
+    found, binding = chosen(backend, case, precision)
+    rng = np.random.default_rng()
+    for i in rng.choice(len(found), min(8, len(found)), replace=False):
+        tiled = found[int(i)]
+        program, constants = whole_program(tiled, binding)
+        kind = np.float16 if precision == "float16" else np.float32
+        inputs = {p.external: rng.random(binding.types[p.tensor].shape).astype(kind) for p in program.inputs}
+        want = _reference(tiled, constants | inputs, precision)
+        loaded = backend.load(program, constants)
+        have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))
+        loaded.close()
+        error = np.linalg.norm(have.astype(np.float64) - want) / np.linalg.norm(want)
+        assert error <= tolerance, (error, tiled.head())
+        assert have.tobytes() == again.tobytes()

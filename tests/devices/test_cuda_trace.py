@@ -1,0 +1,144 @@
+"""Measured traces on cuda: every kernel can be built with records (NVRTC, no GPU), and on a GPU they add up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions, Tracer
+from rammer.errors import DeviceFailure
+from rammer.profile.store import KernelStore
+from rammer.report.measured import summarise
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.segments import ProgramSegment
+from rammer.runtime.source import open_source
+from rammer.testing.small_models import MODELS
+
+pytest.importorskip("cuda.bindings")
+
+from rammer_cuda.backend import open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.bodies import operator_bodies
+from rammer_cuda.persistent.dataflow import plan_words
+from rammer_cuda.persistent.table import make_table
+from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.source import task_kernels, translation_unit
+from rammer_cuda.trace import PARAMETERS, traced
+
+rng = np.random.default_rng()
+
+
+def segment_of(name: str, target: str = "sm_90a") -> ProgramSegment:
+    model = MODELS[name]
+    compiler = Compiler(open_backend(OpenOptions(target=target)), CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(open_source(model.build(rng)).model, {}).segments
+    assert isinstance(segment, ProgramSegment)
+    return segment
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", ["convolution", "product", "branches"])
+def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, target: str) -> None:
+    segment = segment_of(name, target)
+    program = segment.program
+    binding = Binding(program.types, program.storage, frozenset(segment.constants))
+    for kernel in {k.entry: k for k in task_kernels(program.operators, binding).values()}.values():
+        plain, with_records = translation_unit([kernel]), translation_unit([traced(kernel)])
+        assert "globaltimer" not in plain and kernel.text == traced(kernel).text.partition("RmSpan rm_span(rm_records)\n")[2] \
+            .replace(", RmRecord *rm_records", "")
+        found = compile_cubin(with_records, target).resources[kernel.entry]
+        assert found.registers > 0
+        assert b"rm_records" not in compile_cubin(plain, target).code
+
+
+def test_a_kernel_without_the_usual_parameters_is_refused() -> None:
+    with pytest.raises(DeviceFailure, match="does not end its parameters"):
+        traced(TaskKernel("k", 'extern "C" __global__ void k(int x) {}', (), 32, 0))
+    assert PARAMETERS.endswith(")")
+
+
+@pytest.mark.parametrize("name", ["product", "branches"])
+def test_the_persistent_kernel_compiles_with_records(name: str) -> None:
+    segment = segment_of(name)
+    binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
+    flow = plan_words(segment.program, binding)
+    parts = operator_bodies(flow, binding)
+    pointers = {o.name: [0] * (len(parts.arguments[o.name]) + len(parts.words[o.name])) for o in flow.program.operators}
+    form = make_table(flow.program, parts.number, pointers, parts.held()).form
+    plain = kernel_text(parts.bodies, form, parts.threads)
+    assert kernel_text(parts.bodies, form, parts.threads, traced=True) == f"#define RM_TRACE 1\n{plain}"
+    codes = [compile_cubin(text, "sm_90a").code for text in (plain, f"#define RM_TRACE 1\n{plain}")]
+    assert [b"rm_records" in code for code in codes] == [False, True]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("executor", ["graph", "persistent"])
+@pytest.mark.parametrize("name", ["product", "branches"])
+def test_both_executors_trace_and_bind(name: str, executor: str) -> None:
+    from rammer_cuda.executor import CudaProgram
+    from rammer_cuda.hardware import architecture
+    from rammer_cuda.persistent.executor import PersistentProgram
+    from rammer_cuda.trace import trace, trace_persistent
+
+    model = MODELS[name]
+    compiler = Compiler(open_backend(OpenOptions()), CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(open_source(model.build(rng)).model, {}).segments
+    assert isinstance(segment, ProgramSegment)
+    arch, inputs = architecture(0), model.inputs(rng, model.shapes[0])
+    want = compiler.backend.load(segment.program, segment.constants).run(inputs).outputs
+    loaded: CudaProgram | PersistentProgram
+    if executor == "graph":
+        loaded = CudaProgram(segment.program, segment.constants, arch, 0)
+        found = trace(loaded, inputs, arch)
+    else:
+        loaded = PersistentProgram(segment.program, segment.constants, arch, 0)
+        found = trace_persistent(loaded, inputs, arch)
+    tasks = {(o.name, i) for o in loaded.program.operators for i in range(o.task_count)}
+    assert {(s.operator, s.index) for s in found.spans} == tasks and 0 < found.plain <= 1.5 * found.seconds
+    bound = loaded.bind(inputs, {})
+    for _ in range(3):
+        bound.run()
+    for n, have in bound.to_host().items():
+        assert np.linalg.norm(have - want[n]) <= 1e-5 * np.linalg.norm(want[n])
+    loaded.close()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["convolution", "branches"])
+def test_a_trace_has_every_task(name: str) -> None:
+    import rammer
+
+    model = MODELS[name]
+    exe = rammer.compile(model.build(rng), device="cuda")
+    inputs = model.inputs(rng, model.shapes[0])
+    special = exe.prepare(exe.checked(inputs))
+    (segment,) = special.compiled.segments
+    assert isinstance(segment, ProgramSegment) and isinstance(exe.backend, Tracer)
+    spans = exe.backend.trace(segment.program, segment.constants, inputs)
+    tasks = {(o.name, i) for o in segment.program.operators for i in range(o.task_count)}
+    assert {(s.operator, s.index) for s in spans} == tasks
+    assert all(0 <= s.start <= s.end < 1e-2 and 0 <= s.veu < exe.backend.vdevice.veus for s in spans)
+    summary = summarise(segment.program, spans, exe.backend.vdevice.veus)
+    assert 0 < summary.utilisation <= 1 and 0 <= summary.idle < 1
+    # An operator starts after those that it reads have ended.
+    assert all(o.gap >= -1e-7 for o in summary.operators)
+    exe.close()
+
+
+@pytest.mark.cuda
+def test_the_command_writes_a_trace(tmp_path: Path) -> None:
+    import onnx
+
+    onnx.save(MODELS["convolution"].build(rng), str(tmp_path / "m.onnx"))
+    command = [sys.executable, "-m", "rammer.cli.main", "run", "m.onnx", "--device", "cuda", "--trace", "t.json"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "units busy" in said.stdout
+    assert any(e["ph"] == "X" for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"])

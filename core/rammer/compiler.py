@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Binding
+from rammer.device.manifest import Backend, Binding, Rated
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import Lowerings, can_lower, lower
 from rammer.frontend.lowering import REGISTRY
@@ -25,7 +25,7 @@ from rammer.passes.narrow import NarrowFloats
 from rammer.passes.pipeline import PassReport, Pipeline, default_passes
 from rammer.plan.build import build_program
 from rammer.plan.capacity import check_capacity
-from rammer.plan.storage import assign_storage
+from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
@@ -36,7 +36,7 @@ from rammer.runtime.options import DEFAULT, CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
-from rammer.tile.connect import connect
+from rammer.tile.connect import Rate, connect, peak
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
 
@@ -110,7 +110,7 @@ class Compiler:
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):
-            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages))
+            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(plan))
         constants = frozenset(plan.graph.constants)
         reused = _reused(tile.operators, constants)
         binding = Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
@@ -127,6 +127,14 @@ class Compiler:
         debug(PROGRAMS, lambda: str(program))
         values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
         return ProgramSegment(program, values, compute, tile, kernels)
+
+    def _rate(self, plan: StoragePlan) -> Rate:
+        backend = self.backend
+        if not isinstance(backend, Rated):
+            return peak
+        constants = frozenset(plan.graph.constants)
+        binding = Binding(plan.graph.types, plan.storages, constants, precision=self.options.precision)
+        return lambda operator: backend.rate(operator, binding)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""

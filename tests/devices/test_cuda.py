@@ -103,7 +103,7 @@ def test_consecutive_finds_gaps() -> None:
 def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
     from rammer.device.manifest import Binding
 
-    return Binding(segment.program.types, segment.program.storage)
+    return Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
 
 
 def test_launches_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def product_of(operator: ROperator, binding: Binding, dtype: str = "float32") ->
     """The matrix product of ``dtype`` operands that a tiled operator is. Raises Unsuited."""
     roles = roles_of(operator, binding, dtype)
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
-    a, b = (_operand(with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
+    a, b = (operand_of(with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
     rows, columns = list[int](), list[int]()
     for d, axis in enumerate(main.axes):
         if tile[axis.name] > 1:
@@ -202,7 +202,8 @@ def address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int]:
     return {a: s for a, s in steps.items() if s}, constant
 
 
-def _operand(load: Load, main: Compute, tile: Mapping[str, int], binding: Binding) -> Operand:
+def operand_of(load: Load, main: Compute, tile: Mapping[str, int], binding: Binding) -> Operand:
+    """How ``load`` of a task of ``main`` addresses its tensor. Unsuited where that is not affine or too far."""
     if load.fill not in (None, 0, 0.0):
         raise Unsuited("padding with another value than 0")
     storage, shape = binding.storages[load.tensor], binding.types[load.tensor].shape

@@ -241,6 +241,16 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Rated(Protocol):
+    """A Backend may also say how good its kernels are at operators that keep a contraction's operand on chip."""
+
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        """Predicted FLOP/s of a vEU on an untiled ``operator`` over ``vdevice.flops``; above 1 where other units than
+        those counted there do the work. A Backend without this method computes all operators at one rate."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A plugin's manifest. ``probe`` lists units ([] = no hardware) or raises MissingDependency;

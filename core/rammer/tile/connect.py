@@ -3,7 +3,8 @@
 First connect, then schedule (Welder, section 4.1): starting from every edge at the device layer, groups
 grow forwards from a seed. A contraction or window takes element-wise consumers at thread level
 (epilogue fusion); a reduction or map also takes row-wise consumers at vEU level, which is what makes
-softmax and layer normalisation one operator (FusionStitching's block composition). A group is kept
+softmax and layer normalisation one operator (FusionStitching's block composition). A contraction takes
+another one that reads its tile at vEU level: layers in a row whose interior stays on chip. A group is kept
 where the predicted time of its best tile beats the parts' on their own.
 
 Products of a few rows with weights (a recurrent cell's) are bound by the weights' bytes, whatever else a task does.
@@ -14,8 +15,9 @@ its values at vEU level, and may write more than one result: a whole LSTM cell i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load
@@ -26,19 +28,30 @@ from rammer.tile.graph import Decision, TileGraph, device_edges
 from rammer.tile.search import ranked_tiles
 from rammer.tile.signature import signature
 
-#: Longest chain of Computes in one operator: beyond it kernels only grow in registers and compile time.
+#: Longest chain of Computes that meet at thread level: beyond it kernels only grow in registers and compile time.
 LONGEST_CHAIN = 24
+#: Longest chain of contractions that meet at vEU level.
+MOST_CONTRACTIONS = 16
 #: Most results that share each weight of a product that is bound by its weights' bytes.
 FEW_ROWS = 8
 
+#: The share of a vEU's peak that a device's kernels reach on an operator that keeps a contraction's operand on chip.
+Rate: TypeAlias = Callable[[ROperator], float]
 
-def connect(graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None) -> TileGraph:
+
+def peak(operator: ROperator) -> float:
+    """The Rate of a device whose kernels are equally good at all operators."""
+    return 1.0
+
+
+def connect(graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None,
+            rate: Rate = peak) -> TileGraph:  # fmt: skip
     """Group the Computes of ``graph`` into operators for ``device``.
 
     ``aliases`` maps a tensor that no Compute writes to the tensors whose memory it shares (views and
     concatenations, from the storage pass): its readers depend on their producers, and they must be written to memory.
     """
-    state = _Connector(graph, device, dict(aliases or {}))
+    state = _Connector(graph, device, dict(aliases or {}), rate)
     operators = tuple(state.grow(c) for c in graph.computes if c.name not in state.owner)
     ordered = _topological(operators, state)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
@@ -50,6 +63,7 @@ class _Connector:
     graph: ComputeGraph
     device: VDevice
     aliases: dict[str, tuple[str, ...]]
+    rate: Rate
     owner: dict[str, str] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     prices: dict[str, float] = field(default_factory=dict)
@@ -79,7 +93,7 @@ class _Connector:
         """The operator that starts at ``seed``: the longest legal group that pays."""
         best = _operator((seed,), ())
         group, connections = [seed], list[Connection]()
-        while len(group) < LONGEST_CHAIN:
+        while _run(group) < LONGEST_CHAIN:
             readers = self._open(group)
             if not readers:
                 break
@@ -152,10 +166,12 @@ class _Connector:
         inner = [ld for ld in c.loads if ld.tensor in produced]
         if c.combiner is None and all(identity_load(ld, c) for ld in inner):
             return "thread"
-        if c.kind in ("contraction", "window") or any(g.kind == "window" or _many_rows(g, self.graph) for g in group):
-            return None
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
+            return None
+        if c.kind == "contraction" and _layers(group) and all(_many_rows(g, self.graph) for g in (c, *group) if g.reduce):
+            return "veu" if sum(bool(g.reduce) for g in group) < MOST_CONTRACTIONS else None
+        if c.kind in ("contraction", "window") or any(g.kind == "window" or _many_rows(g, self.graph) for g in group):
             return None
         return "veu"
 
@@ -175,9 +191,28 @@ class _Connector:
         """Predicted seconds with the best tile that fits; infinite when none does."""
         key = signature(operator, self.graph.types)
         if key not in self.prices:
-            ranked = ranked_tiles(operator, self.graph.types, self.device)
+            ranked = ranked_tiles(operator, self.graph.types, self._achieved(operator))
             self.prices[key] = ranked[0][0] if ranked else float("inf")
         return self.prices[key]
+
+    def _achieved(self, operator: ROperator) -> VDevice:
+        """The device at the rate of its kernels: rows of contractions are where they differ most."""
+        contractions = {c.name for c in operator.computes if c.kind == "contraction"}
+        if not any(e.layer == "veu" and e.consumer in contractions for e in operator.connections):
+            return self.device
+        return replace(self.device, flops=self.device.flops * self.rate(operator))
+
+
+def _run(group: list[Compute]) -> int:
+    """Computes from the last contraction of a row of layers on."""
+    if not _layers(group):
+        return len(group)
+    return len(group) - max(i for i, c in enumerate(group) if c.kind == "contraction")
+
+
+def _layers(group: list[Compute]) -> bool:
+    """Whether the group is contractions with maps behind them."""
+    return group[0].kind == "contraction" and {c.kind for c in group} <= {"contraction", "map"}
 
 
 def _many_rows(c: Compute, graph: ComputeGraph) -> bool:

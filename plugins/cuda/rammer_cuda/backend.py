@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
@@ -18,10 +20,13 @@ from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
-from rammer_cuda.kernels.choose import gemm_candidates, gemm_seconds
+from rammer_cuda.kernels.chain import chain_of
+from rammer_cuda.kernels.choose import gemm_choices, gemm_seconds
+from rammer_cuda.kernels.choose_wide import wide_choices, wide_seconds
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
+from rammer_cuda.kernels.rows import chain_candidates, chain_seconds
 from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
 from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler
@@ -31,11 +36,16 @@ from rammer_cuda.targets import TARGETS
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
 
-#: Tiles offered to the tuner: matrix-product kernels first, then generic ones.
-GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 24, 6, 12
+#: Tiles offered to the tuner, which measures a dozen at most: of matrix products, of every other family, and generic ones.
+GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 14, 6, 12
+#: Families of matrix products, of which only those that fit are offered.
+PRODUCTS = {*FAMILIES, "gemm_wgmma3"}
+#: How far behind the best prediction a family's best may be and still be measured among the first.
+LEADING = 1.5
 #: Families of operators that are no matrix product: candidates, and predicted seconds of a tiled one without its launch.
 CHOOSERS = (gemv_candidates, rowwise_candidates, window_candidates)
-SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), "gemv": gemv_seconds, "rowwise": rowwise_seconds, "window": window_seconds}
+SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), "gemv": gemv_seconds, "rowwise": rowwise_seconds, "window": window_seconds,
+           "gemm_wgmma3": wide_seconds}
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
@@ -84,19 +94,48 @@ class CudaBackend:
         single = gemv_candidates(operator, binding, self.vdevice, 1) and not binding.reused & {*operator.inputs}
         if cells and not single:  # holding weights pays where they are used again
             return cells
-        products = gemm_candidates(operator, binding, self.vdevice, GEMM_TILES)
-        found = [(c.seconds, c.operator) for c in products]
+        if chains := chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []:
+            return [o for _, o in chains]
+        found = self._products(operator, binding)
         for choose in (plain_candidates, *CHOOSERS):
             found += choose(operator, binding, self.vdevice, PLAIN_TILES)
         ranked = _leaders_first(found)
-        tiles = tile_candidates(operator, binding, self.vdevice, 2 if ranked else GENERIC_TILES)
-        limit = self.vdevice.layer("veu").capacity
-        return [t for t in (*(o for _, o in ranked), *tiles) if task_kernel(t, binding).shared <= limit]
+        tiles = tile_candidates(operator, binding, self.vdevice, 2 if found else GENERIC_TILES) if not ranked else []
+        return [t for t in (*(o for _, o in ranked), *tiles) if t.family in PRODUCTS or self._fits(t, binding)]
+
+    def _products(self, operator: ROperator, binding: Binding) -> list[tuple[float, ROperator]]:
+        """(predicted seconds, tiled copy) of the matrix-product families, best first: no kernel is written in vain."""
+        kinds = [gemm_choices(operator, binding, self.vdevice)]
+        kinds += [wide_choices(operator, binding, self.vdevice)] if self._warpgroups else []
+        ranked = heapq.merge(*kinds, key=lambda c: c.seconds)
+        fitting = ((c.seconds, c.operator) for c in ranked if self._fits(c.operator, binding))
+        return list(islice(fitting, GEMM_TILES))
+
+    def _fits(self, operator: ROperator, binding: Binding) -> bool:
+        """Whether the operator's family can write its kernel, and an SM has the shared memory for it."""
+        try:
+            return task_kernel(operator, binding).shared <= self.vdevice.layer("veu").capacity
+        except DeviceFailure:
+            return False
+
+    @property
+    def _warpgroups(self) -> bool:
+        """Whether the architecture has warpgroup products (``wgmma`` exists on sm_90a alone)."""
+        return self.arch == "sm_90a"
+
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        """The predicted rate of ``gemm_chain``, or what the generic kernel reaches."""
+        chains = chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []
+        best = chains[0][0] if chains else float("inf")
+        return max(GENERIC_SHARE, operator.flops / best / (self.vdevice.flops * self.vdevice.veus))
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         made = task_kernel(operator, binding)
         resources = Resources(made.threads, local_bytes=made.shared)
+        if operator.family == "gemm_chain":
+            seconds = chain_seconds(chain_of(operator, binding), self.vdevice) / -(-operator.task_count // self.vdevice.veus)
+            return RKernel(operator, made.text, resources, seconds, seconds)
         if operator.family == "cell":
             seconds = cell_seconds(operator, binding, self.vdevice)
             return RKernel(operator, made.text, resources, seconds, seconds)
@@ -152,9 +191,9 @@ class CudaBackend:
 
 def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, ROperator]]:
     """By predicted seconds, but each family's best before every second best: tuning measures only the first few, and
-    models of different families are less comparable than one family's."""
+    models of different families are less comparable than one family's. A family far behind has no such place."""
     ranked = sorted(found, key=lambda f: f[0])
-    leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked)}
+    leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0]}
     return sorted(ranked, key=lambda f: (f not in leaders.values(), f[0]))
 
 

@@ -7,9 +7,15 @@ barriers) is a constant. The constants were fitted to single layers measured on 
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rammer.codegen.contraction import Roles, product_of, roles_of
 from rammer.codegen.task import Unsuited
@@ -18,8 +24,11 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.depth import Depth, depth_of
-from rammer_cuda.kernels.families import F16, FAMILIES, TensorCost, families_of
+from rammer_cuda.kernels.families import F16, FAMILIES, Family, TensorCost, families_of
 from rammer_cuda.kernels.gemm import Shape, shape_of
+
+#: An array of integers or floats.
+Numbers: TypeAlias = "np.ndarray[Any, Any]"
 
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)
@@ -60,43 +69,77 @@ class Choice:
 
 def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
     """Up to ``count`` gemm versions of ``operator``, best predicted first; [] where it is no matrix product."""
+    return _both_ways(list(islice(_expressible(gemm_choices(operator, binding, device), binding, device), count)))
+
+
+def gemm_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
+    """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
     try:
         narrow = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
         roles = roles_of(operator, binding, "float16" if narrow else "float32")
     except Unsuited:
-        return []
-    splits = SPLITS if _clusters(device) else (1,)
-    families = families_of(roles, binding)
-    depths = {bk: depth_of(roles.main.reduce, bk) for family in families for bk, _ in family.blocks}
-    packed = _together(roles, binding)
-    configs = [(family, config) for family in families for config in family.configs(splits)]
-    found = list[Choice]()
-    sliced: dict[tuple[object, ...], tuple[float, Choice]] = {}
+        return
+    alike: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
     for tile in _tiles(roles):
-        rows = math.prod(tile[d] for d in roles.rows)
-        width = math.prod(tile[d] for d in roles.columns)
+        rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
         tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
-        for family, config in configs:
-            shape = shape_of(rows, width, dict(config), family.cost is not None)
-            if family.cost is not None:
-                per_sm = -(-tasks * shape.split // device.veus)
-                shape = replace(shape, stages=ring(shape, 32 // family.cost.depth, depths[shape.bk], per_sm))
-                config = (*config, ("stages", shape.stages))
-            if not THREADS[0] // 2 < shape.works <= THREADS[1] or shape.split > max(1, depths[shape.bk].blocks // 2):
-                continue
-            seconds = predicted(shape, depths[shape.bk], tasks, rows * width, device, family.cost, packed)
-            choice = Choice(replace(operator, tile=tile, family=family.name, config=config), seconds)
-            if family.cost is None:
-                found.append(choice)
-                continue
-            # Slices are nearly equals to the model; what they are for is warps that hide each other's latency.
-            key = (tile, family.name, *((k, v) for k, v in config if k not in ("slices", "stages")))
-            rank = abs(math.log2(shape.threads / BEST_THREADS))
-            if key not in sliced or rank < sliced[key][0]:
-                sliced[key] = rank, choice
-    found += [choice for _, choice in sliced.values()]
-    found.sort(key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
-    return _both_ways(_expressible(_diverse(found), binding, device, count))
+        alike.setdefault((rows, width, tasks), []).append(tile)
+    blocks = np.array(list(alike), np.int64).reshape(-1, 3)
+    places, seen = list(alike.values()), dict[tuple[object, ...], int]()
+    ranked = [_ranked(blocks, family, roles, binding, device) for family in families_of(roles, binding)]
+    for seconds, place, name, config in heapq.merge(*ranked, key=lambda r: r[0]):
+        for tile in places[place]:
+            # Neighbours in the model's order are often equals.
+            key = (name, math.prod(tile), dict(config)["split"])
+            seen[key] = seen.get(key, 0) + 1
+            if seen[key] <= 3:
+                yield Choice(replace(operator, tile=tile, family=name, config=config), seconds)
+
+
+def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
+            device: VDevice) -> Iterator[tuple[float, int, str, tuple[tuple[str, int], ...]]]:  # fmt: skip
+    """(predicted seconds, position in ``blocks``, family, config) of every possible block, sorted; ``blocks`` has the
+    rows, columns and number of tasks.
+
+    A prediction depends on a tile by these alone, and is worked out for all blocks and configs at once: there are tens
+    of thousands.
+    """
+    if not len(blocks):
+        return
+    rows, width, tasks = blocks.T[:, :, None]
+    configs, table = _table(family, SPLITS if _clusters(device) else (1,))
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in family.blocks}
+    walk = _Walk(*(np.array([value(depths[bk]) for bk in table["bk"]]) for value in _WALK))
+    s = _shapes(rows, width, table, family.cost is not None)
+    if family.cost is not None:
+        item, per_sm = 32 // family.cost.depth, -(-tasks * s.split // device.veus)
+        s = replace(s, stages=ring(s, item, walk.blocks, per_sm))
+    possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split <= np.maximum(1, walk.blocks // 2))
+    if family.cost is not None:
+        possible &= _best_slices(s, configs, possible)
+    seconds = _seconds(s, walk, tasks, rows * width, device, family.cost, _together(roles, binding))
+    ranked = np.where(possible, seconds, np.inf)
+    stages = np.broadcast_to(s.stages, ranked.shape)
+    for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:
+        place, which = divmod(int(index), len(configs))
+        config = configs[which]
+        if family.cost is not None:
+            config = (*config, ("stages", int(stages[place, which])))
+        yield float(ranked[place, which]), place, family.name, config
+
+
+def _best_slices(s: Shapes, configs: Sequence[tuple[tuple[str, int], ...]], possible: Numbers) -> Numbers:
+    """Which of the configs that differ in their slices alone to take: they are nearly equals to the model; what they are
+    for is warps that hide each other's latency."""
+    distance = np.where(possible, np.abs(np.log2(np.maximum(s.threads, 1) / BEST_THREADS)), np.inf)
+    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for i, config in enumerate(configs):
+        alike.setdefault(tuple(c for c in config if c[0] != "slices"), []).append(i)
+    best = np.zeros_like(possible)
+    for group in alike.values():
+        chosen = np.array(group)[np.argmin(distance[:, group], axis=1)]
+        best[np.arange(len(best)), chosen] = True
+    return best
 
 
 def _together(roles: Roles, binding: Binding) -> bool:
@@ -113,11 +156,12 @@ def _both_ways(choices: list[Choice]) -> list[Choice]:
     return [*choices[:1], choices[other], *choices[1:other], *choices[other + 1 :]] if other else choices
 
 
-def ring(shape: Shape, item: int, depth: Depth, per_sm: int) -> int:
+def ring(shape: Shapes, item: int, blocks: Numbers, per_sm: Numbers) -> Numbers:
     """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
-    room = SM_SHARED // max(LEAST_RESIDENT[item], min(per_sm, MOST_RESIDENT)) - 1024
-    steps = -(-depth.blocks // shape.split)
-    return max(3, min(MOST_STAGES, steps + 1, room // (item * shape.bk * (shape.bm + shape.bn + 16))))
+    room = SM_SHARED // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
+    steps = -(-blocks // shape.split)
+    most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
+    return np.asarray(np.maximum(3, most))
 
 
 def _clusters(device: VDevice) -> bool:
@@ -125,36 +169,70 @@ def _clusters(device: VDevice) -> bool:
     return device.layer("veu").capacity > 200 << 10
 
 
-def _diverse(choices: Sequence[Choice]) -> Iterator[Choice]:
-    """The best few of every block shape and split: neighbours in the model's order are often equals."""
-    seen: dict[tuple[object, ...], int] = {}
-    for c in choices:
-        config = dict(c.operator.config)
-        key = (c.operator.family, math.prod(c.operator.tile), config["split"])
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] <= 3:
-            yield c
-
-
-def _expressible(choices: Iterator[Choice], binding: Binding, device: VDevice, count: int) -> list[Choice]:
-    result = list[Choice]()
+def _expressible(choices: Iterable[Choice], binding: Binding, device: VDevice) -> Iterator[Choice]:
     limit = device.layer("veu").capacity
     for choice in choices:
         try:
             if FAMILIES[choice.operator.family].make(choice.operator, binding).dynamic <= limit:
-                result.append(choice)
+                yield choice
         except Unsuited:
             continue
-        if len(result) >= count:
-            break
-    return result
+
+
+@cache
+def _table(family: Family, splits: Sequence[int]) -> tuple[list[tuple[tuple[str, int], ...]], dict[str, Numbers]]:
+    """The configs of a family, and their numbers by name."""
+    configs = family.configs(splits)
+    return configs, {n: np.array([dict(c)[n] for c in configs], np.int64) for n, _ in configs[0]}
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """``Depth`` for arrays: the number of blocks, whether the order is flat, whether there are outer axes."""
+
+    blocks: Numbers
+    flat: Numbers
+    outer: Numbers
+
+
+_WALK: tuple[Callable[[Depth], Any], ...] = (lambda d: d.blocks, lambda d: d.flat, lambda d: bool(d.outer))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """``Shape`` for arrays of blocks."""
+
+    bm: Numbers
+    bn: Numbers
+    bk: Numbers
+    tm: Numbers
+    tn: Numbers
+    stages: Numbers
+    split: Numbers
+    slices: Numbers
+    works: Numbers
+
+    @property
+    def threads(self) -> Numbers:
+        """Threads of a block: whole warps."""
+        return np.asarray(-(-self.works // 32) * 32)
+
+
+def _shapes(rows: Numbers, width: Numbers, c: Mapping[str, Numbers], tensor: bool) -> Shapes:
+    """``shape_of`` for rows and widths (down) by configs (across)."""
+    tm, tn = c["tm"], c["tn"]
+    high, wide = (16 * tm, 8 * tn) if tensor else (tm, tn)
+    pairs = high if tensor else 2 * high
+    bm, bn = -(-rows // pairs) * pairs, -(-width // wide) * wide
+    works = bm // high * (bn // wide) * (32 if tensor else 1) * c["slices"]
+    return Shapes(bm, bn, c["bk"], tm, tn, c.get("stages", np.array(3)), c["split"], c["slices"], works)
 
 
 def _tiles(roles: Roles) -> list[tuple[int, ...]]:
     """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
     shape, result = roles.main.shape, set[tuple[int, ...]]()
-    for row in _parts([shape[d] for d in roles.rows], ROWS[0], ROWS[-1], roles.groups):
-        for column in _parts([shape[d] for d in roles.columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset()):
+    for row in tile_parts([shape[d] for d in roles.rows], ROWS[0], ROWS[-1], roles.groups):
+        for column in tile_parts([shape[d] for d in roles.columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset()):
             tile = [1] * len(shape)
             for d, t in (*zip(roles.rows, row, strict=True), *zip(roles.columns, column, strict=True)):
                 tile[d] = t
@@ -162,7 +240,7 @@ def _tiles(roles: Roles) -> list[tuple[int, ...]]:
     return sorted(result)
 
 
-def _parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
+def tile_parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
     """Tiles of a flattened group of axes: inner axes whole, one axis split, the outer ones 1."""
     if not extents:
         return [()]
@@ -198,44 +276,57 @@ def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevic
               together: bool = True) -> float:  # fmt: skip
     """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
     elements are float16."""
-    clock = device.flops / 256.0
-    warps = shape.threads / 32
-    steps = -(-depth.blocks // shape.split)
-    vectors = (shape.tm + shape.tn) / 4
-    part = shape.bk / shape.slices
+    s = shape
+    numbers = (s.bm, s.bn, s.bk, s.tm, s.tn, s.stages, s.split, s.slices, s.works)
+    walk = _Walk(*(np.asarray(value(depth)) for value in _WALK))
+    return float(_seconds(Shapes(*map(np.asarray, numbers)), walk, np.asarray(tasks), np.asarray(cells), device, cost, together))
+
+
+def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, device: VDevice, cost: TensorCost | None,
+             together: bool) -> Numbers:  # fmt: skip
+    """``predicted`` for arrays."""
     narrow = cost is not None and cost.depth == 16
-    copies = (shape.bm / 8 + shape.bn / (8 if together else 1) if narrow else shape.bm / 4 + shape.bn) * shape.bk / shape.threads
-    per_sm = -(-tasks * shape.split // _usable(shape.split, device.veus))
-    resident = min(per_sm, _resident(shape, 2 if narrow else 4))
-    busiest = math.ceil(resident * warps / 4)
-    elements = resident * cells / shape.threads * shape.slices
-    moved = busiest * copies * (2.5 if depth.flat else 1)
+    item = 2 if narrow else 4
+    threads, part = s.threads, s.bk / s.slices
+    warps, steps = threads / 32, -(-walk.blocks // s.split)
+    copies = (s.bm / 8 + s.bn / (8 if together else 1) if narrow else s.bm / 4 + s.bn) * s.bk / threads
+    per_sm = -(-tasks * s.split // _filled(s.split, device.veus))
+    resident = np.minimum(per_sm, _resident(s, item, cost is not None))
+    busiest = np.ceil(resident * warps / 4)
+    elements = resident * cells / threads * s.slices
+    moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
     if cost is not None:
-        work = cost.matrix * cost.instructions(part, shape.tm, shape.tn) + cost.read * cost.reads(part, shape.tm, shape.tn)
+        work = cost.matrix * cost.instructions(part, s.tm, s.tn) + cost.read * cost.reads(part, s.tm, s.tn)
         step = cost.step + busiest * work + cost.copy * moved
-        store = cost.store * elements + (cost.peer * 4 * resident * cells if shape.split > 1 else 0)
+        store = cost.store * elements + cost.peer * 4 * resident * cells * (s.split > 1)
     else:
-        reads = resident * warps * part * vectors
-        step = STEP + PRODUCT * busiest * part * shape.tm * shape.tn + READ * reads + COPY * moved
+        reads = resident * warps * part * (s.tm + s.tn) / 4
+        step = STEP + PRODUCT * busiest * part * s.tm * s.tn + READ * reads + COPY * moved
         store = STORE * elements
     start, taps, cluster = (cost.start, cost.taps, cost.cluster) if cost else (START, TAPS, CLUSTER)
-    cycles: float = start + (taps if depth.outer else 0) + (cluster if shape.split > 1 else 0)
-    cycles += -(-per_sm // resident) * (steps * step + store)
+    cycles = start + taps * walk.outer + cluster * (s.split > 1) + -(-per_sm // resident) * (steps * step + store)
     if cost is not None:
-        staged = tasks * shape.split * steps * shape.bk * (shape.bm + shape.bn) * (2 if narrow else 4)
-        cycles += cost.l2 * staged / (L2_BYTES * device.veus)
-    return cycles / clock + device.launch
+        staged = tasks * s.split * steps * s.bk * (s.bm + s.bn) * item
+        cycles = cycles + cost.l2 * staged / (L2_BYTES * device.veus)
+    return np.asarray(cycles / (device.flops / 256.0) + device.launch)
 
 
-def _usable(split: int, sms: int) -> int:
+def _filled(split: Numbers, sms: int) -> Numbers:
+    """``usable`` for an array."""
+    sizes = np.arange(int(split.max()) + 1)
+    return np.asarray(np.array([usable(max(1, int(n)), sms) for n in sizes])[split])
+
+
+@cache
+def usable(split: int, sms: int) -> int:
     """SMs that clusters of ``split`` blocks can fill at once: a cluster stays inside one processing cluster."""
     groups = [g * sms // sum(GROUPS) for g in GROUPS]
     return max(split, sum(g // split * split for g in groups))
 
 
-def _resident(shape: Shape, item: int) -> int:
+def _resident(s: Shapes, item: int, tensor: bool) -> Numbers:
     """Blocks that fit an SM together; ``item`` bytes an element of the operands."""
-    shared = max(item * shape.stages * shape.bk * (shape.bm + shape.bn), 4 * shape.bm * shape.bn * shape.slices)
-    each = 4 * shape.tm * shape.tn + 8 * shape.tm + 40 if shape.tensor else shape.tm * shape.tn + shape.tm + shape.tn + 40
-    registers = shape.threads * each
-    return max(1, min(SM_SHARED // (shared + 1024), SM_REGISTERS // registers, 2048 // shape.threads))
+    shared = np.maximum(item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slices)
+    each = 4 * s.tm * s.tn + 8 * s.tm + 40 if tensor else s.tm * s.tn + s.tm + s.tn + 40
+    most = np.minimum(SM_SHARED // (shared + 1024), SM_REGISTERS // (s.threads * each))
+    return np.asarray(np.maximum(1, np.minimum(most, 2048 // s.threads)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rammer.codegen.contraction import Roles
 from rammer.device.manifest import Binding
@@ -44,11 +44,11 @@ class TensorCost:
     depth: int
     products: int
 
-    def instructions(self, part: float, tm: int, tn: int) -> float:
-        """Matrix instructions of a warp for ``part`` products."""
+    def instructions(self, part: Any, tm: Any, tn: Any) -> Any:
+        """Matrix instructions of a warp for ``part`` products; numbers or arrays."""
         return part / self.depth * tm * tn * self.products
 
-    def reads(self, part: float, tm: int, tn: int) -> float:
+    def reads(self, part: Any, tm: Any, tn: Any) -> Any:
         """Reads of a warp: 4 and 2 words for tf32, whole and half ldmatrix for float16."""
         return part / self.depth * ((4 * tm + 2 * tn) if self.depth == 8 else (tm + tn / 2))
 

@@ -143,8 +143,7 @@ class Gemm:
         s = self.s
         self._origins()
         self._pointers()
-        self.a.setup(self.text)
-        self.b.setup(self.text)
+        self._setup()
         self._fetch()
         self._sum()
         tables = self._epilogue()
@@ -180,6 +179,10 @@ class Gemm:
         self._places()
         text.line(f"{kind} *const ashared = ({kind} *)shared; {kind} *const bshared = ashared + {s.stages * self.a.size};")
 
+    def _setup(self) -> None:
+        self.a.setup(self.text)
+        self.b.setup(self.text)
+
     def _fetch(self) -> None:
         """One function an operand: the copies of one block of products into one buffer of the ring."""
         text, s, d = self.text, self.s, self.depth
@@ -209,7 +212,7 @@ class Gemm:
         text.all(["rm_commit();", "}"])
 
     def _sum(self) -> None:
-        """The ring: wait for a block, start the copies of a later one, multiply."""
+        """The task's products over this block's share of the reduction, into shared memory."""
         s, text, blocks = self.s, self.text, self.depth.blocks
         if self.split > 1:
             text.line(f"const int rank = (int)blockIdx.x % {self.split};")
@@ -220,7 +223,21 @@ class Gemm:
             text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {self.p.row_count};")
         text.line(f"float acc[{s.tm}][{s.tn}]{'[4]' if s.tensor else ''} = {{}};")
         self._start()
-        text.all([
+        self._loop()
+        text.all(["rm_arrived<0>();", "__syncthreads();"])
+        text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
+        text.all(self._leave())
+        text.line("}")
+        if self.split > 1 and s.slices > 1:
+            self._gather_slices()
+        text.line("__syncthreads();" if self.split == 1 else "rm_cluster_arrive();")
+        if self.split > 1:
+            self._reduce()
+
+    def _loop(self) -> None:
+        """The ring: wait for each block, start the copies of a later one, multiply."""
+        s = self.s
+        self.text.all([
             f"int use = 0, fill = {s.stages - 1};",
             "#pragma unroll 1",
             "for (int kb = begin; kb < end; ++kb) {",
@@ -232,17 +249,7 @@ class Gemm:
             f"use = use == {s.stages - 1} ? 0 : use + 1;",
             f"fill = fill == {s.stages - 1} ? 0 : fill + 1;",
             "}",
-            "rm_arrived<0>();",
-            "__syncthreads();",
         ])  # fmt: skip
-        text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
-        text.all(self._leave())
-        text.line("}")
-        if self.split > 1 and s.slices > 1:
-            self._gather_slices()
-        text.line("__syncthreads();" if self.split == 1 else "rm_cluster_arrive();")
-        if self.split > 1:
-            self._reduce()
 
     def _gather_slices(self) -> None:
         """Add up the slices here, so that the others of the cluster read one: their way is far slower than this."""
@@ -322,7 +329,7 @@ class Gemm:
             tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
         text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
         text.line(f"if ({' && '.join(tests)}) {{")
-        text.line("#pragma unroll 4")
+        text.line("#pragma unroll 8")
         text.line(f"for (int i = low + i0; i < high; i += {rows}) {{")
         tests = []
         for d, place in zip(p.rows, digits("i", [p.operator.tile[d] for d in p.rows]), strict=True):

@@ -13,9 +13,11 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate
 
 from rammer_cuda.kernels.depth import Depth
+from rammer_cuda.kernels.wgmma import cores
 
-#: How a packed constant's values are stored: as float32, as float32 rounded to tf32, or as float16.
-FORMS = ("float32", "tf32", "float16")
+#: How a packed constant's values are stored: as float32, as float32 rounded to tf32, as float16, or as float32 with the
+#: last two axes arranged for warpgroup products (``wgmma.cores``).
+FORMS = ("float32", "tf32", "float16", "cores")
 
 
 def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth,
@@ -50,6 +52,8 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
         else:
             data = np.swapaxes(data, 2, 3)
         packed = np.ascontiguousarray(data, dtype=np.dtype(kind))
+        if form == "cores":
+            return cores(packed)
         return rounded_to_tf32(packed) if form == "tf32" else packed
 
     key = packing_key(form, turned, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))

@@ -1,0 +1,160 @@
+"""A convolution's input in shared memory once for all taps: the patch under a task's tile, a block of channels at a time.
+
+The implicit product of the other stages copies the same elements again for every tap of the window. Here the rows and
+columns of the image that the tile's windows cover are copied once, zeros for padding included, and a thread that wants an
+element of tap (i, j) reads it (i, j) steps further on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rammer.codegen.contraction import Operand, Product
+from rammer.codegen.task import Unsuited
+from rammer.codegen.text import Text, digits, total, weighted
+from rammer.ir import expr as ex
+
+from rammer_cuda.kernels.depth import Depth
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One dimension of the image: its extent and stride in memory, the window's position ``origin`` (terms by axis and a
+    constant), the tile's axis with its step, the tap's axis with its step, and the patch's extent."""
+
+    extent: int
+    stride: int
+    terms: tuple[tuple[str, int], ...]
+    constant: int
+    axis: str
+    step: int
+    tap: str
+    reach: int
+    length: int
+
+
+def sides_of(p: Product, operand: Operand, axes: Sequence[int], depth: Depth, strides: Sequence[int],
+             shape: Sequence[int]) -> tuple[Side, ...]:  # fmt: skip
+    """The dimensions of ``operand`` that tile axes or taps run through. Unsuited unless there are taps, each in a
+    dimension of its own with at most one tile axis, and the channels run through another one alone."""
+    if depth.flat or not depth.outer:
+        raise Unsuited("no taps")
+    taps, tiled = {a.name: a.extent for a in depth.outer}, {p.axis(d).name: p.operator.tile[d] for d in axes}
+    found = list[Side]()
+    for index, stride, extent in zip(operand.load.indices, strides, shape, strict=True):
+        form = ex.affine(index)
+        if form is None:
+            raise Unsuited(f"{operand.load} is not affine")
+        steps, constant = form
+        mine = [a for a in steps if a in taps], [a for a in steps if a in tiled]
+        if not mine[0] and not mine[1]:
+            continue
+        if len(mine[0]) > 1 or len(mine[1]) > 1 or depth.inner.name in steps or any(steps[a] < 1 for m in mine for a in m):
+            raise Unsuited(f"{operand.load} mixes the window's axes")
+        tap, axis = (m[0] if m else "" for m in mine)
+        step, reach = steps.get(axis, 0), steps.get(tap, 0)
+        length = 1 + (tiled.get(axis, 1) - 1) * step + (taps.get(tap, 1) - 1) * reach
+        terms = tuple((a, s) for a, s in steps.items() if a != tap)
+        found.append(Side(extent, stride, terms, constant, axis, step, tap, reach, length))
+    used = [a for index in operand.load.indices for a in ex.axes_of(index)]
+    if len(used) != len(set(used)):
+        raise Unsuited(f"{operand.load} uses an axis twice")
+    if {s.tap for s in found if s.tap} != set(taps) or {s.axis for s in found if s.axis} != set(tiled):
+        raise Unsuited("an axis has no dimension")
+    return tuple(found)
+
+
+@dataclass
+class Patch:
+    """Writes the copies of an operand's patch and the places where fragments read it. ``name`` prefixes its variables."""
+
+    name: str
+    p: Product
+    operand: Operand
+    axes: tuple[int, ...]
+    depth: Depth
+    threads: int
+    sides: tuple[Side, ...]
+
+    @property
+    def unit(self) -> int:
+        """Elements of one channel's patch."""
+        return math.prod(s.length for s in self.sides)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one channel to the next: 8 (mod 16), so that lanes of different channels read different banks."""
+        return self.unit + (8 - self.unit) % 16
+
+    @property
+    def taps(self) -> int:
+        """Taps of the window."""
+        return math.prod(a.extent for a in self.depth.outer)
+
+    def setup(self, text: Text) -> None:
+        """Per-thread offsets and validity of the elements that a thread copies, for one channel."""
+        n, across = self.name, min(self.unit, self.threads)
+        self.lanes = self.threads // across
+        self.groups = -(-self.unit // across)
+        text.line(f"const int {n}k = tid / {across};")
+        fixed = {p.name: f"o{d}" for d, p in enumerate(self.p.main.axes)}
+        inside = {a for s in self.sides for a, _ in s.terms} | {s.tap for s in self.sides}
+        rest = {a: s for a, s in self.operand.steps.items() if a not in inside and a != self.depth.inner.name}
+        for g in range(self.groups):
+            place = f"tid % {across}" + (f" + {g * across}" if g else "")
+            text.line(f"const int {n}j{g} = {place};")
+            tests = [f"{n}j{g} < {self.unit}"] if (g + 1) * across > self.unit else []
+            offset = weighted(rest, fixed)
+            for i, (side, digit) in enumerate(zip(self.sides, digits(f"{n}j{g}", [s.length for s in self.sides]), strict=True)):
+                origin = total([*weighted(dict(side.terms), fixed), (digit, 1)], side.constant)
+                text.line(f"const int {n}y{g}_{i} = {origin};")
+                tests.append(f"(unsigned){n}y{g}_{i} < {side.extent}u")
+                offset.append((f"{n}y{g}_{i}", side.stride))
+            constant = self.operand.constant - sum(s.constant * s.stride for s in self.sides)
+            text.line(f"const int {n}o{g} = {total(offset, constant)};")
+            text.line(f"const bool {n}v{g} = {' && '.join(tests)};")
+
+    def fetch(self, text: Text) -> None:
+        """The copies of channels ``c0`` to ``c0 + block`` into ``{n}s``."""
+        n, step = self.name, self.operand.steps.get(self.depth.inner.name, 0)
+        deep, across = self.depth.block, min(self.unit, self.threads)
+        text.line("#pragma unroll")
+        text.line(f"for (int i = 0; i < {-(-deep // self.lanes)}; ++i) {{")
+        text.line(f"const int k = {n}k + i * {self.lanes};")
+        tests = [f"k < {deep}"] if deep % self.lanes else []
+        tests += [f"{n}k < {self.lanes}"] if across * self.lanes < self.threads else []
+        channel = f" && c0 + k < {self.depth.inner.extent}" if self.depth.inner.extent % deep else ""
+        for g in range(self.groups):
+            more = [f"{n}j{g} < {self.unit}"] if (g + 1) * across > self.unit else []
+            guard = f"if ({' && '.join(tests + more)}) " if tests or more else ""
+            source = f"{n}g + ({n}o{g} + (c0 + k) * {step})"
+            text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {source}, {n}v{g}{channel});")
+        text.line("}")
+
+    def place(self, element: str) -> str:
+        """Where tap 0 of the tile's element number ``element`` lies in a channel's patch."""
+        tiles = [self.p.operator.tile[d] for d in self.axes]
+        names = {self.p.axis(d).name: t for d, t in zip(self.axes, digits(element, tiles), strict=True)}
+        return total([(f"({names[s.axis]} * {s.step})", below) for s, below in self._below() if s.axis])
+
+    def tap(self, tap: str) -> str:
+        """How much further on tap number ``tap`` lies."""
+        names = {a.name: t for a, t in zip(self.depth.outer, digits(tap, [a.extent for a in self.depth.outer]), strict=True)}
+        return total([(names[s.tap], s.reach * below) for s, below in self._below() if s.tap])
+
+    def _below(self) -> list[tuple[Side, int]]:
+        result, below = list[tuple[Side, int]](), 1
+        for s in reversed(self.sides):
+            result.append((s, below))
+            below *= s.length
+        return result
+
+
+def patch_of(name: str, p: Product, operand: Operand, axes: tuple[int, ...], depth: Depth, threads: int,
+             strides: Sequence[int], shape: Sequence[int]) -> Patch:  # fmt: skip
+    """The patch of an operand. Unsuited where it has none."""
+    return Patch(name, p, operand, axes, depth, threads, sides_of(p, operand, axes, depth, strides, shape))
+
+

@@ -1,0 +1,287 @@
+"""The ``gemm_chain`` family: matrix products in a row (``kernels.chain``), 64 rows a warpgroup, on chip from end to end.
+
+A warpgroup's results lie in registers as the next product's operand wants them (``wgmma.RESULT_ORDER``), so nothing but
+the first operand, the last result and the weights moves. Weights come through a ring of ``stages`` shared-memory buffers,
+one layer each, by bulk copies that a thread starts as soon as every warp has left the buffer; warpgroups run apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.operations import Val
+from rammer.codegen.scalar import Block
+from rammer.codegen.task import Argument, Unsuited
+from rammer.codegen.text import Text, digits, total, weighted
+from rammer.codegen.unit import Place, Unit
+from rammer.device.manifest import Binding
+from rammer.ir.device import VDevice
+from rammer.ir.expr import Interval, Load, Ref, integer
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.chain import Chain, Layer, chain_of
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.wgmma import preamble
+
+#: Rows and threads of a warpgroup; registers of an SM and bytes of its shared memory.
+GROUP, THREADS, REGISTERS, SHARED = 64, 128, 64 << 10, 227 << 10
+#: Warpgroups a block and weight buffers that are tried.
+GROUPS, STAGES = (4, 2, 3, 1), (6, 4, 3, 2)
+#: Steps of the tensor cores that are added up inside them: they truncate.
+CHUNK = 4
+#: Bytes kept free for barriers, of which there are two a layer.
+BARRIERS = 1024
+#: Cycles of a launch with its first weights and rows, of one product's tensor work per 8 columns, of its waits and
+#: conversions per product, and of the maps per result of a thread: 38 us predicted, 41 us measured for 65,536 rows of 8
+#: layers of 64 on an H200.
+START, MATRIX, LAYER, RESULT = 4500, 5.5, 500, 22
+
+_PREAMBLE = """
+#ifndef RM_CHAIN
+#define RM_CHAIN
+__device__ __forceinline__ void rm_bulk(unsigned to, const float *from, int bytes, unsigned at) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(to), "l"(from), "r"(bytes), "r"(at) : "memory");
+}
+#endif
+"""
+
+
+def gemm_chain(operator: ROperator, binding: Binding) -> TaskKernel:
+    """The kernel of a tiled chain. Unsuited where the operator is none, or its block is no possible one."""
+    return _Rows(chain_of(operator, binding), binding).kernel()
+
+
+def chain_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[tuple[float, ROperator]]:
+    """(predicted seconds, tiled copy), best first; [] where the operator is no chain."""
+    try:
+        chain = chain_of(operator, binding)
+    except Unsuited:
+        return []
+    found = []
+    for groups in GROUPS:
+        tiled = replace(operator, tile=_tile(chain, groups * GROUP), family="gemm_chain")
+        most = min(len(chain.layers), max(s for s in (0, *STAGES) if _bytes(chain, groups, s) <= device.layer("veu").capacity))
+        if groups * THREADS * chain.registers > REGISTERS or most < 2:
+            continue
+        for stages in sorted({most, min(most, 3), 2}):
+            option = replace(tiled, config=(("groups", groups), ("stages", stages)))
+            found.append((chain_seconds(replace(chain, operator=option), device) + device.launch, option))
+    return sorted(found, key=lambda f: (f[0], f[1].tile, f[1].config))
+
+
+def chain_seconds(chain: Chain, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled chain, without its launch."""
+    config = dict(chain.operator.config)
+    groups, stages = config["groups"], config["stages"]
+    resident = min(_resident(chain, groups, stages), -(-chain.operator.task_count // device.veus))
+    rounds = -(-chain.operator.task_count // (device.veus * resident))
+    tensor, alone = 0.0, 0.0
+    for layer in chain.layers:
+        depth, width = layer.padded
+        work = MATRIX * 3 * depth / 8 * width / 8
+        tensor += work * groups * resident
+        alone += work + LAYER + RESULT * width / 2
+    moved = sum(8 * math.prod(x.padded) for x in chain.layers) * resident / 24.0
+    return (START + rounds * max(tensor, alone, moved)) / (device.flops / 256.0)
+
+
+def _resident(chain: Chain, groups: int, stages: int) -> int:
+    """Blocks that an SM holds at once."""
+    return max(1, min(SHARED // (_bytes(chain, groups, stages) + 1024), REGISTERS // (groups * THREADS * chain.registers)))
+
+
+def _bytes(chain: Chain, groups: int, stages: int) -> int:
+    """Shared memory: weights, barriers, and what the warpgroups hold of their operands beyond the first chunk."""
+    parked = max(0, *(x.padded[0] // 8 - CHUNK for x in chain.layers)) * 16 * groups * THREADS
+    return stages * chain.weights_bytes + BARRIERS + parked
+
+
+def _tile(chain: Chain, rows: int) -> tuple[int, ...]:
+    """About ``rows`` rows: inner row axes whole, one split, the outer ones 1; the column axis whole."""
+    shape, left = chain.operator.anchor.shape, rows
+    tile = list(shape)
+    for d in reversed(chain.rows):
+        tile[d] = min(shape[d], max(left, 1))
+        left //= max(shape[d], 1)
+    return tuple(tile)
+
+
+class _Rows:
+    def __init__(self, chain: Chain, binding: Binding) -> None:
+        self.c, self.binding, self.text = chain, binding, Text()
+        config = dict(chain.operator.config)
+        self.groups, self.stages = config.get("groups", 2), min(config.get("stages", 2), len(chain.layers))
+        if not 1 <= self.groups <= 8 or self.stages < 2 or chain.row_count > self.groups * GROUP:
+            raise Unsuited(f"{chain.row_count} rows for {self.groups} warpgroups")
+        if len(chain.layers) * 16 > BARRIERS:
+            raise Unsuited(f"{len(chain.layers)} layers")
+        inside = {c.name for c in chain.operator.computes}
+        read = dict.fromkeys(t for x in chain.layers for c in x.maps for t in c.reads if t not in inside)
+        self.arguments = [
+            Argument(chain.first.tensor, False), *(Argument(x.weights.tensor, False, x.packing) for x in chain.layers),
+            *(Argument(t, False) for t in read), *(Argument(t, True) for t in chain.operator.outputs),
+        ]  # fmt: skip
+        zero = integer(0)
+        self.places = {}
+        for k, a in enumerate(self.arguments):
+            if a.packing is None and k:
+                kind = binding.types[a.tensor]
+                self.places[a.tensor] = Place(f"p{k}", kind.dtype, binding.storages[a.tensor].strides,
+                                              (zero,) * len(kind.shape), kind.shape)  # fmt: skip
+        self.tables: dict[str, str] = {}
+
+    def kernel(self) -> TaskKernel:
+        """The finished kernel."""
+        threads, dynamic = self.groups * THREADS, _bytes(self.c, self.groups, self.stages)
+        self.resident = _resident(self.c, self.groups, self.stages)
+        self._origins()
+        self._start()
+        self._first()
+        for number, layer in enumerate(self.c.layers):
+            self._layer(number, layer)
+        kinds = ("float *" if a.written else "const float *__restrict__ " for a in self.arguments)
+        names = ", ".join(f"{kind}p{k}" for k, kind in enumerate(kinds))
+        bounds = f"__launch_bounds__({threads}, {self.resident})"
+        head = f'extern "C" __global__ void {bounds} @NAME@({names}, const int *order, int first)'
+        text = f"{head} {{\n{self.text}}}\n"
+        before = preamble([x.padded[1] for x in self.c.layers]) + _PREAMBLE + "".join(self.tables.values())
+        name = "g_" + hashlib.sha256((before + text).encode()).hexdigest()[:20]
+        return TaskKernel(name, before + text.replace("@NAME@", name), tuple(self.arguments), threads, dynamic, dynamic)
+
+    def _origins(self) -> None:
+        text, o = self.text, self.c.operator
+        text.line("const int tid = (int)threadIdx.x, lg = tid % 32 / 4, lt = tid % 4;")
+        text.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
+        for d, (place, tile, count) in enumerate(zip(digits("task", o.grid), o.tile, o.grid, strict=True)):
+            text.line(f"const int o{d} = {f'{place} * {tile}' if count > 1 else '0'};")
+        # Each thread has two rows, 8 apart. Rows outside the result are computed from the last one and not stored.
+        for h in (0, 1):
+            text.line(f"const int row{h} = tid / 32 * 16 + lg + {8 * h};")
+            tests = [f"row{h} < {self.c.row_count}"]
+            for d, place in zip(self.c.rows, digits(f"row{h}", [o.tile[d] for d in self.c.rows]), strict=True):
+                extent = o.anchor.axes[d].extent
+                text.line(f"const int x{d}_{h} = min(o{d} + {place}, {extent - 1});")
+                tests += [f"o{d} + {place} < {extent}"] if extent % o.tile[d] else []
+            text.line(f"const bool inside{h} = {' && '.join(tests)};")
+
+    def _start(self) -> None:
+        """Barriers, and the first layers' weights: constants, which need not wait for earlier kernels."""
+        text, layers = self.text, self.c.layers
+        text.all([
+            "extern __shared__ __align__(128) float shared[];",
+            "const unsigned base = (unsigned)__cvta_generic_to_shared(shared);",
+            f"float *const parked = shared + {(self.stages * self.c.weights_bytes + BARRIERS) // 4} + tid;",
+            f"const unsigned full = base + {self.stages * self.c.weights_bytes}, empty = full + {8 * len(layers)};",
+            "if (tid == 0) {", f"for (int i = 0; i < {len(layers)}; ++i) {{",
+            f"rm_barrier_init(full + 8 * i, 1); rm_barrier_init(empty + 8 * i, {self.groups * 4});",
+            "}", "rm_barriers_made();",
+        ])  # fmt: skip
+        text.all(self._load(k) for k in range(self.stages))
+        text.all(["}", "__syncthreads();", "rm_after();"])
+
+    def _load(self, number: int) -> str:
+        """Start copying a layer's weights into its buffer."""
+        bytes_ = 8 * math.prod(self.c.layers[number].padded)
+        return f"rm_bulk(base + {number % self.stages * self.c.weights_bytes}, p{number + 1}, {bytes_}, full + {8 * number});"
+
+    def _first(self) -> None:
+        """The first operand, into ``in0``: for every 8 products four values of the thread's two rows."""
+        o, layer, text = self.c.first, self.c.layers[0], self.text
+        steps = layer.padded[0] // 8
+        text.line(f"float in0[{CHUNK}][4];")
+        step = o.steps.get(layer.inner.name, 0)
+        others = [s for a, s in o.steps.items() if a != layer.inner.name]
+        pairs = step == 1 and o.aligned and layer.inner.extent % 2 == 0 and all(s % 2 == 0 for s in (*others, o.constant))
+        for h in (0, 1):
+            names = {a.name: f"x{d}_{h}" for d, a in enumerate(layer.main.axes) if d != self.c.column}
+            text.line(f"const float *const from{h} = p0 + ({total(weighted(o.steps, names), o.constant)});")
+        text.all(["#pragma unroll", f"for (int s = 0; s < {steps}; ++s) {{", "const int k = s * 8 + lt * 2;"])
+        for h in (0, 1):
+            if pairs:
+                test = f"k < {layer.inner.extent}"
+                text.line(f"const float2 w{h} = {test} ? *(const float2 *)(from{h} + k) : make_float2(0.0f, 0.0f);")
+                text.all(self._keep(0, str(h), f"w{h}.x") + self._keep(0, str(h + 2), f"w{h}.y"))
+                continue
+            for e in (0, 1):
+                value = f"(k + {e} < {layer.inner.extent} ? from{h}[(k + {e}) * {step}] : 0.0f)"
+                text.all(self._keep(0, str(h + 2 * e), value))
+        text.line("}")
+
+    def _layer(self, number: int, layer: Layer) -> None:
+        text, (depth, width) = self.text, layer.padded
+        text.line(f"float d{number}[{width // 2}];")
+        for first in range(0, depth // 8, CHUNK):
+            steps = min(CHUNK, depth // 8 - first)
+            place, target = f"shared + {number % self.stages * self.c.weights_bytes // 4}", "part" if first else f"d{number}"
+            text.all([
+                "{",
+                f"unsigned big[{steps}][4], small[{steps}][4];",
+                "#pragma unroll", f"for (int s = 0; s < {steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
+                f"  rm_halves({self._value(number, f's + {first}', 'e', parked=first > 0)}, big[s][e], small[s][e]);",
+                *([f"float part[{width // 2}];"] if first else [f"rm_barrier_wait(full + {8 * number}, 0);"]),
+                f"rm_products{width}({target}, big, small, rm_matrix({place} + {first * 8 * width}, {width}),",
+                f"  rm_matrix({place} + {(depth + first * 8) * width}, {width}));",
+                "rm_warpgroup_wait<0>();", f"rm_pin({target}); rm_pin(big); rm_pin(small);",
+                *(["#pragma unroll", f"for (int i = 0; i < {width // 2}; ++i) d{number}[i] += part[i];"] if first else []),
+                "}",
+            ])  # fmt: skip
+        last = number == len(self.c.layers) - 1
+        if number + self.stages < len(self.c.layers):
+            text.line(f"if (tid % 32 == 0) rm_barrier_arrive(empty + {8 * number});")
+        # The buffer of the layer before: by now hardly a warp is still in it.
+        behind = number - 1
+        if behind >= 0 and behind + self.stages < len(self.c.layers):
+            text.all(["if (tid == 0) {", f"rm_barrier_wait(empty + {8 * behind}, 0);", self._load(behind + self.stages), "}"])
+        if not last:
+            text.line(f"float in{number + 1}[{CHUNK}][4];")
+        self._results(number, layer, last)
+
+    def _value(self, number: int, step: str, slot: str, parked: bool) -> str:
+        """The place of an operand's value: registers for the first chunk, shared memory for later ones."""
+        if not parked:
+            return f"in{number}[{step}][{slot}]"
+        return f"parked[(({step} - {CHUNK}) * 4 + {slot}) * {self.groups * THREADS}]"
+
+    def _keep(self, number: int, slot: str, value: str) -> list[str]:
+        """Keep ``value`` as the next operand's, in the unrolled loop over ``s``."""
+        here, there = (self._value(number, "s", slot, parked) for parked in (False, True))
+        return [f"if (s < {CHUNK}) {here.replace('[s]', f'[min(s, {CHUNK - 1})]')} = {value}; else {there} = {value};"]
+
+    def _results(self, number: int, layer: Layer, last: bool) -> None:
+        """The maps on every result of the thread, into the next operand or to memory."""
+        text, column = self.text, self.c.column
+        text.all([
+            # Nothing that depends on the column is loaded before the products are there: registers are scarce until then.
+            f"int at{number} = lt * 2;", f'asm volatile("" : "+r"(at{number}) :: "memory");',
+            "#pragma unroll", f"for (int s = 0; s < {layer.padded[1] // 8}; ++s) {{",
+            "#pragma unroll", "for (int e = 0; e < 4; ++e) {",
+            f"const int x{column} = s * 8 + at{number} + e % 2;",
+        ])  # fmt: skip
+        text.all(f"const int x{d} = e / 2 ? x{d}_1 : x{d}_0;" for d in self.c.rows)
+        ragged = layer.column.extent % 8 != 0
+        if not last:
+            # Result e is value (e / 2, e % 2) of (row, column); an operand's values are (e % 2, e / 2).
+            text.line("float next = 0.0f;")
+            text.line(f"if (x{column} < {layer.column.extent}) {{" if ragged else "{")
+        else:
+            test = f" && x{column} < {layer.column.extent}" if ragged else ""
+            text.line(f"if (!((e / 2 ? inside1 : inside0){test})) continue;")
+        text.line(f"const float sum = d{number}[s * 4 + e];")
+        point = tuple(Ref(f"x{d}") for d in range(len(layer.main.axes)))
+        ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(layer.main.axes)}
+        unit = Unit(CUDA, self.binding.types, {c.name: c for c in layer.maps}, self.places, ranges)
+        block = Block(unit)
+        block.memo[Load(layer.main.name, point)] = Val("sum", "float32", atom=True)
+        value = block.load(Load(layer.last, point))
+        if last:
+            block.store(self.places[layer.last], point, value, ())
+        text.all(block.lines)
+        if not last:
+            text.all([f"next = {value.text};", "}", *self._keep(number + 1, "e / 2 + e % 2 * 2", "next")])
+        text.all(["}", "}"])
+        self.tables |= unit.tables

@@ -1,0 +1,238 @@
+"""The ``gemm_wgmma3`` family: warpgroup products (``kernels.wgmma``) of an operand read as it is with a constant one.
+
+The split sums and the epilogue are those of ``gemm``. The operand that is no constant goes from shared memory into
+registers, 64 rows or columns of the tile a warpgroup, and is halved there. The constant comes as fp32, arranged when a
+program is loaded, and is halved in shared memory by the warpgroup that copied it; one or two do nothing else: so the
+others need no common barrier, and while one converts, another one's products run. After every block the tensor cores'
+sums are added to fp32 ones outside. With ``patch`` a convolution's input is staged once for all taps of a block of
+channels (``kernels.patch``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rammer.codegen.contraction import Operand, Product, product_of
+from rammer.codegen.task import Unsuited
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.gemm import Gemm, Shape
+from rammer_cuda.kernels.patch import Patch, patch_of
+from rammer_cuda.kernels.preamble import PREAMBLE
+from rammer_cuda.kernels.stage import Stage
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.wgmma import preamble
+
+#: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the constant: 128
+#: results and as many partial sums a thread would not fit its registers.
+GROUP, THREADS, MOST = 64, 128, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Wide(Shape):
+    """A block of warpgroups; ``down`` says that the operand in registers has the tile's rows, not its columns."""
+
+    down: bool = False
+    patch: bool = False
+    copiers: int = 1
+
+    @property
+    def group(self) -> int:
+        """Threads that multiply: a warpgroup for every ``GROUP`` rows (or columns)."""
+        return (self.bm if self.down else self.bn) // GROUP * THREADS
+
+    @property
+    def threads(self) -> int:
+        """With the warpgroups that copy."""
+        return self.group + THREADS * self.copiers
+
+    @property
+    def ahead(self) -> int:
+        """Blocks that a copying warpgroup starts before it waits for the first of them."""
+        return (self.stages - 2) // self.copiers
+
+
+def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wide:
+    """The block of a task of ``rows x width``; Unsuited where the constant's side is too long."""
+    through, fixed = (rows, width) if down else (width, rows)
+    through, fixed = -(-through // GROUP) * GROUP, -(-fixed // 8) * 8
+    if fixed > MOST:
+        raise Unsuited(f"{fixed} results of a thread's row")
+    bm, bn = (through, fixed) if down else (fixed, through)
+    return Wide(bm, bn, config.get("bk", 32), 1, fixed // 2, config.get("stages", 3), config.get("split", 1), 1, False,
+                down, bool(config.get("patch", 0)), config.get("copiers", 1))  # fmt: skip
+
+
+def gemm_wgmma3(operator: ROperator, binding: Binding) -> TaskKernel:
+    """The kernel of a tiled contraction with one constant operand. Unsuited as ``gemm``, and without such an operand."""
+    product = product_of(operator, binding)
+    down = runs_down(product)
+    shape = wide_shape(product.row_count, product.width, dict(operator.config), down)
+    return _Warpgroups(product, binding, shape).kernel()
+
+
+def runs_down(product: Product) -> bool:
+    """Whether the rows' operand is the one in registers. Unsuited unless exactly one operand can be packed."""
+    a, b = (o.packable and len(axes) <= 1 for o, axes in ((product.a, product.rows), (product.b, product.columns)))
+    if a == b:
+        raise Unsuited("not one constant operand")
+    return b
+
+
+class _Warpgroups(Gemm):
+    s: Wide
+
+    def __init__(self, product: Product, binding: Binding, shape: Wide) -> None:
+        if shape.bk % 8 or shape.stages < 3:
+            raise Unsuited(f"blocks of {shape.bk} products in {shape.stages} buffers")
+        self.fixed = shape.bn if shape.down else shape.bm
+        self.preamble = PREAMBLE + preamble([self.fixed])
+        super().__init__(product, binding, shape)
+        self.read, self.matrix = (self.a, self.b) if shape.down else (self.b, self.a)
+        self.patch: Patch | None = None
+        if shape.patch:
+            name, operand, axes = ("a", product.a, product.rows) if shape.down else ("b", product.b, product.columns)
+            storage, kind = binding.storages[operand.tensor], binding.types[operand.tensor]
+            self.patch = patch_of(name, product, operand, axes, self.depth, THREADS, storage.strides, kind.shape)
+            if self.patch.taps < shape.ahead * shape.copiers:
+                # A copying warpgroup would wait for a patch to be left whose last products it still has to complete.
+                raise Unsuited(f"{self.patch.taps} taps for {shape.stages} buffers")
+        self.whole = shape.bk * self.matrix.pitch
+        self.readable = 2 * shape.bk * self.patch.pitch if self.patch else shape.stages * shape.bk * self.read.pitch
+        self.barriers = 4 * max(self.readable + 2 * shape.stages * self.whole, shape.bm * self.line)
+        self.dynamic = self.barriers + 16 * (shape.stages + 2)
+
+    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
+        if (name == "a") == self.s.down:
+            # Rows of 8 or 24 (mod 32) elements: lanes of different ``lt`` then read different banks.
+            return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, (8 - unit) % 16)
+        return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, 0, "cores")
+
+    def _pointers(self) -> None:
+        text, r, m, s = self.text, self.read.name, self.matrix.name, self.s
+        text.line("extern __shared__ __align__(16) float shared[];")
+        text.line("const float *const ag = p0; const float *const bg = p1;")
+        text.line(f"float *const {r}shared = shared; float *const {m}shared = shared + {self.readable};")
+        text.line(f"float *const rest = {m}shared + {s.stages * self.whole};")
+        text.line(f"const unsigned full = (unsigned)__cvta_generic_to_shared(shared) + {self.barriers};")
+        text.line(f"const unsigned empty = full + {8 * s.stages}, patched = empty + {8 * s.stages}, left = patched + 16;")
+        text.all([
+            "if (tid == 0) {", f"for (int i = 0; i < {s.stages}; ++i) {{",
+            f"rm_barrier_init(full + 8 * i, {THREADS}); rm_barrier_init(empty + 8 * i, {s.works // 32});", "}",
+            "for (int i = 0; i < 2; ++i) {",
+            f"rm_barrier_init(patched + 8 * i, {THREADS}); rm_barrier_init(left + 8 * i, {s.works // 32});", "}",
+            "rm_barriers_made();", "}", "__syncthreads();",
+        ])  # fmt: skip
+
+    def _setup(self) -> None:
+        """Nothing: the copying warpgroup sets up what it needs."""
+
+    def _fetch(self) -> None:
+        """Nothing: the copying warpgroup has these functions."""
+
+    def _start(self) -> None:
+        """The copying warpgroup: copies, halves of the constant, and the word that a block is complete."""
+        s, text, m, r = self.s, self.text, self.matrix, self.read
+        n, ahead, between = s.copiers, s.ahead, s.copiers * s.ahead
+        text.all([f"if (tid >= {s.works}) {{", f"const int copier = tid / {THREADS} - {s.works // THREADS}, thread = tid;", "{"])
+        text.line(f"const int tid = thread % {THREADS};")
+        m.setup(text)
+        (self.patch or r).setup(text)
+        self._copies()
+        text.all(["#pragma unroll", f"for (int i = copier; i <= copier + {between}; i += {n})"])
+        text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
+        text.all(["rm_after();", "#pragma unroll 1", f"for (int i = copier; begin + i < end + {between}; i += {n}) {{"])
+        text.all(["const int kb = begin + i;", "if (kb < end) {", f"const int slot = i % {s.stages};"])
+        text.line(f"if (i >= {s.stages}) rm_barrier_wait(empty + 8 * slot, (i / {s.stages} - 1) & 1);")
+        text.line(f"if (i > copier + {between}) {m.name}fetch(kb, slot);")
+        if self.patch is None:
+            text.line(f"{r.name}fetch(kb, slot);")
+        else:
+            taps = self.patch.taps
+            text.all([f"if (i == 0 || kb % {taps} == 0) {{", f"const int turn = kb / {taps} - begin / {taps};"])
+            text.all(["if (turn >= 2) rm_barrier_wait(left + turn % 2 * 8, (turn / 2 - 1) & 1);"])
+            text.all([f"{r.name}fetch(kb / {taps}, turn % 2);", "}"])
+        text.all(["}", "rm_commit();", f"if (i >= {between}) {{", f"const int done = i - {between};"])
+        text.all([f"rm_arrived<{ahead}>();", f"halve(done % {s.stages});", "rm_copies_to_async();"])
+        if self.patch is not None:
+            taps = self.patch.taps
+            text.line(f"if (done == 0 || (begin + done) % {taps} == 0)")
+            text.line(f"  rm_barrier_arrive(patched + ((begin + done) / {taps} - begin / {taps}) % 2 * 8);")
+        text.all([f"rm_barrier_arrive(full + done % {s.stages} * 8);", "}", "}", "}", "rm_after();"])
+
+    def _copies(self) -> None:
+        """The copies of both operands, and the halving of a thread's own copies of the constant."""
+        text, m, r, s = self.text, self.matrix, self.read, self.s
+        if self.patch is None:
+            super()._fetch()
+        else:
+            text.line(f"auto {r.name}fetch = [&](int block, int slot) {{")
+            text.line(f"float *const {r.name}s = {r.name}shared + slot * {s.bk * self.patch.pitch};")
+            text.line(f"const int c0 = block * {s.bk};")
+            self.patch.fetch(text)
+            text.line("};")
+            text.line(f"auto {m.name}fetch = [&](int step, int slot) {{")
+            text.line(f"float *const {m.name}s = {m.name}shared + slot * {self.whole};")
+            text.line(f"const int kb = step % {self.patch.taps} * {self.depth.per_tap} + step / {self.patch.taps};")
+            m.fetch(text)
+            text.line("};")
+        text.line("auto halve = [&](int slot) {")
+        text.line(f"float *const from = {m.name}shared + slot * {self.whole} + tid * 4;")
+        text.line(f"float *const to = rest + slot * {self.whole} + tid * 4;")
+        for at in range(0, self.whole, 4 * THREADS):
+            guard = f"if (tid * 4 + {at} < {self.whole}) " if at + 4 * THREADS > self.whole else ""
+            text.line(f"{guard}rm_halve(from + {at}, to + {at});")
+        text.line("};")
+
+    def _loop(self) -> None:
+        """The multiplying warpgroups, each at its own pace."""
+        s, steps, n, m = self.s, self.s.bk // 8, self.read, self.matrix
+        text, element, pitch = self.text, "e % 2 * 8", n.pitch
+        text.all(["} else {", "rm_after();", "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;"])
+        read = [f"const float *const at = {n.name}shared + (slot * {s.bk} + lt) * {n.pitch} + warp * 16 + lg;"]
+        wait, leave = list[str](), list[str]()
+        groups = s.works // THREADS
+        turn, pass_on = list[str](), list[str]()
+        if groups > 1:
+            # In turns: left alone, the warpgroups' products would interleave, and then all of them convert at once.
+            text.line("const int mine = tid / 128 + 1;")
+            text.line(f"if (mine == {groups}) rm_turn_pass(1);")
+            turn = ["rm_turn_wait(mine);"]
+            pass_on = [f"if (kb + 1 < end || mine < {groups}) rm_turn_pass(mine == {groups} ? 1 : mine + 1);"]
+        if self.patch is not None:
+            taps, pitch, element = self.patch.taps, self.patch.pitch, "(e % 2 ? at1 : at0)"
+            for h in (0, 1):
+                text.line(f"const int row{h} = min(warp * 16 + lg + {8 * h}, {n.count - 1});")
+                text.line(f"const int at{h} = {self.patch.place(f'row{h}')} + lt * {pitch};")
+            wait = [
+                f"const int turn = kb / {taps} - begin / {taps}, tap = kb % {taps};",
+                "if (i == 0 || tap == 0) rm_barrier_wait(patched + turn % 2 * 8, turn / 2 & 1);",
+            ]
+            read = [f"const float *const at = {n.name}shared + turn % 2 * {s.bk * pitch} + {self.patch.tap('tap')};"]
+            leave = [f"if (tid % 32 == 0 && tap == {taps - 1}) rm_barrier_arrive(left + turn % 2 * 8);"]
+        text.all([
+            "#pragma unroll 1", "for (int kb = begin; kb < end; ++kb) {",
+            f"const int i = kb - begin, slot = i % {s.stages};", *wait,
+            f"rm_barrier_wait(full + 8 * slot, i / {s.stages} & 1);",
+            *read, f"unsigned big[{steps}][4], small[{steps}][4];",
+            "#pragma unroll", f"for (int s = 0; s < {steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
+            f"  rm_halves(at[(s * 8 + e / 2 * 4) * {pitch} + {element}], big[s][e], small[s][e]);",
+            f"float part[{self.fixed // 2}];", *turn,
+            f"rm_products{self.fixed}(part, big, small, rm_matrix({m.name}shared + slot * {self.whole}, {self.fixed}),",
+            f"  rm_matrix(rest + slot * {self.whole}, {self.fixed}));",
+            *pass_on, "rm_warpgroup_wait<0>();", "rm_pin(big); rm_pin(small); rm_pin(part);",
+            "if (tid % 32 == 0) rm_barrier_arrive(empty + 8 * slot);", *leave,
+            "#pragma unroll", f"for (int j = 0; j < {self.fixed // 2}; ++j) acc[0][j] += part[j];",
+            "}", "}",
+        ])  # fmt: skip
+
+    def _leave(self) -> list[str]:
+        s = self.s
+        row, column = "warp * 16 + lg + e / 2 * 8", "j * 8 + lt * 2 + e % 2"
+        place = f"({row}) * {self.line} + {column}" if s.down else f"({column}) * {self.line} + {row}"
+        return [
+            "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;",
+            "#pragma unroll", f"for (int j = 0; j < {self.fixed // 8}; ++j)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
+            f"  shared[{place}] = acc[0][j * 4 + e];",
+        ]  # fmt: skip

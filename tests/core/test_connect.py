@@ -1,0 +1,104 @@
+"""Connecting layers in a row: proposed from the price alone, dropped where the price says so, computed right everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rammer.codegen.dialects import C99
+from rammer.codegen.target import CTarget
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import ROperator
+from rammer.testing.conformance import Subject, check_model
+from rammer.testing.host_c import THREADED, Case, check
+from rammer.testing.small_models import SmallModel
+from rammer.tile.connect import MOST_CONTRACTIONS, connect
+
+ROWS, WIDTH = 96, 8
+
+
+def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:
+    layers = (
+        MemoryLayer("memory", "device", 1 << 40, 1e10), MemoryLayer("local", "veu", local, 1e11),
+        MemoryLayer("register", "thread", 4096, 1e12),
+    )  # fmt: skip
+    return VDevice("test", "for tests", 4, layers, 1e10, launch)
+
+
+def mlp(layers: int, rows: int = ROWS, width: int = WIDTH) -> SmallModel:
+    """``layers`` products of ``width x width`` with bias and ReLU."""
+    weights = ", ".join(f"float[{width},{width}] w_{i}, float[{width}] w_b{i}" for i in range(layers))
+    lines = (f"    m{i} = MatMul(r{i}, w_{i})\n    a{i} = Add(m{i}, w_b{i})\n    r{i + 1} = Relu(a{i})" for i in range(layers))
+    body = "\n".join(lines)
+    text = f"(float[{rows},{width}] r0, {weights}) => (float[{rows},{width}] r{layers}) {{\n{body}\n}}"
+    return SmallModel("mlp", text)
+
+
+def graph_of(model: SmallModel) -> ComputeGraph:
+    return lower(bind(read_model(model.build(np.random.default_rng())), {}))
+
+
+def groups(graph: ComputeGraph, where: VDevice, rate: float = 1.0) -> tuple[ROperator, ...]:
+    return connect(graph, where, rate=lambda operator: rate).operators
+
+
+def test_layers_in_a_row_become_one_operator() -> None:
+    (operator,) = groups(graph_of(mlp(3)), device())
+    layers = [(e.layer, e.consumer.startswith("m")) for e in operator.connections]
+    assert layers.count(("veu", True)) == 2
+    assert all(layer == "thread" for layer, product in layers if not product)
+
+
+@pytest.mark.parametrize(
+    ("where", "rate", "why"),
+    [
+        (device(), 0.02, "kernels that are bad at it"),
+        (device(local=1 << 8), 1.0, "memory that no row's interior fits"),
+    ],
+    ids=["rate", "memory"],
+)
+def test_the_price_decides(where: VDevice, rate: float, why: str) -> None:
+    found = groups(graph_of(mlp(3, width=64)), where, rate)
+    assert len(found) == 3, why
+
+
+def test_wide_layers_stay_apart() -> None:
+    # A task needs whole rows and all weights: with few rows every vEU would read all of them.
+    found = groups(graph_of(mlp(2, rows=4, width=256)), replace(device(), veus=64))
+    assert len(found) == 2
+
+
+def test_chains_end() -> None:
+    found = groups(graph_of(mlp(MOST_CONTRACTIONS + 2)), device())
+    products = [sum(c.kind == "contraction" for c in o.computes) for o in found]
+    assert products == [MOST_CONTRACTIONS, 2]
+
+
+def test_a_value_read_elsewhere_ends_the_chain() -> None:
+    model = SmallModel("kept", f"""(float[{ROWS},8] x, float[8,8] w_1, float[8,8] w_2)
+        => (float[{ROWS},8] y, float[{ROWS},8] h) {{
+        h = MatMul(x, w_1)
+        y = MatMul(h, w_2)
+    }}""")
+    assert len(groups(graph_of(model), device())) == 2
+
+
+@pytest.mark.parametrize("tile", [(5, WIDTH), (ROWS, 3), (1, 1)], ids=str)
+@pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
+def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTarget) -> None:
+    graph = graph_of(mlp(3))
+    (operator,) = groups(graph, device())
+    rng = np.random.default_rng()
+    inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
+    check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
+
+
+@pytest.mark.parametrize("name", ["rocm", "ipu_sim", "toy"])
+def test_devices_compute_models_with_chains(name: str) -> None:
+    check_model(Subject(name), mlp(4))

@@ -110,12 +110,14 @@ def test_operators_on_the_host_stay_float32() -> None:
     assert half.nodes[0] == nodes[0]
 
 
-def test_sums_of_float16_are_float32() -> None:
+def test_float16_computes_in_float32() -> None:
     """60,000 three times and twice its opposite: sums in float16 would leave its range on the way."""
     x = np.array([[6e4, 6e4, 6e4, -6e4, -6e4]], np.float16)
     for text in ("y: f16[i:1] = sum[k:5] x[i, k]", "y: f16[i:1] = sum[k:5] x[i, k] * w[k]"):
         have = evaluate(Compute.parse(text), {"x": x, "w": np.ones(5, np.float16)})
         assert have.dtype == np.float16 and float(have[0]) == 6e4
+    square = evaluate(Compute.parse("y: f16[i:1] = (x[i] * x[i]) / 1000.0"), {"x": np.array([300], np.float16)})
+    assert square.dtype == np.float16 and float(square[0]) == 90, "between load and store it is float32"
 
 
 def test_a_mean_survives_a_sum_beyond_float16() -> None:

@@ -224,10 +224,8 @@ class Gemm:
         text.line(f"float acc[{s.tm}][{s.tn}]{'[4]' if s.tensor else ''} = {{}};")
         self._start()
         self._loop()
-        text.all(["rm_arrived<0>();", "__syncthreads();"])
-        text.line(f"if (tid < {s.works}) {{" if s.works < s.threads else "{")
-        text.all(self._leave())
-        text.line("}")
+        leave = [f"if (tid < {s.works}) {{" if s.works < s.threads else "{", *self._leave(), "}"]
+        text.all(["rm_arrived<0>();", "__syncthreads();", *leave])
         if self.split > 1 and s.slices > 1:
             self._gather_slices()
         text.line("__syncthreads();" if self.split == 1 else "rm_cluster_arrive();")
@@ -238,11 +236,8 @@ class Gemm:
         """The ring: wait for each block, start the copies of a later one, multiply."""
         s = self.s
         self.text.all([
-            f"int use = 0, fill = {s.stages - 1};",
-            "#pragma unroll 1",
-            "for (int kb = begin; kb < end; ++kb) {",
-            f"rm_arrived<{s.stages - 2}>();",
-            "__syncthreads();",
+            f"int use = 0, fill = {s.stages - 1};", "#pragma unroll 1", "for (int kb = begin; kb < end; ++kb) {",
+            f"rm_arrived<{s.stages - 2}>();", "__syncthreads();",
             f"if (kb + {s.stages - 1} < end) {{ afetch(kb + {s.stages - 1}, fill); bfetch(kb + {s.stages - 1}, fill); }}",
             "rm_commit();",
             *self._multiply(),

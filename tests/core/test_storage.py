@@ -217,16 +217,27 @@ def test_transposition_of_outer_axes_is_written_through() -> None:
     assert plan.storages[p] == Storage(p, out, 0, (4, 5, 3), (3, 12, 1))
 
 
-def test_attention_heads_are_views_and_merging_them_a_copy() -> None:
-    b = Builder(x=(2, 6, 8))
+def attention(b: Builder) -> tuple[str, str, str]:
+    """Heads of ``x``, their scaled values, and those merged again."""
     heads = b.transpose(b.reshape(b.relu("x"), 2, 6, 2, 4), 0, 2, 1, 3)
     scaled = b.relu(heads)
-    merged = b.reshape(b.transpose(scaled, 0, 2, 1, 3), 2, 6, 8)
-    out = b.relu(merged)
-    plan = check(b.graph(out))
-    assert heads not in names(plan)
-    # Merging heads whose elements lie a whole sequence apart has no single stride.
-    assert merged in names(plan)
+    return heads, scaled, b.reshape(b.transpose(scaled, 0, 2, 1, 3), 2, 6, 8)
+
+
+def test_attention_heads_are_views_and_written_where_they_are_merged() -> None:
+    b = Builder(x=(2, 6, 8))
+    heads, scaled, merged = attention(b)
+    plan = check(b.graph(b.relu(merged)))
+    assert heads not in names(plan) and merged not in names(plan)
+    assert plan.storages[scaled] == Storage(scaled, merged, 0, (2, 2, 6, 4), (48, 4, 8, 1))
+
+
+def test_heads_that_others_read_too_are_merged_by_a_copy() -> None:
+    """Merging heads whose elements lie a whole sequence apart has no single stride; the other reader keeps them so."""
+    b = Builder(x=(2, 6, 8))
+    _, scaled, merged = attention(b)
+    plan = check(b.graph(b.concat([b.relu(merged), b.reshape(b.relu(scaled), 2, 6, 8)], 1)))
+    assert merged in names(plan) and plan.storages[scaled].buffer == scaled
 
 
 def test_reshape_and_unsqueeze_before_a_concat_are_written_through() -> None:

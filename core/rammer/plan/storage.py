@@ -43,6 +43,8 @@ def assign_storage(graph: ComputeGraph) -> StoragePlan:
     for compute, parts in state.concatenations():
         state.concatenate(compute, parts)
     for compute in graph.computes:
+        state.write_ahead(compute)
+    for compute in graph.computes:
         state.settle(compute)
     computes = tuple(state.remaining())
     types = {**graph.types, **{c.name: c.type for c in computes}}
@@ -61,6 +63,7 @@ class _Assigner:
     def __post_init__(self) -> None:
         self.producers = self.graph.producers
         self.taken = set(self.graph.types)
+        self.readers = self.graph.consumers()
 
     def own(self, name: str) -> None:
         """Give ``name`` a dense buffer of its own."""
@@ -101,6 +104,30 @@ class _Assigner:
         if storage is not None and _contiguous(storage) >= _contiguous(self.storages[name]):
             self.eliminated.add(name)
             self.place(load.tensor, storage)
+
+    def write_ahead(self, compute: Compute) -> None:
+        """Where ``compute`` rearranges beyond a view, such as attention's heads put side by side, let the producer write
+        in that order if nobody else reads what it made."""
+        load = self.view_load(compute)
+        if load is None or not self.free(compute.name) or not self._only_reader(compute):
+            return
+        if viewed(compute.name, load, compute.axes, self._expected(load.tensor)) is None:
+            self.own(compute.name)
+            self.write_behind(compute.name)
+
+    def _only_reader(self, compute: Compute) -> bool:
+        """Whether nobody else reads any of the free tensors that ``compute`` rearranges, directly or through others."""
+        load = self.view_load(compute)
+        if load is None:
+            return True
+        return self.free(load.tensor) and len(self.readers[load.tensor]) == 1 and self._only_reader(self.producers[load.tensor])
+
+    def _expected(self, name: str) -> Storage:
+        """The storage that ``settle`` would give ``name`` now."""
+        compute = self.producers.get(name)
+        load = self.view_load(compute) if compute is not None and name not in self.storages else None
+        view = viewed(name, load, compute.axes, self._expected(load.tensor)) if compute is not None and load is not None else None
+        return self.storages.get(name) or view or dense(name, name, self.graph.types[name].shape)
 
     def concatenations(self) -> Iterator[tuple[Compute, Pieces]]:
         """Piecewise Computes, the largest first: what a large one has placed, a smaller one may just view."""

@@ -10,6 +10,7 @@ import pytest
 
 import rammer
 from rammer.device.loader import Registry
+from rammer.device.manifest import Binding
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
@@ -17,9 +18,13 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate, run_graph
 from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.operator import ROperator
+from rammer.ir.program import dense
 from rammer.ir.types import TensorType
 from rammer.passes.narrow import NarrowFloats, survives
 from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.profile.store import KernelStore
+from rammer.profile.tune import Tuner
 from rammer.runtime.artifact import load_artifact, save_artifact
 from rammer.runtime.options import CompileOptions, check_precision
 from rammer.runtime.session import open_executable
@@ -105,12 +110,14 @@ def test_operators_on_the_host_stay_float32() -> None:
     assert half.nodes[0] == nodes[0]
 
 
-def test_sums_of_float16_are_float32() -> None:
-    """4,096 ones and a thousandth of each: float16 sums would stop at 2,048 and lose the rest."""
-    x = np.full((1, 4096), 1.001, np.float16)
-    for text in ("y: f16[i:1] = sum[k:4096] x[i, k]", "y: f16[i:1] = sum[k:4096] x[i, k] * w[k]"):
-        have = evaluate(Compute.parse(text), {"x": x, "w": np.ones(4096, np.float16)})
-        assert have.dtype == np.float16 and abs(float(have[0]) - 4096 * float(x[0, 0])) <= 2
+def test_float16_computes_in_float32() -> None:
+    """60,000 three times and twice its opposite: sums in float16 would leave its range on the way."""
+    x = np.array([[6e4, 6e4, 6e4, -6e4, -6e4]], np.float16)
+    for text in ("y: f16[i:1] = sum[k:5] x[i, k]", "y: f16[i:1] = sum[k:5] x[i, k] * w[k]"):
+        have = evaluate(Compute.parse(text), {"x": x, "w": np.ones(5, np.float16)})
+        assert have.dtype == np.float16 and float(have[0]) == 6e4
+    square = evaluate(Compute.parse("y: f16[i:1] = (x[i] * x[i]) / 1000.0"), {"x": np.array([300], np.float16)})
+    assert square.dtype == np.float16 and float(square[0]) == 90, "between load and store it is float32"
 
 
 def test_a_mean_survives_a_sum_beyond_float16() -> None:
@@ -175,3 +182,17 @@ def test_nothing_kept_is_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert open_executable(file, "").options == CompileOptions(precision="float16")
     with pytest.raises(BadInput, match="compiled in float16, not in tf32"):
         open_executable(file, "", precision="tf32")
+
+
+def test_tuned_kernels_are_kept_by_precision() -> None:
+    """A kernel that was measured where tf32 is allowed is not taken where it is not."""
+    backend, store = Registry().open("toy"), KernelStore(None)
+    compute = Compute.parse("y: f32[i:8, j:8] = sum[k:8] x[i, k] * w[k, j]")
+    operator = ROperator("y", (compute,), (), ("y",))
+    types = {n: TensorType("float32", (8, 8)) for n in "xwy"}
+    measured = []
+    for precision in ("float32", "tf32", "float32"):
+        tuner = Tuner(backend, store, "quick")
+        tuner.kernels(operator, Binding(types, {n: dense(n, n, (8, 8)) for n in types}, precision=precision))
+        measured.append(tuner.measured > 0)
+    assert measured == [True, True, False]

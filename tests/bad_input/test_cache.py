@@ -127,7 +127,7 @@ sys.argv = ["rammer", "run", sys.argv[1], "--device", "toy", "--tune", "quick"]
 main()
 """
 CHAIN = """<ir_version: 9, opset_import: ["" : 21]> chain (float[4,8] x, float[8,5] a, float[5,7] b, float[7,3] c)
-    => (float[4,3] y) {
+    => (float[4,5] m, float[4,7] n, float[4,3] y) {
     m = MatMul(x, a)
     n = MatMul(m, b)
     y = MatMul(n, c)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 14, 6, 12
 #: Families of matrix products, of which only those that fit are offered.
 PRODUCTS = {*FAMILIES, "gemm_wgmma3"}
-#: How far behind the best prediction a family's best may be and still be measured among the first.
-LEADING = 1.5
+#: How far behind the best prediction a family's best may be and still be measured among the first: so many times, and seconds.
+LEADING, NEAR = 1.3, 2e-6
 #: Families of operators that are no matrix product: candidates, and predicted seconds of a tiled one without its launch.
 CHOOSERS = (gemv_candidates, rowwise_candidates, window_candidates)
 SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), "gemv": gemv_seconds, "rowwise": rowwise_seconds, "window": window_seconds,
@@ -193,7 +193,7 @@ def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, RO
     """By predicted seconds, but each family's best before every second best: tuning measures only the first few, and
     models of different families are less comparable than one family's. A family far behind has no such place."""
     ranked = sorted(found, key=lambda f: f[0])
-    leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0]}
+    leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0] + NEAR}
     return sorted(ranked, key=lambda f: (f not in leaders.values(), f[0]))
 
 

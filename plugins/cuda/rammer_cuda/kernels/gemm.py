@@ -96,8 +96,8 @@ class Gemm:
     """Writes the kernel of one product; families on tensor cores override how blocks are staged and multiplied."""
 
     #: Device functions, how packed constants are stored (``rammer_cuda.kernels.packing.FORMS``), and the products that
-    #: one instruction sums.
-    preamble, form, least = PREAMBLE, "float32", 1
+    #: one instruction sums; rows of the epilogue in flight.
+    preamble, form, least, unroll = PREAMBLE, "float32", 1, 4
 
     def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
         self.p, self.binding, self.s = product, binding, shape
@@ -324,7 +324,7 @@ class Gemm:
             tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
         text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
         text.line(f"if ({' && '.join(tests)}) {{")
-        text.line("#pragma unroll 8")
+        text.line(f"#pragma unroll {self.unroll}")
         text.line(f"for (int i = low + i0; i < high; i += {rows}) {{")
         tests = []
         for d, place in zip(p.rows, digits("i", [p.operator.tile[d] for d in p.rows]), strict=True):

@@ -82,6 +82,7 @@ def runs_down(product: Product) -> bool:
 
 class _Warpgroups(Gemm):
     s: Wide
+    unroll = 8
 
     def __init__(self, product: Product, binding: Binding, shape: Wide) -> None:
         if shape.bk % 8 or shape.stages < 3:

@@ -107,7 +107,7 @@ def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
 
 
 def test_launches_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(planning, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(planning, "KEPT_FROM", 1)
     _, segment = compiled("sm_90a", "sequential")
     plan = planning.kept_launches(segment.program)
@@ -117,7 +117,7 @@ def test_launches_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert planning.kept_launches(again) == plan
     monkeypatch.undo()
     gaps = [planning.Launch("o", (1, 2, 5), (0,)), planning.Launch("p", (3, 4), ())]
-    monkeypatch.setattr(planning, "cache_folder", lambda: tmp_path / "other")
+    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path / "other")
     monkeypatch.setattr(planning, "KEPT_FROM", 1)
     monkeypatch.setattr(planning, "launches", lambda program: gaps)
     assert planning.kept_launches(again) == planning.kept_launches(again) == gaps

@@ -15,8 +15,10 @@ from rammer.ir.program import RProgram
 
 from rammer_cuda.bound import CudaBound, place, stream_of
 from rammer_cuda.driver import check, driver
+from rammer_cuda.early import Switches
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive, kept_launches, launches
+from rammer_cuda.remember import Remembered
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import task_kernels
 
@@ -57,9 +59,17 @@ class CudaProgram:
             self.graph = Graph(build_graph(self.resident, self.recipe, repeat))
         self.resident.ready()
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
-            launched = (kernels[launch.operator].entry for launch in self.recipe.plan)
-            self.resident.switches(functions).choose(launched, self.replay)
+            self._start_early(self.resident.switches(functions), Remembered(program, "early", arch))
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
+
+    def _start_early(self, switches: Switches, kept: Remembered) -> None:
+        """Choose which kernels let their dependents start early, as before or by measurement."""
+        known = kept.read()
+        if isinstance(known, list) and switches.address.keys() >= set(known):
+            switches.set(known)
+            return
+        switches.choose((self.recipe.kernels[launch.operator].entry for launch in self.recipe.plan), self.replay)
+        kept.write(sorted(switches.on))
 
     @property
     def kernels(self) -> int:

@@ -7,9 +7,6 @@ run at the same time, so parallel branches of a model stay parallel.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,8 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
 from rammer.ir.types import itemsize
 from rammer.plan.overlap import overlap
-from rammer.profile.store import cache_folder
+
+from rammer_cuda.remember import Remembered
 
 #: Tasks from which on a program's launches are kept: fewer are planned in a few milliseconds.
 KEPT_FROM = 5_000
@@ -51,21 +49,13 @@ def kept_launches(program: RProgram) -> list[Launch]:
     """``launches``, remembered in the cache folder for the next process where the program is large. Best effort."""
     if program.task_count < KEPT_FROM:
         return launches(program)
-    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-    path = cache_folder() / "binaries" / "cuda" / f"{program.digest}-{version}.launches.json"
+    kept = Remembered(program, "launches", Path(__file__).read_text())
     try:
-        return [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError):
+        return [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in kept.read()]
+    except (TypeError, ValueError):  # nothing there, or not what is written below
         plan = launches(program)
-    ranges = [[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
-              for x in plan]  # fmt: skip
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(ranges))
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
+    kept.write([[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
+                for x in plan])  # fmt: skip
     return plan
 
 

@@ -7,10 +7,7 @@ the faster one stays. The outcome is remembered for the next process.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -18,11 +15,11 @@ import numpy as np
 from rammer.device.manifest import Array
 from rammer.errors import BadInput
 from rammer.ir.program import RProgram
-from rammer.profile.store import cache_folder
 from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.executor import CudaProgram
 from rammer_cuda.persistent.executor import PersistentProgram
+from rammer_cuda.remember import Remembered
 
 #: Values of ``--option executor=``.
 CHOICES = ("auto", "graph", "persistent")
@@ -43,9 +40,10 @@ def open_executor(program: RProgram, constants: Mapping[str, Array], arch: str, 
     """The program, loaded for the executor ``choice``; ``auto`` measures where a persistent kernel could win."""
     if choice == "auto" and not keeps_constants(program):
         choice = "graph"
-    kept = _Memory(program, arch)
+    kept = Remembered(program, "executor", arch)
     if choice == "auto":
-        choice = kept.read()
+        known = kept.read()
+        choice = known if known in CHOICES else choice
     if choice == "graph":
         return CudaProgram(program, constants, arch, index)
     if choice == "persistent":
@@ -78,28 +76,3 @@ def _seconds(executor: Executor, inputs: Mapping[str, Array]) -> float:
     for _ in range(RUNS):
         executor.replay()
     return median(executor.replay() for _ in range(RUNS))
-
-
-class _Memory:
-    """The measured choice for a program on an architecture, in the cache folder; best effort."""
-
-    def __init__(self, program: RProgram, arch: str) -> None:
-        parts = [arch, str(program.veus), *(o.head() for o in program.operators), *(str(len(r)) for r in program.rows)]
-        name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-        self.path: Path = cache_folder() / "binaries" / "cuda" / f"{name}.executor.json"
-
-    def read(self) -> str:
-        """The remembered choice, or ``auto``."""
-        try:
-            found = json.loads(self.path.read_text())["executor"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return "auto"
-        return found if found in CHOICES else "auto"
-
-    def write(self, choice: str) -> None:
-        """Remember ``choice``."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps({"executor": choice}))
-        except OSError:
-            return

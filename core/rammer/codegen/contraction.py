@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from rammer.codegen.prologue import Prologue, parts_of
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
+from rammer.ir.compute import Axis, Compute, identity_load
 from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
@@ -39,7 +40,8 @@ class Guard:
 class Operand:
     """An operand's element address ``constant + sum(steps[axis] * axis)`` from the tensor's first element, and guards.
 
-    ``aligned`` says that the tensor's first element lies at a multiple of 16 bytes.
+    ``aligned`` says that the tensor's first element lies at a multiple of 16 bytes. The operand is what ``prologue`` makes
+    of the elements, and 0 where a guard fails.
     """
 
     load: Load
@@ -48,6 +50,7 @@ class Operand:
     guards: tuple[Guard, ...]
     packable: bool
     aligned: bool
+    prologue: Prologue | None = None
 
     @property
     def tensor(self) -> str:
@@ -58,7 +61,8 @@ class Operand:
 @dataclass(frozen=True)
 class Roles:
     """An untiled contraction's axes by role, as positions in ``main.axes``; ``groups`` are divisors that a row tile
-    must divide. ``a`` reads the rows, ``b`` the columns."""
+    must divide. ``a`` reads the rows, ``b`` the columns. ``prologue`` belongs to the operand ``changed``, "a" or "b";
+    ``after`` are the maps that follow."""
 
     main: Compute
     a: Load
@@ -66,6 +70,9 @@ class Roles:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     groups: frozenset[int]
+    after: tuple[Compute, ...] = ()
+    prologue: Prologue | None = None
+    changed: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,21 +102,28 @@ class Product:
         return self.main.axes[d]
 
 
-def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32") -> Roles:
+def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prologue: bool = False) -> Roles:
     """The roles of a contraction of ``dtype`` operands with element-wise followers: float32 throughout, or float16 with
-    followers of either. Unsuited says why it is none."""
-    main = operator.computes[0]
-    operands = contraction_operands(main)
-    if operands is None or not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
+    followers of either; with ``prologue`` also of one whose operand passes through maps first. Unsuited says why it is
+    none."""
+    parts = parts_of(operator, binding)
+    main, operands = parts.main, parts.operands
+    if not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
         raise Unsuited("no contraction")
+    if parts.prologue is not None and not prologue:
+        raise Unsuited("maps before the contraction")
     if operand_type(operands, binding) != dtype:
         raise Unsuited(f"operands are not {dtype}")
     kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes))}
     if not kinds <= {dtype, "float32"}:
         raise Unsuited(f"a mixture of {', '.join(sorted(kinds))}")
-    check_followers(main, operator.computes[1:])
+    check_followers(main, parts.after)
     live = [d for d, a in enumerate(main.axes) if a.extent > 1]
-    choices = [_roles(main, a, b, live) for a, b in (operands, operands[::-1])]
+    choices = list[Roles]()
+    for first, second in ((0, 1), (1, 0)):
+        changed = {first: "a", second: "b"}.get(parts.changed, "")
+        found = _roles(main, operands[first], operands[second], live)
+        choices.append(replace(found, after=parts.after, prologue=parts.prologue, changed=changed))
     return max(choices, key=lambda r: (bool(live) and live[-1] in r.columns, _cells(main, r.columns)))
 
 
@@ -160,11 +174,13 @@ def check_followers(main: Compute, after: Sequence[Compute]) -> None:
         known.add(c.name)
 
 
-def product_of(operator: ROperator, binding: Binding, dtype: str = "float32") -> Product:
-    """The matrix product of ``dtype`` operands that a tiled operator is. Raises Unsuited."""
-    roles = roles_of(operator, binding, dtype)
+def product_of(operator: ROperator, binding: Binding, dtype: str = "float32", prologue: bool = False) -> Product:
+    """The matrix product of ``dtype`` operands that a tiled operator is. Raises Unsuited, also for maps before the
+    contraction unless the caller knows about them (``prologue``)."""
+    roles = roles_of(operator, binding, dtype, prologue)
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
     a, b = (operand_of(with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
+    a, b = (replace(o, prologue=roles.prologue) if roles.changed == n else o for n, o in (("a", a), ("b", b)))
     rows, columns = list[int](), list[int]()
     for d, axis in enumerate(main.axes):
         if tile[axis.name] > 1:
@@ -172,7 +188,7 @@ def product_of(operator: ROperator, binding: Binding, dtype: str = "float32") ->
             if in_a == in_b:
                 raise Unsuited(f"axis {axis.name} runs through {'both' if in_a else 'no'} operands")
             (rows if in_a else columns).append(d)
-    return Product(operator, main, a, b, tuple(rows), tuple(columns), operator.computes[1:])
+    return Product(operator, main, a, b, tuple(rows), tuple(columns), roles.after)
 
 
 def with_quotients(load: Load, tile: Mapping[str, int]) -> Load:

@@ -60,6 +60,12 @@ class ROperator:
         return min(self.computes, key=lambda c: (order[c.kind], -c.flops))
 
     @property
+    def prologue(self) -> tuple[Compute, ...]:
+        """The maps before a contraction that reads them; () where it comes first, or there is none."""
+        place = next((i for i, c in enumerate(self.computes) if c.combiner is not None), 0)
+        return self.computes[:place] if self.computes[place].kind == "contraction" else ()
+
+    @property
     def grid(self) -> tuple[int, ...]:
         """Number of tiles along each output axis."""
         return tuple(-(-a.extent // t) for a, t in zip(self.anchor.axes, self.tile, strict=True))

@@ -4,8 +4,9 @@ First connect, then schedule (Welder, section 4.1): starting from every edge at 
 grow forwards from a seed. A contraction or window takes element-wise consumers at thread level
 (epilogue fusion); a reduction or map also takes row-wise consumers at vEU level, which is what makes
 softmax and layer normalisation one operator (FusionStitching's block composition). A contraction takes
-another one that reads its tile at vEU level: layers in a row whose interior stays on chip. A group is kept
-where the predicted time of its best tile beats the parts' on their own.
+another one that reads its tile at vEU level: layers in a row whose interior stays on chip. A contraction also takes
+element-wise maps on one of its operands at thread level, where nothing else reads them: every task computes anew what it
+reads of them. A group is kept where the predicted time of its best tile beats the parts' on their own.
 
 Products of a few rows with weights (a recurrent cell's) are bound by the weights' bytes, whatever else a task does.
 Such a group also takes a second product that the next map adds, meets maps that read several of
@@ -35,7 +36,8 @@ MOST_CONTRACTIONS = 16
 #: Most results that share each weight of a product that is bound by its weights' bytes.
 FEW_ROWS = 8
 
-#: The share of a vEU's peak that a device's kernels reach on an operator that keeps a contraction's operand on chip.
+#: The share of a vEU's peak that a device's kernels reach on an operator that keeps a contraction's operand on chip; where
+#: maps before the contraction make that operand, the share of the rate without them.
 Rate: TypeAlias = Callable[[ROperator], float]
 
 
@@ -166,6 +168,8 @@ class _Connector:
         inner = [ld for ld in c.loads if ld.tensor in produced]
         if c.combiner is None and all(identity_load(ld, c) for ld in inner):
             return "thread"
+        if _prologue(group, c) and not _weight_bound(c, self.graph):
+            return "thread"
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
             return None
@@ -196,9 +200,9 @@ class _Connector:
         return self.prices[key]
 
     def _achieved(self, operator: ROperator) -> VDevice:
-        """The device at the rate of its kernels: rows of contractions are where they differ most."""
+        """The device at the rate of its kernels: rows of contractions, and maps before one, are where they differ most."""
         contractions = {c.name for c in operator.computes if c.kind == "contraction"}
-        if not any(e.layer == "veu" and e.consumer in contractions for e in operator.connections):
+        if not any(e.consumer in contractions for e in operator.connections):
             return self.device
         return replace(self.device, flops=self.device.flops * self.rate(operator))
 
@@ -213,6 +217,22 @@ def _run(group: list[Compute]) -> int:
 def _layers(group: list[Compute]) -> bool:
     """Whether the group is contractions with maps behind them."""
     return group[0].kind == "contraction" and {c.kind for c in group} <= {"contraction", "map"}
+
+
+def _prologue(group: list[Compute], c: Compute) -> bool:
+    """Whether the group is maps that ``c``, a contraction, may compute in place as one of its operands: each element of
+    what they make depends on the same element of what they read."""
+    names = {g.name for g in group}
+    operands = contraction_operands(c)
+    if operands is None or sum(ld.tensor in names for ld in operands) != 1 or any(g.combiner is not None for g in group):
+        return False
+    return all(_in_place(g) for g in group)
+
+
+def _in_place(c: Compute) -> bool:
+    """Whether a map reads every tensor of its own size element by element, and at least one."""
+    whole = [identity_load(ld, c) for ld in c.loads if len(ex.axes_of(ld)) == len(c.axes)]
+    return bool(whole) and all(whole) and all(ld.fill is None for ld in c.loads)
 
 
 def _many_rows(c: Compute, graph: ComputeGraph) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
+from rammer.tile.signature import signature
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
@@ -77,6 +79,7 @@ class CudaBackend:
     def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, executor: str = "auto") -> None:
         self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
         self.executor = executor
+        self._rates: dict[str, float] = {}
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -103,13 +106,13 @@ class CudaBackend:
         tiles = tile_candidates(operator, binding, self.vdevice, 2 if found else GENERIC_TILES) if not ranked else []
         return [t for t in (*(o for _, o in ranked), *tiles) if t.family in PRODUCTS or self._fits(t, binding)]
 
-    def _products(self, operator: ROperator, binding: Binding) -> list[tuple[float, ROperator]]:
+    def _products(self, operator: ROperator, binding: Binding, count: int = GEMM_TILES) -> list[tuple[float, ROperator]]:
         """(predicted seconds, tiled copy) of the matrix-product families, best first: no kernel is written in vain."""
         kinds = [gemm_choices(operator, binding, self.vdevice)]
         kinds += [wide_choices(operator, binding, self.vdevice)] if self._warpgroups else []
         ranked = heapq.merge(*kinds, key=lambda c: c.seconds)
         fitting = ((c.seconds, c.operator) for c in ranked if self._fits(c.operator, binding))
-        return list(islice(fitting, GEMM_TILES))
+        return list(islice(fitting, count))
 
     def _fits(self, operator: ROperator, binding: Binding) -> bool:
         """Whether the operator's family can write its kernel, and an SM has the shared memory for it."""
@@ -124,10 +127,30 @@ class CudaBackend:
         return self.arch == "sm_90a"
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """The predicted rate of ``gemm_chain``, or what the generic kernel reaches."""
+        """The predicted rate of ``gemm_chain``, or what the generic kernel reaches. With maps before a contraction, the rate
+        of the best matrix-product kernel that takes them over that of the same kernel, or of another family's, without them."""
+        if operator.prologue:
+            return self._prologue_rate(operator, binding)
         chains = chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []
         best = chains[0][0] if chains else float("inf")
         return max(GENERIC_SHARE, operator.flops / best / (self.vdevice.flops * self.vdevice.veus))
+
+    def _prologue_rate(self, operator: ROperator, binding: Binding) -> float:
+        """What follows the contraction makes no difference, so operators that differ in it share one answer."""
+        first = len(operator.prologue)
+        alone = operator.computes[first]
+        bare = ROperator(alone.name, (alone,), (), (alone.name,))
+        links = tuple(c for c in operator.connections if c.consumer in {x.name for x in operator.computes[: first + 1]})
+        whole = ROperator(alone.name, operator.computes[: first + 1], links, (alone.name,))
+        key = signature(whole, binding.types, binding.storages)
+        if key not in self._rates:
+            self._rates[key] = GENERIC_SHARE
+            for seconds, tiled in self._products(whole, binding, 1):
+                same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
+                apart = [SECONDS[tiled.family](same, binding, self.vdevice) + self.vdevice.launch]
+                apart += [s for choose in CHOOSERS for s, _ in choose(bare, binding, self.vdevice, 1)]
+                self._rates[key] = min(1.0, min(apart) / seconds)
+        return self._rates[key]
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""

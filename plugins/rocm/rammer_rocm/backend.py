@@ -82,8 +82,17 @@ class OpenClBackend:
         return [*(c.operator for c in panels), *tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)]
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """What the generic kernel reaches of the peak: the panel family reads its operands from memory."""
-        return GENERIC_RATE
+        """What the generic kernel reaches of the peak: the panel family reads its operands from memory. It does compute maps
+        before a contraction while it gathers the columns; then its rate over that without them."""
+        if not operator.prologue or self.vdevice.threads != 1:
+            return GENERIC_RATE
+        first = len(operator.prologue)
+        alone = operator.computes[first]
+        links = tuple(c for c in operator.connections if c.consumer in {x.name for x in operator.computes[: first + 1]})
+        whole = ROperator(alone.name, operator.computes[: first + 1], links, (alone.name,))
+        bare = ROperator(alone.name, (alone,), (), (alone.name,))
+        seconds = [panel_candidates(o, binding, self.vdevice, 1) for o in (bare, whole)]
+        return min(1.0, seconds[0][0].total / seconds[1][0].total) if all(seconds) else GENERIC_RATE
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times. It is compiled when measured or loaded, together with its neighbours: a

@@ -51,6 +51,9 @@ START, TAPS, CLUSTER = 1900, 850, 2100
 #: thread, and per element of a thread in the epilogue. Fitted to 736 kernels of 47 layers on an H200; the measured
 #: time over the predicted has a standard deviation of 0.18.
 STEP, PRODUCT, READ, COPY, STORE = 160, 2.1, 0.1, 7.0, 6.0
+#: Cycles of maps before the contraction, per ring step and per element of a thread on the busiest scheduler: a shared-memory
+#: read, two dependent operations and a write before the step's barrier. Counted from the instructions, not measured.
+CHANGE_STEP, CHANGE = 90, 3.0
 #: SMs of the graphics processing clusters of an H200; which ones lack SMs differs from chip to chip.
 GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 #: Bytes that L2 gives an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
@@ -76,7 +79,7 @@ def gemm_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iter
     """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
     try:
         narrow = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
-        roles = roles_of(operator, binding, "float16" if narrow else "float32")
+        roles = roles_of(operator, binding, "float16" if narrow else "float32", prologue=not narrow)
     except Unsuited:
         return
     alike: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
@@ -117,7 +120,8 @@ def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split <= np.maximum(1, walk.blocks // 2))
     if family.cost is not None:
         possible &= _best_slices(s, configs, possible)
-    seconds = _seconds(s, walk, tasks, rows * width, device, family.cost, _together(roles, binding))
+    seconds = _seconds(s, walk, tasks, rows * width, device, family.cost, _together(roles, binding),
+                       roles.changed)  # fmt: skip
     ranked = np.where(possible, seconds, np.inf)
     stages = np.broadcast_to(s.stages, ranked.shape)
     for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:
@@ -265,25 +269,26 @@ def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
 def gemm_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled gemm operator, without its launch."""
     family = FAMILIES[operator.family]
-    p = product_of(operator, binding, "float16" if family is F16 else "float32")
+    p = product_of(operator, binding, "float16" if family is F16 else "float32", prologue=family is not F16)
     shape = shape_of(p.row_count, p.width, dict(operator.config), family.cost is not None)
     depth = depth_of(p.main.reduce, shape.bk)
     return predicted(shape, depth, operator.task_count, p.row_count * p.width, device, family.cost,
-                     not p.b.guards) - device.launch  # fmt: skip
+                     not p.b.guards, "a" if p.a.prologue else "b" if p.b.prologue else "") - device.launch  # fmt: skip
 
 
 def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice, cost: TensorCost | None = None,
-              together: bool = True) -> float:  # fmt: skip
+              together: bool = True, changed: str = "") -> float:  # fmt: skip
     """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
-    elements are float16."""
+    elements are float16, ``changed`` which operand passes through maps first ("a", "b" or "")."""
     s = shape
     numbers = (s.bm, s.bn, s.bk, s.tm, s.tn, s.stages, s.split, s.slices, s.works)
     walk = _Walk(*(np.asarray(value(depth)) for value in _WALK))
-    return float(_seconds(Shapes(*map(np.asarray, numbers)), walk, np.asarray(tasks), np.asarray(cells), device, cost, together))
+    shapes = Shapes(*map(np.asarray, numbers))
+    return float(_seconds(shapes, walk, np.asarray(tasks), np.asarray(cells), device, cost, together, changed))
 
 
 def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, device: VDevice, cost: TensorCost | None,
-             together: bool) -> Numbers:  # fmt: skip
+             together: bool, changed: str) -> Numbers:  # fmt: skip
     """``predicted`` for arrays."""
     narrow = cost is not None and cost.depth == 16
     item = 2 if narrow else 4
@@ -303,6 +308,8 @@ def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, device: VDe
         reads = resident * warps * part * (s.tm + s.tn) / 4
         step = STEP + PRODUCT * busiest * part * s.tm * s.tn + READ * reads + COPY * moved
         store = STORE * elements
+    if changed:
+        step = step + CHANGE_STEP + CHANGE * busiest * (s.bm if changed == "a" else s.bn) * s.bk / threads
     start, taps, cluster = (cost.start, cost.taps, cost.cluster) if cost else (START, TAPS, CLUSTER)
     cycles = start + taps * walk.outer + cluster * (s.split > 1) + -(-per_sm // resident) * (steps * step + store)
     if cost is not None:

@@ -42,6 +42,9 @@ MATRIX, STEP, CONVERT, ADD = 4.0, 460, 85, 0.5
 ORDER, COPY, FLAT, HALVE = 640, 6.8, 6.0, 100
 #: Bytes a cycle from L2, and cycles per element of a thread and per element of the block in the epilogue.
 BYTES, STORE, WRITE = 17.0, 100, 0.3
+#: Cycles of a copying warpgroup for maps before the contraction, per block and per element of a thread. Counted from the
+#: instructions, not measured.
+CHANGE_STEP, CHANGE = 90, 6.0
 
 
 def wide_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
@@ -52,7 +55,7 @@ def wide_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
 def wide_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
     """The best two of every tile, best predicted first; some cannot be expressed as a kernel."""
     try:
-        roles = roles_of(operator, binding)
+        roles = roles_of(operator, binding, prologue=True)
     except Unsuited:
         return
     constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
@@ -79,7 +82,7 @@ def _predictions(roles: Roles, down: bool,
             known[key] = []
             for config in _configs(rows, width, down, patch, depths, device):
                 shape = wide_shape(rows, width, dict(config), down)
-                seconds = wide_predicted(shape, depths[shape.bk], patch, tasks, rows * width, device)
+                seconds = wide_predicted(shape, depths[shape.bk], patch, tasks, rows * width, device, bool(roles.changed))
                 known[key].append((seconds, config))
         for seconds, config in known[key]:
             yield seconds, tile, config
@@ -157,16 +160,18 @@ def _registers(shape: Wide) -> int:
 
 def wide_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    p = product_of(operator, binding)
+    p = product_of(operator, binding, prologue=True)
     shape = wide_shape(p.row_count, p.width, dict(operator.config), runs_down(p))
     depth = depth_of(p.main.reduce, shape.bk)
     read = p.a.load if shape.down else p.b.load
     patch = patch_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)
-    return wide_predicted(shape, depth, patch, operator.task_count, p.row_count * p.width, device) - device.launch
+    changed = bool(operator.prologue)
+    return wide_predicted(shape, depth, patch, operator.task_count, p.row_count * p.width, device, changed) - device.launch
 
 
-def wide_predicted(shape: Wide, depth: Depth, patch: int, tasks: int, cells: int, device: VDevice) -> float:
-    """Seconds for all ``tasks`` of one launch."""
+def wide_predicted(shape: Wide, depth: Depth, patch: int, tasks: int, cells: int, device: VDevice,
+                   changed: bool = False) -> float:  # fmt: skip
+    """Seconds for all ``tasks`` of one launch; ``changed``: the operand in registers passes through maps first."""
     through, fixed = (shape.bm, shape.bn) if shape.down else (shape.bn, shape.bm)
     groups, eighths = through // GROUP, shape.bk / 8
     per_sm = -(-tasks * shape.split // usable(shape.split, device.veus))
@@ -176,6 +181,7 @@ def wide_predicted(shape: Wide, depth: Depth, patch: int, tasks: int, cells: int
     taps = math.prod(a.extent for a in depth.outer) if shape.patch else 1
     read = (patch if shape.patch else through) * shape.bk / taps
     copying = ORDER + COPY * read / THREADS * (FLAT if depth.flat else 1) + HALVE * fixed * shape.bk / 512
+    copying += CHANGE_STEP + CHANGE * read / THREADS if changed else 0.0
     alone = STEP + CONVERT * eighths + ADD * fixed / 2 + work
     moved = resident * 4 * (read + shape.bk * fixed) / BYTES
     step = max(work * groups * resident, alone, copying / shape.copiers * math.sqrt(resident), moved)

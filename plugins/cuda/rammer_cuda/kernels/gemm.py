@@ -4,7 +4,8 @@ A block walks the reduction axes in blocks of ``bk`` products through a ring of 
 by cp.async; every thread accumulates ``tm x tn`` results in registers over one of ``slices`` parts of each block. With
 ``split`` > 1 a task is a thread-block cluster: each block sums its share of the products, then every block adds up its
 rows of the tile over all shared memories in rank order, so results repeat bit for bit. The following maps are applied
-on the way to memory by the core's emitter. ``gemm_tf32x3`` is the same on tensor cores.
+on the way to memory by the core's emitter, maps before one operand once to each staged element (``kernels.change``).
+``gemm_tf32x3`` is the same on tensor cores.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
+from rammer_cuda.kernels.change import change_of
 from rammer_cuda.kernels.depth import depth_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
@@ -81,13 +83,13 @@ def shape_of(rows: int, width: int, config: dict[str, int], tensor: bool = False
 
 def gemm(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled contraction. Unsuited where it is none, or its block is no possible one."""
-    product = product_of(operator, binding)
+    product = product_of(operator, binding, prologue=True)
     return Gemm(product, binding, shape_of(product.row_count, product.width, dict(operator.config))).kernel()
 
 
 def gemm_tf32x3(operator: ROperator, binding: Binding) -> TaskKernel:
     """The same on tensor cores, three tf32 products for one of fp32: an error of fp32's size. Unsuited as ``gemm``."""
-    product = product_of(operator, binding)
+    product = product_of(operator, binding, prologue=True)
     shape = shape_of(product.row_count, product.width, dict(operator.config), tensor=True)
     return Tensor(product, binding, shape).kernel()
 
@@ -108,6 +110,7 @@ class Gemm:
         self.text = Text()
         self.a = self.stage("a", product.a, product.rows, shape.bm)
         self.b = self.stage("b", product.b, product.columns, shape.bn)
+        self.change = change_of("a", product.a, binding) or change_of("b", product.b, binding)
         self.line = self.line_of(shape.bn)
         self.dynamic = max(self.ring_bytes(), 4 * shape.bm * self.line * shape.slices)
         self.arguments = self._arguments()
@@ -129,10 +132,11 @@ class Gemm:
         return 0
 
     def _arguments(self) -> list[Argument]:
-        """Operands, then what the following maps read, then outputs."""
+        """Operands, then what the maps around the contraction read, then outputs."""
         p = self.p
         inside = {p.main.name, *(c.name for c in p.after)}
-        read = dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
+        read = dict.fromkeys(self.change.prologue.constants if self.change else ())
+        read |= dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
         return [
             Argument(p.a.tensor, False, self.a.packing), Argument(p.b.tensor, False, self.b.packing),
             *(Argument(t, False) for t in read), *(Argument(t, True) for t in p.operator.outputs),
@@ -141,6 +145,8 @@ class Gemm:
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
         s = self.s
+        self.tables = self.dynamic
+        self.dynamic += self.change.bytes if self.change else 0
         self._origins()
         self._pointers()
         self._setup()
@@ -182,20 +188,37 @@ class Gemm:
     def _setup(self) -> None:
         self.a.setup(self.text)
         self.b.setup(self.text)
+        if self.change:
+            self._tables()
+            self.text.line("__syncthreads();")
+
+    def _tables(self) -> None:
+        """The tables of the maps before the contraction, behind everything else in shared memory."""
+        if self.change:
+            pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
+            self.change.setup(self.text, pointers, self.tables, self.s.threads)
 
     def _fetch(self) -> None:
-        """One function an operand: the copies of one block of products into one buffer of the ring."""
-        text, s, d = self.text, self.s, self.depth
+        """One function an operand: the copies of one block of products into one buffer of the ring; and one for the maps
+        before the contraction, on what this thread copied."""
         for stage in (self.a, self.b):
-            n = stage.name
-            text.line(f"auto {n}fetch = [&](int kb, int slot) {{")
-            text.line(f"{stage.ctype} *const {n}s = {n}shared + slot * {stage.size};")
-            if stage.packing is None and (d.flat or not d.outer):
-                text.line(f"const int tap = 0, c0 = kb * {s.bk};")
-            elif stage.packing is None:
-                text.line(f"const int tap = kb / {d.per_tap}, c0 = (kb - tap * {d.per_tap}) * {s.bk};")
-            stage.fetch(text)
-            text.line("};")
+            self._block("fetch", stage)
+            stage.fetch(self.text)
+            self.text.line("};")
+            if self.change and self.change.name == stage.name:
+                self._block("change", stage)
+                stage.change(self.text, self.change)
+                self.text.line("};")
+
+    def _block(self, verb: str, stage: Stage) -> None:
+        """The head of a function of block ``kb`` in buffer ``slot``."""
+        text, s, d, n = self.text, self.s, self.depth, stage.name
+        text.line(f"auto {n}{verb} = [&](int kb, int slot) {{")
+        text.line(f"{stage.ctype} *const {n}s = {n}shared + slot * {stage.size};")
+        if stage.packing is None and (d.flat or not d.outer):
+            text.line(f"const int tap = 0, c0 = kb * {s.bk};")
+        elif stage.packing is None:
+            text.line(f"const int tap = kb / {d.per_tap}, c0 = (kb - tap * {d.per_tap}) * {s.bk};")
 
     def _start(self) -> None:
         """Fill the ring. Constants are copied before the wait for the kernels that this one depends on."""
@@ -234,10 +257,10 @@ class Gemm:
 
     def _loop(self) -> None:
         """The ring: wait for each block, start the copies of a later one, multiply."""
-        s = self.s
+        s, change = self.s, [f"{self.change.name}change(kb, use);"] if self.change else []
         self.text.all([
             f"int use = 0, fill = {s.stages - 1};", "#pragma unroll 1", "for (int kb = begin; kb < end; ++kb) {",
-            f"rm_arrived<{s.stages - 2}>();", "__syncthreads();",
+            f"rm_arrived<{s.stages - 2}>();", *change, "__syncthreads();",
             f"if (kb + {s.stages - 1} < end) {{ afetch(kb + {s.stages - 1}, fill); bfetch(kb + {s.stages - 1}, fill); }}",
             "rm_commit();",
             *self._multiply(),

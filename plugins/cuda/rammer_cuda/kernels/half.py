@@ -134,8 +134,8 @@ class HalfStage(Stage):
         n, (_, step) = self.name, self._rows()
         taps = self._tap(text)
         for i in range(-(-self.unit // step)):
-            guard = f"if ({n}j{i} < {self.unit}) " if (i + 1) * step > self.unit else ""
-            self._copy(text, f"{n}k", str(i), f"{n}s + {n}j{i} * {self.pitch} + {n}k", guard, taps)
+            tests = [f"{n}j{i} < {self.unit}"] if (i + 1) * step > self.unit else []
+            self._copy(text, f"{n}k", str(i), f"{n}s + {n}j{i} * {self.pitch} + {n}k", tests, taps)
 
 
 class _Half(Tensor):

@@ -8,7 +8,7 @@ element of tap (i, j) reads it (i, j) steps further on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rammer.codegen.contraction import Operand, Product
@@ -16,6 +16,7 @@ from rammer.codegen.task import Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
 from rammer.ir import expr as ex
 
+from rammer_cuda.kernels.change import Change, Piece
 from rammer_cuda.kernels.depth import Depth
 
 
@@ -58,6 +59,9 @@ def sides_of(p: Product, operand: Operand, axes: Sequence[int], depth: Depth, st
         length = 1 + (tiled.get(axis, 1) - 1) * step + (taps.get(tap, 1) - 1) * reach
         terms = tuple((a, s) for a, s in steps.items() if a != tap)
         found.append(Side(extent, stride, terms, constant, axis, step, tap, reach, length))
+    prologue = operand.prologue
+    if prologue is not None and any(ex.axes_of(operand.load.indices[d]) & taps.keys() for d in prologue.dimensions):
+        raise Unsuited("maps that depend on the tap")
     used = [a for index in operand.load.indices for a in ex.axes_of(index)]
     if len(used) != len(set(used)):
         raise Unsuited(f"{operand.load} uses an axis twice")
@@ -119,19 +123,35 @@ class Patch:
     def fetch(self, text: Text) -> None:
         """The copies of channels ``c0`` to ``c0 + block`` into ``{n}s``."""
         n, step = self.name, self.operand.steps.get(self.depth.inner.name, 0)
-        deep, across = self.depth.block, min(self.unit, self.threads)
+        self._rows(text)
+        for g, tests, valid in self._elements():
+            guard = f"if ({' && '.join(tests)}) " if tests else ""
+            source = f"{n}g + ({n}o{g} + (c0 + k) * {step})"
+            text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {source}, {' && '.join(valid)});")
+        text.line("}")
+
+    def change(self, text: Text, change: Change) -> None:
+        """The prologue on what this thread copied of those channels: call it where its copies have arrived."""
+        n, names = self.name, {self.depth.inner.name: "(c0 + k)"}
+        self._rows(text)
+        change.apply(text, (Piece(f"{n}s + k * {self.pitch} + {n}j{g}", [*tests, *valid], names, 1)
+                            for g, tests, valid in self._elements()))  # fmt: skip
+        text.line("}")
+
+    def _rows(self, text: Text) -> None:
         text.line("#pragma unroll")
-        text.line(f"for (int i = 0; i < {-(-deep // self.lanes)}; ++i) {{")
-        text.line(f"const int k = {n}k + i * {self.lanes};")
+        text.line(f"for (int i = 0; i < {-(-self.depth.block // self.lanes)}; ++i) {{")
+        text.line(f"const int k = {self.name}k + i * {self.lanes};")
+
+    def _elements(self) -> Iterator[tuple[int, list[str], list[str]]]:
+        """The elements that a thread copies of channel ``k``: number, tests that it is its own, and that it is inside."""
+        n, deep, across = self.name, self.depth.block, min(self.unit, self.threads)
         tests = [f"k < {deep}"] if deep % self.lanes else []
         tests += [f"{n}k < {self.lanes}"] if across * self.lanes < self.threads else []
-        channel = f" && c0 + k < {self.depth.inner.extent}" if self.depth.inner.extent % deep else ""
+        channel = [f"c0 + k < {self.depth.inner.extent}"] if self.depth.inner.extent % deep else []
         for g in range(self.groups):
             more = [f"{n}j{g} < {self.unit}"] if (g + 1) * across > self.unit else []
-            guard = f"if ({' && '.join(tests + more)}) " if tests or more else ""
-            source = f"{n}g + ({n}o{g} + (c0 + k) * {step})"
-            text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {source}, {n}v{g}{channel});")
-        text.line("}")
+            yield g, [*tests, *more], [f"{n}v{g}", *channel]
 
     def place(self, element: str) -> str:
         """Where tap 0 of the tile's element number ``element`` lies in a channel's patch."""

@@ -72,8 +72,10 @@ def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> flo
         return max(cycles / clock, moved_bytes(operator, binding) / device.layer("device").bandwidth)
     traffic = task_cost(operator, binding.types, device).traffic * tasks
     loads, work = 0.0, 0.0
+    before = operator.prologue  # computed again at every read
     for c in operator.computes:
-        repeat = math.prod(r.extent for r in c.reduce) / (parts if c.reduce else 1)
+        deep = operator.main.reduce if c in before else c.reduce
+        repeat = math.prod(r.extent for r in deep) / (parts if deep else 1)
         loads += max(1.0, repeat / UNROLLED) if c.loads else 0.0
         work += repeat * (ex.flops(c.body) + 6 * len(c.loads) + 2)
     warps = -(-threads // 32)

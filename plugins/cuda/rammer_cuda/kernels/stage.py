@@ -7,7 +7,7 @@ threads read along the reduction axis, for operands that are contiguous there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from rammer.codegen.contraction import Guard, Operand, Product
 from rammer.codegen.task import Packing
 from rammer.codegen.text import Text, digits, total, weighted
 
+from rammer_cuda.kernels.change import Change, Piece
 from rammer_cuda.kernels.depth import Depth
 from rammer_cuda.kernels.packing import pack
 
@@ -168,24 +169,40 @@ class Stage:
         if self.packing is not None:
             self._fetch_packed(text)
             return
-        n = self.name
         taps = self._tap(text) if not self.depth.flat else {}
+        for row, element, tests in self._pieces():
+            target = f"{self.name}s + {row} * {self.pitch} + {self.name}j{element}"
+            self._copy(text, row, element, target, tests, taps)
+
+    def change(self, text: Text, change: Change) -> None:
+        """The prologue on what this thread copied of block ``kb``, in ``{n}s``: call it where its copies have arrived."""
+        taps = self._tap(text) if not self.depth.flat else {}
+        change.apply(text, self._changed(taps))
+
+    def _changed(self, taps: Mapping[str, str]) -> Iterator[Piece]:
+        for row, element, tests in self._pieces():
+            names, _, valid = self._element_at(row, element, taps)
+            target = f"{self.name}s + {row} * {self.pitch} + {self.name}j{element}"
+            yield Piece(target, [*tests, *valid], names, self.vector)
+
+    def _pieces(self) -> Iterator[tuple[str, str, list[str]]]:
+        """This thread's copies of a block: row of the block, number of the element, and tests that the copy is its own."""
+        n = self.name
         if self.deep:
             step = self.threads // self.depth.block
             for i in range(-(-self.unit // step)):
-                guard = f"if ({n}j{i} < {self.unit}) " if self.unit % step and (i + 1) * step > self.unit else ""
-                self._copy(text, f"{n}k", str(i), f"{n}s + {n}k * {self.pitch} + {n}j{i}", guard, taps)
+                beyond = self.unit % step and (i + 1) * step > self.unit
+                yield f"{n}k", str(i), [f"{n}j{i} < {self.unit}"] if beyond else []
             return
         _, rows, groups = self._lanes()
+        across = self.unit // self.vector
         for i in range(-(-self.depth.block // rows)):
             for g in range(groups):
                 row = f"({n}k + {i * rows})" if i else f"{n}k"
                 tests = [f"{row} < {self.depth.block}"] if (i + 1) * rows > self.depth.block else []
-                tests += [f"{n}k < {rows}"] if groups == 1 and self.unit // self.vector * rows < self.threads else []
-                across = self.unit // self.vector
+                tests += [f"{n}k < {rows}"] if groups == 1 and across * rows < self.threads else []
                 tests += [f"tid + {g * self.threads} < {across}"] if (g + 1) * self.threads > across > self.threads else []
-                guard = f"if ({' && '.join(tests)}) " if tests else ""
-                self._copy(text, row, str(g), f"{n}s + {row} * {self.pitch} + {n}j{g}", guard, taps)
+                yield row, str(g), tests
 
     def _fetch_packed(self, text: Text) -> None:
         n, whole = self.name, self.size
@@ -203,7 +220,14 @@ class Stage:
         text.all(f"const int {n}q_{k} = {total(weighted(g.steps, names))};" for k, g in enumerate(self.operand.guards))
         return names
 
-    def _copy(self, text: Text, row: str, element: str, target: str, guard: str, taps: Mapping[str, str]) -> None:
+    def _copy(self, text: Text, row: str, element: str, target: str, tests: Sequence[str], taps: Mapping[str, str]) -> None:
+        _, offset, valid = self._element_at(row, element, taps)
+        guard = f"if ({' && '.join(tests)}) " if tests else ""
+        call = "rm_copy16" if self.vector == self.wide else f"rm_copy{16 // self.wide}"
+        text.line(f"{guard}{call}({target}, {self.name}g + ({offset}), {' && '.join(valid)});")
+
+    def _element_at(self, row: str, element: str, taps: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
+        """Spelling of the reduction axes in row ``row`` of the block, the element's offset, and tests that it is inside."""
         n, d, o = self.name, self.depth, self.operand
         inner = f"(c0 + {row})"
         tests = [f"{n}v{element}"]
@@ -212,16 +236,15 @@ class Stage:
             offset = total([(f"{n}o{element}", 1), *weighted(o.steps, names)])
             tests += [f"{inner} < {d.total}"] if d.total % d.block else []
             tests += [self._inside(g, f"{n}g{element}_{k}", weighted(g.steps, names)) for k, g in enumerate(o.guards)]
-        else:
-            names = {d.inner.name: inner}
-            offset = total([(f"{n}o{element}", 1), (f"{n}q", 1), *weighted(o.steps, names)])
-            tests += [f"{inner} < {d.inner.extent}"] if d.inner.extent % d.block else []
-            tests += [
-                self._inside(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted(g.steps, names)])
-                for k, g in enumerate(o.guards)
-            ]
-        call = "rm_copy16" if self.vector == self.wide else f"rm_copy{16 // self.wide}"
-        text.line(f"{guard}{call}({target}, {n}g + ({offset}), {' && '.join(tests)});")
+            return names, offset, tests
+        names = {d.inner.name: inner}
+        offset = total([(f"{n}o{element}", 1), (f"{n}q", 1), *weighted(o.steps, names)])
+        tests += [f"{inner} < {d.inner.extent}"] if d.inner.extent % d.block else []
+        tests += [
+            self._inside(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted(g.steps, names)])
+            for k, g in enumerate(o.guards)
+        ]
+        return {**taps, **names}, offset, tests
 
     @staticmethod
     def _inside(guard: Guard, base: str, terms: Sequence[tuple[str, int]]) -> str:

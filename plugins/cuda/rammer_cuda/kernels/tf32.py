@@ -57,7 +57,7 @@ __device__ __forceinline__ void rm_multiply_tf32(const float *a, const float *b,
 
 def gemm_tf32(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled float32 contraction in tf32. Unsuited as ``gemm``."""
-    product = product_of(operator, binding)
+    product = product_of(operator, binding, prologue=True)
     shape = shape_of(product.row_count, product.width, dict(operator.config), tensor=True)
     return _Tf32(product, binding, shape).kernel()
 

@@ -66,7 +66,7 @@ def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wid
 
 def gemm_wgmma3(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled contraction with one constant operand. Unsuited as ``gemm``, and without such an operand."""
-    product = product_of(operator, binding)
+    product = product_of(operator, binding, prologue=True)
     down = runs_down(product)
     shape = wide_shape(product.row_count, product.width, dict(operator.config), down)
     return _Warpgroups(product, binding, shape).kernel()
@@ -123,8 +123,10 @@ class _Warpgroups(Gemm):
             f"rm_barrier_init(full + 8 * i, {THREADS}); rm_barrier_init(empty + 8 * i, {s.works // 32});", "}",
             "for (int i = 0; i < 2; ++i) {",
             f"rm_barrier_init(patched + 8 * i, {THREADS}); rm_barrier_init(left + 8 * i, {s.works // 32});", "}",
-            "rm_barriers_made();", "}", "__syncthreads();",
+            "rm_barriers_made();", "}",
         ])  # fmt: skip
+        self._tables()
+        text.line("__syncthreads();")
 
     def _setup(self) -> None:
         """Nothing: the copying warpgroup sets up what it needs."""
@@ -155,24 +157,31 @@ class _Warpgroups(Gemm):
             text.all(["if (turn >= 2) rm_barrier_wait(left + turn % 2 * 8, (turn / 2 - 1) & 1);"])
             text.all([f"{r.name}fetch(kb / {taps}, turn % 2);", "}"])
         text.all(["}", "rm_commit();", f"if (i >= {between}) {{", f"const int done = i - {between};"])
-        text.all([f"rm_arrived<{ahead}>();", f"halve(done % {s.stages});", "rm_copies_to_async();"])
+        text.line(f"rm_arrived<{ahead}>();")
+        if self.change and self.patch is None:
+            text.line(f"{r.name}change(begin + done, done % {s.stages});")
+        text.all([f"halve(done % {s.stages});", "rm_copies_to_async();"])
         if self.patch is not None:
             taps = self.patch.taps
-            text.line(f"if (done == 0 || (begin + done) % {taps} == 0)")
-            text.line(f"  rm_barrier_arrive(patched + ((begin + done) / {taps} - begin / {taps}) % 2 * 8);")
+            text.all([f"if (done == 0 || (begin + done) % {taps} == 0) {{", f"const int block = (begin + done) / {taps};"])
+            text.line(f"const int turn = (block - begin / {taps}) % 2;")
+            text.all([f"{r.name}change(block, turn);"] if self.change else [])
+            text.all(["rm_barrier_arrive(patched + turn * 8);", "}"])
         text.all([f"rm_barrier_arrive(full + done % {s.stages} * 8);", "}", "}", "}", "rm_after();"])
 
     def _copies(self) -> None:
         """The copies of both operands, and the halving of a thread's own copies of the constant."""
-        text, m, r, s = self.text, self.matrix, self.read, self.s
+        text, m = self.text, self.matrix
         if self.patch is None:
             super()._fetch()
         else:
-            text.line(f"auto {r.name}fetch = [&](int block, int slot) {{")
-            text.line(f"float *const {r.name}s = {r.name}shared + slot * {s.bk * self.patch.pitch};")
-            text.line(f"const int c0 = block * {s.bk};")
+            self._patch_block("fetch")
             self.patch.fetch(text)
             text.line("};")
+            if self.change:
+                self._patch_block("change")
+                self.patch.change(text, self.change)
+                text.line("};")
             text.line(f"auto {m.name}fetch = [&](int step, int slot) {{")
             text.line(f"float *const {m.name}s = {m.name}shared + slot * {self.whole};")
             text.line(f"const int kb = step % {self.patch.taps} * {self.depth.per_tap} + step / {self.patch.taps};")
@@ -185,6 +194,13 @@ class _Warpgroups(Gemm):
             guard = f"if (tid * 4 + {at} < {self.whole}) " if at + 4 * THREADS > self.whole else ""
             text.line(f"{guard}rm_halve(from + {at}, to + {at});")
         text.line("};")
+
+    def _patch_block(self, verb: str) -> None:
+        """The head of a function of a block of channels in buffer ``slot``."""
+        n, size = self.read.name, self.s.bk * (self.patch.pitch if self.patch else 0)
+        self.text.line(f"auto {n}{verb} = [&](int block, int slot) {{")
+        self.text.line(f"float *const {n}s = {n}shared + slot * {size};")
+        self.text.line(f"const int c0 = block * {self.s.bk};")
 
     def _loop(self) -> None:
         """The multiplying warpgroups, each at its own pace."""

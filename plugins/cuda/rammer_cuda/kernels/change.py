@@ -1,0 +1,126 @@
+"""The prologue of a staged operand: maps applied once to every element, in shared memory, by the thread that copied it.
+
+``cp.async`` cannot compute, but what a thread copied it may change as soon as its own copies have arrived, before the
+barrier that shows them to others. The maps' constants (a scale and a shift for each channel) lie in shared memory from the
+start, since every block of products needs others; like packed constants they are read before the wait for earlier kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rammer.codegen.contraction import Operand
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.operations import Val
+from rammer.codegen.prologue import Prologue
+from rammer.codegen.scalar import Block
+from rammer.codegen.task import Unsuited
+from rammer.codegen.text import Text, total, weighted
+from rammer.codegen.unit import Place, Unit
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.expr import Load, Ref, integer
+from rammer.ir.types import row_major
+
+#: Most elements of the maps' constants: 32 KiB of shared memory.
+MOST = 8192
+#: Copies whose elements are loaded, computed and stored together, so that they do not wait for each other.
+TOGETHER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one copy brought: ``target`` is a pointer into shared memory, ``width`` elements; ``valid`` tests that it is this
+    thread's and inside the tensor; ``names`` spells the reduction axes."""
+
+    target: str
+    valid: Sequence[str]
+    names: Mapping[str, str]
+    width: int
+
+
+class Change:
+    """Writes the tables, the maps of one element, and their application to pieces. ``name`` prefixes its variables."""
+
+    def __init__(self, name: str, operand: Operand, prologue: Prologue, binding: Binding) -> None:
+        self.name, self.operand, self.prologue, self.binding = name, operand, prologue, binding
+        self.sizes = {t: math.prod(binding.types[t].shape) for t in prologue.constants}
+        if sum(self.sizes.values()) > MOST:
+            raise Unsuited(f"{sum(self.sizes.values())} constants of the maps before the contraction")
+        if any(binding.storages[t].strides != row_major(binding.types[t].shape) for t in self.sizes):
+            raise Unsuited("constants that are not dense")
+        self.bytes = 4 * sum(self.sizes.values())
+
+    def setup(self, text: Text, pointers: Mapping[str, str], offset: int, threads: int) -> None:
+        """Copy the tables to byte ``offset`` of shared memory, and define the function of one element. The block must meet
+        before it is used."""
+        n, at = self.name, 0
+        text.line(f"float *const {n}maps = shared + {offset // 4};")
+        for tensor, size in self.sizes.items():
+            text.line(f"for (int e = tid; e < {size}; e += {threads}) {n}maps[{at} + e] = {pointers[tensor]}[e];")
+            at += size
+        self._function(text)
+
+    def _function(self, text: Text) -> None:
+        p, types = self.prologue, self.binding.types
+        places, at, zero = dict[str, Place](), 0, integer(0)
+        for tensor, size in self.sizes.items():
+            shape = types[tensor].shape
+            places[tensor] = Place(f"({self.name}maps + {at})", "float32", row_major(shape), (zero,) * len(shape), shape)
+            at += size
+        shape = types[p.source].shape
+        unit = Unit(CUDA, types, {c.name: c for c in p.maps}, places, {f"z{d}": (0, n - 1) for d, n in enumerate(shape)})
+        point = tuple(Ref(f"z{d}") for d in range(len(shape)))
+        block = Block(unit)
+        block.memo[Load(p.source, point)] = Val("staged", "float32", atom=True)
+        value = block.load(Load(p.maps[-1].name, point))
+        if unit.tables:
+            raise Unsuited("tables in the maps before the contraction")
+        places_used = "".join(f", int z{d}" for d in p.dimensions)
+        text.line(f"auto {self.name}map = [&](float staged{places_used}) {{")
+        text.all([*block.lines, f"return {value.text};"])
+        text.line("};")
+
+    def apply(self, text: Text, pieces: Iterator[Piece]) -> None:
+        """The maps on all ``pieces``. Elements that are not valid stay 0, as they were copied."""
+        waiting = list[Piece]()
+        for piece in pieces:
+            waiting.append(piece)
+            if len(waiting) == TOGETHER:
+                self._together(text, waiting)
+                waiting = []
+        self._together(text, waiting)
+
+    def _together(self, text: Text, pieces: Sequence[Piece]) -> None:
+        """All loads before all stores: the compiler cannot know that the pieces are apart."""
+        if not pieces:
+            return
+        n = self.name
+        text.line("{")
+        for i, piece in enumerate(pieces):
+            text.line(f"float *const to{i} = {piece.target};")
+            text.line(f"const bool ok{i} = {' && '.join(piece.valid) or 'true'};")
+            kind, none = ("float4", "make_float4(0.0f, 0.0f, 0.0f, 0.0f)") if piece.width == 4 else ("float", "0.0f")
+            text.line(f"{kind} w{i} = ok{i} ? *(const {kind} *)to{i} : {none};")
+            for d in self.prologue.dimensions:
+                text.line(f"const int q{i}_{d} = ok{i} ? {self._position(d, piece.names)} : 0;")
+        for i, piece in enumerate(pieces):
+            places = "".join(f", q{i}_{d}" for d in self.prologue.dimensions)
+            parts = [f".{c}" for c in "xyzw"] if piece.width == 4 else [""]
+            text.all(f"w{i}{c} = {n}map(w{i}{c}{places});" for c in parts)
+        for i, piece in enumerate(pieces):
+            text.line(f"if (ok{i}) *({'float4' if piece.width == 4 else 'float'} *)to{i} = w{i};")
+        text.line("}")
+
+    def _position(self, d: int, names: Mapping[str, str]) -> str:
+        form = ex.affine(self.prologue.load.indices[d])
+        if form is None:
+            raise Unsuited(f"{self.prologue.load} is not affine")
+        return total(weighted(form[0], names), form[1])
+
+
+def change_of(name: str, operand: Operand, binding: Binding) -> Change | None:
+    """The change of an operand's elements; None where it has no prologue."""
+    return None if operand.prologue is None else Change(name, operand, operand.prologue, binding)

@@ -2,7 +2,7 @@
 
 ``cp.async`` cannot compute, but what a thread copied it may change as soon as its own copies have arrived, before the
 barrier that shows them to others. The maps' constants (a scale and a shift for each channel) lie in shared memory from the
-start, since every block of products needs others; like packed constants they are read before the wait for earlier kernels.
+start, since every block of products needs others; like packed constants they are copied before the wait for earlier kernels.
 """
 
 from __future__ import annotations
@@ -51,25 +51,31 @@ class Change:
             raise Unsuited(f"{sum(self.sizes.values())} constants of the maps before the contraction")
         if any(binding.storages[t].strides != row_major(binding.types[t].shape) for t in self.sizes):
             raise Unsuited("constants that are not dense")
-        self.bytes = 4 * sum(self.sizes.values())
-
-    def setup(self, text: Text, pointers: Mapping[str, str], offset: int, threads: int) -> None:
-        """Copy the tables to byte ``offset`` of shared memory, and define the function of one element. The block must meet
-        before it is used."""
-        n, at = self.name, 0
-        text.line(f"float *const {n}maps = shared + {offset // 4};")
+        self.at, self.bytes = dict[str, int](), 0
         for tensor, size in self.sizes.items():
-            text.line(f"for (int e = tid; e < {size}; e += {threads}) {n}maps[{at} + e] = {pointers[tensor]}[e];")
-            at += size
+            self.at[tensor] = self.bytes // 4
+            self.bytes += -(-size // 4) * 16
+
+    def declare(self, text: Text, offset: int) -> None:
+        """Where the tables lie, ``offset`` bytes (whole words of 16) from the start of shared memory; one element's maps."""
+        text.line(f"float *const {self.name}maps = shared + {offset // 4};")
         self._function(text)
+
+    def copy(self, text: Text, pointers: Mapping[str, str], thread: str, threads: int) -> None:
+        """Start the copies of the tables by ``threads`` threads, numbered ``thread``: before the maps they must have arrived
+        and the threads have met."""
+        for tensor, size in self.sizes.items():
+            wide = 4 if size % 4 == 0 and self.binding.storages[tensor].offset % 4 == 0 else 1
+            copy = f"rm_copy{4 * wide}({self.name}maps + {self.at[tensor]} + e, {pointers[tensor]} + e, true);"
+            text.line(f"for (int e = ({thread}) * {wide}; e < {size}; e += {threads * wide}) {copy}")
+        text.line("rm_commit();")
 
     def _function(self, text: Text) -> None:
         p, types = self.prologue, self.binding.types
-        places, at, zero = dict[str, Place](), 0, integer(0)
-        for tensor, size in self.sizes.items():
+        places, zero = dict[str, Place](), integer(0)
+        for tensor, at in self.at.items():
             shape = types[tensor].shape
             places[tensor] = Place(f"({self.name}maps + {at})", "float32", row_major(shape), (zero,) * len(shape), shape)
-            at += size
         shape = types[p.source].shape
         unit = Unit(CUDA, types, {c.name: c for c in p.maps}, places, {f"z{d}": (0, n - 1) for d, n in enumerate(shape)})
         point = tuple(Ref(f"z{d}") for d in range(len(shape)))

@@ -145,8 +145,8 @@ class Gemm:
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
         s = self.s
-        self.tables = self.dynamic
-        self.dynamic += self.change.bytes if self.change else 0
+        self.tables = -(-self.dynamic // 16) * 16
+        self.dynamic = self.tables + self.change.bytes if self.change else self.dynamic
         self._origins()
         self._pointers()
         self._setup()
@@ -189,14 +189,13 @@ class Gemm:
         self.a.setup(self.text)
         self.b.setup(self.text)
         if self.change:
-            self._tables()
-            self.text.line("__syncthreads();")
+            self.change.declare(self.text, self.tables)
 
-    def _tables(self) -> None:
-        """The tables of the maps before the contraction, behind everything else in shared memory."""
+    def _tables(self, thread: str, threads: int) -> None:
+        """Start copying the constants of the maps before the contraction, if there are any."""
         if self.change:
             pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
-            self.change.setup(self.text, pointers, self.tables, self.s.threads)
+            self.change.copy(self.text, pointers, thread, threads)
 
     def _fetch(self) -> None:
         """One function an operand: the copies of one block of products into one buffer of the ring; and one for the maps
@@ -226,6 +225,7 @@ class Gemm:
         early = [x.name for x in (self.a, self.b) if x.packing is not None]
         late = [x.name for x in (self.a, self.b) if x.packing is None]
         head = f"for (int i = 0; i < {s.stages - 1}; ++i)"
+        self._tables("tid", s.threads)
         # Deep rings would repeat the text of the copies too often for the instruction cache.
         unroll = "#pragma unroll" if s.stages <= 4 else "#pragma unroll 1"
         text.all([unroll, head, f"  if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in early)} }}"])
@@ -233,6 +233,8 @@ class Gemm:
         text.all([unroll, f"{head} {{"])
         text.line(f"if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in late)} }}")
         text.all(["rm_commit();", "}"])
+        if self.change:
+            text.all([f"rm_arrived<{s.stages - 1}>();", "__syncthreads();"])  # the tables, and nothing that was started later
 
     def _sum(self) -> None:
         """The task's products over this block's share of the reduction, into shared memory."""

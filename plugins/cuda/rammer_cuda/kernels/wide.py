@@ -125,8 +125,9 @@ class _Warpgroups(Gemm):
             f"rm_barrier_init(patched + 8 * i, {THREADS}); rm_barrier_init(left + 8 * i, {s.works // 32});", "}",
             "rm_barriers_made();", "}",
         ])  # fmt: skip
-        self._tables()
         text.line("__syncthreads();")
+        if self.change:
+            self.change.declare(text, self.tables)
 
     def _setup(self) -> None:
         """Nothing: the copying warpgroup sets up what it needs."""
@@ -140,11 +141,14 @@ class _Warpgroups(Gemm):
         n, ahead, between = s.copiers, s.ahead, s.copiers * s.ahead
         text.all([f"if (tid >= {s.works}) {{", f"const int copier = tid / {THREADS} - {s.works // THREADS}, thread = tid;", "{"])
         text.line(f"const int tid = thread % {THREADS};")
+        self._tables(f"thread - {s.works}", THREADS * n)
         m.setup(text)
         (self.patch or r).setup(text)
         self._copies()
         text.all(["#pragma unroll", f"for (int i = copier; i <= copier + {between}; i += {n})"])
         text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
+        if self.change:
+            text.all(["rm_arrived<0>();", f"rm_copiers_meet<{THREADS * n}>();"])  # copies of the constant are no group yet
         text.all(["rm_after();", "#pragma unroll 1", f"for (int i = copier; begin + i < end + {between}; i += {n}) {{"])
         text.all(["const int kb = begin + i;", "if (kb < end) {", f"const int slot = i % {s.stages};"])
         text.line(f"if (i >= {s.stages}) rm_barrier_wait(empty + 8 * slot, (i / {s.stages} - 1) & 1);")

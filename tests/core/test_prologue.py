@@ -1,0 +1,107 @@
+"""Maps before a contraction: taken in where the price says so, padded after the maps, computed right on every device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rammer.codegen.dialects import C99
+from rammer.codegen.target import CTarget
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import ROperator
+from rammer.testing.conformance import Subject, check_model
+from rammer.testing.host_c import THREADED, Case, check
+from rammer.testing.small_models import SmallModel
+from rammer.tile.connect import connect
+from rammer.tile.traffic import task_cost
+
+LAYERS = (
+    MemoryLayer("memory", "device", 1 << 40, 1e10), MemoryLayer("local", "veu", 1 << 20, 1e11),
+    MemoryLayer("register", "thread", 4096, 1e12),
+)  # fmt: skip
+DEVICE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)
+WEIGHTS = "float[6] f, float[6] g, float[8,6,{k},{k}] w_0, float[4,8,3,3] w_1"
+
+
+def block(kernel: int = 1, more: str = "", out: str = "") -> SmallModel:
+    """A dense layer: maps that no convolution's weights can take in, a convolution, ReLU, and a padded one. The shift is
+    such that the maps make no 0 of padding."""
+    pads = f"pads = [{', '.join(['%d' % (kernel // 2)] * 4)}]"
+    return SmallModel("block", f"""(float[1,6,7,5] x, {WEIGHTS.format(k=kernel)}) => (float[1,4,7,5] y{out}) {{
+        fs = Constant <value = float[6,1,1] {{0.5, 1.5, -1.0, 2.0, 1.0, -0.5}}> ()
+        gs = Constant <value = float[6,1,1] {{1.0, 0.5, 2.0, 0.25, 1.5, 3.0}}> ()
+        a = Mul(x, fs)
+        b = Add(a, gs)
+        r = Relu(b)
+        c = Conv <{pads}> (r, w_0)
+        d = Relu(c)
+        y = Conv <pads = [1, 1, 1, 1]> (d, w_1)
+        {more}
+    }}""")
+
+
+def graph_of(model: SmallModel) -> ComputeGraph:
+    return lower(bind(read_model(model.build(np.random.default_rng())), {}))
+
+
+def groups(graph: ComputeGraph, rate: float = 1.0, where: VDevice = DEVICE) -> tuple[ROperator, ...]:
+    return connect(graph, where, rate=lambda operator: rate).operators
+
+
+def contraction_of(found: tuple[ROperator, ...]) -> ROperator:
+    return next(o for o in found if o.main.kind == "contraction")
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_contraction_takes_the_maps_before_it(kernel: int) -> None:
+    first, second = groups(graph_of(block(kernel)))
+    assert [c.kind for c in first.prologue] == ["map"] * 3
+    assert all(e.layer == "thread" for e in first.connections)
+    assert second.prologue == (), "the maps between are the first one's epilogue"
+
+
+def test_the_price_decides() -> None:
+    """Kernels that are bad at it; and recomputation where tiles share what they read."""
+    assert contraction_of(groups(graph_of(block(3)), 0.01)).prologue == ()
+    free = replace(DEVICE, launch=0.0, flops=1e6)
+    assert contraction_of(groups(graph_of(block(3)), where=free)).prologue == ()
+
+
+def test_every_task_computes_what_it_reads() -> None:
+    graph = graph_of(block(1))
+    operator = groups(graph)[0]
+    work = [task_cost(replace(operator, tile=tile), graph.types, DEVICE).flops for tile in ((1, 8, 7, 5), (1, 4, 7, 5))]
+    bare = replace(operator, computes=operator.computes[3:], connections=())
+    own = [task_cost(replace(bare, tile=tile), graph.types, DEVICE).flops for tile in ((1, 8, 7, 5), (1, 4, 7, 5))]
+    maps = [a - b for a, b in zip(work, own, strict=True)]
+    assert maps[0] == maps[1] == 3 * 6 * 35, "each of the two tasks of 4 rows computes all of its columns"
+    assert own[0] == 2 * own[1]
+
+
+@pytest.mark.parametrize(("more", "out"), [("z = Exp(r)", ", float[1,6,7,5] z"), ("z = Identity(r)", ", float[1,6,7,5] z")])
+def test_maps_with_other_readers_stay(more: str, out: str) -> None:
+    assert contraction_of(groups(graph_of(block(1, more, out)))).prologue == ()
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("tile", [(1, 3, 2, 5), (1, 8, 7, 5), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
+def test_the_generic_emitter_pads_after_the_maps(kernel: int, tile: tuple[int, ...], target: CTarget) -> None:
+    graph = graph_of(block(kernel))
+    operator = groups(graph)[0]
+    rng = np.random.default_rng()
+    inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
+    inputs |= {n: np.asarray(v) for n, v in graph.constants.items() if n in inputs}
+    check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
+
+
+@pytest.mark.parametrize("name", ["rocm", "ipu_sim", "toy"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_devices_compute_models_with_prologues(name: str, kernel: int) -> None:
+    check_model(Subject(name), block(kernel))

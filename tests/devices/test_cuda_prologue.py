@@ -1,0 +1,252 @@
+"""Maps before a contraction in the cuda plugin's matrix products: forms, text, machine code; results on the host and a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from products import PROLOGUES
+
+from rammer.codegen.contraction import product_of, roles_of
+from rammer.codegen.task import Unsuited
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.ir.compute import Compute
+from rammer.ir.evaluate import evaluate
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Storage, dense
+from rammer.ir.types import TensorType
+from rammer.testing.host_cuda import COMPILER, HostArgument, run_on_host
+
+pytest.importorskip("cuda.bindings")
+
+from rammer_cuda.backend import CHOOSERS, GENERIC_SHARE, CudaBackend, open_backend
+from rammer_cuda.kernels.cell import cell_candidates
+from rammer_cuda.kernels.choose import Choice, gemm_candidates
+from rammer_cuda.kernels.choose_wide import wide_candidates
+from rammer_cuda.kernels.preamble import PREAMBLE
+from rammer_cuda.kernels.rows import chain_candidates
+from rammer_cuda.source import task_kernel
+
+Choose = Callable[..., list[Choice]]
+
+#: The device functions that the FFMA family calls. As on the device, a copy arrives when its group is waited for, no earlier.
+HOST = """
+#include <deque>
+#include <vector>
+struct RmCopy { float *to; const float *from; int count; bool valid; };
+static thread_local std::deque<std::vector<RmCopy>> rm_groups;
+static thread_local std::vector<RmCopy> rm_open;
+static void rm_copy4(float *to, const float *from, bool valid) { rm_open.push_back({to, from, 1, valid}); }
+static void rm_copy16(float *to, const float *from, bool valid) { rm_open.push_back({to, from, 4, valid}); }
+static void rm_commit() { rm_groups.push_back(rm_open); rm_open.clear(); }
+template <int N> static void rm_arrived() {
+  for (; rm_groups.size() > N; rm_groups.pop_front())
+    for (const RmCopy &c : rm_groups.front())
+      for (int i = 0; i < c.count; ++i) c.to[i] = c.valid ? c.from[i] : 0.0f;
+}
+template <int TM, int TN, int BM, int BN, int BK, int PA, int PB>
+static void rm_multiply(const float *a, const float *b, float (&acc)[TM][TN]) {
+  for (int k = 0; k < BK; ++k)
+    for (int i = 0; i < TM; ++i)
+      for (int j = 0; j < TN; ++j)
+        acc[i][j] += a[k * PA + i % 4 + i / 4 * (BM / (TM / 4))] * b[k * PB + j % 4 + j / 4 * (BN / (TN / 4))];
+}
+"""
+
+
+def backend_of(target: str) -> CudaBackend:
+    backend = open_backend(OpenOptions(target=target))
+    assert isinstance(backend, CudaBackend)
+    return backend
+
+
+def choices_of(case: str, backend: CudaBackend) -> list[ROperator]:
+    """Tiled versions in every family that takes a prologue; the wide ones both with patches and without."""
+    operator, binding = PROLOGUES[case]
+    found = gemm_candidates(operator, binding, backend.vdevice, 200)
+    found += gemm_candidates(operator, replace(binding, precision="tf32"), backend.vdevice, 60)
+    if backend.arch == "sm_90a":
+        found += wide_candidates(operator, binding, backend.vdevice, 40)
+    return [c.operator for c in found]
+
+
+def values_of(tiled: ROperator, binding: Binding, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Inputs and constants; shifts that ReLU does not cut, so that padding before the maps would show."""
+    given = {n: rng.standard_normal(binding.types[n].shape, np.float32) for n in tiled.inputs}
+    return given | {"g": np.abs(given["g"]) + 0.5}
+
+
+def everything(binding: Binding) -> dict[str, Storage]:
+    """Storages of interior tensors too, as the plan of a model has them."""
+    return {n: dense(n, f"b_{n}", t.shape) for n, t in binding.types.items()}
+
+
+def reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    values = {n: v.astype(np.float64) for n, v in given.items()}
+    for c in tiled.computes:
+        values[c.name] = evaluate(c, values, precise=True)
+    return values["y"]
+
+
+def test_the_operand_is_the_tensor_behind_the_maps() -> None:
+    operator, binding = PROLOGUES["three by three"]
+    roles = roles_of(operator, binding, prologue=True)
+    assert (roles.a.tensor, roles.b.tensor, roles.changed) == ("w", "x", "b")
+    assert roles.prologue is not None
+    assert (roles.prologue.constants, roles.prologue.dimensions) == (("f", "g"), (1,))
+    product = product_of(replace(operator, tile=(1, 20, 1, 13)), binding, prologue=True)
+    assert product.a.prologue is None
+    assert product.b.prologue is not None
+    assert [g.extent for g in product.b.guards] == [13, 13], "the padding is that of the tensor"
+    assert [c.name for c in product.after] == ["y"]
+
+
+def test_families_that_know_no_maps_decline() -> None:
+    operator, binding = PROLOGUES["pointwise"]
+    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    with pytest.raises(Unsuited, match="maps before the contraction"):
+        roles_of(operator, binding)
+    assert not any(choose(operator, binding, device, 1) for choose in (*CHOOSERS,))
+    assert not chain_candidates(operator, binding, device)
+    assert not cell_candidates(operator, binding, device)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("x[n, c, h, w] * f[c]", "x[n, c, h, w] * x[n, c, 0, w]", "not element by element"),
+        ("x[n, c, h, w] * f[c]", "x[n, c, h, w] * f[h]", "more than its reduction"),
+        ("x[n, c, h, w] * f[c]", "x[n, c, h, w] * q[n, c, h, w]", "maps over 2 tensors"),
+        ("t[n, m, h, w] + b[m]", "t[n, m, h, w] + v[n, m, h, w]", "no operand of t alone"),
+    ],
+)  # fmt: skip
+def test_other_maps_are_declined(old: str, new: str, why: str) -> None:
+    operator, binding = PROLOGUES["pointwise"]
+    computes = tuple(Compute.parse(str(c).replace(old, new)) for c in operator.computes)
+    types = dict(binding.types) | {"q": TensorType("float32", (1, 64, 12, 12))}
+    changed = replace(operator, computes=computes)
+    with pytest.raises(Unsuited, match=why):
+        roles_of(changed, replace(binding, types=types), prologue=True)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("case", ["pointwise", "three by three", "first layer"])
+def test_machine_code(case: str, target: str) -> None:
+    backend, found = backend_of(target), dict[object, ROperator]()
+    for tiled in choices_of(case, backend):
+        config = dict(tiled.config)
+        found.setdefault((tiled.family, config.get("split", 1) > 1, config.get("patch", 0)), tiled)
+    families = {"gemm", "gemm_tf32x3", "gemm_tf32"} | ({"gemm_wgmma3"} if target == "sm_90a" else set())
+    assert {tiled.family for tiled in found.values()} == families
+    for tiled in found.values():
+        resources = backend.resources(tiled, PROLOGUES[case][1])
+        assert resources.spills == 0, tiled.head()
+
+
+@pytest.mark.parametrize("case", sorted(PROLOGUES))
+def test_what_is_changed_is_what_was_copied(case: str) -> None:
+    """Each thread applies the maps to exactly the words of shared memory that its own copies fill."""
+    for tiled in choices_of(case, backend_of("sm_90a")):
+        text = task_kernel(tiled, PROLOGUES[case][1]).text
+        name = "a" if "auto achange" in text else "b"
+        fetch, change = (re.search(rf"auto {name}{verb} = .*?\n  *}};\n", text, re.S) for verb in ("fetch", "change"))
+        assert fetch is not None
+        assert change is not None
+        copied = re.findall(r"rm_copy(?:4|16)\((.*?), \w+g \+ \(.*\), (.*)\);", fetch[0])
+        guards = [m[1] or "" for m in re.finditer(r"(?:if \((.*)\) )?rm_copy(?:4|16)\(", fetch[0])]
+        changed = re.findall(r"float \*const to\d+ = (.*);", change[0])
+        tests = re.findall(r"const bool ok\d+ = (.*);", change[0])
+        assert changed == [target for target, _ in copied]
+        assert tests == [f"{g} && {v}" if g else v for g, (_, v) in zip(guards, copied, strict=True)]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize("case", sorted(PROLOGUES))
+def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
+    operator, binding = PROLOGUES[case]
+    found = [c.operator for c in gemm_candidates(operator, binding, backend_of("sm_80").vdevice, 200)]
+    found = [o for o in found if o.family == "gemm" and task_kernel(o, binding).threads <= 128]
+    rng = np.random.default_rng()
+    for i in rng.choice(len(found), min(3, len(found)), replace=False):
+        tiled = found[int(i)]
+        given, kernel = values_of(tiled, binding, rng), task_kernel(tiled, binding)
+        text = kernel.text.replace(PREAMBLE, HOST)
+        shared = f"alignas(16) static float shared[{kernel.shared // 4}];"
+        text = text.replace("extern __shared__ __align__(16) float shared[];", shared)
+        arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(given[a.tensor])) for a in kernel.arguments]
+        have = run_on_host(text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
+        want = reference(tiled, given)
+        assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
+
+
+def test_the_rate_says_who_takes_maps() -> None:
+    backend = backend_of("sm_90a")
+    operator, binding = PROLOGUES["pointwise"]
+    storages = everything(binding)
+    assert 0.5 < backend.rate(operator, replace(binding, storages=storages)) <= 1.0
+    half = {n: TensorType("float16", t.shape) for n, t in binding.types.items()}
+    computes = tuple(replace(c, dtype="float16") for c in operator.computes)
+    narrow = replace(binding, types=half, storages=storages)
+    assert backend.rate(replace(operator, computes=computes), narrow) == GENERIC_SHARE
+
+
+@pytest.mark.parametrize("choose", [gemm_candidates, wide_candidates])
+def test_maps_cost_something(choose: Choose) -> None:
+    backend, (operator, binding) = backend_of("sm_90a"), PROLOGUES["pointwise"]
+    binding = replace(binding, storages=everything(binding))
+    tiled = choose(operator, binding, backend.vdevice, 1)[0].operator
+    bare = replace(tiled, computes=tiled.computes[2:], connections=tiled.connections[2:])
+    assert backend.kernel(bare, binding).crowded < backend.kernel(tiled, binding).crowded
+    assert backend.kernel(tiled, binding).crowded < 1.5 * backend.kernel(bare, binding).crowded
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", sorted(PROLOGUES))
+def test_every_family_agrees_with_float64(case: str) -> None:
+    from rammer_cuda.profiler import whole_program
+
+    backend = open_backend(OpenOptions())
+    assert isinstance(backend, CudaBackend)
+    rng, binding = np.random.default_rng(), PROLOGUES[case][1]
+    kinds = dict[object, list[ROperator]]()
+    for tiled in choices_of(case, backend):
+        config = dict(tiled.config)
+        key = tiled.family, config.get("split", 1) > 1, config.get("patch", 0), config.get("copiers", 1)
+        kinds.setdefault(key, []).append(tiled)
+    for same in kinds.values():
+        for i in rng.choice(len(same), min(3, len(same)), replace=False):
+            tiled = same[int(i)]
+            program, constants = whole_program(tiled, binding)
+            given = values_of(tiled, binding, rng)
+            constants = {n: given[n] for n in constants}
+            inputs = {p.external: given[p.external] for p in program.inputs}
+            want = reference(tiled, given)
+            loaded = backend.load(program, constants)
+            have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))
+            loaded.close()
+            limit = 2e-3 if tiled.family == "gemm_tf32" else 2e-6
+            assert np.linalg.norm(have - want) <= limit * np.linalg.norm(want), tiled.head()
+            assert have.tobytes() == again.tobytes()
+
+
+@pytest.mark.cuda
+def test_a_nan_stays_in_its_pixel() -> None:
+    """NaN passes the maps, and reaches the results that read it alone: padding and the ring's unused words stay 0."""
+    from rammer_cuda.profiler import whole_program
+
+    backend = open_backend(OpenOptions())
+    assert isinstance(backend, CudaBackend)
+    binding, rng = PROLOGUES["three by three"][1], np.random.default_rng()
+    for family in ("gemm", "gemm_tf32x3", "gemm_wgmma3"):
+        for tiled in [o for o in choices_of("three by three", backend) if o.family == family][:2]:
+            program, constants = whole_program(tiled, binding)
+            given = values_of(tiled, binding, rng)
+            given["x"][0, 5, 6, 12] = np.nan
+            loaded = backend.load(program, {n: given[n] for n in constants})
+            have = loaded.run({p.external: given[p.external] for p in program.inputs}).outputs["y"]
+            loaded.close()
+            assert np.array_equal(np.isnan(have), np.isnan(reference(tiled, given))), tiled.head()
+            assert not np.isnan(have).all()

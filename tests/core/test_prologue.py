@@ -32,7 +32,7 @@ WEIGHTS = "float[6] f, float[6] g, float[8,6,{k},{k}] w_0, float[4,8,3,3] w_1"
 def block(kernel: int = 1, more: str = "", out: str = "") -> SmallModel:
     """A dense layer: maps that no convolution's weights can take in, a convolution, ReLU, and a padded one. The shift is
     such that the maps make no 0 of padding."""
-    pads = f"pads = [{', '.join(['%d' % (kernel // 2)] * 4)}]"
+    pads = f"pads = [{', '.join([str(kernel // 2)] * 4)}]"
     return SmallModel("block", f"""(float[1,6,7,5] x, {WEIGHTS.format(k=kernel)}) => (float[1,4,7,5] y{out}) {{
         fs = Constant <value = float[6,1,1] {{0.5, 1.5, -1.0, 2.0, 1.0, -0.5}}> ()
         gs = Constant <value = float[6,1,1] {{1.0, 0.5, 2.0, 0.25, 1.5, 3.0}}> ()

@@ -247,8 +247,8 @@ class Rated(Protocol):
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """Predicted FLOP/s of a vEU on an untiled ``operator`` over ``vdevice.flops``; above 1 where other units than
-        those counted there do the work. Where the operator has maps before its contraction (``ROperator.prologue``), its rate
-        over that without them. A Backend without this method computes all operators at one rate."""
+        those counted there do the work. Where the operator has maps before its contraction (``ROperator.prologue``): the
+        seconds without them over those with them, at most 1. A Backend without this method computes all operators at one rate."""
         ...
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from rammer.codegen.prologue import compared
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load
 from rammer.ir.device import Scope, VDevice
@@ -36,8 +37,8 @@ MOST_CONTRACTIONS = 16
 #: Most results that share each weight of a product that is bound by its weights' bytes.
 FEW_ROWS = 8
 
-#: The share of a vEU's peak that a device's kernels reach on an operator that keeps a contraction's operand on chip; where
-#: maps before the contraction make that operand, the share of the rate without them.
+#: The share of a vEU's peak that a device's kernels reach on an operator that keeps a contraction's operand on chip. Where maps
+#: before the contraction make that operand: the seconds without them over those with them.
 Rate: TypeAlias = Callable[[ROperator], float]
 
 
@@ -69,6 +70,7 @@ class _Connector:
     owner: dict[str, str] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     prices: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.consumers = self.graph.consumers()
@@ -196,13 +198,22 @@ class _Connector:
         key = signature(operator, self.graph.types)
         if key not in self.prices:
             ranked = ranked_tiles(operator, self.graph.types, self._achieved(operator))
-            self.prices[key] = ranked[0][0] if ranked else float("inf")
+            self.prices[key] = ranked[0][0] / self._share(operator) if ranked else float("inf")
         return self.prices[key]
 
+    def _share(self, operator: ROperator) -> float:
+        """What the device says of the maps before the contraction; what follows it makes no difference."""
+        if not operator.prologue:
+            return 1.0
+        key = signature(compared(operator)[1], self.graph.types)
+        if key not in self.shares:
+            self.shares[key] = self.rate(operator)
+        return self.shares[key]
+
     def _achieved(self, operator: ROperator) -> VDevice:
-        """The device at the rate of its kernels: rows of contractions, and maps before one, are where they differ most."""
+        """The device at the rate of its kernels: rows of contractions are where they differ most."""
         contractions = {c.name for c in operator.computes if c.kind == "contraction"}
-        if not any(e.consumer in contractions for e in operator.connections):
+        if not any(e.layer == "veu" and e.consumer in contractions for e in operator.connections):
             return self.device
         return replace(self.device, flops=self.device.flops * self.rate(operator))
 

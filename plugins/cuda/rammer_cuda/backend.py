@@ -11,13 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rammer.codegen.prologue import compared
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
-from rammer.tile.signature import signature
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.compile import compile_cubin, version
@@ -79,7 +79,6 @@ class CudaBackend:
     def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, executor: str = "auto") -> None:
         self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
         self.executor = executor
-        self._rates: dict[str, float] = {}
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -127,8 +126,9 @@ class CudaBackend:
         return self.arch == "sm_90a"
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """The predicted rate of ``gemm_chain``, or what the generic kernel reaches. With maps before a contraction, the rate
-        of the best matrix-product kernel that takes them over that of the same kernel, or of another family's, without them."""
+        """The predicted rate of ``gemm_chain``, or what the generic kernel reaches. With maps before a contraction: the seconds
+        of the best matrix-product kernel, or of another family's, without them over those with them.
+        """
         if operator.prologue:
             return self._prologue_rate(operator, binding)
         chains = chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []
@@ -136,21 +136,14 @@ class CudaBackend:
         return max(GENERIC_SHARE, operator.flops / best / (self.vdevice.flops * self.vdevice.veus))
 
     def _prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """What follows the contraction makes no difference, so operators that differ in it share one answer."""
-        first = len(operator.prologue)
-        alone = operator.computes[first]
-        bare = ROperator(alone.name, (alone,), (), (alone.name,))
-        links = tuple(c for c in operator.connections if c.consumer in {x.name for x in operator.computes[: first + 1]})
-        whole = ROperator(alone.name, operator.computes[: first + 1], links, (alone.name,))
-        key = signature(whole, binding.types, binding.storages)
-        if key not in self._rates:
-            self._rates[key] = GENERIC_SHARE
-            for seconds, tiled in self._products(whole, binding, 1):
-                same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
-                apart = [SECONDS[tiled.family](same, binding, self.vdevice) + self.vdevice.launch]
-                apart += [s for choose in CHOOSERS for s, _ in choose(bare, binding, self.vdevice, 1)]
-                self._rates[key] = min(1.0, min(apart) / seconds)
-        return self._rates[key]
+        """``rate`` of an operator with maps before its contraction."""
+        bare, whole = compared(operator)
+        for seconds, tiled in self._products(whole, binding, 1):
+            same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
+            apart = [SECONDS[tiled.family](same, binding, self.vdevice) + self.vdevice.launch]
+            apart += [s for choose in CHOOSERS for s, _ in choose(bare, binding, self.vdevice, 1)]
+            return min(1.0, min(apart) / seconds)
+        return GENERIC_SHARE
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""

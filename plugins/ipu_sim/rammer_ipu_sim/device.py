@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rammer.codegen.prologue import compared
 from rammer.device.manifest import Array, Binding, Device, Hardware, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
@@ -63,6 +64,20 @@ class SimulatorBackend:
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tilings whose tasks fit in a tile, best predicted first."""
         return candidates(operator, binding, self.vdevice, CANDIDATES)
+
+    def rate(self, operator: ROperator, binding: Binding) -> float:
+        """1, since codelets are equally good at all operators; with maps before a contraction, which every task computes
+        anew, the counted seconds of the best tiling without them over those with them."""
+        if not operator.prologue:
+            return 1.0
+        without, whole = (self._best(o, binding) for o in compared(operator))
+        return min(1.0, without / whole)
+
+    def _best(self, operator: ROperator, binding: Binding) -> float:
+        """Seconds of all tasks in the best of the likely tilings; infinite where none fits."""
+        tiled = candidates(operator, binding, self.vdevice, CANDIDATES)
+        rounds = ((-(-t.task_count // self.chip.tiles), t) for t in tiled)
+        return min((n * operator_times(t, binding.types, self.chip)[1] for n, t in rounds), default=float("inf"))
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Codelet text, resources and counted times. DeviceFailure when a task exceeds a tile's memory."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rammer.codegen.prologue import compared
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
@@ -83,15 +84,10 @@ class OpenClBackend:
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """What the generic kernel reaches of the peak: the panel family reads its operands from memory. It does compute maps
-        before a contraction while it gathers the columns; then its rate over that without them."""
+        before a contraction while it gathers the columns: then the seconds without them over those with them."""
         if not operator.prologue or self.vdevice.threads != 1:
             return GENERIC_RATE
-        first = len(operator.prologue)
-        alone = operator.computes[first]
-        links = tuple(c for c in operator.connections if c.consumer in {x.name for x in operator.computes[: first + 1]})
-        whole = ROperator(alone.name, operator.computes[: first + 1], links, (alone.name,))
-        bare = ROperator(alone.name, (alone,), (), (alone.name,))
-        seconds = [panel_candidates(o, binding, self.vdevice, 1) for o in (bare, whole)]
+        seconds = [panel_candidates(o, binding, self.vdevice, 1) for o in compared(operator)]
         return min(1.0, seconds[0][0].total / seconds[1][0].total) if all(seconds) else GENERIC_RATE
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:

@@ -42,7 +42,8 @@ MATRIX, STEP, CONVERT, ADD = 4.0, 460, 85, 0.5
 ORDER, COPY, FLAT, HALVE = 640, 6.8, 6.0, 100
 #: Bytes a cycle from L2, and cycles per element of a thread and per element of the block in the epilogue.
 BYTES, STORE, WRITE = 17.0, 100, 0.3
-#: Cycles of a copying warpgroup for maps before the contraction, per block and per element of a thread. Counted from the
+#: Cycles of a copying warpgroup for maps before the contraction, per block and per element of a thread; nothing hides
+#: those of the first block. Counted from the
 #: instructions, not measured.
 CHANGE_STEP, CHANGE = 90, 6.0
 
@@ -181,11 +182,12 @@ def wide_predicted(shape: Wide, depth: Depth, patch: int, tasks: int, cells: int
     taps = math.prod(a.extent for a in depth.outer) if shape.patch else 1
     read = (patch if shape.patch else through) * shape.bk / taps
     copying = ORDER + COPY * read / THREADS * (FLAT if depth.flat else 1) + HALVE * fixed * shape.bk / 512
-    copying += CHANGE_STEP + CHANGE * read / THREADS if changed else 0.0
+    change = CHANGE_STEP + CHANGE * read / THREADS if changed else 0.0
+    copying += change
     alone = STEP + CONVERT * eighths + ADD * fixed / 2 + work
     moved = resident * 4 * (read + shape.bk * fixed) / BYTES
     step = max(work * groups * resident, alone, copying / shape.copiers * math.sqrt(resident), moved)
     store = STORE * resident * cells / shape.threads + WRITE * resident * cells / shape.split
     cycles: float = START + (TAPS if depth.outer else 0) + (CLUSTER if shape.split > 1 else 0)
-    cycles += -(-per_sm // resident) * (-(-depth.blocks // shape.split) * step + store)
+    cycles += -(-per_sm // resident) * (-(-depth.blocks // shape.split) * step + store + change)
     return cycles / (device.flops / 256.0) + device.launch

@@ -19,7 +19,7 @@ from rammer.report.stages import STAGES, write_dump
 @click.option("--dump", type=click.Path(path_type=Path), help="Write the numbered text of every step to this folder.")
 @compile_options
 def command(model: Path, device: str, target: str, stage: str, dump: Path | None, shapes: tuple[str, ...], policy: str,
-            tune: str, precision: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            tune: str, precision: str | None, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Print one STAGE of MODEL on its way to the device.
 
     Example: rammer inspect model.onnx --device ipu_sim --stage tile

@@ -21,12 +21,12 @@ from rammer.tile.traffic import task_cost
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.chain import chain_of
+from rammer_cuda.kernels.chain_text import chain_candidates, chain_seconds
 from rammer_cuda.kernels.choose import gemm_choices, gemm_seconds
 from rammer_cuda.kernels.choose_wide import wide_choices, wide_seconds
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
-from rammer_cuda.kernels.rows import chain_candidates, chain_seconds
 from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
 from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler

@@ -15,9 +15,9 @@ from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.cell_text import cell
+from rammer_cuda.kernels.chain_text import gemm_chain
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.gemv import gemv
-from rammer_cuda.kernels.rows import gemm_chain
 from rammer_cuda.kernels.rowwise import rowwise
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.kernels.wide import gemm_wgmma3

@@ -24,6 +24,8 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.targets import model_clock
+
 #: Threads of a block: with 512 a thread may have 128 registers (65,536 an SM; CUDA C++ programming guide).
 THREADS, WARPS = 512, 16
 #: Weights that a thread can hold beside what it computes with, in registers.
@@ -181,7 +183,7 @@ def cell_seconds(operator: ROperator, binding: Binding, device: VDevice) -> floa
     cell = cell_of(operator, binding)
     multiplies = cell.each * cell.share * cell.rows * WARPS / 4  # issue slots of one of an SM's four schedulers
     exchanges = (cell.each * cell.rows + 5) * WARPS  # one warp's exchange a cycle
-    return FIXED + (multiplies + exchanges) / (device.flops / 256.0)
+    return FIXED + (multiplies + exchanges) / model_clock(device)
 
 
 def cell_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[ROperator]:

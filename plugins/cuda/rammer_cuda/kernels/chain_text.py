@@ -25,6 +25,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.kernels.chain import Chain, Layer, chain_of
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.kernels.wgmma import preamble
+from rammer_cuda.targets import model_clock
 
 #: Rows and threads of a warpgroup; registers of an SM and bytes of its shared memory.
 GROUP, THREADS, REGISTERS, SHARED = 64, 128, 64 << 10, 227 << 10
@@ -87,7 +88,7 @@ def chain_seconds(chain: Chain, device: VDevice) -> float:
         tensor += work * groups * resident
         alone += work + LAYER + RESULT * width / 2
     moved = sum(8 * math.prod(x.padded) for x in chain.layers) * resident / 24.0
-    return (START + rounds * max(tensor, alone, moved)) / (device.flops / 256.0)
+    return (START + rounds * max(tensor, alone, moved)) / model_clock(device)
 
 
 def _resident(chain: Chain, groups: int, stages: int) -> int:

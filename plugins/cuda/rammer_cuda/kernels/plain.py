@@ -17,6 +17,7 @@ from rammer.ir.operator import ROperator
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.kernels.frame import moved_bytes
+from rammer_cuda.targets import model_clock
 
 #: Elements of a task that are tried, and the most threads of its block.
 SIZES = (32, 64, 128, 256, 512, 1024)
@@ -59,7 +60,7 @@ def suits(operator: ROperator) -> bool:
 
 def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    clock = device.flops / 256.0
+    clock = model_clock(device)
     elements, tasks = math.prod(operator.tile), operator.task_count
     threads = dict(operator.config).get("threads", device.threads)
     parts = _parts(operator, elements)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.task import Argument
+from rammer.codegen.task import Argument, Unsuited
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +25,17 @@ class TaskKernel:
     shared: int
     dynamic: int = 0
     blocks: int = 1
+
+
+def first_possible(ranked: Sequence[tuple[float, ROperator]], make: Callable[[ROperator, Binding], TaskKernel],
+                   binding: Binding, count: int) -> Iterator[tuple[float, ROperator]]:  # fmt: skip
+    """The first ``count`` of ``ranked`` (predicted seconds, tiled operator) that ``make`` can write as a kernel."""
+    for seconds, tiled in ranked:
+        if count <= 0:
+            return
+        try:
+            make(tiled, binding)
+        except Unsuited:
+            continue
+        count -= 1
+        yield seconds, tiled

@@ -25,6 +25,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.targets import model_clock
 
 #: Values of one window that are written out, and of a thread's whole strip.
 MOST_TAPS, MOST_WRITTEN = 128, 640
@@ -206,7 +207,7 @@ def _tile(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
 def window_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     w = window_of(operator)
-    strips, clock = strips_of(w), device.flops / 256.0
+    strips, clock = strips_of(w), model_clock(device)
     threads = _threads(strips.count)
     loads, values = _distinct_loads(w.main, strips.sizes), strips.each * w.taps
     after = sum(ex.flops(c.body) + 2 * len(c.loads) + 1 for c in w.after)

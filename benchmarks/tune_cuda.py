@@ -20,6 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from entry import run
 from zoo import SEED, ZOO
 
 from rammer.device.loader import Registry
@@ -225,4 +226,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -23,7 +23,8 @@ from rammer.report.table import plain
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
-@click.option("--against", default="onnxruntime", show_default=True, help="onnxruntime, reference or F.npz.")
+@click.option("--against", default="onnxruntime", show_default=True, metavar="REFERENCE",
+              help="onnxruntime, reference (ONNX's own, in Python) or F.npz.")
 @input_options
 @compile_options
 @tolerance_options

@@ -29,7 +29,7 @@ def compile_options(fn: F) -> F:
         click.option("--precision", type=click.Choice(PRECISIONS),
                      help="tf32: matrix products round their operands; float16: tensors are stored in 16 bits. "
                           "Default: float32, or what a compiled file was compiled in."),
-        click.option("--policy", default="wavefront", show_default=True,
+        click.option("--policy", default="wavefront", show_default=True, metavar="NAME",
                      help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto."),
         click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
     ):  # fmt: skip

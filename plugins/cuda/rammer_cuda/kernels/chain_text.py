@@ -39,6 +39,10 @@ BARRIERS = 1024
 #: conversions per product, and of the maps per result of a thread: 38 us predicted, 41 us measured for 65,536 rows of 8
 #: layers of 64 on an H200.
 START, MATRIX, LAYER, RESULT = 4500, 5.5, 500, 22
+#: Bytes of weights that bulk copies bring an SM in a cycle (assumed, near what ``choose.L2_BYTES`` was measured to be).
+MOVED = 24.0
+#: Shared memory of each block that the system keeps for itself (NVIDIA Hopper tuning guide: 1 KiB).
+RESERVED = 1024
 
 _PREAMBLE = """
 #ifndef RM_CHAIN
@@ -54,7 +58,7 @@ __device__ __forceinline__ void rm_bulk(unsigned to, const float *from, int byte
 
 def gemm_chain(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled chain. Unsuited where the operator is none, or its block is no possible one."""
-    return _Rows(chain_of(operator, binding), binding).kernel()
+    return _ChainText(chain_of(operator, binding), binding).kernel()
 
 
 def chain_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[tuple[float, ROperator]]:
@@ -84,16 +88,16 @@ def chain_seconds(chain: Chain, device: VDevice) -> float:
     tensor, alone = 0.0, 0.0
     for layer in chain.layers:
         depth, width = layer.padded
-        work = MATRIX * 3 * depth / 8 * width / 8
+        work = MATRIX * 3 * depth / 8 * width / 8  # three tf32 products, each in steps of depth 8
         tensor += work * groups * resident
         alone += work + LAYER + RESULT * width / 2
-    moved = sum(8 * math.prod(x.padded) for x in chain.layers) * resident / 24.0
+    moved = sum(8 * math.prod(x.padded) for x in chain.layers) * resident / MOVED
     return (START + rounds * max(tensor, alone, moved)) / model_clock(device)
 
 
 def _resident(chain: Chain, groups: int, stages: int) -> int:
     """Blocks that an SM holds at once."""
-    return max(1, min(SHARED // (_bytes(chain, groups, stages) + 1024), REGISTERS // (groups * THREADS * chain.registers)))
+    return max(1, min(SHARED // (_bytes(chain, groups, stages) + RESERVED), REGISTERS // (groups * THREADS * chain.registers)))
 
 
 def _bytes(chain: Chain, groups: int, stages: int) -> int:
@@ -112,7 +116,7 @@ def _tile(chain: Chain, rows: int) -> tuple[int, ...]:
     return tuple(tile)
 
 
-class _Rows:
+class _ChainText:
     def __init__(self, chain: Chain, binding: Binding) -> None:
         self.c, self.binding, self.text = chain, binding, Text()
         config = dict(chain.operator.config)

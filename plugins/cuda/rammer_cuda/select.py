@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from rammer.device.manifest import Array
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import random_inputs
 
@@ -48,12 +48,23 @@ def open_executor(program: RProgram, constants: Mapping[str, Array], arch: str, 
         return CudaProgram(program, constants, arch, index)
     if choice == "persistent":
         return PersistentProgram(program, constants, arch, index)
-    options = CudaProgram(program, constants, arch, index), PersistentProgram(program, constants, arch, index)
+    graph = CudaProgram(program, constants, arch, index)
+    try:
+        persistent = PersistentProgram(program, constants, arch, index)
+    except DeviceFailure as problem:  # its blocks would not all run at once, or its memory does not suffice
+        graph.notes = (f"executor graph, since the persistent one cannot: {problem.what}",)
+        return graph
+    best = _faster(program, (graph, persistent))
+    kept.write("graph" if best is graph else "persistent")
+    return best
+
+
+def _faster(program: RProgram, options: tuple[CudaProgram, PersistentProgram]) -> Executor:
+    """The executor with the lower median time on random inputs; the other one is closed."""
     inputs = random_inputs(program, np.random.default_rng())
     seconds = [_seconds(executor, inputs) for executor in options]
     best = int(np.argmin(seconds))
     options[1 - best].close()
-    kept.write(CHOICES[1 + best])
     note = " ".join(f"{name} {s * 1e3:.3g} ms" for name, s in zip(CHOICES[1:], seconds, strict=True))
     options[best].notes = (f"executor {CHOICES[1 + best]}, by measurement: {note}",)
     return options[best]

@@ -40,14 +40,18 @@ def open_executor(program: RProgram, constants: Mapping[str, Array], arch: str, 
     """The program, loaded for the executor ``choice``; ``auto`` measures where a persistent kernel could win."""
     if choice == "auto" and not keeps_constants(program):
         choice = "graph"
-    kept = Remembered(program, "executor", arch)
     if choice == "auto":
-        known = kept.read()
-        choice = known if known in CHOICES else choice
-    if choice == "graph":
-        return CudaProgram(program, constants, arch, index)
-    if choice == "persistent":
-        return PersistentProgram(program, constants, arch, index)
+        return _measured(program, constants, arch, index)
+    make = CudaProgram if choice == "graph" else PersistentProgram
+    return make(program, constants, arch, index)
+
+
+def _measured(program: RProgram, constants: Mapping[str, Array], arch: str, index: int) -> Executor:
+    """The executor that was measured to be faster, now or by an earlier process."""
+    kept = Remembered(program, "executor", arch)
+    known = kept.read()
+    if known in CHOICES[1:]:
+        return open_executor(program, constants, arch, index, known)
     graph = CudaProgram(program, constants, arch, index)
     try:
         persistent = PersistentProgram(program, constants, arch, index)

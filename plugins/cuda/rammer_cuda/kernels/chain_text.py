@@ -23,7 +23,7 @@ from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.chain import Chain, Layer, chain_of
-from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.task import TaskKernel, origins
 from rammer_cuda.kernels.wgmma import preamble
 from rammer_cuda.targets import model_clock
 
@@ -162,8 +162,7 @@ class _ChainText:
         text, o = self.text, self.c.operator
         text.line("const int tid = (int)threadIdx.x, lg = tid % 32 / 4, lt = tid % 4;")
         text.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
-        for d, (place, tile, count) in enumerate(zip(digits("task", o.grid), o.tile, o.grid, strict=True)):
-            text.line(f"const int o{d} = {f'{place} * {tile}' if count > 1 else '0'};")
+        text.all(origins(o))
         # Each thread has two rows, 8 apart. Rows outside the result are computed from the last one and not stored.
         for h in (0, 1):
             text.line(f"const int row{h} = tid / 32 * 16 + lg + {8 * h};")

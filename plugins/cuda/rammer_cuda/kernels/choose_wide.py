@@ -23,6 +23,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.kernels.choose import SM_REGISTERS, SM_SHARED, Choice, tile_parts, usable
 from rammer_cuda.kernels.depth import Depth, depth_of
 from rammer_cuda.kernels.wide import GROUP, MOST, THREADS, Wide, gemm_wgmma3, runs_down, wide_shape
+from rammer_cuda.targets import model_clock
 
 #: Block depths, buffers of the ring and copying warpgroups that are tried.
 BLOCKS, STAGES, COPIERS = (32, 64), (6, 5, 4, 3), (1, 2)
@@ -182,4 +183,4 @@ def wide_predicted(shape: Wide, depth: Depth, patch: int, tasks: int, cells: int
     store = STORE * resident * cells / shape.threads + WRITE * resident * cells / shape.split
     cycles: float = START + (TAPS if depth.outer else 0) + (CLUSTER if shape.split > 1 else 0)
     cycles += -(-per_sm // resident) * (-(-depth.blocks // shape.split) * step + store)
-    return cycles / (device.flops / 256.0) + device.launch
+    return cycles / model_clock(device) + device.launch

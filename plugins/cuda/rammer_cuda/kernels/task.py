@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rammer.codegen.task import Argument, Unsuited
+from rammer.codegen.text import digits
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
@@ -39,3 +40,27 @@ def first_possible(ranked: Sequence[tuple[float, ROperator]], make: Callable[[RO
             continue
         count -= 1
         yield seconds, tiled
+
+
+def origins(operator: ROperator) -> list[str]:
+    """Lines that define ``o0, o1, ...``, the first element of the task numbered ``task`` along each axis."""
+    places = zip(digits("task", operator.grid), operator.tile, operator.grid, strict=True)
+    starts = ("0" if count == 1 else place if tile == 1 else f"{place} * {tile}" for place, tile, count in places)
+    return [f"const int o{d} = {start};" for d, start in enumerate(starts)]
+
+
+def contiguous_tile(shape: Sequence[int], size: int, multiples: Sequence[int] = ()) -> tuple[int, ...]:
+    """A tile of about ``size`` elements that lie together: inner axes whole, one split evenly, outer ones 1.
+
+    The split axis gets a multiple of its entry in ``multiples`` (or the whole extent).
+    """
+    tile, below = [1] * len(shape), 1
+    for d in range(len(shape) - 1, -1, -1):
+        if below * shape[d] <= size:
+            tile[d] = shape[d]
+            below *= shape[d]
+            continue
+        part, step = -(-shape[d] // -(-shape[d] * below // size)), multiples[d] if multiples else 1
+        tile[d] = min(shape[d], -(-part // step) * step)
+        break
+    return tuple(tile)

@@ -183,11 +183,11 @@ def run_warpgroups(kernel: TaskKernel, operator: ROperator, binding: Binding, va
     text = kernel.text.replace("extern __shared__ __align__(16) float shared[];", "float *const shared = (float *)rm_arena;")
     assert "extern __shared__" not in text
     start = text.index("{", text.index('extern "C" __global__')) + 1
-    set_up = f"""
-    if (threadIdx.x == 0) {{
+    set_up = """
+    if (threadIdx.x == 0) {
       memset(rm_arena, 255, sizeof rm_arena); memset(rm_turns, 0, sizeof rm_turns); rm_phases.clear();
       for (auto &g : rm_groups) pthread_barrier_init(&g, nullptr, 128);
-    }}
+    }
     __syncthreads();"""
     text = text[:start] + set_up + text[start:]
     arguments = [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor]))

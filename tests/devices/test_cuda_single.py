@@ -57,7 +57,8 @@ HALVES = {
     "turned": half(["y: f16[i:64, j:136] = sum[k:40] x[k, i] * z[k, j]"], {"x": (40, 64), "z": (40, 136)}),
     "wide": half(["y: f16[i:256, j:192] = sum[k:256] x[k, i] * z[j, k]"], {"x": (256, 256), "z": (192, 256)}),
 }  # fmt: skip
-ALL = {("tf32", n): (o, replace(b, precision="tf32")) for n, (o, b) in TF32.items()} | {("float16", n): c for n, c in HALVES.items()}
+ALL = {("tf32", n): (o, replace(b, precision="tf32")) for n, (o, b) in TF32.items()}
+ALL |= {("float16", n): c for n, c in HALVES.items()}
 
 
 def backend() -> CudaBackend:
@@ -114,7 +115,7 @@ TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
     ("float16", "weights first"), ("float16", "scores"), ("float16", "context"), ("float16", "heads"), ("float16", "turned"),
 ])  # fmt: skip
 def test_kernels_on_host_threads(precision: str, case: str, late_copies: bool, late_products: bool) -> None:
-    operator, binding = (TF32[case] if precision == "float32" else ALL[precision, case])
+    operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
     found = kinds([alone(c) for c in wide_candidates(operator, binding, backend().vdevice, 60)])
     assert found
     for tiled in found[:4]:

@@ -29,8 +29,9 @@ from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
 
 #: Buffers of the ring and copying warpgroups that are tried.
 STAGES, COPIERS = (6, 5, 4, 3), (1, 2)
-#: Warpgroups of a block, and fewest columns (or rows) of the constant.
-MOST_GROUPS, FEWEST = 4, 16
+#: Warpgroups of a block, and fewest columns (or rows) of the constant: of a tile if there are as many, and in all. With fewer
+#: most of an instruction's 8 would be padding.
+MOST_GROUPS, FEWEST, LEAST = 4, 16, 5
 #: Share of a warpgroup's rows that a tile must fill.
 FILLED = 0.7
 #: Splits: clusters of 3 or 6 blocks measured up to twice as slow as their number of SMs says.
@@ -132,10 +133,14 @@ def wide_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iter
 def _ways(family: WideFamily, roles: Roles, binding: Binding) -> tuple[bool, ...]:
     """Whether a warpgroup's 64 are rows, as far as the family can choose; () where it cannot take the operands."""
     constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
+    rows, columns = (math.prod(roles.main.shape[d] for d in side) for side in (roles.rows, roles.columns))
     if family.packed:
-        return () if constants[0] == constants[1] else (constants[1],)
+        fixed = columns if constants[1] else rows
+        return () if constants[0] == constants[1] or fixed < LEAST else (constants[1],)
     sides = (roles.a, roles.rows), (roles.b, roles.columns)
-    return (False, True) if all(_by_16_bytes(load, side, roles, binding) for load, side in sides) else ()
+    if min(rows, columns) < LEAST or not all(_by_16_bytes(load, side, roles, binding) for load, side in sides):
+        return ()
+    return False, True
 
 
 def _by_16_bytes(load: Load, side: tuple[int, ...], roles: Roles, binding: Binding) -> bool:

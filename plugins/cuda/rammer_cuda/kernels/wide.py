@@ -114,6 +114,8 @@ class Warpgroups(Gemm):
     #: Bytes of an element, and arrays that a block of the constant takes in shared memory.
     item: ClassVar[int] = 4
     parts: ClassVar[int] = 2
+    #: ``Patch.unroll``.
+    channels: ClassVar[int] = 0
 
     def __init__(self, product: Product, binding: Binding, shape: Wide) -> None:
         if shape.bk % self.least or shape.stages < 3:
@@ -127,6 +129,7 @@ class Warpgroups(Gemm):
             name, operand, axes = ("a", product.a, product.rows) if shape.down else ("b", product.b, product.columns)
             storage, kind = binding.storages[operand.tensor], binding.types[operand.tensor]
             self.patch = patch_of(name, product, operand, axes, self.depth, THREADS, storage.strides, kind.shape)
+            self.patch.unroll = self.channels
             if self.patch.taps < shape.ahead * shape.copiers:
                 # A copying warpgroup would wait for a patch to be left whose last products it still has to complete.
                 raise Unsuited(f"{self.patch.taps} taps for {shape.stages} buffers")

@@ -43,7 +43,7 @@ def gemm_wgmma_f16(operator: ROperator, binding: Binding) -> TaskKernel:
 
 
 class _Single(Warpgroups):
-    form, parts = "cores of tf32", 1
+    form, parts, channels = "cores of tf32", 1, 8
 
     def arrived(self, slot: str) -> list[str]:
         """Nothing: the constant was rounded when it was packed."""

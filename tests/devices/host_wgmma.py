@@ -1,5 +1,7 @@
 """Kernels with warpgroup products on host threads: each PTX instruction they use, written out from the PTX ISA.
 
+Descriptors, their steps and the bits of the order of operands are taken from the kernel's text.
+
 Copies and products happen at one of the two ends of the time in which the hardware may do them: as soon as they are asked
 for, or when they are waited for. What a kernel reads too early or overwrites too soon comes out wrong in one of them.
 Clusters are left out.
@@ -27,6 +29,7 @@ _HOST = """
 #define RM_GEMM
 #define RM_WGMMA
 #define RM_HALF
+#define __forceinline__ inline
 static char rm_arena[232448] __attribute__((aligned(1024)));
 static std::mutex rm_lock;
 static std::condition_variable rm_change;
@@ -105,11 +108,6 @@ static void rm_halve(float *at, float *rest) {
     at[e] = rm_as_float(big); rest[e] = rm_as_float(small);
   }
 }
-static unsigned long long rm_matrix(const void *shared, int columns) {
-  const unsigned at = __cvta_generic_to_shared(shared);
-  if (at % 16) rm_stuck = true;
-  return at >> 4 | (unsigned long long)columns << 16 | 8ull << 32;
-}
 // "Canonical Layouts" without swizzle, lengths in elements of which T make 16 bytes. Products contiguous:
 // ((8, m), (T, 2 k)) : ((T, SBO), (1, LBO)). Rows contiguous: ((T, 1, m), (8, k)) : ((1, T, SBO), (T, LBO)).
 static const char *rm_element(unsigned long long matrix, int row, int k, int bytes, bool turned) {
@@ -174,11 +172,15 @@ def run_warpgroups(kernel: TaskKernel, operator: ROperator, binding: Binding, va
                    late_copies: bool, late_products: bool) -> dict[str, Array]:  # fmt: skip
     """All tasks of ``kernel``, whose sums are not split; its outputs by name. AssertionError where threads wait for ever."""
     assert kernel.blocks == 1 and kernel.dynamic <= 232448
-    head = f"#define LATE_COPIES {int(late_copies)}\n#define LATE_PRODUCTS {int(late_products)}\n" + _HOST
+    descriptor = re.search(r"__device__ __forceinline__ unsigned long long rm_matrix.*?\n}\n", kernel.text, re.DOTALL)
+    assert descriptor
+    head = f"#define LATE_COPIES {int(late_copies)}\n#define LATE_PRODUCTS {int(late_products)}\n" + _HOST + descriptor[0]
     for n in {int(n) for n in re.findall(r"#define RM_WGMMA_(\d+)\n", kernel.text)}:
-        head += _TF32.format(n=n, count=n // 2, step=2 * n)
+        (step,) = set(re.findall(rf"rm_wgmma{n}\(d, \w+\[s\], \w+ \+ s \* (\d+),", kernel.text))
+        head += _TF32.format(n=n, count=n // 2, step=step)
     for name in set(re.findall(r"#define RM_WGMMA_(f16_\d+_[nt]{2})\n", kernel.text)):
-        n, (ta, tb) = int(name.split("_")[1]), (int(x == "t") for x in name[-2:])
+        n = int(name.split("_")[1])
+        ((ta, tb),) = re.findall(rf"m64n{n}k16\.f32\.f16\.f16 .*, p, 1, 1, ([01]), ([01]);", kernel.text)
         head += _HALF.format(name=name, count=n // 2, ta=ta, tb=tb)
     text = kernel.text.replace("extern __shared__ __align__(16) float shared[];", "float *const shared = (float *)rm_arena;")
     assert "extern __shared__" not in text

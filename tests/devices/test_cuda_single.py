@@ -44,7 +44,8 @@ def half(texts: list[str], shapes: dict[str, tuple[int, ...]], constants: str = 
 
 TF32 = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
-    "padded": conv(32, 64, 16, 3), "patches": conv(64, 96, 12, 3, groups=2), "tokens": matmul(128, 256, 96, True),
+    "padded": conv(32, 64, 16, 3), "patches": conv(24, 64, 7, 3), "groups": conv(64, 96, 12, 3, groups=2),
+    "tokens": matmul(128, 256, 96, True),
 }  # fmt: skip
 #: Both operands in both orders, constants on either side, ragged tiles and depths, a residual and an activation.
 HALVES = {
@@ -111,14 +112,14 @@ TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("late_copies, late_products", [(False, True), (True, False)])
 @pytest.mark.parametrize("precision, case", [
-    ("tf32", "three by three"), ("tf32", "patches"), ("tf32", "tokens"), ("float32", "padded"), ("float16", "linear"),
+    ("tf32", "three by three"), ("tf32", "patches"), ("tf32", "tokens"), ("float32", "patches"), ("float16", "linear"),
     ("float16", "weights first"), ("float16", "scores"), ("float16", "context"), ("float16", "heads"), ("float16", "turned"),
 ])  # fmt: skip
 def test_kernels_on_host_threads(precision: str, case: str, late_copies: bool, late_products: bool) -> None:
     operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
     found = kinds([alone(c) for c in wide_candidates(operator, binding, backend().vdevice, 60)])
     assert found
-    for tiled in found[:4]:
+    for tiled in found[:3]:
         kernel = task_kernel(tiled, binding)
         values = given(tiled, binding)
         have = run_warpgroups(kernel, tiled, binding, values, late_copies, late_products)["y"]

@@ -129,8 +129,9 @@ template <int S, int ASTEP, int BSTEP> __device__ __forceinline__ void rm_produc
   rm_warpgroup_begin();
 #pragma unroll
   for (int s = 0; s < S; ++s)
-    asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {{{results}}}, %{first}, %{second}, 1, 1, 1, {ta}, {tb};"
-      : {outputs} : "l"(a + s * ASTEP), "l"(b + s * BSTEP));
+    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{last}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {{{results}}}, %{first}, %{second}, p, 1, 1, {ta}, {tb}; }}"
+      : {outputs} : "l"(a + s * ASTEP), "l"(b + s * BSTEP), "r"(1));
   rm_warpgroup_commit();
 }}
 #endif
@@ -157,7 +158,7 @@ def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
     count = n // 2
     a, b = map(int, turned)
     return _COMMON + _HALF.format(
-        n=n, count=count, name=half_name(n, turned), first=count, second=count + 1, ta=a, tb=b,
+        n=n, count=count, name=half_name(n, turned), first=count, second=count + 1, last=count + 2, ta=a, tb=b,
         results=",".join(f"%{i}" for i in range(count)), outputs=", ".join(f'"+f"(d[{i}])' for i in range(count)),
     )  # fmt: skip
 

@@ -131,7 +131,8 @@ class _SingleHalf(_Single):
         through = s.bm if s.down else s.bn
         call = f"rm_products_{half_name(self.fixed, self._turned())}<{s.bk // HALF_DEEP}, {2 * through}, {2 * self.fixed}>"
         text.all([
-            "} else {", "rm_after();",
+            # The zeros have to be in registers before the first products, which the compiler cannot know.
+            "} else {", "rm_after();", "rm_pin(acc[0]);",
             *self.blocks(), *self.complete(),
             f"{call}(acc[0],",
             f"  rm_matrix({r.name}shared + slot * {r.size} + tid / {THREADS} * {GROUP * CORE}, {through}),",

@@ -23,7 +23,7 @@ from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.chain import chain_of
 from rammer_cuda.kernels.chain_text import chain_candidates, chain_seconds
 from rammer_cuda.kernels.choose import gemm_choices, gemm_seconds
-from rammer_cuda.kernels.choose_wide import wide_choices, wide_seconds
+from rammer_cuda.kernels.choose_wide import WIDE_FAMILIES, wide_choices, wide_seconds
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 #: Tiles offered to the tuner, which measures a dozen at most: of matrix products, of every other family, and generic ones.
 GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 14, 6, 12
 #: Families of matrix products, of which only those that fit are offered.
-PRODUCTS = {*FAMILIES, "gemm_wgmma3"}
+PRODUCTS = {*FAMILIES, *WIDE_FAMILIES}
 #: How far behind the best prediction a family's best may be and still be measured among the first: so many times, and seconds.
 LEADING, NEAR = 1.3, 2e-6
 #: Families of operators that are no matrix product: candidates, and predicted seconds of a tiled one without its launch.
 CHOOSERS = (gemv_candidates, rowwise_candidates, window_candidates)
-SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), "gemv": gemv_seconds, "rowwise": rowwise_seconds, "window": window_seconds,
-           "gemm_wgmma3": wide_seconds}
+SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), **dict.fromkeys(WIDE_FAMILIES, wide_seconds), "gemv": gemv_seconds,
+           "rowwise": rowwise_seconds, "window": window_seconds}  # fmt: skip
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 

@@ -21,6 +21,7 @@ from rammer_cuda.kernels.gemv import gemv
 from rammer_cuda.kernels.rowwise import rowwise
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.kernels.wide import gemm_wgmma3
+from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
 from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
 
@@ -46,7 +47,8 @@ __device__ __forceinline__ void rm_after() {
 """
 #: What writes the kernels of each family.
 MAKERS = {name: f.make for name, f in FAMILIES.items()} | {"gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell,
-                                                         "gemm_wgmma3": gemm_wgmma3, "gemm_chain": gemm_chain}
+                                                         "gemm_wgmma3": gemm_wgmma3, "gemm_wgmma1": gemm_wgmma1,
+                                                         "gemm_wgmma_f16": gemm_wgmma_f16, "gemm_chain": gemm_chain}
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

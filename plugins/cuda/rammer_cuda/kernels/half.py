@@ -120,10 +120,11 @@ class HalfStage(Stage):
         return words, self.threads // words
 
     def _setup_deep(self, text: Text) -> None:
-        n, (words, step) = self.name, self._rows()
-        text.line(f"const int {n}k = tid % {words} * {self.wide};")
+        n, down, (words, step) = self.name, self.down, self._rows()
+        thread, below = ("tid", "") if down == 1 else (f"tid / {down}", f" * {down} + tid % {down}")
+        text.line(f"const int {n}k = {thread} % {words} * {self.wide};")
         for i in range(-(-self.unit // step)):
-            text.line(f"const int {n}j{i} = tid / {words} + {i * step};")
+            text.line(f"const int {n}j{i} = {thread} / {words}{below} + {i * step};")
             self._element(text, f"{n}j{i}", str(i), [])
 
     def fetch(self, text: Text) -> None:
@@ -135,7 +136,11 @@ class HalfStage(Stage):
         taps = self._tap(text)
         for i in range(-(-self.unit // step)):
             guard = f"if ({n}j{i} < {self.unit}) " if (i + 1) * step > self.unit else ""
-            self._copy(text, f"{n}k", str(i), f"{n}s + {n}j{i} * {self.pitch} + {n}k", guard, taps)
+            self._copy(text, f"{n}k", str(i), f"{n}s + {self.place(f'{n}k', f'{n}j{i}')}", guard, taps)
+
+    def place(self, row: str, element: str) -> str:
+        """Where product ``row`` of element ``element`` lies in shared memory."""
+        return f"{element} * {self.pitch} + {row}" if self.deep else super().place(row, element)
 
 
 class _Half(Tensor):

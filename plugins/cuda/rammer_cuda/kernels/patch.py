@@ -77,6 +77,8 @@ class Patch:
     depth: Depth
     threads: int
     sides: tuple[Side, ...]
+    #: Channels whose copies are written out in a row; 0 for all of a block: faster, and more registers for addresses.
+    unroll: int = 0
 
     @property
     def unit(self) -> int:
@@ -120,7 +122,7 @@ class Patch:
         """The copies of channels ``c0`` to ``c0 + block`` into ``{n}s``."""
         n, step = self.name, self.operand.steps.get(self.depth.inner.name, 0)
         deep, across = self.depth.block, min(self.unit, self.threads)
-        text.line("#pragma unroll")
+        text.line(f"#pragma unroll {self.unroll or ''}".rstrip())
         text.line(f"for (int i = 0; i < {-(-deep // self.lanes)}; ++i) {{")
         text.line(f"const int k = {n}k + i * {self.lanes};")
         tests = [f"k < {deep}"] if deep % self.lanes else []

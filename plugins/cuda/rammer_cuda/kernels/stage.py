@@ -33,9 +33,11 @@ class Stage:
     threads: int
     pad: int = 0
     form: str = "float32"
-    #: The C type of an element, and how many make 16 bytes.
+    #: The C type of an element, and how many make 16 bytes; neighbouring threads that take neighbouring rows of a block
+    #: before others take their next columns.
     ctype: ClassVar[str] = "float"
     wide: ClassVar[int] = 4
+    down: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         tile = self.p.operator.tile
@@ -121,17 +123,18 @@ class Stage:
 
     def _lanes(self) -> tuple[int, int, int]:
         """(copies in a row of the block, rows a pass, groups of copies a thread has in a row)."""
-        across = self.unit // self.vector
-        if across <= self.threads:
-            return across, self.threads // across, 1
-        return across, 1, -(-across // self.threads)
+        across, threads = self.unit // self.vector, self.threads // self.down
+        if across <= threads:
+            return across, threads // across * self.down, 1
+        return across, self.down, -(-across // threads)
 
     def _setup_along(self, text: Text) -> None:
         across, rows, groups = self._lanes()
-        n = self.name
-        text.line(f"const int {n}k = {f'tid / {across}' if groups == 1 else '0'};")
+        n, down, lanes = self.name, self.down, self.threads // self.down
+        thread, below = ("tid", "") if down == 1 else (f"(tid / {down})", f" * {down} + tid % {down}")
+        text.line(f"const int {n}k = {f'{thread} / {across}' if groups == 1 else '0'}{below};")
         for g in range(groups):
-            lane = f"tid % {across}" if groups == 1 else f"tid + {g * self.threads}"
+            lane = f"{thread} % {across}" if groups == 1 else f"{thread} + {g * lanes}"
             text.line(f"const int {n}j{g} = ({lane}){f' * {self.vector}' if self.vector > 1 else ''};")
             inside = [f"{n}k < {rows}"] if groups == 1 and across * rows < self.threads else []
             self._element(text, f"{n}j{g}", str(g), inside)
@@ -183,9 +186,14 @@ class Stage:
                 tests = [f"{row} < {self.depth.block}"] if (i + 1) * rows > self.depth.block else []
                 tests += [f"{n}k < {rows}"] if groups == 1 and self.unit // self.vector * rows < self.threads else []
                 across = self.unit // self.vector
-                tests += [f"tid + {g * self.threads} < {across}"] if (g + 1) * self.threads > across > self.threads else []
+                lanes = self.threads // self.down
+                tests += [f"{n}j{g} < {self.unit}"] if (g + 1) * lanes > across > lanes else []
                 guard = f"if ({' && '.join(tests)}) " if tests else ""
-                self._copy(text, row, str(g), f"{n}s + {row} * {self.pitch} + {n}j{g}", guard, taps)
+                self._copy(text, row, str(g), f"{n}s + {self.place(row, f'{n}j{g}')}", guard, taps)
+
+    def place(self, row: str, element: str) -> str:
+        """Where element ``element`` of row ``row`` of a block lies in shared memory."""
+        return f"{row} * {self.pitch} + {element}"
 
     def _fetch_packed(self, text: Text) -> None:
         n, whole = self.name, self.size

@@ -45,7 +45,7 @@ def graph_of(model: SmallModel) -> ComputeGraph:
 
 
 def groups(graph: ComputeGraph, where: VDevice, rate: float = 1.0) -> tuple[ROperator, ...]:
-    return connect(graph, where, rate=lambda operator: rate).operators
+    return connect(graph, where, rate=lambda operator: rate if operator.holds_operand else 1.0).operators
 
 
 def test_layers_in_a_row_become_one_operator() -> None:

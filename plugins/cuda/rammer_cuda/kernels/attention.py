@@ -34,8 +34,8 @@ from rammer_cuda.kernels.task import TaskKernel
 
 #: Rows of a warp; most fragments of 8 keys a warp, whose scores take 4 registers each; most warps of a block.
 ROWS, MOST_FRAGMENTS, MOST_WARPS = 16, 16, 16
-#: Columns of keys and values that may be in one buffer: both products and both types want multiples of 16.
-CHUNKS = (16, 32, 64, 128)
+#: Columns of keys and values that may be in one buffer: multiples of what an instruction takes, 8 of float32 and 16 of float16.
+CHUNKS = (8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def block_of(attention: Attention, config: Mapping[str, int]) -> Block16:
     first, second = (-(-n // chunk) for n in (attention.depth.extent, attention.width))
     fragments = -(-attention.keys // (8 * warps))
     fragments += fragments % 2 if attention.half else 0
-    if not 1 <= groups * warps <= MOST_WARPS or fragments > MOST_FRAGMENTS or chunk not in CHUNKS:
+    if not 1 <= groups * warps <= MOST_WARPS or fragments > MOST_FRAGMENTS or chunk not in CHUNKS[attention.half :]:
         raise Unsuited(f"{groups} x {warps} warps of {fragments} fragments, {chunk} columns at a time")
     stages = min(config.get("stages", 2), first + second)
     return Block16(groups, warps, chunk, stages, fragments, first, second, attention.half)
@@ -188,7 +188,7 @@ class _Attention:
         whole = step == 1 and o.aligned and o.constant % wide == 0 and all(s % wide == 0 for s in others)
         vector = wide if whole and column.extent % wide == 0 else 1
         names = {x.name: f"o{d}" for d, x in enumerate(product.axes) if d != self.a.column and x.extent > 1}
-        base = total(weighted({n: s for n, s in o.steps.items() if n not in (column.name,) or n in names}, names), o.constant)
+        base = total(weighted(o.steps, names), o.constant)
         words, copy = columns // vector, {wide: "rm_copy16", 1: "rm_copy2" if self.b.half else "rm_copy4"}[vector]
         turned = step != 1 and across_step == 1
         places = (f"i % {rows}, w = i / {rows} * {vector}" if turned else f"i / {words}, w = i % {words} * {vector}")

@@ -55,13 +55,16 @@ __device__ __forceinline__ void rm_context(const float (&s)[FN][4], const float 
 """
 
 PRODUCTS16 = """
-#ifndef RM_ATTENTION16
-#define RM_ATTENTION16
+#ifndef RM_PAIR
+#define RM_PAIR
 __device__ __forceinline__ unsigned rm_pair(float low, float high) {
   unsigned r;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
+#endif
+#ifndef RM_ATTENTION16
+#define RM_ATTENTION16
 // q, k and v: the row that this lane names to ldmatrix.
 template <int FN, int DEPTH, int PQ, int PK>
 __device__ __forceinline__ void rm_scores(const unsigned short *q, const unsigned short *k, float (&s)[FN][4]) {

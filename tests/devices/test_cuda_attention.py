@@ -121,7 +121,7 @@ def test_fragments_copies_and_rows_on_the_host(case: str) -> None:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("config", [{"groups": 1, "warps": 2, "chunk": 16, "stages": 2}, {"groups": 2, "warps": 1, "chunk": 32, "stages": 2},
-                                    {"groups": 1, "warps": 1, "chunk": 16, "stages": 3}], ids=str)  # fmt: skip
+                                    {"groups": 1, "warps": 1, "chunk": 8, "stages": 3}], ids=str)  # fmt: skip
 def test_a_task_writes_its_own_rows_alone(config: dict[str, int]) -> None:
     operator, binding = CASES["ragged"]
     option = tiled(attention_of(operator, binding), config["groups"] * 16, config)

@@ -179,7 +179,8 @@ class _Connector:
         rows = all(_many_rows(g, self.graph) for g in (c, *group) if g.kind == "contraction")
         if c.kind == "contraction" and _layers(group) and rows:
             return "veu" if sum(g.kind == "contraction" for g in group) < MOST_CONTRACTIONS else None
-        if c.kind in ("reduction", "map") and _layers(group) and rows:
+        reduced = any(g.kind == "reduction" for g in (*group[_last_product(group) + 1 :], c))
+        if c.kind in ("reduction", "map") and _layers(group) and rows and reduced:
             return "veu"
         if c.kind in ("contraction", "window") or any(g.kind == "window" or _many_rows(g, self.graph) for g in group):
             return None

@@ -33,7 +33,7 @@ from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Rows of a warp; most fragments of 8 keys a warp, whose scores take 4 registers each; most warps of a block.
-ROWS, MOST_FRAGMENTS, MOST_WARPS = 16, 16, 16
+ROWS, MOST_FRAGMENTS, MOST_WARPS = 16, 8, 16
 #: Columns of keys and values that may be in one buffer: multiples of what an instruction takes, 8 of float32 and 16 of float16.
 CHUNKS = (8, 16, 32, 64, 128)
 

@@ -16,7 +16,9 @@ from rammer_cuda.kernels.attention import CHUNKS, ROWS, Block16, block_of
 from rammer_cuda.kernels.families import F16, TF32X3
 
 #: Rows of warps, and warps that share a row's keys.
-GROUPS, WARPS = (1, 2, 4), (1, 2, 4, 8)
+GROUPS, WARPS = (1, 2, 4), (1, 2, 4, 8, 16)
+#: How far behind the best prediction a division into warps may be and still be measured among the first.
+LEADING = 1.7
 #: Cycles: from a launch until the first copies are there, of waiting for all warps, of joining a reduction over them; issues
 #: of an operation of the row-wise Computes (divisions and exponentials count as OPS says), and of a store with its maps. From
 #: the figures of ``families.TensorCost``, which were fitted on an H200; none was fitted to this family's own kernels.
@@ -34,7 +36,9 @@ def attention_candidates(operator: ROperator, binding: Binding, device: VDevice,
     except Unsuited:
         return []
     ranked = sorted(_choices(found, device), key=lambda f: (f[0], f[1].tile, f[1].config))
-    return ranked[:count]
+    leaders = {o.config[:2]: o for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0]}
+    # One of every promising division into warps before the second of any: what is measured first should differ.
+    return sorted(ranked, key=lambda f: leaders.get(f[1].config[:2]) is not f[1])[:count]
 
 
 def _choices(found: Attention, device: VDevice) -> Iterator[tuple[float, ROperator]]:

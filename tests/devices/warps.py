@@ -21,6 +21,8 @@ WARPS = """
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#undef __launch_bounds__
+#define __launch_bounds__(...)
 #define __forceinline__ inline
 #define RM_GEMM
 #define RM_HALF

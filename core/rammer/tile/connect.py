@@ -190,7 +190,7 @@ class _Connector:
         """Predict both sides with their best tiles and log the decision."""
         together = self._price(wide, wide.holds_operand)
         apart = sum(self._price(part, wide.holds_operand) for part in (narrow, *_parts(narrow, wide)))
-        kept = together <= apart
+        kept = together <= apart and math.isfinite(together)
         why = "fewer bytes and launches" if kept else "recomputation or memory costs more"
         subject = " + ".join(c.name for c in wide.computes)
         self.decisions.append(Decision(subject, layer, apart, together, kept, why))

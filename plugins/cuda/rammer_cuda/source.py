@@ -46,8 +46,10 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: What writes the kernels of each family.
-MAKERS = {name: f.make for name, f in FAMILIES.items()} | {"gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell,
-                                                         "gemm_wgmma3": gemm_wgmma3, "gemm_chain": gemm_chain, "attention": attention}
+MAKERS = {name: f.make for name, f in FAMILIES.items()} | {
+    "gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell, "gemm_wgmma3": gemm_wgmma3, "gemm_chain": gemm_chain,
+    "attention": attention,
+}  # fmt: skip
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

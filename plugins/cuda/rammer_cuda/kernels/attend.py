@@ -137,8 +137,8 @@ def attention_of(operator: ROperator, binding: Binding) -> Attention:
     if len(live(scores.reduce)) != 1 or scores.shape[column] > MOST_KEYS or scores.shape[column] < 2:
         raise Unsuited("the rows are too long, or no rows")
     _check_after(after, context, {c.name for c in (scores, *between)})
-    operands = [_operand(ld, c, binding) for ld, c in ((q, scores), (k, scores), (v, context))]
-    found = Attention(operator, scores, context, *operands, row, column, between, after, dtypes == {"float16"})
+    first, second, third = (_operand(ld, c, binding) for ld, c in ((q, scores), (k, scores), (v, context)))
+    found = Attention(operator, scores, context, first, second, third, row, column, between, after, dtypes == {"float16"})
     for c in found.reductions:
         found.along(c, Ref("row"), Ref("key"))
     if operator.tile and any(t != found.tile(1)[d] for d, t in enumerate(operator.tile) if d != row):

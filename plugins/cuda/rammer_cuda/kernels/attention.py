@@ -34,6 +34,8 @@ from rammer_cuda.kernels.task import TaskKernel
 
 #: Rows of a warp; most fragments of 8 keys a warp, whose scores take 4 registers each; most warps of a block.
 ROWS, MOST_FRAGMENTS, MOST_WARPS = 16, 8, 16
+#: Threads of a block beyond which each has fewer than the most registers there are.
+MANY_THREADS = 256
 #: Columns of keys and values that may be in one buffer: multiples of what an instruction takes, 8 of float32 and 16 of float16.
 CHUNKS = (8, 16, 32, 64, 128)
 
@@ -55,6 +57,11 @@ class Block16:
     def threads(self) -> int:
         """Threads of a block."""
         return self.groups * self.warps * WARP
+
+    @property
+    def unroll(self) -> int:
+        """Copies or stores of a thread at a time: their addresses take registers, of which threads of large blocks have few."""
+        return 4 if self.threads <= MANY_THREADS else 1
 
     @property
     def keys(self) -> int:
@@ -132,7 +139,9 @@ class _Attention:
         made = self.frame.kernel("t_")
         dynamic = self.b.shared(len(self.a.reductions))
         before = PREAMBLE + (HALF + PRODUCTS16 if self.b.half else PRODUCTS3)
-        return replace(made, text=before + made.text, shared=dynamic, dynamic=dynamic)
+        # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
+        text = made.text.replace(f"__launch_bounds__({self.b.threads})", f"__launch_bounds__({self.b.threads}, 1)")
+        return replace(made, text=before + text, shared=dynamic, dynamic=dynamic)
 
     # --- places and copies ----------------------------------------------------------------------
 
@@ -191,8 +200,9 @@ class _Attention:
         base = total(weighted(o.steps, names), o.constant)
         words, copy = columns // vector, {wide: "rm_copy16", 1: "rm_copy2" if self.b.half else "rm_copy4"}[vector]
         turned = step != 1 and across_step == 1
-        places = (f"i % {rows}, w = i / {rows} * {vector}" if turned else f"i / {words}, w = i % {words} * {vector}")
-        self.frame.block.lines += ["#pragma unroll 4", f"for (int i = tid; i < {rows * words}; i += {self.b.threads}) {{"]
+        places = f"i % {rows}, w = i / {rows} * {vector}" if turned else f"i / {words}, w = i % {words} * {vector}"
+        self.frame.block.lines += [f"#pragma unroll {self.b.unroll}",
+                                   f"for (int i = tid; i < {rows * words}; i += {self.b.threads}) {{"]  # fmt: skip
         line(f"const int r = {places}, x = {start} + w;")
         line(f"const bool there = r < {limit} && x < {column.extent};")
         place = f"{base} + r * {across_step} + x * {step}"
@@ -207,12 +217,12 @@ class _Attention:
             self.frame.block.lines += ["__syncthreads();", f"fetch({chunk} + {self.b.stages});"]
 
     def _arrived(self) -> list[str]:
-        # Every chunk is one group of copies. Without refills nothing is committed behind the last buffers.
-        b = self.b
-        if b.first + b.second > b.stages:
-            return [f"rm_arrived<{b.stages - 1}>();", "__syncthreads();"]
-        return [f"if (c < {b.first + b.second - 1}) rm_arrived<1>(); else rm_arrived<0>();", "__syncthreads();"] \
-            if b.first + b.second == 2 else ["rm_arrived<0>();", "__syncthreads();"]  # fmt: skip
+        """Wait for the copies of chunk ``c``: every chunk is one group of them, and there are always ``stages`` under way
+        where buffers are filled again."""
+        chunks, stages = self.b.first + self.b.second, self.b.stages
+        if chunks > stages:
+            return [f"rm_arrived<{stages - 1}>();", "__syncthreads();"]
+        return [f"if (c < {self.b.first}) rm_arrived<{self.b.second}>(); else rm_arrived<0>();", "__syncthreads();"]
 
     def _scores(self) -> None:
         b, (pq, pk, _), lines = self.b, self.b.pitches, self.frame.block.lines
@@ -243,7 +253,7 @@ class _Attention:
     def _store(self) -> None:
         a, b, (_, _, po), rows = self.a, self.b, self.b.pitches, self.b.groups * ROWS
         tile = a.operator.tile[a.row]
-        self.frame.line("#pragma unroll 4")
+        self.frame.line(f"#pragma unroll {b.unroll}")
         with self.frame.block.nest(f"for (int i = tid; i < {rows * b.chunk}; i += {b.threads})") as scope:
             scope.line(f"const int local = i / {b.chunk}, row = o{a.row} + local;")
             scope.line(f"const int column = (c - {b.first}) * {b.chunk} + i % {b.chunk};")
@@ -253,7 +263,7 @@ class _Attention:
             if tests:
                 scope.line(f"if (!({' && '.join(tests)})) continue;")
             scope.line(f"float sum = parts[local * {po} + i % {b.chunk}];")
-            scope.lines += ["#pragma unroll", f"for (int w = 1; w < {b.warps}; ++w) "
+            scope.lines += ["#pragma unroll 4", f"for (int w = 1; w < {b.warps}; ++w) "
                             f"sum += parts[(w * {rows} + local) * {po} + i % {b.chunk}];"]  # fmt: skip
             self.frame.unit.ranges |= {"row": (0, a.rows - 1), "column": (0, a.width - 1)}
             point = a.point(Ref("row"), Ref("column"))
@@ -320,7 +330,7 @@ class _Attention:
                 f"float *const {share} = joins + {number * b.warps * rows} + {row};",
                 f"if (lt == 0) {{ {share}[own * {rows}] = {t}[0]; {share}[own * {rows} + 8] = {t}[1]; }}", "__syncthreads();",
                 "#pragma unroll", "for (int h = 0; h < 2; ++h) {", f"  {t}[h] = {share}[8 * h];",
-                "#pragma unroll", f"  for (int w = 1; w < {b.warps}; ++w) {{",
+                "#pragma unroll 4", f"  for (int w = 1; w < {b.warps}; ++w) {{",
                 f"    const float other = {share}[w * {rows} + 8 * h];", f"    {block.combine(c, f'{t}[h]', other)}", "  }", "}",
             ]  # fmt: skip
         values = self.a.along(c, Ref("row"), Ref("key"))

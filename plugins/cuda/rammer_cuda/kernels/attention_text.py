@@ -10,7 +10,7 @@ PRODUCTS3 = """
 // q: row and column of the thread's own elements in 16 rows; k: likewise in 8 keys, which lie [key][depth].
 template <int FN, int DEPTH, int PQ, int PK>
 __device__ __forceinline__ void rm_scores(const float *q, const float *k, float (&s)[FN][4]) {
-#pragma unroll
+#pragma unroll (FN > 4 ? 1 : DEPTH / 8)
   for (int d = 0; d < DEPTH; d += 8) {
     unsigned ab[4], as[4];
 #pragma unroll
@@ -49,6 +49,7 @@ __device__ __forceinline__ void rm_context(const float (&s)[FN][4], const float 
 #pragma unroll
       for (int e = 0; e < 4; ++e) o[j][e] += part[e];
     }
+    if (FN > 4) asm volatile("" ::: "memory");  // loads that move ahead take registers, which many scores leave few of
   }
 }
 #endif

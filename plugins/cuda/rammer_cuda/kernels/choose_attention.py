@@ -48,7 +48,7 @@ def _choices(found: Attention, device: VDevice) -> Iterator[tuple[float, ROperat
             block = block_of(found, dict(option.config))
         except Unsuited:
             continue
-        wasteful = groups > 1 and (groups - 1) * ROWS >= found.rows or chunk >= 2 * max(found.depth.extent, found.width, 16)
+        wasteful = (groups > 1 and (groups - 1) * ROWS >= found.rows) or chunk >= 2 * max(found.depth.extent, found.width, 16)
         fits = block.shared(len(found.reductions)) <= device.layer("veu").capacity
         if fits and not wasteful and block.stages == stages:
             yield _seconds(found, block, option, device) + device.launch, option

@@ -210,12 +210,13 @@ class _Connector:
 
 
 def _parts(narrow: ROperator, wide: ROperator) -> list[ROperator]:
-    """What of ``wide`` is outside ``narrow``, as operators: row-wise Computes up to the next product together."""
+    """What of ``wide`` is outside ``narrow``, as operators: one each, but beside products that hold an operand row-wise
+    Computes up to the next product together."""
     inside = {c.name for c in narrow.computes}
     runs = list[list[Compute]]()
     for c in wide.computes:
         if c.name not in inside:
-            if runs and "contraction" not in (c.kind, runs[-1][-1].kind):
+            if wide.holds_operand and runs and "contraction" not in (c.kind, runs[-1][-1].kind):
                 runs[-1].append(c)
             else:
                 runs.append([c])

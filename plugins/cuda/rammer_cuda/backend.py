@@ -129,6 +129,7 @@ class CudaBackend:
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """The predicted rate of the best kernel family, or what the generic kernel reaches."""
         seconds = self._held(operator, binding) if operator.holds_operand else self._plain(operator, binding)
+        seconds = max(seconds - self.vdevice.launch, 1e-9)  # whoever asks counts launches himself
         return max(GENERIC_SHARE, operator.flops / seconds / (self.vdevice.flops * self.vdevice.veus))
 
     def _held(self, operator: ROperator, binding: Binding) -> float:

@@ -76,6 +76,12 @@ class ROperator:
         return tuple(dict.fromkeys(r for c in self.computes for r in c.reads if r not in inside))
 
     @property
+    def holds_operand(self) -> bool:
+        """Whether a contraction reads a tile that its task keeps on chip."""
+        contractions = {c.name for c in self.computes if c.kind == "contraction"}
+        return any(e.layer == "veu" and e.consumer in contractions for e in self.connections)
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of all tasks."""
         return sum(c.flops for c in self.computes)

@@ -14,6 +14,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
+from rammer_cuda.kernels.attention import attention
 from rammer_cuda.kernels.cell_text import cell
 from rammer_cuda.kernels.chain_text import gemm_chain
 from rammer_cuda.kernels.families import FAMILIES
@@ -46,9 +47,10 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: What writes the kernels of each family.
-MAKERS = {name: f.make for name, f in FAMILIES.items()} | {"gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell,
-                                                         "gemm_wgmma3": gemm_wgmma3, "gemm_wgmma1": gemm_wgmma1,
-                                                         "gemm_wgmma_f16": gemm_wgmma_f16, "gemm_chain": gemm_chain}
+MAKERS = {name: f.make for name, f in FAMILIES.items()} | {
+    "gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell, "gemm_wgmma3": gemm_wgmma3, "gemm_wgmma1": gemm_wgmma1,
+    "gemm_wgmma_f16": gemm_wgmma_f16, "gemm_chain": gemm_chain, "attention": attention,
+}  # fmt: skip
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10

@@ -82,8 +82,9 @@ class OpenClBackend:
         return [*(c.operator for c in panels), *tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)]
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """What the generic kernel reaches of the peak: the panel family reads its operands from memory."""
-        return GENERIC_RATE
+        """What the generic kernel reaches of the peak where an operand is held: the panel family reads its operands from
+        memory."""
+        return GENERIC_RATE if operator.holds_operand else 1.0
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times. It is compiled when measured or loaded, together with its neighbours: a

@@ -20,11 +20,11 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from entry import run
 from peers import environment_of, exported
 from zoo import SEED, ZOO
 
 import rammer
-from rammer.errors import RammerError
 from rammer.report.table import duration, markdown
 from rammer.runtime.bench import bound_call
 from rammer.runtime.segments import ProgramSegment
@@ -118,8 +118,4 @@ def main(model: str, folder: Path, tune: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except (RammerError, click.ClickException) as problem:
-        print(f"ablation: {problem}", file=sys.stderr)
-        sys.exit(getattr(problem, "exit_code", 1))
+    run(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from entry import run
 from tune_cuda import check
 from zoo import ZOO
 
@@ -130,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -23,6 +23,7 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from entry import run
 from rows import HEADERS, OURS, Row, cells, document, keep, read_rows, summary
 from zoo import SEED, ZOO
 
@@ -189,8 +190,4 @@ def main(models: str, runners: str, precision: str, device: str, quick: bool, tu
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=True)
-    except RammerError as problem:
-        print(f"peers: error: {problem}", file=sys.stderr)
-        sys.exit(problem.exit_code)
+    run(main)

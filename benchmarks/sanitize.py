@@ -22,12 +22,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from entry import run
 from peers import exported
 from zoo import SEED, ZOO
 
 import rammer
 from rammer.device.manifest import Loaded
-from rammer.errors import DeviceUnavailable, Mismatch, RammerError
+from rammer.errors import DeviceUnavailable, Mismatch
 from rammer.report.table import markdown
 from rammer.runtime.segments import ProgramSegment
 
@@ -175,8 +176,4 @@ def main(models: str, tools: str, tune: str, markdown_file: Path | None, limit: 
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except RammerError as problem:
-        print(f"sanitize: error: {problem}", file=sys.stderr)
-        sys.exit(problem.exit_code)
+    run(main)

@@ -24,7 +24,9 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from rammer.errors import DeviceFailure, RammerError
+from entry import run
+
+from rammer.errors import DeviceFailure
 from rammer.report.table import markdown
 
 HEADERS = ("model", "cold s", "warm s", "warm: opening", "warm: device", "warm: loading", "first run", "process")
@@ -123,8 +125,4 @@ def main(models: str, device: str, tune: str, repeats: int, seed: int, profile: 
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except RammerError as problem:
-        print(f"starts: error: {problem}", file=sys.stderr)
-        sys.exit(problem.exit_code)
+    run(main)

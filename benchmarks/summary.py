@@ -14,6 +14,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from entry import run
 from rows import OURS, Row, ratio, read_rows
 
 from rammer.report.table import markdown
@@ -56,4 +57,4 @@ def main(files: tuple[Path, ...], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

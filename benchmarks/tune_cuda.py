@@ -12,12 +12,15 @@ import json
 import random
 import sys
 import time
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from entry import run
 from zoo import SEED, ZOO
 
 from rammer.device.loader import Registry
@@ -112,9 +115,9 @@ def blocked(operator: ROperator, binding: Binding) -> tuple[int, int, bool]:
 def choices_of(operator: ROperator, binding: Binding, backend, families: list[str], count: int, sample: int) -> list:
     """The best predicted ``count`` candidates of every family (of all together without ``families``), and ``sample`` more
     of each at random."""
+    from rammer_cuda.kernels.chain_text import chain_candidates
     from rammer_cuda.kernels.choose import Choice, gemm_candidates
     from rammer_cuda.kernels.choose_wide import wide_candidates
-    from rammer_cuda.kernels.rows import chain_candidates
 
     device, most = backend.vdevice, 200 if sample else 4 * count
     found = [Choice(o, seconds) for seconds, o in chain_candidates(operator, binding, device)]
@@ -125,71 +128,101 @@ def choices_of(operator: ROperator, binding: Binding, backend, families: list[st
     return [c for g in groups for c in (*g[:count], *random.sample(g[count:], min(sample, len(g[count:]))))]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--models", default="squeezenet,resnet50")
+@dataclass
+class Tally:
+    """What was measured: a row a candidate; by model the seconds of all layers as predicted, of the first choices and of
+    the best ones; by model and family the best seconds of each layer (by its number). ``peak`` is the GPU's, in FLOP/s."""
+
+    peak: float
+    rows: list[list[object]] = field(default_factory=list)
+    totals: dict[str, list[float]] = field(default_factory=dict)
+    families: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+
+    def layer(self, number: int, plan: Plan, backend, errors: int) -> None:
+        """Measure every candidate of one layer; the results of ``errors`` of each kind are compared with float64."""
+        o, extents = plan.operator, [r.extent for r in plan.operator.main.reduce]
+        print(f"{plan.model} x{plan.times} {o.main.shape} K {extents} {o.flops / 1e6:.1f} MFLOP "
+              f"floor {o.flops / self.peak * 1e6:.2f} us", flush=True)  # fmt: skip
+        total, best, checked = self.totals.setdefault(plan.model, [0.0, 0.0, 0.0]), float("inf"), Counter[object]()
+        for i, choice in enumerate(plan.choices):
+            tiled = choice.operator
+            settings = dict(tiled.config)
+            kind = (tiled.family, settings.get("split", 1) > 1, settings.get("patch", 0))
+            checked[kind] += 1
+            try:
+                error, seconds = check(backend, tiled, plan.binding, checked[kind] <= errors)
+            except Exception as problem:  # one kernel that fails must not hide the others
+                print(f"   FAILED {tiled.tile} {tiled.config}: {problem}")
+                continue
+            best = min(best, seconds)
+            self.rows.append([plan.model, plan.times, list(o.main.shape), extents, list(tiled.tile), settings, choice.seconds,
+                              seconds, error, tiled.family, *blocked(tiled, plan.binding)])  # fmt: skip
+            mine = self.families.setdefault((plan.model, tiled.family), {})
+            mine[number] = min(mine.get(number, float("inf")), seconds * plan.times)
+            config = tiled.family[4:] + " " + " ".join(f"{k}{v}" for k, v in tiled.config)
+            print(f"   {tiled.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
+                  f"{seconds * 1e6:.2f} us {o.flops / seconds / self.peak:.0%}", flush=True)  # fmt: skip
+            if i == 0:
+                total[0] += choice.seconds * plan.times
+                total[1] += seconds * plan.times
+        if plan.choices:
+            total[2] += best * plan.times
+
+    def print_totals(self) -> None:
+        """What a model's layers add up to."""
+        for name, (p, m, b) in self.totals.items():
+            print(f"TOTAL {name}: predicted {p * 1e3:.3f} ms, first choice {m * 1e3:.3f} ms, best {b * 1e3:.3f} ms")
+        for (name, family), mine in self.families.items():
+            print(f"TOTAL {name} {family}: {len(mine)} layers, best {sum(mine.values()) * 1e3:.3f} ms")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One distinct layer of ``model``, which has it so many ``times``, and the candidates to measure."""
+
+    model: str
+    operator: ROperator
+    binding: Binding
+    times: int
+    choices: list
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="squeezenet,resnet50", help="keys of the zoo, with commas")
     parser.add_argument("--precision", default="float32", choices=PRECISIONS)
-    parser.add_argument("--count", type=int, default=6)
+    parser.add_argument("--count", type=int, default=6, help="candidates of a layer, best predicted first")
     parser.add_argument("--sample", type=int, default=0, help="further candidates, drawn from the best 200")
     parser.add_argument("--families", default="", help="with commas: candidates of each of these, and of no other")
     parser.add_argument("--errors", type=int, default=2, help="candidates of a layer and kind whose results are checked")
     parser.add_argument("--json", default="", help="file for all measurements")
     parser.add_argument("--layers", type=int, default=1000, help="at most so many, drawn at random")
-    parser.add_argument("--seconds", type=float, default=400)
-    options = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=400, help="no further layer is begun after so many")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Choose the candidates of all layers, compile them together, measure them one by one."""
+    options, begin = arguments(), time.perf_counter()
     families = [f for f in options.families.split(",") if f]
-    begin = time.perf_counter()
     backend = Registry().open("cuda")
     found = operators(options.models.split(","), backend, options.precision)
     print(f"{len(found)} layers after {time.perf_counter() - begin:.1f} s", flush=True)
-    plans = []
-    layers = random.sample(list(found.values()), min(options.layers, len(found)))
-    for name, o, binding, times in layers:
-        plans.append((name, o, binding, times, choices_of(o, binding, backend, families, options.count, options.sample)))
-    backend.profiler.prepare([(c.operator, b) for _, _, b, _, cs in plans for c in cs])
-    print(f"compiled {sum(len(p[4]) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
-    peak = backend.vdevice.flops * backend.vdevice.veus
-    totals: dict[str, list[float]] = {}
-    rows: list[list[object]] = []
-    by_family: dict[tuple[str, str], dict[int, float]] = {}
-    for name, o, binding, times, choices in plans:
+    plans = [Plan(name, o, binding, times, choices_of(o, binding, backend, families, options.count, options.sample))
+             for name, o, binding, times in random.sample(list(found.values()), min(options.layers, len(found)))]  # fmt: skip
+    backend.profiler.prepare([(c.operator, p.binding) for p in plans for c in p.choices])
+    print(f"compiled {sum(len(p.choices) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
+    tally = Tally(backend.vdevice.flops * backend.vdevice.veus)
+    for number, plan in enumerate(plans):
         if time.perf_counter() - begin > options.seconds:
             print("out of time")
             break
-        main_ = o.main
-        print(f"{name} x{times} {main_.shape} K {[r.extent for r in main_.reduce]} {o.flops / 1e6:.1f} MFLOP "
-              f"floor {o.flops / peak * 1e6:.2f} us", flush=True)  # fmt: skip
-        best, checked = float("inf"), dict[tuple[object, ...], int]()
-        for i, choice in enumerate(choices):
-            settings = dict(choice.operator.config)
-            kind = (choice.operator.family, settings.get("split", 1) > 1, settings.get("patch", 0))
-            checked[kind] = checked.get(kind, 0) + 1
-            try:
-                error, seconds = check(backend, choice.operator, binding, checked[kind] <= options.errors)
-            except Exception as problem:
-                print(f"   FAILED {choice.operator.tile} {choice.operator.config}: {problem}")
-                continue
-            best = min(best, seconds)
-            rows.append([name, times, list(main_.shape), [r.extent for r in main_.reduce], list(choice.operator.tile),
-                         dict(choice.operator.config), choice.seconds, seconds, error,
-                         choice.operator.family, *blocked(choice.operator, binding)])  # fmt: skip
-            mine = by_family.setdefault((name, choice.operator.family), {})
-            mine[id(o)] = min(mine.get(id(o), float("inf")), seconds * times)
-            config = choice.operator.family[4:] + " " + " ".join(f"{k}{v}" for k, v in choice.operator.config)
-            print(f"   {choice.operator.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
-                  f"{seconds * 1e6:.2f} us {o.flops / seconds / peak:.0%}", flush=True)  # fmt: skip
-            if i == 0:
-                totals.setdefault(name, [0.0, 0.0, 0.0])[0] += choice.seconds * times
-                totals[name][1] += seconds * times
-        if choices:
-            totals[name][2] += best * times
-    for name, (p, m, b) in totals.items():
-        print(f"TOTAL {name}: predicted {p * 1e3:.3f} ms, first choice {m * 1e3:.3f} ms, best {b * 1e3:.3f} ms")
-    for (name, family), mine in by_family.items():
-        print(f"TOTAL {name} {family}: {len(mine)} layers, best {sum(mine.values()) * 1e3:.3f} ms")
+        tally.layer(number, plan, backend, options.errors)
+    tally.print_totals()
     if options.json:
-        Path(options.json).write_text(json.dumps(rows))
+        Path(options.json).write_text(json.dumps(tally.rows))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

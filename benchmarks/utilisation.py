@@ -19,13 +19,14 @@ import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from entry import run
 from peers import environment_of, exported
 from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, replays, typical
 from zoo import SEED, ZOO
 
 import rammer
 from rammer.device.manifest import Tracer
-from rammer.errors import DeviceUnavailable, RammerError
+from rammer.errors import DeviceUnavailable
 from rammer.report.measured import Summary, measured_trace, summarise
 from rammer.report.table import duration, markdown
 from rammer.runtime.bench import bound_call
@@ -206,8 +207,4 @@ def main(models: str, folder: Path, tune: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=True)
-    except RammerError as problem:
-        print(f"utilisation: error: {problem}", file=sys.stderr)
-        sys.exit(problem.exit_code)
+    run(main)

@@ -22,15 +22,15 @@ __all__ = ["__version__", "compile", "devices"]
 
 
 def compile(model: str | Path | bytes | onnx.ModelProto, device: str = "", *, policy: str = "wavefront",
-            tune: str = "off", precision: str = "float32", require: str = "", target: str = "",
+            tune: str = "off", precision: str | None = None, require: str = "", target: str = "",
             options: Mapping[str, str] | None = None) -> Executable:  # fmt: skip
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
     Without ``device``, the first working device with a clock. Input shapes are not needed: each new set of
-    shapes is specialised at its first run. ``precision`` is ``float32``, ``tf32`` (matrix products and convolutions
-    round their operands to 10 bits of mantissa) or ``float16`` (tensors are stored in 16 bits; inputs and outputs keep
-    their types, sums are float32); a device without it is bad input. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or
-    ``DeviceFailure``.
+    shapes is specialised at its first run. ``precision`` is ``float32`` (the default), ``tf32`` (matrix products and
+    convolutions round their operands to 10 bits of mantissa) or ``float16`` (tensors are stored in 16 bits; inputs and
+    outputs keep their types, sums are float32); a device without it is bad input, and so is another one than that of a
+    file that was compiled before. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
     from rammer.runtime.session import open_executable
 

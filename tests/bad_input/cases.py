@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from command import typed
 from onnx import parser
 
-from rammer.cli.main import main
 from rammer.errors import RammerError
 
 RNG = np.random.default_rng()
@@ -43,14 +42,8 @@ Patch = pytest.MonkeyPatch
 
 def command(monkeypatch: Patch, capsys: Capture, *words: object) -> tuple[int, str, str]:
     """Exit code, output and errors of a command line."""
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["rammer", *map(str, words)])
-    code = 0
-    try:
-        main()
-    except SystemExit as done:
-        code = int(done.code or 0)
-    return code, *capsys.readouterr()
+    done = typed(monkeypatch, capsys, *words)
+    return done.code, done.out, done.err
 
 
 def saved(path: Path, data: bytes | onnx.ModelProto) -> Path:

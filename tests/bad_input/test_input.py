@@ -139,6 +139,15 @@ def test_one_name_two_extents() -> None:
     assert message(BadInput, lambda: exe.run(given)) == "dimension 'N' is 3 in input 'x' but 4 in 'w'"
 
 
+def test_what_is_no_array_by_name() -> None:
+    exe = rammer.compile(model(), device="toy")
+    for call in (exe.run, exe.bind):
+        said = message(BadInput, lambda call=call: call({**arrays(), "x": [[1.0], [1.0, 2.0]]}))  # type: ignore[misc]
+        assert said.startswith("input 'x' cannot be read: setting an array element with a sequence.")
+        said = message(BadInput, lambda call=call: call([1.0]))  # type: ignore[misc]
+        assert said == 'inputs are a list, not arrays by name\n  hint: give them as {"name": array}'
+
+
 def test_missing_and_unknown_inputs() -> None:
     assert input_message(lambda given: given.pop("w")) == "input 'w' is missing\n  hint: the model needs: x, w"
     text = input_message(lambda given: given.update(z=given["x"]))

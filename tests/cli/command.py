@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import pytest
+
+from rammer.cli.main import main
 from rammer.testing.small_models import SmallModel
 
 MODEL = SmallModel("little", """(float[1,3,8,8] x, int64[2] i, float[4,3,3,3] w_k, float[4] w_b)
@@ -25,3 +30,25 @@ class Done:
 
 
 Command = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has a cache of its own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("RAMMER_CACHE", str(folder))
+    monkeypatch.delenv("RAMMER_DEBUG", raising=False)
+    return folder
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> Done:
+    """``rammer WORDS...`` in this process, as if typed; anything printed before is dropped."""
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["rammer", *map(str, words)])
+    code = 0
+    try:
+        main()
+    except SystemExit as done:
+        code = int(done.code or 0)
+    text = capsys.readouterr()
+    return Done(code, text.out, text.err)

@@ -83,6 +83,22 @@ def test_it_keeps_the_options(rammer: Command, model: Path, tmp_path: Path) -> N
     assert api.compile(path).device_options == {"tiles": "7"}
 
 
+def test_it_keeps_the_precision(rammer: Command, model: Path, tmp_path: Path) -> None:
+    """Also when float32 is asked for: nobody gets fewer bits than the command says. Its tolerances are float16's."""
+    path, good, far = (tmp_path / name for name in ("half.rammer", "good.npz", "far.npz"))
+    rammer("compile", model, "--device", "ipu_sim", "--precision", "float16", "-o", path)
+    for other in ("float32", "tf32"):
+        done = rammer("run", path, "--precision", other)
+        assert (done.code, done.out) == (2, "")
+        assert done.err == (f"rammer: error: {path} was compiled in float16, not in {other}\n  at: --precision\n"
+                            "  hint: leave out --precision, or compile the model again with it\n")  # fmt: skip
+    assert json.loads(rammer("run", path, "--save-outputs", good, "--json", "-").out)["precision"] == "float16"
+    outputs = dict(np.load(good))
+    for scale, code in ((1.005, 0), (1.02, 1)):
+        np.savez(far, **{n: a * np.float32(scale) for n, a in outputs.items()})
+        assert rammer("run", path, "--expected", far).code == code
+
+
 def test_a_file_for_a_named_target_runs_on_what_is_here(rammer: Command, model: Path, tmp_path: Path) -> None:
     """The file says gfx90a and has 7 rows; the device that is here has fewer vEUs."""
     exe = api.compile(model, device="ipu_sim", options={"tiles": "7"})

@@ -148,6 +148,31 @@ def test_bench_tables(rammer: Command, model: Path, tmp_path: Path) -> None:
     assert text.startswith("| model") and "## Environment" in text
 
 
+def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: Command, model: Path, tmp_path: Path) -> None:
+    table = tmp_path / "b.md"
+    words = ("--device", "ipu_sim", "--peer", "onnxruntime", "--precision", "float16", "--markdown", table)
+    done = rammer("bench", model, *words)
+    assert (done.code, done.out) == (2, "") and not table.exists()
+    assert done.err == ("rammer: error: ONNX Runtime on the CPU is no float16 peer\n  at: --peer onnxruntime\n"
+                        "  hint: leave it out, or compare in float32\n")  # fmt: skip
+    table.mkdir()
+    done = rammer("bench", model, "--device", "toy", "--iterations", 1, "--duration", 0, "--markdown", table)
+    assert (done.code, done.err) == (2, f"rammer: error: cannot write {table}: Is a directory\n")
+
+
+EXECUTORS = {
+    "executor=waves": "unknown executor 'waves'\n  at: --option executor\n  hint: one of: auto, graph, persistent",
+    "speed=1": "device cuda has no option 'speed'\n  at: --option\n  hint: it takes executor=auto, graph or persistent",
+}
+
+
+@pytest.mark.parametrize("option", EXECUTORS)
+def test_executors_of_cuda(rammer: Command, model: Path, tmp_path: Path, option: str) -> None:
+    file = tmp_path / "m.rammer"
+    done = rammer("compile", model, "--device", "cuda", "--target", "sm_90a", "--option", option, "-o", file)
+    assert (done.code, done.out, done.err) == (2, "", f"rammer: error: {EXECUTORS[option]}\n") and not file.exists()
+
+
 # --- cache --------------------------------------------------------------------------------------------
 
 

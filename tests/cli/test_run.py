@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 from command import MODEL, Command
 
+from rammer.cli.common import write_file
 from rammer.frontend.reader import read_model
+from rammer.ir.program import RProgram
 from rammer.runtime.oracle import run_onnxruntime
 
 RNG = np.random.default_rng()
@@ -111,17 +115,77 @@ BAD_OPTIONS = {
     ("--option", "speed=1"): "device toy has no option 'speed'\n  hint: --option memory=BYTES",
     ("--policy", "wavefrnt"): "unknown policy 'wavefrnt'\n  at: --policy\n"
                               "  hint: did you mean wavefront? Known: sequential, wavefront, ios, auto",
+    ("--precision", "float16"): "device toy (NumPy on the host) does not compute in float16\n  at: --precision\n"
+                                "  hint: it has float32",
+    ("--trace", "trace.json"): "device toy:0 does not record when its tasks run\n  at: --trace\n"
+                               "  hint: rammer inspect --stage trace shows the predicted schedule of any device",
+    ("--option", "executor=graph"): "device toy has no option 'executor'\n  hint: --option memory=BYTES",
     ("--range", "q:0..1"): "--range names 'q', which is no input of the model\n  hint: its inputs are: i, x",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", BAD_OPTIONS, ids=" ".join)
-def test_bad_options(rammer: Command, model: Path, words: tuple[str, str]) -> None:
-    done = rammer("run", model, "--device", "toy", *words)
-    assert (done.code, done.err) == (2, f"rammer: error: {BAD_OPTIONS[words]}\n")
+def test_bad_options(rammer: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                     words: tuple[str, str]) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    done = rammer("run", model, "--device", "toy", "--save-outputs", "y.npz", "--json", "report.json", *words)
+    assert (done.code, done.out, done.err) == (2, "", f"rammer: error: {BAD_OPTIONS[words]}\n")
+    assert {p.name for p in tmp_path.iterdir()} <= {model.name, "cache"}
 
 
-@pytest.mark.parametrize("option", ["--save-outputs", "--save-inputs", "--json"])
+def test_an_unknown_precision_is_a_usage_error(rammer: Command, model: Path) -> None:
+    for command in ("run", "compare", "bench", "inspect", "compile"):
+        done = rammer(command, model, "--device", "toy", "--precision", "bfloat16")
+        assert (done.code, done.out) == (2, "")
+        assert "Invalid value for '--precision': 'bfloat16' is not one of 'float32', 'tf32', 'float16'." in done.err
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy device says that it ran every task at once, for a second."""
+    from rammer.device.manifest import Span
+
+    import rammer_toy
+
+    def trace(self: object, program: RProgram, constants: object, inputs: object) -> list[Span]:
+        return [Span(v, t.operator, t.index, 0.0, 1.0) for v, row in enumerate(program.rows) for t in row]
+
+    monkeypatch.setattr(rammer_toy.ToyBackend, "trace", trace, raising=False)
+
+
+@pytest.mark.usefixtures("recording")
+def test_a_trace_of_a_device_that_records(rammer: Command, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    done = rammer("run", model, "--device", "toy", "--trace", path, "--json", "-")
+    assert done.code == 0 and "trace: 1 s from the first task's start" in done.err
+    tasks = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert len(tasks) == json.loads(done.out)["tasks"]  # the report is alone on stdout
+
+
+def test_an_interrupted_file_is_not_there_at_all(tmp_path: Path) -> None:
+    def fill(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    (tmp_path / "old").write_bytes(b"whole")
+    for name in ("new", "old"):
+        with pytest.raises(KeyboardInterrupt):
+            write_file(tmp_path / name, fill)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("old", b"whole")]
+
+
+def test_a_pipe_is_written_and_stays_one(rammer: Command, model: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # what is written waits in the pipe: a report is less than 64 KiB
+    done = rammer("run", model, "--device", "toy", "--json", pipe)
+    assert done.code == 0 and pipe.is_fifo()
+    assert json.loads(os.read(reader, 1 << 16))["model"] == "little"
+    os.close(reader)
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("option", ["--save-outputs", "--save-inputs", "--json", "--trace"])
 def test_unwritable_files(rammer: Command, model: Path, tmp_path: Path, option: str) -> None:
     target = tmp_path / "missing" / "file"
     done = rammer("run", model, "--device", "toy", option, target)

@@ -1,4 +1,4 @@
-"""Connecting layers in a row: proposed from the price alone, dropped where the price says so, computed right everywhere."""
+"""Connecting products and what is between them: by the price alone, dropped where it says so, computed right everywhere."""
 
 from __future__ import annotations
 
@@ -40,12 +40,26 @@ def mlp(layers: int, rows: int = ROWS, width: int = WIDTH) -> SmallModel:
     return SmallModel("mlp", text)
 
 
+def attention(rows: int = 24, keys: int = 20, softmax: str = "Softmax<axis=-1>(a)", kept: bool = False) -> SmallModel:
+    """Scaled and masked scores of two heads, row-wise work, context; ``kept`` makes the probabilities a result, too."""
+    return SmallModel("attention", f"""(float[1,2,{rows},8] q, float[1,2,8,{keys}] k, float[1,2,{keys},6] v,
+        float[1,1,1,{keys}] mask)
+        => (float[1,2,{rows},6] c{f', float[1,2,{rows},{keys}] p' if kept else ''}) {{
+        scale = Constant<value_float=0.25>()
+        s = MatMul(q, k)
+        m = Mul(s, scale)
+        a = Add(m, mask)
+        p = {softmax}
+        c = MatMul(p, v)
+    }}""")
+
+
 def graph_of(model: SmallModel) -> ComputeGraph:
     return lower(bind(read_model(model.build(np.random.default_rng())), {}))
 
 
 def groups(graph: ComputeGraph, where: VDevice, rate: float = 1.0) -> tuple[ROperator, ...]:
-    return connect(graph, where, rate=lambda operator: rate).operators
+    return connect(graph, where, rate=lambda operator: rate if operator.holds_operand else 1.0).operators
 
 
 def test_layers_in_a_row_become_one_operator() -> None:
@@ -89,6 +103,53 @@ def test_a_value_read_elsewhere_ends_the_chain() -> None:
     assert len(groups(graph_of(model), device())) == 2
 
 
+def test_softmax_joins_its_products() -> None:
+    (operator,) = groups(graph_of(attention()), device())
+    assert [c.kind for c in operator.computes if c.reduce] == ["contraction", "reduction", "reduction", "contraction"]
+    assert operator.holds_operand
+    assert operator.tile == ()
+
+
+def test_row_wise_work_counts_only_between_products() -> None:
+    """Without the second product, or where its rows are read elsewhere, the first one keeps its element-wise maps alone."""
+    single = groups(graph_of(attention(kept=True)), device())
+    assert [sum(bool(c.reduce) for c in o.computes) for o in single] == [1, 2, 1]
+    assert not any(o.holds_operand for o in single)
+
+
+def test_kernels_that_are_bad_at_it_keep_softmax_apart() -> None:
+    found = groups(graph_of(attention(rows=256, keys=256)), device(), 0.02)
+    assert [o.main.kind for o in found] == ["contraction", "reduction", "contraction"]
+
+
+def test_scores_that_do_not_fit_stay_apart() -> None:
+    found = groups(graph_of(attention(rows=64, keys=600)), device(local=1 << 10))
+    assert not any(o.holds_operand for o in found), "a row of scores alone takes 2,400 bytes"
+
+
+def test_parts_are_priced_as_they_would_be_computed() -> None:
+    """Row-wise Computes between products are one operator, not one each, when they stay apart."""
+    asked = []
+
+    def rate(operator: ROperator) -> float:
+        asked.append(operator)
+        return 1.0
+
+    connect(graph_of(attention()), device(), rate=rate)
+    assert [len(o.computes) for o in asked] == [8, 3, 4, 1]
+
+
+@pytest.mark.parametrize("tile", [(1, 2, 5, 6), (1, 1, 24, 4), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
+@pytest.mark.parametrize("softmax", ["Softmax<axis=-1>(a)", "LpNormalization<axis=-1, p=2>(a)"])
+def test_the_generic_emitter_computes_attention(tile: tuple[int, ...], target: CTarget, softmax: str) -> None:
+    graph = graph_of(attention(softmax=softmax))
+    (operator,) = groups(graph, device())
+    rng = np.random.default_rng()
+    inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
+    check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
+
+
 @pytest.mark.parametrize("tile", [(5, WIDTH), (ROWS, 3), (1, 1)], ids=str)
 @pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
 def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTarget) -> None:
@@ -99,6 +160,7 @@ def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTar
     check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
 
 
+@pytest.mark.parametrize("model", [mlp(4), attention(), attention(kept=True)], ids=["chain", "attention", "kept"])
 @pytest.mark.parametrize("name", ["rocm", "ipu_sim", "toy"])
-def test_devices_compute_models_with_chains(name: str) -> None:
-    check_model(Subject(name), mlp(4))
+def test_devices_compute_models_with_chains(name: str, model: SmallModel) -> None:
+    check_model(Subject(name), model)

@@ -41,6 +41,12 @@ def test_figures() -> None:
     assert "units busy 30.0%; no task anywhere 20.0% of the time" in text and a in text and b in text
 
 
+def test_a_run_without_tasks_has_figures() -> None:
+    for spans in ([], [Span(0, "o", 0, 1.0, 1.0)]):
+        found = summarise(two(), spans, units=3)
+        assert (found.span, found.utilisation, found.idle, found.gap) == (0, 0, 0, 0) and "units busy 0.0%" in str(found)
+
+
 def test_unions() -> None:
     assert covered([]) == 0 and covered([(2, 3), (0, 1), (0.5, 2.5)]) == 3
     assert covered([(0, 10), (1, 2), (10, 11)]) == 11

@@ -121,3 +121,7 @@ def test_launches_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(planning, "KEPT_FROM", 1)
     monkeypatch.setattr(planning, "launches", lambda program: gaps)
     assert planning.kept_launches(again) == planning.kept_launches(again) == gaps
+    (file,) = (tmp_path / "other" / "binaries" / "cuda").iterdir()
+    for junk in ("", "null", "7", "{}x", '{"a": 1}', "[[]]", '[["o", [], []]]', '[["o", 3, []]]'):
+        file.write_text(junk)
+        assert planning.kept_launches(again) == gaps, junk

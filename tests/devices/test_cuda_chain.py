@@ -24,9 +24,9 @@ from rammer.codegen.task import Unsuited
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.kernels.chain import chain_of
+from rammer_cuda.kernels.chain_text import chain_candidates
 from rammer_cuda.kernels.choose_wide import wide_candidates
 from rammer_cuda.kernels.patch import patch_of
-from rammer_cuda.kernels.rows import chain_candidates
 from rammer_cuda.kernels.wgmma import RESULT_ORDER, cores, halves
 from rammer_cuda.kernels.wide import gemm_wgmma3
 

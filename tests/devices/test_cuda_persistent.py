@@ -251,3 +251,52 @@ def test_bound_calls_use_the_callers_arrays() -> None:
     (have,) = bound.to_host().values()
     np.testing.assert_array_equal(have, want)
     loaded.close()
+
+
+def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rammer_cuda import select
+
+    class Graph:
+        notes: tuple[str, ...] = ()
+
+    def refuse(*arguments: object) -> None:
+        raise DeviceFailure("132 rows need as many blocks at once, this GPU runs 66")
+
+    program = compiled(lstm_tc(0, layers=2, steps=4)).program
+    monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Graph())
+    monkeypatch.setattr(select, "PersistentProgram", refuse)
+    monkeypatch.setattr(select.Remembered, "read", lambda self: None)
+    chosen = select.open_executor(program, {}, "sm_90a", 0, "auto")
+    assert chosen.notes == ("executor graph, since the persistent one cannot: 132 rows need as many blocks at once, "
+                            "this GPU runs 66",)  # fmt: skip
+
+
+@pytest.mark.parametrize("faster", ["graph", "persistent"])
+def test_auto_keeps_the_faster_executor_and_remembers_it(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rammer_cuda import select
+
+    closed, written = [], []
+
+    class Fake:
+        notes: tuple[str, ...] = ()
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, inputs: object) -> None: ...
+
+        def replay(self) -> float:
+            return 1e-3 if self.name == faster else 2e-3
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    program = compiled(lstm_tc(0, layers=2, steps=4)).program
+    monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Fake("graph"))
+    monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: Fake("persistent"))
+    monkeypatch.setattr(select.Remembered, "read", lambda self: None)
+    monkeypatch.setattr(select.Remembered, "write", lambda self, value: written.append(value))
+    chosen = select.open_executor(program, {}, "sm_90a", 0, "auto")
+    assert isinstance(chosen, Fake) and chosen.name == faster
+    assert written == [faster] and closed == ["persistent" if faster == "graph" else "graph"]
+    assert faster in chosen.notes[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,12 +23,15 @@ from rammer.testing.host_cuda import COMPILER, HostArgument, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
+from host_wgmma import run_warpgroups
+
 from rammer_cuda.backend import CHOOSERS, GENERIC_SHARE, CudaBackend, open_backend
 from rammer_cuda.kernels.cell import cell_candidates
+from rammer_cuda.kernels.chain_text import chain_candidates
 from rammer_cuda.kernels.choose import Choice, gemm_candidates
+from rammer_cuda.kernels.choose_attention import attention_candidates
 from rammer_cuda.kernels.choose_wide import wide_candidates
 from rammer_cuda.kernels.preamble import PREAMBLE
-from rammer_cuda.kernels.rows import chain_candidates
 from rammer_cuda.source import task_kernel
 
 Choose = Callable[..., list[Choice]]
@@ -70,6 +74,7 @@ def choices_of(case: str, backend: CudaBackend) -> list[ROperator]:
     found += gemm_candidates(operator, replace(binding, precision="tf32"), backend.vdevice, 60)
     if backend.arch == "sm_90a":
         found += wide_candidates(operator, binding, backend.vdevice, 40)
+        found += wide_candidates(operator, replace(binding, precision="tf32"), backend.vdevice, 40)
     return [c.operator for c in found]
 
 
@@ -111,6 +116,7 @@ def test_families_that_know_no_maps_decline() -> None:
         roles_of(operator, binding)
     assert not any(choose(operator, binding, device, 1) for choose in (*CHOOSERS,))
     assert not chain_candidates(operator, binding, device)
+    assert not attention_candidates(operator, binding, device, 1)
     assert not cell_candidates(operator, binding, device)
 
 
@@ -139,7 +145,7 @@ def test_machine_code(case: str, target: str) -> None:
     for tiled in choices_of(case, backend):
         config = dict(tiled.config)
         found.setdefault((tiled.family, config.get("split", 1) > 1, config.get("patch", 0)), tiled)
-    families = {"gemm", "gemm_tf32x3", "gemm_tf32"} | ({"gemm_wgmma3"} if target == "sm_90a" else set())
+    families = {"gemm", "gemm_tf32x3", "gemm_tf32"} | ({"gemm_wgmma3", "gemm_wgmma1"} if target == "sm_90a" else set())
     assert {tiled.family for tiled in found.values()} == families
     for tiled in found.values():
         resources = backend.resources(tiled, PROLOGUES[case][1])
@@ -180,6 +186,25 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
         have = run_on_host(text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
         want = reference(tiled, given)
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize(("late_copies", "late_products"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 2e-6), ("tf32", 2e-3)])
+@pytest.mark.parametrize("case", ["strided", "three by three"])
+def test_warpgroup_kernels_agree_with_float64_on_the_host(case: str, precision: str, tolerance: float, late_copies: bool,
+                                                          late_products: bool) -> None:  # fmt: skip
+    """With one warpgroup that copies and with two, with patches and without; buffers are soon used again."""
+    operator, binding = PROLOGUES[case]
+    rng = np.random.default_rng()
+    best = wide_candidates(operator, replace(binding, precision=precision), backend_of("sm_90a").vdevice, 1)[0].operator
+    for copiers, patch in product((1, 2), (0, 1) if case == "three by three" else (0,)):
+        other = {"split": 1, "stages": 2 + copiers, "copiers": copiers, "patch": patch}
+        tiled = replace(best, config=tuple((n, other.get(n, v)) for n, v in best.config))
+        given, kernel = values_of(tiled, binding, rng), task_kernel(tiled, binding)
+        have = run_warpgroups(kernel, tiled, binding, given, late_copies, late_products)["y"]
+        want = reference(tiled, given)
+        assert np.linalg.norm(have - want) <= tolerance * np.linalg.norm(want), tiled.head()
 
 
 def test_the_rate_says_who_takes_maps() -> None:
@@ -227,7 +252,7 @@ def test_every_family_agrees_with_float64(case: str) -> None:
             loaded = backend.load(program, constants)
             have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))
             loaded.close()
-            limit = 2e-3 if tiled.family == "gemm_tf32" else 2e-6
+            limit = 2e-3 if tiled.family in ("gemm_tf32", "gemm_wgmma1") else 2e-6
             assert np.linalg.norm(have - want) <= limit * np.linalg.norm(want), tiled.head()
             assert have.tobytes() == again.tobytes()
 
@@ -240,7 +265,7 @@ def test_a_nan_stays_in_its_pixel() -> None:
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
     binding, rng = PROLOGUES["three by three"][1], np.random.default_rng()
-    for family in ("gemm", "gemm_tf32x3", "gemm_wgmma3"):
+    for family in ("gemm", "gemm_tf32x3", "gemm_wgmma3", "gemm_wgmma1"):
         for tiled in [o for o in choices_of("three by three", backend) if o.family == family][:2]:
             program, constants = whole_program(tiled, binding)
             given = values_of(tiled, binding, rng)

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from rammer.cli.common import collect_inputs, progress
+from rammer.cli.common import collect_inputs, progress, write_text
 from rammer.cli.options import InputChoice, compile_options, parse_options, parse_shapes
 from rammer.errors import BadInput
 from rammer.report.environment import environment
 from rammer.report.table import duration, markdown, plain
 from rammer.runtime.bench import Effort, Row, bench_device, bench_framework, bench_onnxruntime
 from rammer.runtime.host_bound import WHOLE
-from rammer.runtime.options import CompileOptions
+from rammer.runtime.options import DEFAULT, CompileOptions
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
 PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")
@@ -35,16 +35,20 @@ PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compi
 @compile_options
 def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str, ...], warmup: int, iterations: int,
             seconds: float, json_file: Path | None, markdown_file: Path | None, shapes: tuple[str, ...], policy: str,
-            tune: str, precision: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            tune: str, precision: str | None, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
     The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
-    ratio. Inputs and outputs stay on the device and its own clock counts, as for torch and JAX; with ONNX Runtime as the
-    only peer whole runs are timed, NumPy in and NumPy out, as its are.
+    ratio. Inputs and outputs stay on the device and its own clock counts, for torch and JAX as well. With ONNX Runtime
+    as the only peer, whole runs are timed on both sides: NumPy in, NumPy out.
 
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """
     effort = Effort(warmup, iterations, seconds)
+    precision = precision or DEFAULT.precision
+    if precision != DEFAULT.precision and "onnxruntime" in peers:
+        raise BadInput(f"ONNX Runtime on the CPU is no {precision} peer", "--peer onnxruntime",
+                       f"leave it out, or compare in {DEFAULT.precision}")  # fmt: skip
     on_device = set(peers) != {"onnxruntime"}
     rows: list[Row] = []
     for model, choice in zip(models, _choices(models, shapes), strict=True):
@@ -54,8 +58,10 @@ def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str
         rows += [_peer(model, peer, choice, effort, precision) for peer in peers]
     facts = environment() | {"precision": precision}
     click.echo(table(rows, plain))
-    _write(json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
-    _write(markdown_file, document(rows, facts))
+    if json_file is not None:
+        write_text(json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
+    if markdown_file is not None:
+        write_text(markdown_file, document(rows, facts))
 
 
 def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
@@ -97,8 +103,6 @@ def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision
     hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
     if peer != "onnxruntime":
         return bench_framework(model.stem, peer, loaded.proto, inputs, hardware, effort, precision)
-    if precision != "float32":
-        raise BadInput(f"ONNX Runtime on the CPU is no {precision} peer", hint="leave it out, or compare in float32")
     return bench_onnxruntime(model.stem, lambda: onnxruntime_session(loaded), inputs, hardware, effort)
 
 
@@ -136,12 +140,3 @@ def document(rows: list[Row], facts: dict[str, str]) -> str:
 def _timed(rows: list[Row]) -> str:
     found = dict.fromkeys(r.timed for r in rows)
     return "whole runs, NumPy in and NumPy out" if list(found) == [WHOLE] else f"runs timed by: {'; '.join(found)}"
-
-
-def _write(path: Path | None, text: str) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(text)
-    except OSError as problem:
-        raise BadInput(f"cannot write {path}: {problem.strerror}") from problem

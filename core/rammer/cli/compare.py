@@ -23,13 +23,14 @@ from rammer.report.table import plain
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
-@click.option("--against", default="onnxruntime", show_default=True, help="onnxruntime, reference or F.npz.")
+@click.option("--against", default="onnxruntime", show_default=True, metavar="REFERENCE",
+              help="onnxruntime, reference (ONNX's own, in Python) or F.npz.")
 @input_options
 @compile_options
 @tolerance_options
 def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | None, single: tuple[str, ...],
             shapes: tuple[str, ...], ranges: tuple[str, ...], seed: int, policy: str, tune: str,
-            precision: str, require: str, options: tuple[str, ...], rtol: float | None,
+            precision: str | None, require: str, options: tuple[str, ...], rtol: float | None,
             atol: float | None) -> None:  # fmt: skip
     """Compare MODEL's outputs on each DEVICE with a reference; exit code 1 on a mismatch.
 
@@ -48,7 +49,7 @@ def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | Non
             inputs = collect_inputs(exe.head, choice)
             want = want or expected_outputs(exe.source.model, against, inputs)
             have = exe.run(inputs)
-        found = differences(have, want, *tolerances(precision, rtol, atol))
+        found = differences(have, want, *tolerances(exe.options.precision, rtol, atol))
         bad += sum(not d.good for d in found)
         hosted = sum(len(s.compiled.host_nodes) for s in exe.cache.values())
         name = f"{device} ({exe.backend.hardware.name})" + (f", {hosted} on host" if hosted else "")

@@ -15,12 +15,12 @@ from rammer.report.table import duration, plain, size
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--device", required=True, metavar="NAME[:INDEX]")
-@click.option("--target", default="", help="Named hardware, e.g. sm_90a or gfx90a; needs none of it here.")
+@click.option("--device", required=True, metavar="NAME[:INDEX]", help="Compile for this device.")
+@click.option("--target", default="", metavar="NAME", help="Named hardware, e.g. sm_90a or gfx90a; needs none of it here.")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="File to write; `rammer run FILE` runs it.")
 @compile_options
 def command(model: Path, device: str, target: str, output: Path | None, shapes: tuple[str, ...], policy: str, tune: str,
-            precision: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            precision: str | None, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Compile MODEL for a device and print what each kernel uses.
 
     Example: rammer compile model.onnx --device cuda --target sm_90a -o model.rammer

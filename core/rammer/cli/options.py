@@ -21,13 +21,15 @@ NO_HINT = ""
 def compile_options(fn: F) -> F:
     """--device, --require, --policy, --tune, --precision, --shape, --option."""
     for option in (
-        click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Device option; repeatable."),
+        click.option("--option", "options", multiple=True, metavar="KEY=VALUE",
+                     help="Option of the device; repeatable. An unknown one is refused with those there are."),
         click.option("--shape", "shapes", multiple=True, metavar="NAME:1x3x224x224", help="Shape of a dynamic input."),
         click.option("--tune", type=click.Choice(["off", "quick", "full"]), default="off", show_default=True,
                      help="off: cost model only; quick: measure 4 tiles an operator; full: 12."),
-        click.option("--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True,
-                     help="tf32: matrix products round their operands; float16: tensors are stored in 16 bits."),
-        click.option("--policy", default="wavefront", show_default=True,
+        click.option("--precision", type=click.Choice(PRECISIONS),
+                     help="tf32: matrix products round their operands; float16: tensors are stored in 16 bits. "
+                          "Default: float32, or what a compiled file was compiled in."),
+        click.option("--policy", default="wavefront", show_default=True, metavar="NAME",
                      help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto."),
         click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
     ):  # fmt: skip

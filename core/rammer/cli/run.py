@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rammer.cli.common import Array, collect_inputs, describe_array, progress
+from rammer.cli.common import Array, collect_inputs, describe_array, progress, write_file, write_text
 from rammer.cli.options import (
     compile_options,
     input_options,
@@ -41,11 +41,12 @@ from rammer.runtime.segments import ProgramSegment
 @click.option("--expected", type=click.Path(path_type=Path), help="Compare with the outputs in this .npz file.")
 @tolerance_options
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path),
-              help="Measure when and where every task runs: a Chrome trace in this file, a summary here.")
+              help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, "
+                   "a summary here.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
 def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...],
-            ranges: tuple[str, ...], seed: int, policy: str, tune: str, precision: str, require: str, options: tuple[str, ...],
-            iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None,
+            ranges: tuple[str, ...], seed: int, policy: str, tune: str, precision: str | None, require: str,
+            options: tuple[str, ...], iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None,
             rtol: float | None, atol: float | None, trace_file: Path | None, json_file: Path | None) -> None:  # fmt: skip
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
@@ -58,6 +59,8 @@ def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...],
     with progress(model.name) as sink:
         exe = open_executable(model, device, policy=policy, tune=tune, precision=precision,
                               require=require, options=parse_options(options), progress=sink)  # fmt: skip
+        if trace_file is not None:
+            tracer(exe)  # refuse before anything is compiled or written
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     outputs, timings = run_repeatedly(special, inputs, iterations)
@@ -67,7 +70,7 @@ def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...],
     save(save_outputs, outputs)
     if trace_file is not None:
         click.echo(trace(exe, special, inputs, trace_file), err=str(json_file) == "-")
-    found = differences(outputs, want, *tolerances(precision, rtol, atol)) if want is not None else []
+    found = differences(outputs, want, *tolerances(exe.options.precision, rtol, atol)) if want is not None else []
     if found:
         report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in rows(found)]
         click.echo(plain(rows(found), HEADERS), err=str(json_file) == "-")
@@ -131,30 +134,30 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
     click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
 
 
-def trace(exe: Executable, special: Specialised, inputs: dict[str, Array], path: Path) -> str:
-    """Write the measured trace of one more run; its summary. BadInput where the device records no task times."""
+def tracer(exe: Executable) -> Tracer:
+    """The opened device as one that records task times; BadInput where it does not."""
     if not isinstance(exe.backend, Tracer):
         raise BadInput(f"device {exe.device} does not record when its tasks run", "--trace",
                        "rammer inspect --stage trace shows the predicted schedule of any device")  # fmt: skip
+    return exe.backend
+
+
+def trace(exe: Executable, special: Specialised, inputs: dict[str, Array], path: Path) -> str:
+    """Write the measured trace of one more run; its summary. BadInput where the device records no task times."""
+    device = tracer(exe)
     programs: list[tuple[ProgramSegment, Mapping[str, Array]]] = []
     special.run(inputs, lambda segment, feeds: programs.append((segment, feeds)))
-    found = [(s.program, exe.backend.trace(s.program, s.constants, feeds)) for s, feeds in programs]
-    _write(path, measured_trace([(program.name, spans) for program, spans in found]))
+    found = [(s.program, device.trace(s.program, s.constants, feeds)) for s, feeds in programs]
+    write_text(path, measured_trace([(program.name, spans) for program, spans in found]))
     units = exe.backend.vdevice.veus
     return "\n".join(str(summarise(program, spans, units)) for program, spans in found)
 
 
 def save(path: Path | None, arrays: dict[str, Array]) -> None:
-    """Write an .npz file in one step, so that an interruption leaves no half file."""
+    """Write an .npz file where one is asked for."""
     if path is None:
         return
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        partial.replace(path)
-    except OSError as problem:
-        raise BadInput(f"cannot write {path}: {problem.strerror}") from problem
+    write_file(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
 
 def write_json(path: Path | None, report: dict[str, Any]) -> None:
@@ -165,11 +168,4 @@ def write_json(path: Path | None, report: dict[str, Any]) -> None:
     if str(path) == "-":
         click.echo(text)
         return
-    _write(path, text + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as problem:
-        raise BadInput(f"cannot write {path}: {problem.strerror}") from problem
+    write_text(path, text + "\n")

@@ -179,7 +179,7 @@ def product_of(operator: ROperator, binding: Binding, dtype: str = "float32", pr
     contraction unless the caller knows about them (``prologue``)."""
     roles = roles_of(operator, binding, dtype, prologue)
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
-    a, b = (operand_of(with_quotients(ld, tile), main, tile, binding) for ld in (roles.a, roles.b))
+    a, b = (operand_of(with_quotients(ld, tile), main, binding) for ld in (roles.a, roles.b))
     a, b = (replace(o, prologue=roles.prologue) if roles.changed == n else o for n, o in (("a", a), ("b", b)))
     rows, columns = list[int](), list[int]()
     for d, axis in enumerate(main.axes):
@@ -218,7 +218,7 @@ def address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int]:
     return {a: s for a, s in steps.items() if s}, constant
 
 
-def operand_of(load: Load, main: Compute, tile: Mapping[str, int], binding: Binding) -> Operand:
+def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
     """How ``load`` of a task of ``main`` addresses its tensor. Unsuited where that is not affine or too far."""
     if load.fill not in (None, 0, 0.0):
         raise Unsuited("padding with another value than 0")

@@ -71,15 +71,6 @@ def parts_of(operator: ROperator, binding: Binding) -> Parts:
     return Parts(main, (found.read, second) if last[0] == 0 else (first, found.read), after, found, last[0])
 
 
-def compared(operator: ROperator) -> tuple[ROperator, ROperator]:
-    """The contraction alone, and with the maps before it: what makes the difference that a device's rate tells. Maps that
-    follow are left out, so that operators that differ in these share the answer."""
-    first = len(operator.prologue)
-    main, kept = operator.computes[first], operator.computes[: first + 1]
-    links = tuple(c for c in operator.connections if any(c.consumer == k.name for k in kept))
-    return ROperator(main.name, (main,), (), (main.name,)), ROperator(main.name, kept, links, (main.name,))
-
-
 def _prologue(maps: tuple[Compute, ...], main: Compute, load: Load, binding: Binding) -> Prologue:
     """The prologue that ``main`` reads by ``load``. Unsuited where it is none."""
     inside = {c.name for c in maps}

@@ -18,9 +18,21 @@ HOST_TYPES = frozenset({1, 3, 11})
 _INTERFACES = ("__cuda_array_interface__", "__dlpack_device__")
 
 
-def as_array(value: Any) -> Any:
-    """``value`` itself where it is an array of any library (it has ``dtype`` and ``shape``), else a NumPy array of it."""
-    return value if hasattr(value, "dtype") and hasattr(value, "shape") else np.asarray(value)
+def by_name(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays by name: those of any library as they are (they have ``dtype`` and ``shape``), all else as NumPy's. ``what``
+    is input or output; BadInput where ``given`` is no mapping or a value is no array."""
+    if not isinstance(given, Mapping):
+        raise BadInput(f"{what}s are a {type(given).__name__}, not arrays by name", hint='give them as {"name": array}')
+    return {n: v if hasattr(v, "dtype") and hasattr(v, "shape") else as_numpy(f"{what} {n!r}", v) for n, v in given.items()}
+
+
+def as_numpy(what: str, value: Any) -> Array:
+    """``value`` (an array that the host reads, nested lists or a number) as NumPy's. BadInput naming ``what`` where it is
+    none, such as lists of different lengths or a tensor on a GPU."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as problem:
+        raise BadInput(f"{what} cannot be read: {problem}") from problem
 
 
 def dtype_of(array: Any) -> str:

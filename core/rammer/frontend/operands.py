@@ -70,7 +70,7 @@ def widened(ctx: Lowering, x: Load) -> Expr:
     return Cast("float32", x) if ctx.type(x.tensor).dtype == "float16" else x
 
 
-def emit_result(ctx: Lowering, axes: Sequence[Axis], value: Expr, wide: bool) -> None:
-    """Output 0 from ``value``; ``wide`` says that it is float32 where the output is float16."""
+def emit_narrowed(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
+    """Output 0 from ``value``, which was computed from ``widened`` operands: float32 where the output is float16."""
     dtype = ctx.out().dtype
-    ctx.emit(axes, Cast(dtype, value) if wide and dtype == "float16" else value, output=0)
+    ctx.emit(axes, Cast(dtype, value) if dtype == "float16" else value, output=0)

@@ -82,6 +82,12 @@ class ROperator:
         return tuple(dict.fromkeys(r for c in self.computes for r in c.reads if r not in inside))
 
     @property
+    def holds_operand(self) -> bool:
+        """Whether a contraction reads a tile that its task keeps on chip."""
+        contractions = {c.name for c in self.computes if c.kind == "contraction"}
+        return any(e.layer == "veu" and e.consumer in contractions for e in self.connections)
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of all tasks."""
         return sum(c.flops for c in self.computes)
@@ -141,6 +147,15 @@ class ROperator:
         lines += [f"  connect {c}" for c in self.connections]
         lines.append(f"  writes {', '.join(self.outputs)}")
         return "\n".join(lines)
+
+
+def compared(operator: ROperator) -> tuple[ROperator, ROperator]:
+    """The contraction alone, and with the maps before it: what makes the difference that a device's rate tells. Maps that
+    follow are left out, so that operators that differ in these share the answer."""
+    first = len(operator.prologue)
+    main, kept = operator.computes[first], operator.computes[: first + 1]
+    links = tuple(c for c in operator.connections if any(c.consumer == k.name for k in kept))
+    return ROperator(main.name, (main,), (), (main.name,)), ROperator(main.name, kept, links, (main.name,))
 
 
 def hull(a: Box, b: Box) -> Box:

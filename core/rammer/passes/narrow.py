@@ -25,6 +25,8 @@ STEERING: Final[Mapping[str, frozenset[int]]] = {
 LIMITING: Final = frozenset({"Clip"})
 #: ONNX' number for float16 (TensorProto.DataType), and for float32.
 FLOAT16, FLOAT32 = 10, 1
+#: The opset that the added Casts are of: the last one that changed Cast between these two types.
+CAST_OPSET = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +120,14 @@ class _Narrow:
             if name in self.constants:
                 self.constants[half] = _half(self.constants[name])
             else:
-                self.nodes.append(Node("Cast", (name,), (half,), {"to": FLOAT16}, name, "", 19))
+                self.nodes.append(Node("Cast", (name,), (half,), {"to": FLOAT16}, name, "", CAST_OPSET))
         return self.narrowed[name]
 
     def _widen(self, names: Iterable[str]) -> None:
         """Compute the float32 form of values that so far have only a float16 one."""
         for name in names:
             if name in self.narrowed and name not in self.wide:
-                self.nodes.append(Node("Cast", (self.narrowed[name],), (name,), {"to": FLOAT32}, name, "", 19))
+                self.nodes.append(Node("Cast", (self.narrowed[name],), (name,), {"to": FLOAT32}, name, "", CAST_OPSET))
                 self.wide.add(name)
 
 

@@ -14,6 +14,8 @@ from rammer.report.table import duration, plain
 
 #: Operators listed in a summary, those that take the longest first.
 MOST_OPERATORS = 20
+#: Threads of a Chrome trace that a unit has: more than the tasks that run on it at once (an SM holds at most 32 blocks).
+LANES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def summarise(program: RProgram, spans: Sequence[Span], units: int) -> Summary:
-    """The figures of one run of ``program`` on a device with so many units."""
+    """The figures of one run of ``program`` on a device with so many units; all 0 where no task took any time."""
+    if not any(s.end > s.start for s in spans):
+        return Summary(units, 0.0, 0.0, 0.0, 0.0, ())
     span = max(s.end for s in spans) - min(s.start for s in spans)
     by_unit: dict[int, list[tuple[float, float]]] = {}
     for s in spans:
@@ -114,9 +118,9 @@ def measured_trace(programs: Sequence[tuple[str, Sequence[Span]]]) -> str:
             lane = next(k for k in range(len(lanes) + 1) if lanes.get((s.veu, k), s.start) <= s.start)
             if (s.veu, lane) not in lanes:
                 label = f"unit {s.veu}" + (f".{lane}" if lane else "")
-                events.append({"name": "thread_name", "ph": "M", "pid": number, "tid": s.veu * 64 + lane,
+                events.append({"name": "thread_name", "ph": "M", "pid": number, "tid": s.veu * LANES + lane,
                                "args": {"name": label}})  # fmt: skip
             lanes[s.veu, lane] = s.end
-            events.append({"name": s.operator, "cat": "task", "ph": "X", "pid": number, "tid": s.veu * 64 + lane,
+            events.append({"name": s.operator, "cat": "task", "ph": "X", "pid": number, "tid": s.veu * LANES + lane,
                            "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6, "args": {"task": s.index}})  # fmt: skip
     return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.device.arrays import Array, check_names, check_type, host_view, on_host
+from rammer.device.arrays import Array, by_name, check_names, check_type, host_view, on_host
 from rammer.device.manifest import Bound, Loaded
 from rammer.errors import BadInput
 from rammer.runtime.host_bound import check_values
@@ -147,6 +147,7 @@ class ModelBound:
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy values into the bound inputs. BadInput for a wrong name, type or shape."""
+        inputs = by_name("input", inputs)
         check_names("input", inputs, self.inputs)
         tensors = {v.external or v.name: v.name for v in self.graph.inputs}
         for name, value in inputs.items():

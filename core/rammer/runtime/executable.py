@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from rammer.device.arrays import as_array, dtype_of, shape_of
+from rammer.device.arrays import as_numpy, by_name, dtype_of, shape_of
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
 from rammer.errors import BadInput
@@ -153,10 +153,9 @@ class Executable:
         cuda: torch's, CuPy's, or a handle). BadInput for what ``run`` refuses, for an output of the wrong type or shape,
         and for an array that the device cannot reach.
         """
-        arrays = {name: as_array(value) for name, value in inputs.items()}
+        arrays, given = by_name("input", inputs), by_name("output", outputs or {})
         check_ports(self.head.inputs, {n: (dtype_of(a), shape_of(a)) for n, a in arrays.items()})
         special = self.specialise({n: shape_of(a) for n, a in arrays.items()})
-        given = {name: as_array(value) for name, value in (outputs or {}).items()}
         return special.bind(arrays, given, stream)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -256,7 +255,7 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
 
 def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
     """The inputs as arrays of exactly the declared types; BadInput says which one is wrong and how."""
-    arrays = {name: np.asarray(value) for name, value in given.items()}
+    arrays = {name: as_numpy(f"input {name!r}", value) for name, value in by_name("input", given).items()}
     check_ports(ports, {name: (str(a.dtype), a.shape) for name, a in arrays.items()})
     return {p.name: np.asarray(arrays[p.name], order="C") for p in ports}
 

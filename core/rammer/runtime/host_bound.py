@@ -43,9 +43,7 @@ class HostBound:
 
     def seconds(self) -> float:
         """One run; its seconds by the device's own clock."""
-        if self._run is None:
-            raise DeviceFailure("the bound call was closed")
-        result = self._run(self.inputs)
+        result = self._open()(self.inputs)
         for name, values in result.outputs.items():
             np.copyto(self.outputs[name], values)
         self.notes = result.notes
@@ -53,11 +51,19 @@ class HostBound:
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy values into the bound arrays."""
+        self._open()
         write_host(self.inputs, inputs)
 
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of outputs."""
+        self._open()
         return {n: self.outputs[n].copy() for n in names or self.outputs}
+
+    def _open(self) -> Callable[[Mapping[str, Array]], RunResult]:
+        """The program's run; DeviceFailure once closed."""
+        if self._run is None:
+            raise DeviceFailure("the bound call was closed")
+        return self._run
 
     def close(self) -> None:
         """Let go of the program."""

@@ -38,7 +38,7 @@ DEFAULT = CompileOptions()
 def check_precision(precision: str, device: str, vdevice: VDevice) -> None:
     """BadInput for a precision that does not exist or that ``device`` does not have."""
     if precision not in PRECISIONS:
-        raise BadInput(f"unknown precision {precision!r}", hint=f"one of: {', '.join(PRECISIONS)}")
+        raise BadInput(f"unknown precision {precision!r}", "--precision", f"one of: {', '.join(PRECISIONS)}")
     if precision not in vdevice.precisions:
         raise BadInput(f"device {device} ({vdevice.description}) does not compute in {precision}",
-                       hint=f"it has {', '.join(vdevice.precisions)}")  # fmt: skip
+                       "--precision", f"it has {', '.join(vdevice.precisions)}")  # fmt: skip

@@ -14,7 +14,7 @@ from rammer.profile.store import KernelStore, cache_folder
 from rammer.profile.tune import MEASURED
 from rammer.runtime.artifact import is_artifact, load_artifact
 from rammer.runtime.executable import Executable, warn
-from rammer.runtime.options import CompileOptions, Progress, check_precision, quiet
+from rammer.runtime.options import DEFAULT, CompileOptions, Progress, check_precision, quiet
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource, open_source
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *, policy: str = "wavefront",
                     tune: str = "off", require: str = "", target: str = "", options: dict[str, str] | None = None,
-                    precision: str = "float32", registry: Registry | None = None, progress: Progress = quiet,
+                    precision: str | None = None, registry: Registry | None = None, progress: Progress = quiet,
                     store: KernelStore | None = None) -> Executable:  # fmt: skip
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
 
     A file written by ``rammer compile -o`` opens on the device that it names; ``policy``, ``tune`` and ``precision`` were
-    chosen then, and another precision than its own is refused.
+    chosen then, and another precision than its own is refused. None is that one, and float32 for an ONNX model.
     """
     if tune not in MEASURED:
         raise BadInput(f"unknown tuning level {tune!r}", hint=f"one of: {', '.join(MEASURED)}")
@@ -42,15 +42,15 @@ def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *,
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     spec = device or first_measured(registry)
     backend = registry.open(spec, require, target, options)
-    check_precision(precision, spec, backend.vdevice)
-    chosen = CompileOptions(policy, tune, target, precision)
+    chosen = CompileOptions(policy, tune, target, precision or DEFAULT.precision)
+    check_precision(chosen.precision, spec, backend.vdevice)
     name = spec if ":" in spec else f"{spec}:0"
     return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs",
                       options or {})  # fmt: skip
 
 
 def open_artifact(path: Path, device: str, require: str, options: dict[str, str] | None,
-                  registry: Registry, precision: str = "float32") -> Executable:  # fmt: skip
+                  registry: Registry, precision: str | None = None) -> Executable:  # fmt: skip
     """The compiled model in ``path``, loaded. BadInput if it is damaged or was compiled for something else.
 
     The device opens with the options that the model was compiled with; ``options`` may add others or replace them as
@@ -65,9 +65,9 @@ def open_artifact(path: Path, device: str, require: str, options: dict[str, str]
     if made_for != asked:
         raise BadInput(f"{path} was compiled for device {made_for}, not for {asked}",
                        hint="leave out --device, or compile the model for that device")  # fmt: skip
-    if precision not in ("float32", artifact.precision):
-        raise BadInput(f"{path} was compiled in {artifact.precision}, not in {precision}",
-                       hint="leave out --precision, or compile the model again with it")  # fmt: skip
+    if precision not in (None, artifact.precision):
+        raise BadInput(f"{path} was compiled in {artifact.precision}, not in {precision}", "--precision",
+                       "leave out --precision, or compile the model again with it")  # fmt: skip
     given = options or {}
     device_options = {**artifact.options, **given}
     backend = registry.open(spec, require, "", device_options)

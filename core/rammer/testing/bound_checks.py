@@ -74,7 +74,8 @@ def _values(device: Subject, model: SmallModel, exe: Executable) -> None:
     _equal(device, f"{model.name}: shared arrays", bound.to_host(), exe.run(first))
     bound.close()
     _equal(device, f"{model.name}: after another call was closed", _again(other), exe.run(first))
-    _fails(device, DeviceFailure, "closed", bound.run)
+    for call in (bound.run, bound.seconds, bound.to_host, lambda: bound.write(first)):
+        _fails(device, DeviceFailure, "closed", call)
 
 
 def _again(bound: Bound) -> dict[str, Array]:
@@ -100,11 +101,18 @@ def _misuse(device: Subject, model: SmallModel, exe: Executable) -> None:
         (f"input {name!r} is missing", lambda: exe.bind({n: a for n, a in inputs.items() if n != name})),
         (f"input {name!r} is float64", lambda: exe.bind({**inputs, name: inputs[name].astype(np.float64)})),
         (f"input {name!r} has", lambda: exe.bind({**inputs, name: inputs[name][1:]})),
+        (f"input {name!r} cannot be read", lambda: exe.bind({**inputs, name: [[1.0], [1.0, 2.0]]})),
+        ("inputs are a list, not arrays by name", lambda: exe.bind([*inputs.values()])),  # type: ignore[arg-type]
+        ("outputs are a list, not arrays by name", lambda: exe.bind(inputs, [result])),  # type: ignore[arg-type]
         ("has no output 'nothing'", lambda: exe.bind(inputs, {"nothing": result})),
         (f"output {port!r} is", lambda: exe.bind(inputs, {port: result[1:]})),
         (f"output {port!r} shares memory with input", lambda: exe.bind({**inputs, "z": result}, {port: result})),
         ("has no input 'nothing'", lambda: bound.write({"nothing": inputs[name]})),
         (f"input {name!r} is", lambda: bound.write({name: inputs[name][1:]})),
+        (f"input {name!r} is", lambda: bound.write({name: [1.0]})),
+        (f"input {name!r} cannot be read", lambda: bound.write({name: [[1.0], [1.0, 2.0]]})),
+        ("inputs are a list, not arrays by name", lambda: bound.write([1.0])),  # type: ignore[arg-type]
+        ("has no output 'nothing'", lambda: bound.to_host("nothing")),
         ("stream", lambda: exe.bind(inputs, stream="a word")),
     ]  # fmt: skip
     for text, call in wrong:

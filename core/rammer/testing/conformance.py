@@ -39,6 +39,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Relative L2 error allowed against float64. fp32 sums of a few hundred products stay below 1e-6.
 TOLERANCE = 1e-5
+#: How often times that contradict the work are measured again.
+RETRIES = 4
 
 
 class ConformanceError(AssertionError):
@@ -200,22 +202,29 @@ def _product(size: int) -> tuple[ROperator, Binding]:
     return operator, Binding(types, {n: dense(n, n, (size, size)) for n in types})
 
 
+def _task_times(device: Subject, size: int) -> list[float]:
+    """Seconds of a task alone, four times, for a product of ``size`` cubed; its resources are looked at on the way."""
+    backend, profiler = device.backend, device.backend.profiler
+    operator, binding = _product(size)
+    kernel = backend.kernel(replace(operator, tile=(size, size)), binding)
+    samples = [profiler.task_time(kernel, binding) for _ in range(4)]
+    device.expect(all(0 < t < math.inf for pair in samples for t in pair), f"task times {samples}")
+    measured = backend.vdevice.simulated or len(set(samples)) > 1
+    device.expect(measured, f"four measurements gave {samples[0]} s: is it a formula?")
+    resources = profiler.resources(kernel, binding)
+    device.expect(resources.threads >= 1 and resources.local_bytes >= 0, f"resources {resources}")
+    return [alone for alone, _ in samples]
+
+
 def check_profiler(device: Subject) -> None:
     """Rammer's three measurements: positive, larger for more work, and on a device with a clock measured."""
-    backend, profiler = device.backend, device.backend.profiler
-    best = []
-    for size in (8, 128):
-        operator, binding = _product(size)
-        kernel = backend.kernel(replace(operator, tile=(size, size)), binding)
-        samples = [profiler.task_time(kernel, binding) for _ in range(4)]
-        device.expect(all(0 < t < math.inf for pair in samples for t in pair), f"task times {samples}")
-        fixed = len(set(samples)) == 1
-        good = backend.vdevice.simulated or not fixed
-        device.expect(good, f"four measurements gave {samples[0]} s: is it a formula?")
-        resources = profiler.resources(kernel, binding)
-        device.expect(resources.threads >= 1 and resources.local_bytes >= 0, f"resources {resources}")
-        best.append(min(alone for alone, _ in samples))
-    device.expect(best[0] < best[1], f"4096 times the work takes {best[1]} s instead of {best[0]} s")
+    profiler = device.backend.profiler
+    small, large = (_task_times(device, size) for size in (8, 128))
+    for _ in range(RETRIES):  # on a busy machine the least of a few samples may still be somebody else's time
+        if min(small) < min(large):
+            break
+        small, large = small + _task_times(device, 8), large + _task_times(device, 128)
+    device.expect(min(small) < min(large), f"4096 times the work takes {min(large)} s instead of {min(small)} s")
     model = MODELS["convolution"]
     special = device.executable(model).prepare(model.inputs(device.rng, model.shapes[0]))
     (segment,) = special.compiled.segments

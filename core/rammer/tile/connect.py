@@ -4,9 +4,10 @@ First connect, then schedule (Welder, section 4.1): starting from every edge at 
 grow forwards from a seed. A contraction or window takes element-wise consumers at thread level
 (epilogue fusion); a reduction or map also takes row-wise consumers at vEU level, which is what makes
 softmax and layer normalisation one operator (FusionStitching's block composition). A contraction takes
-another one that reads its tile at vEU level: layers in a row whose interior stays on chip. A contraction also takes
-element-wise maps on one of its operands at thread level, where nothing else reads them: every task computes anew what it
-reads of them. A group is kept where the predicted time of its best tile beats the parts' on their own.
+another one that reads its tile at vEU level: layers in a row whose interior stays on chip. Reductions along its rows
+may come between, as attention's softmax does: they count only together with the contraction that reads them. A
+contraction also takes element-wise maps on one of its operands at thread level, where nothing else reads them: every task
+computes anew what it reads of them. A group is kept where the predicted time of its best tile beats the parts' on their own.
 
 Products of a few rows with weights (a recurrent cell's) are bound by the weights' bytes, whatever else a task does.
 Such a group also takes a second product that the next map adds, meets maps that read several of
@@ -20,12 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rammer.codegen.prologue import compared
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load
 from rammer.ir.device import Scope, VDevice
 from rammer.ir.expr import Ref
-from rammer.ir.operator import Connection, ROperator
+from rammer.ir.operator import Connection, ROperator, compared
 from rammer.tile.graph import Decision, TileGraph, device_edges
 from rammer.tile.search import ranked_tiles
 from rammer.tile.signature import signature
@@ -37,8 +37,9 @@ MOST_CONTRACTIONS = 16
 #: Most results that share each weight of a product that is bound by its weights' bytes.
 FEW_ROWS = 8
 
-#: The share of a vEU's peak that a device's kernels reach on an operator that keeps a contraction's operand on chip. Where maps
-#: before the contraction make that operand: the seconds without them over those with them.
+#: The share of a vEU's peak that a device's kernels reach on an operator: one that keeps a contraction's operand on chip,
+#: or one of the parts that it is compared with. Where maps before the contraction make the operand: the seconds without
+#: them over those with them.
 Rate: TypeAlias = Callable[[ROperator], float]
 
 
@@ -109,7 +110,7 @@ class _Connector:
             inside = {g.name for g in joined}
             connections += [Connection(p, c.name, layer) for p in c.reads if p in inside]
             group = [*joined, c]
-            written = self._written(group)
+            written = () if self._waits(group) else self._written(group)
             if written:
                 wider = ROperator(c.name, tuple(group), tuple(connections), written)
                 if not self._pays(best, wider, layer):
@@ -136,6 +137,11 @@ class _Connector:
             if p.kind == "contraction" and _weight_bound(p, self.graph) and p.name not in self.escaping
             and [r.name for r in self.consumers[p.name]] == [c.name] and not self._depends_around(group, p)
         ]  # fmt: skip
+
+    def _waits(self, group: list[Compute]) -> bool:
+        """Whether the group ends in row-wise work on a product of many rows, which only another product is worth."""
+        behind = group[_last_product(group) + 1 :]
+        return _many_rows(group[0], self.graph) and not all(_elementwise(c, group) for c in behind)
 
     def _written(self, group: list[Compute]) -> tuple[str, ...]:
         """What the group would write: its last value and, where that is allowed, others that are used outside and that
@@ -168,36 +174,38 @@ class _Connector:
         """The highest layer at which ``c`` can meet the group, or None."""
         produced = {g.name: g for g in group}
         inner = [ld for ld in c.loads if ld.tensor in produced]
-        if c.combiner is None and all(identity_load(ld, c) for ld in inner):
+        if _elementwise(c, group):
             return "thread"
         if _prologue(group, c) and not _weight_bound(c, self.graph):
             return "thread"
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
             return None
-        if c.kind == "contraction" and _layers(group) and all(_many_rows(g, self.graph) for g in (c, *group) if g.reduce):
-            return "veu" if sum(bool(g.reduce) for g in group) < MOST_CONTRACTIONS else None
+        rows = all(_many_rows(g, self.graph) for g in (c, *group) if g.kind == "contraction")
+        if c.kind == "contraction" and _layers(group) and rows:
+            return "veu" if sum(g.kind == "contraction" for g in group) < MOST_CONTRACTIONS else None
+        reduced = any(g.kind == "reduction" for g in (*group[_last_product(group) + 1 :], c))
+        if c.kind in ("reduction", "map") and _layers(group) and rows and reduced:
+            return "veu"
         if c.kind in ("contraction", "window") or any(g.kind == "window" or _many_rows(g, self.graph) for g in group):
             return None
         return "veu"
 
     def _pays(self, narrow: ROperator, wide: ROperator, layer: Scope) -> bool:
         """Predict both sides with their best tiles and log the decision."""
-        inside = {c.name for c in narrow.computes}
-        rest = [c for c in wide.computes if c.name not in inside]
-        together = self._price(wide)
-        apart = self._price(narrow) + sum(self._price(_operator((c,), ())) for c in rest)
-        kept = together <= apart
+        together = self._price(wide, wide.holds_operand)
+        apart = sum(self._price(part, wide.holds_operand) for part in (narrow, *_parts(narrow, wide)))
+        kept = together <= apart and math.isfinite(together)
         why = "fewer bytes and launches" if kept else "recomputation or memory costs more"
         subject = " + ".join(c.name for c in wide.computes)
         self.decisions.append(Decision(subject, layer, apart, together, kept, why))
         return kept
 
-    def _price(self, operator: ROperator) -> float:
-        """Predicted seconds with the best tile that fits; infinite when none does."""
-        key = signature(operator, self.graph.types)
+    def _price(self, operator: ROperator, rated: bool) -> float:
+        """Predicted seconds with the best tile that fits, ``rated`` by the device's kernels; infinite when none fits."""
+        key = f"{rated} {signature(operator, self.graph.types)}"
         if key not in self.prices:
-            ranked = ranked_tiles(operator, self.graph.types, self._achieved(operator))
+            ranked = ranked_tiles(operator, self.graph.types, self._achieved(operator) if rated else self.device)
             self.prices[key] = ranked[0][0] / self._share(operator) if ranked else float("inf")
         return self.prices[key]
 
@@ -212,22 +220,49 @@ class _Connector:
 
     def _achieved(self, operator: ROperator) -> VDevice:
         """The device at the rate of its kernels: rows of contractions are where they differ most."""
-        contractions = {c.name for c in operator.computes if c.kind == "contraction"}
-        if not any(e.layer == "veu" and e.consumer in contractions for e in operator.connections):
-            return self.device
         return replace(self.device, flops=self.device.flops * self.rate(operator))
+
+
+def _parts(narrow: ROperator, wide: ROperator) -> list[ROperator]:
+    """What of ``wide`` is outside ``narrow``, as operators: one each, but beside products that hold an operand row-wise
+    Computes up to the next product together."""
+    inside = {c.name for c in narrow.computes}
+    runs = list[list[Compute]]()
+    for c in wide.computes:
+        if c.name not in inside:
+            if wide.holds_operand and runs and "contraction" not in (c.kind, runs[-1][-1].kind):
+                runs[-1].append(c)
+            else:
+                runs.append([c])
+    return [_operator(tuple(run), _within(run, wide)) for run in runs]
+
+
+def _within(run: list[Compute], operator: ROperator) -> tuple[Connection, ...]:
+    names = {c.name for c in run}
+    return tuple(e for e in operator.connections if {e.producer, e.consumer} <= names)
+
+
+def _elementwise(c: Compute, group: list[Compute]) -> bool:
+    """Whether ``c`` is a map that reads the group element by element."""
+    inside = {g.name for g in group}
+    return c.combiner is None and all(identity_load(ld, c) for ld in c.loads if ld.tensor in inside)
+
+
+def _last_product(group: list[Compute]) -> int:
+    """Position of the last contraction, -1 without one."""
+    return max((i for i, c in enumerate(group) if c.kind == "contraction"), default=-1)
 
 
 def _run(group: list[Compute]) -> int:
     """Computes from the last contraction of a row of layers on."""
     if not _layers(group):
         return len(group)
-    return len(group) - max(i for i, c in enumerate(group) if c.kind == "contraction")
+    return len(group) - _last_product(group)
 
 
 def _layers(group: list[Compute]) -> bool:
-    """Whether the group is contractions with maps behind them."""
-    return group[0].kind == "contraction" and {c.kind for c in group} <= {"contraction", "map"}
+    """Whether the group is contractions with maps, and reductions along their rows, behind them."""
+    return group[0].kind == "contraction" and all(c.kind != "window" for c in group)
 
 
 def _prologue(group: list[Compute], c: Compute) -> bool:

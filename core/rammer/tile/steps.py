@@ -141,7 +141,7 @@ class _Slicer:
             return self._slice_load(at)
         if Ref(axis) not in e.indices or e.fill is not None or e.tensor in self.graph.constants:
             return at
-        return self._taken(self._source(at), e.indices.index(Ref(axis)))
+        return self._taken(self._source(at))
 
     def _source(self, load: Load) -> Load:
         """What ``load`` reads in the end, looking through copies and concatenations."""
@@ -154,7 +154,7 @@ class _Slicer:
             load, producer = body, self.producers.get(body.tensor)
         return load
 
-    def _taken(self, load: Load, dim: int) -> Load:
+    def _taken(self, load: Load) -> Load:
         """A read of a slice of a tensor that has all steps: equal steps must read alike, whatever their number."""
         literal = [d for d, i in enumerate(load.indices) if isinstance(i, Const)]
         shape = self.graph.types[load.tensor].shape

@@ -11,11 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rammer.codegen.prologue import compared
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.operator import Resources, RKernel, ROperator, compared
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
@@ -23,12 +22,13 @@ from rammer.tile.traffic import task_cost
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
 from rammer_cuda.kernels.chain import chain_of
+from rammer_cuda.kernels.chain_text import chain_candidates, chain_seconds
 from rammer_cuda.kernels.choose import gemm_choices, gemm_seconds
-from rammer_cuda.kernels.choose_wide import wide_choices, wide_seconds
+from rammer_cuda.kernels.choose_attention import attention_candidates, attention_seconds
+from rammer_cuda.kernels.choose_wide import WIDE_FAMILIES, wide_choices, wide_seconds
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
-from rammer_cuda.kernels.rows import chain_candidates, chain_seconds
 from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
 from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 #: Tiles offered to the tuner, which measures a dozen at most: of matrix products, of every other family, and generic ones.
 GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 14, 6, 12
 #: Families of matrix products, of which only those that fit are offered.
-PRODUCTS = {*FAMILIES, "gemm_wgmma3"}
+PRODUCTS = {*FAMILIES, *WIDE_FAMILIES}
 #: How far behind the best prediction a family's best may be and still be measured among the first: so many times, and seconds.
 LEADING, NEAR = 1.3, 2e-6
 #: Families of operators that are no matrix product: candidates, and predicted seconds of a tiled one without its launch.
 CHOOSERS = (gemv_candidates, rowwise_candidates, window_candidates)
-SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), "gemv": gemv_seconds, "rowwise": rowwise_seconds, "window": window_seconds,
-           "gemm_wgmma3": wide_seconds}
+SECONDS = {**dict.fromkeys(FAMILIES, gemm_seconds), **dict.fromkeys(WIDE_FAMILIES, wide_seconds), "gemv": gemv_seconds,
+           "rowwise": rowwise_seconds, "window": window_seconds, "attention": attention_seconds}  # fmt: skip
 #: Generic kernels that stage tiles on chip reach about this share of the peak (measured on an H200: 0.03 to 0.1).
 GENERIC_SHARE = 0.06
 
@@ -98,6 +98,8 @@ class CudaBackend:
             return cells
         if chains := chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []:
             return [o for _, o in chains]
+        if rows := attention_candidates(operator, binding, self.vdevice, GEMM_TILES):
+            return [o for _, o in rows if self._fits(o, binding)]
         found = self._products(operator, binding)
         for choose in (plain_candidates, *CHOOSERS):
             found += choose(operator, binding, self.vdevice, PLAIN_TILES)
@@ -126,14 +128,27 @@ class CudaBackend:
         return self.arch == "sm_90a"
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """The predicted rate of ``gemm_chain``, or what the generic kernel reaches. With maps before a contraction: the seconds
-        of the best matrix-product kernel, or of another family's, without them over those with them.
-        """
+        """The predicted rate of the best kernel family, or what the generic kernel reaches. With maps before a contraction: the
+        seconds of the best matrix-product kernel, or of another family's, without them over those with them."""
         if operator.prologue:
             return self._prologue_rate(operator, binding)
-        chains = chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []
-        best = chains[0][0] if chains else float("inf")
-        return max(GENERIC_SHARE, operator.flops / best / (self.vdevice.flops * self.vdevice.veus))
+        seconds = self._held(operator, binding) if operator.holds_operand else self._plain(operator, binding)
+        seconds = max(seconds - self.vdevice.launch, 1e-9)  # whoever asks counts launches himself
+        return max(GENERIC_SHARE, operator.flops / seconds / (self.vdevice.flops * self.vdevice.veus))
+
+    def _held(self, operator: ROperator, binding: Binding) -> float:
+        """Predicted seconds of the families that keep a product's operand on chip; infinite where none suits."""
+        found = chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []
+        found += attention_candidates(operator, binding, self.vdevice, 1)
+        return min((seconds for seconds, _ in found), default=float("inf"))
+
+    def _plain(self, operator: ROperator, binding: Binding) -> float:
+        """Predicted seconds of all other families; infinite where none suits."""
+        found = [c.seconds for c in islice(gemm_choices(operator, binding, self.vdevice), 1)]
+        found += [c.seconds for c in islice(wide_choices(operator, binding, self.vdevice), 1)] if self._warpgroups else []
+        for choose in (plain_candidates, *CHOOSERS):
+            found += [seconds for seconds, _ in choose(operator, binding, self.vdevice, 1)]
+        return min(found, default=float("inf"))
 
     def _prologue_rate(self, operator: ROperator, binding: Binding) -> float:
         """``rate`` of an operator with maps before its contraction."""

@@ -65,7 +65,7 @@ class CudaProgram:
     def _start_early(self, switches: Switches, kept: Remembered) -> None:
         """Choose which kernels let their dependents start early, as before or by measurement."""
         known = kept.read()
-        if isinstance(known, list) and switches.address.keys() >= set(known):
+        if isinstance(known, list) and all(isinstance(e, str) and e in switches.address for e in known):
             switches.set(known)
             return
         switches.choose((self.recipe.kernels[launch.operator].entry for launch in self.recipe.plan), self.replay)
@@ -122,6 +122,7 @@ class Graph:
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""
         check(self.api.cuGraphLaunch(self.executable, stream), "launching a graph")
+
 
 def _free(executable: Any) -> None:
     check(driver().cuGraphExecDestroy(executable), "freeing a graph")

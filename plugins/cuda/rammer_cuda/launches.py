@@ -52,7 +52,7 @@ def kept_launches(program: RProgram) -> list[Launch]:
     kept = Remembered(program, "launches", Path(__file__).read_text())
     try:
         return [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in kept.read()]
-    except (TypeError, ValueError):  # nothing there, or not what is written below
+    except (TypeError, ValueError, LookupError):  # nothing there, or not what is written below
         plan = launches(program)
     kept.write([[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
                 for x in plan])  # fmt: skip

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from rammer.device.manifest import Array
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import random_inputs
 
@@ -40,20 +40,35 @@ def open_executor(program: RProgram, constants: Mapping[str, Array], arch: str, 
     """The program, loaded for the executor ``choice``; ``auto`` measures where a persistent kernel could win."""
     if choice == "auto" and not keeps_constants(program):
         choice = "graph"
-    kept = Remembered(program, "executor", arch)
     if choice == "auto":
-        known = kept.read()
-        choice = known if known in CHOICES else choice
-    if choice == "graph":
-        return CudaProgram(program, constants, arch, index)
-    if choice == "persistent":
-        return PersistentProgram(program, constants, arch, index)
-    options = CudaProgram(program, constants, arch, index), PersistentProgram(program, constants, arch, index)
+        return _measured(program, constants, arch, index)
+    make = CudaProgram if choice == "graph" else PersistentProgram
+    return make(program, constants, arch, index)
+
+
+def _measured(program: RProgram, constants: Mapping[str, Array], arch: str, index: int) -> Executor:
+    """The executor that was measured to be faster, now or by an earlier process."""
+    kept = Remembered(program, "executor", arch)
+    known = kept.read()
+    if known in CHOICES[1:]:
+        return open_executor(program, constants, arch, index, known)
+    graph = CudaProgram(program, constants, arch, index)
+    try:
+        persistent = PersistentProgram(program, constants, arch, index)
+    except DeviceFailure as problem:  # its blocks would not all run at once, or its memory does not suffice
+        graph.notes = (f"executor graph, since the persistent one cannot: {problem.what}",)
+        return graph
+    best = _faster(program, (graph, persistent))
+    kept.write("graph" if best is graph else "persistent")
+    return best
+
+
+def _faster(program: RProgram, options: tuple[CudaProgram, PersistentProgram]) -> Executor:
+    """The executor with the lower median time on random inputs; the other one is closed."""
     inputs = random_inputs(program, np.random.default_rng())
     seconds = [_seconds(executor, inputs) for executor in options]
     best = int(np.argmin(seconds))
     options[1 - best].close()
-    kept.write(CHOICES[1 + best])
     note = " ".join(f"{name} {s * 1e3:.3g} ms" for name, s in zip(CHOICES[1:], seconds, strict=True))
     options[best].notes = (f"executor {CHOICES[1 + best]}, by measurement: {note}",)
     return options[best]

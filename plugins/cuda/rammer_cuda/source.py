@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rammer.codegen.dialects import CUDA
@@ -14,13 +14,15 @@ from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 from rammer.tile.signature import signature
 
+from rammer_cuda.kernels.attention import attention
 from rammer_cuda.kernels.cell_text import cell
+from rammer_cuda.kernels.chain_text import gemm_chain
 from rammer_cuda.kernels.families import FAMILIES
 from rammer_cuda.kernels.gemv import gemv
-from rammer_cuda.kernels.rows import gemm_chain
 from rammer_cuda.kernels.rowwise import rowwise
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.kernels.wide import gemm_wgmma3
+from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
 from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
 
@@ -45,8 +47,10 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: What writes the kernels of each family.
-MAKERS = {name: f.make for name, f in FAMILIES.items()} | {"gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell,
-                                                         "gemm_wgmma3": gemm_wgmma3, "gemm_chain": gemm_chain}
+MAKERS = {name: f.make for name, f in FAMILIES.items()} | {
+    "gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell, "gemm_wgmma3": gemm_wgmma3, "gemm_wgmma1": gemm_wgmma1,
+    "gemm_wgmma_f16": gemm_wgmma_f16, "gemm_chain": gemm_chain, "attention": attention,
+}  # fmt: skip
 
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10
@@ -83,21 +87,31 @@ def task_kernels(operators: Iterable[ROperator], binding: Binding) -> dict[str, 
     made: dict[tuple[str, ...], tuple[ROperator, TaskKernel]] = {}
     result: dict[str, TaskKernel] = {}
     for operator in operators:
-        stored = (*operator.inputs, *operator.outputs)
-        constant = "".join("c" if name in binding.constants else "-" for name in stored)
-        # A signature leaves offsets out, but wide copies depend on how they are aligned.
-        aligned = " ".join(str(binding.storages[name].offset % ALIGNED_ELEMENTS) for name in stored)
-        key = signature(operator, binding.types, binding.storages), constant, aligned
+        key = emission_key(operator, binding)
         if key not in made:
             made[key] = operator, task_kernel(operator, binding)
-        result[operator.name] = _moved(*made[key], operator)
+        first, kernel = made[key]
+        result[operator.name] = replace(kernel, arguments=moved(kernel.arguments, renaming(first, operator)))
     return result
 
 
-def _moved(first: ROperator, kernel: TaskKernel, operator: ROperator) -> TaskKernel:
-    """``kernel`` of the equal operator ``first``, with the tensors of ``operator``."""
-    names = dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
-    return replace(kernel, arguments=tuple(replace(a, tensor=names[a.tensor]) for a in kernel.arguments))
+def emission_key(operator: ROperator, binding: Binding) -> tuple[str, ...]:
+    """Equal for operators whose kernels have equal texts."""
+    stored = (*operator.inputs, *operator.outputs)
+    constant = "".join("c" if name in binding.constants else "-" for name in stored)
+    # A signature leaves offsets out, but wide copies depend on how they are aligned.
+    aligned = " ".join(str(binding.storages[name].offset % ALIGNED_ELEMENTS) for name in stored)
+    return signature(operator, binding.types, binding.storages), constant, aligned
+
+
+def renaming(first: ROperator, operator: ROperator) -> dict[str, str]:
+    """The tensors of ``operator`` by those of the equal operator ``first``."""
+    return dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
+
+
+def moved(arguments: Iterable[Argument], names: Mapping[str, str]) -> tuple[Argument, ...]:
+    """``arguments`` of an equal operator, with this one's tensors."""
+    return tuple(replace(a, tensor=names[a.tensor]) for a in arguments)
 
 
 def _generic(operator: ROperator, binding: Binding) -> TaskKernel:

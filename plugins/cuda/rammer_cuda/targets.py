@@ -24,6 +24,12 @@ def gpu(name: str, description: str, *, sms: int, clock: float, cores: int, shar
                    vector=1, resident=sms, source=source, precisions=precisions)  # fmt: skip
 
 
+def model_clock(device: VDevice) -> float:
+    """Cycles a second by which the families' cost models count. They were fitted on SMs of 128 fp32 lanes (256 FLOP a
+    cycle); an SM with fewer lanes counts as a slower one."""
+    return device.flops / 256.0
+
+
 #: Architecture -> the GPU that stands for it.
 TARGETS: dict[str, VDevice] = {
     "sm_80": gpu("sm_80", "A100 SXM 80 GB", sms=108, clock=1.41e9, cores=64, shared=163 << 10, memory=80 * 10**9,

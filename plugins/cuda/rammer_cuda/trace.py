@@ -92,13 +92,14 @@ def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array], arc
     """The same of a program that is one launch: its kernel built with records, an entry of the table each."""
     resident, parts, rows = loaded.resident, loaded.parts, loaded.program.rows
     with resident.device:
-        text = kernel_text(parts.bodies, loaded.table(resident).form, parts.threads, traced=True)
+        table = loaded.table(resident)
+        text = kernel_text(parts.bodies, table.form, parts.threads, traced=True)
         function = resident.function(compile_cubin(text, arch).code, "rm_persistent", parts.shared)
         records = resident.cp.zeros((loaded.program.task_count, WORDS), np.uint64)
         begins = resident.table(np.cumsum([0, *map(len, rows)], dtype=np.uint32))
         for name, address in (("rm_records", int(records.data.ptr)), ("rm_begins", begins)):
             set_pointer(resident.modules[-1], name, address)
-        launch = Walk(loaded, resident, function)
+        launch = Walk(loaded, table, function)
     return measured(loaded, inputs, launch, records, [(t.operator, t.index) for row in rows for t in row])
 
 

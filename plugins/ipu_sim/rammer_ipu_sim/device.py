@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rammer.codegen.prologue import compared
 from rammer.device.manifest import Array, Binding, Device, Hardware, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
-from rammer.ir.operator import RKernel, ROperator
+from rammer.ir.operator import RKernel, ROperator, compared
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates
 

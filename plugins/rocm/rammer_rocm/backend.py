@@ -8,11 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rammer.codegen.prologue import compared
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.operator import Resources, RKernel, ROperator, compared
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
@@ -83,9 +82,12 @@ class OpenClBackend:
         return [*(c.operator for c in panels), *tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)]
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """What the generic kernel reaches of the peak: the panel family reads its operands from memory. It does compute maps
-        before a contraction while it gathers the columns: then the seconds without them over those with them."""
-        if not operator.prologue or self.vdevice.threads != 1:
+        """What the generic kernel reaches of the peak where an operand is held: the panel family reads its operands from
+        memory. It does compute maps before a contraction while it gathers the columns: then the seconds without them over
+        those with them."""
+        if not operator.prologue:
+            return GENERIC_RATE if operator.holds_operand else 1.0
+        if self.vdevice.threads != 1:
             return GENERIC_RATE
         seconds = [panel_candidates(o, binding, self.vdevice, 1) for o in compared(operator)]
         return min(1.0, seconds[0][0].total / seconds[1][0].total) if all(seconds) else GENERIC_RATE

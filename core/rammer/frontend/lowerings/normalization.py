@@ -13,7 +13,7 @@ import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.lowerings.pool import raised, root
-from rammer.frontend.operands import emit_result, widened
+from rammer.frontend.operands import emit_narrowed, widened
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
@@ -190,7 +190,7 @@ def mean_variance_normalization(ctx: Lowering) -> None:
     centred = Op("sub", (x, mean_over(ctx, x, kept, over, "mean")))
     variance = mean_over(ctx, Op("mul", (centred, centred)), kept, over, "variance")
     deviation = Op("add", (Op("sqrt", (variance,)), Const(1e-9)))
-    emit_result(ctx, axes, Op("div", (centred, deviation)), wide=True)
+    emit_narrowed(ctx, axes, Op("div", (centred, deviation)))
 
 
 @lowering("LpNormalization")
@@ -203,7 +203,7 @@ def lp_normalization(ctx: Lowering) -> None:
     total = ctx.emit(kept, raised(x, power), axes[dim : dim + 1], "sum", hint="sum")
     norm = ctx.load(ctx.emit(kept, root(ctx.load(total, *refs(kept)), power), hint="norm"), *refs(kept))
     zero = Op("eq", (norm, Const(0.0)))
-    emit_result(ctx, axes, Op("where", (zero, Const(0.0), Op("div", (x, norm)))), wide=True)
+    emit_narrowed(ctx, axes, Op("where", (zero, Const(0.0), Op("div", (x, norm)))))
 
 
 @lowering("LRN")
@@ -217,4 +217,4 @@ def local_response_normalization(ctx: Lowering) -> None:
     spread = Op("mul", (ctx.load(squares, *refs(axes)), Const(float(ctx.attr("alpha", 1e-4)) / size)))
     base = Op("add", (spread, Const(float(ctx.attr("bias", 1.0)))))
     power = Op("pow", (base, Const(float(ctx.attr("beta", 0.75)))))
-    emit_result(ctx, axes, Op("div", (widened(ctx, ctx.load(ctx.input(0), *refs(axes))), power)), wide=True)
+    emit_narrowed(ctx, axes, Op("div", (widened(ctx, ctx.load(ctx.input(0), *refs(axes))), power)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
-from rammer.frontend.operands import emit_result, widened
+from rammer.frontend.operands import emit_narrowed, widened
 from rammer.frontend.windows import Window, spatial_names, window_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -38,7 +38,7 @@ def average_pool(ctx: Lowering) -> None:
     axes = _axes(ctx, window)
     value = ctx.load(total, *[a.name for a in axes])
     count = _counts(window, bool(ctx.attr("count_include_pad", 0)), ctx.type(total).dtype)
-    emit_result(ctx, axes, Op("div", (value, count)), wide=True)
+    emit_narrowed(ctx, axes, Op("div", (value, count)))
 
 
 @lowering("LpPool")
@@ -48,7 +48,7 @@ def lp_pool(ctx: Lowering) -> None:
     power = int(ctx.attr("p", 2))
     total = _window_sum(ctx, window, raised(widened(ctx, window.load(ctx.input(0), ("n", "c"), 0.0)), power))
     axes = _axes(ctx, window)
-    emit_result(ctx, axes, root(ctx.load(total, *[a.name for a in axes]), power), wide=True)
+    emit_narrowed(ctx, axes, root(ctx.load(total, *[a.name for a in axes]), power))
 
 
 def raised(x: Expr, power: int) -> Expr:
@@ -123,7 +123,7 @@ def global_pool(ctx: Lowering) -> None:
     wide = widened(ctx, value)
     total = ctx.emit(axes, raised(wide, power) if norm else wide, reduce, "sum", hint="sum")
     element = ctx.load(total, *[a.name for a in axes])
-    emit_result(ctx, axes, root(element, power) if norm else _mean(element, extents), wide=True)
+    emit_narrowed(ctx, axes, root(element, power) if norm else _mean(element, extents))
 
 
 def _mean(total: Expr, extents: Sequence[int]) -> Expr:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from rammer.frontend.lowering import Lowering, lowering
-from rammer.frontend.operands import emit_result, widened
+from rammer.frontend.operands import emit_narrowed, widened
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Const, Expr, Load, Op
@@ -47,7 +47,7 @@ def softmax(ctx: Lowering) -> None:
     largest = _reduced(ctx, kept, over, x, "max")
     exponential = _at(ctx, ctx.emit(axes, Op("exp", (Op("sub", (x, largest)),)), hint="exp"), axes)
     total = _reduced(ctx, kept, over, exponential, "sum")
-    emit_result(ctx, axes, Op("div", (exponential, total)), wide=True)
+    emit_narrowed(ctx, axes, Op("div", (exponential, total)))
 
 
 @lowering("LogSoftmax")
@@ -61,7 +61,7 @@ def log_softmax(ctx: Lowering) -> None:
     shifted = Op("sub", (x, _reduced(ctx, kept, over, x, "max")))
     total = _reduced(ctx, kept, over, Op("exp", (shifted,)), "sum")
     logarithm = _at(ctx, ctx.emit(kept, Op("log", (total,)), hint="log"), kept)
-    emit_result(ctx, axes, Op("sub", (shifted, logarithm)), wide=True)
+    emit_narrowed(ctx, axes, Op("sub", (shifted, logarithm)))
 
 
 @lowering("Hardmax")

@@ -24,14 +24,17 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.targets import model_clock
+
 #: Threads of a block: with 512 a thread may have 128 registers (65,536 an SM; CUDA C++ programming guide).
 THREADS, WARPS = 512, 16
 #: Weights that a thread can hold beside what it computes with, in registers.
 MOST_HELD = 88
 #: Rows that share the weights.
 MOST_ROWS = 8
-#: Seconds of a task besides its arithmetic: staging, two barriers and the maps, about 1,500 cycles (measured on an H200).
-FIXED = 0.8e-6
+#: Seconds of a task besides its arithmetic: fetching vectors that another SM has just sent, two barriers and the maps.
+#: LSTM-TC took 1.87 us a wave on an H200, of which its arithmetic is 0.24 and the VDevice's launch 0.55.
+FIXED = 1.1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ def cell_seconds(operator: ROperator, binding: Binding, device: VDevice) -> floa
     cell = cell_of(operator, binding)
     multiplies = cell.each * cell.share * cell.rows * WARPS / 4  # issue slots of one of an SM's four schedulers
     exchanges = (cell.each * cell.rows + 5) * WARPS  # one warp's exchange a cycle
-    return FIXED + (multiplies + exchanges) / (device.flops / 256.0)
+    return FIXED + (multiplies + exchanges) / model_clock(device)
 
 
 def cell_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[ROperator]:

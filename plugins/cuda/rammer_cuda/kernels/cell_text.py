@@ -26,7 +26,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage
 
 from rammer_cuda.kernels.cell import THREADS, WARPS, Cell, Part, cell_of
-from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.task import TaskKernel, origins
 
 #: ``rm_fold`` adds up N values over LANES lanes: lanes trade halves until each has one value, whose number it returns, or
 #: -1 where another lane has it. N + log2(LANES) exchanges instead of N * log2(LANES), always in the same order.
@@ -185,12 +185,6 @@ class _CellText:
 
     # --- places -----------------------------------------------------------------------------------
 
-    def _origins(self, text: Text) -> None:
-        operator = self.operator
-        for d, (place, tile, count) in enumerate(zip(digits("task", operator.grid), operator.tile, operator.grid, strict=True)):
-            origin = place if tile == 1 else f"{place} * {tile}"
-            text.line(f"const int o{d} = {origin if count > 1 else '0'};")
-
     def _point(self, text: Text, index: str) -> str:
         """Define the result numbered ``index`` of the task as ``x0, x1, ...``; returns the test that it exists."""
         tests = [f"{index} < {self.results}"] if self.early else []
@@ -222,7 +216,7 @@ class _CellText:
         text.all(["#pragma unroll", f"for (int i = 0; i < {cell.each * cell.share // 4}; ++i)"])
         text.line(f"  *(float4 *)(w + 4 * i) = __ldg((const float4 *)(from + i * {cell.lanes * 4}));")
         if unit.constant:
-            self._origins(text)
+            text.all(origins(self.operator))
             test = self._point(text, "tid")
             text.all(f"w[{unit.first} + {k}] = {test} ? {source} : 0.0f;" for source, k in unit.constant.items())
         return text
@@ -230,7 +224,7 @@ class _CellText:
     def _step(self, unit: _EarlyUnit, maps: list[str]) -> Text:
         text = Text()
         text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
-        self._origins(text)
+        text.all(origins(self.operator))
         text.line(f"float *const vectors = scratch; float *const sums = scratch + {self.staged};")
         if self.early:
             test = self._point(text, "tid")

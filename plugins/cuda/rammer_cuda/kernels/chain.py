@@ -7,7 +7,6 @@ in all of them; every other axis is a row axis.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from rammer.codegen.contraction import Operand, operand_of
-from rammer.codegen.task import Array, Packing, Unsuited
+from rammer.codegen.task import Array, Packing, Unsuited, packing_key
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands, identity_load
@@ -63,8 +62,8 @@ class Layer:
             matrices = cores(np.pad(full, [(0, m) for m in missing]), RESULT_ORDER)
             return np.stack(halves(matrices))
 
-        text = repr((str(self.weights), str(self.inner), str(self.column), "chain"))
-        return Packing(hashlib.sha256(text.encode()).hexdigest()[:16], 2 * depth * width, make)
+        key = packing_key("chain", str(self.weights), str(self.inner), str(self.column))
+        return Packing(key, 2 * depth * width, make)
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def chain_of(operator: ROperator, binding: Binding) -> Chain:
     for group in groups[1:]:
         layers.append(_layer(group, binding))
         _check_follows(layers[-2], layers[-1], column)
-    operand = operand_of(_data(first), first.main, {a.name: 1 for a in first.main.axes}, binding)
+    operand = operand_of(_data(first), first.main, binding)
     if operand.guards:
         raise Unsuited("the rows are padded")
     if operator.tile and operator.tile[column] != operator.anchor.axes[column].extent:

@@ -26,6 +26,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.kernels.depth import Depth, depth_of
 from rammer_cuda.kernels.families import F16, FAMILIES, Family, TensorCost, families_of
 from rammer_cuda.kernels.gemm import Shape, shape_of
+from rammer_cuda.targets import model_clock
 
 #: An array of integers or floats.
 Numbers: TypeAlias = "np.ndarray[Any, Any]"
@@ -315,7 +316,7 @@ def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, device: VDe
     if cost is not None:
         staged = tasks * s.split * steps * s.bk * (s.bm + s.bn) * item
         cycles = cycles + cost.l2 * staged / (L2_BYTES * device.veus)
-    return np.asarray(cycles / (device.flops / 256.0) + device.launch)
+    return np.asarray(cycles / model_clock(device) + device.launch)
 
 
 def _filled(split: Numbers, sms: int) -> Numbers:

@@ -1,18 +1,19 @@
-"""Tiles and blocks worth trying for ``gemm_wgmma3``, by the same model of one SM as ``choose``'s with other units at work.
+"""Tiles and blocks worth trying for warpgroup products, by the same model of one SM as ``choose``'s with other units at work.
 
 For every block of products an SM takes the longest of: the tensor cores' work for all its blocks, the bytes that it
 gets from L2, the copying warpgroups' work, and one multiplying warpgroup's own chain of waiting, converting, multiplying
-and adding.
+and adding. Families with one product for one hide that chain behind their products (``kernels.wide_single``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Final
 
-from rammer.codegen.contraction import Roles, operand_type, product_of, roles_of
+from rammer.codegen.contraction import Product, Roles, operand_of, product_of, roles_of, with_quotients
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -20,14 +21,18 @@ from rammer.ir.device import VDevice
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.choose import SM_REGISTERS, SM_SHARED, Choice, tile_parts, usable
+from rammer_cuda.kernels.choose import L2_BYTES, SM_REGISTERS, SM_SHARED, Choice, tile_parts, usable
 from rammer_cuda.kernels.depth import Depth, depth_of
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.kernels.wide import GROUP, MOST, THREADS, Wide, gemm_wgmma3, runs_down, wide_shape
+from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
+from rammer_cuda.targets import model_clock
 
-#: Block depths, buffers of the ring and copying warpgroups that are tried.
-BLOCKS, STAGES, COPIERS = (32, 64), (6, 5, 4, 3), (1, 2)
-#: Warpgroups of a block, and fewest columns (or rows) of the constant.
-MOST_GROUPS, FEWEST = 4, 16
+#: Buffers of the ring and copying warpgroups that are tried.
+STAGES, COPIERS = (6, 5, 4, 3), (1, 2)
+#: Warpgroups of a block, and fewest columns (or rows) of the constant: of a tile if there are as many, and in all. With fewer
+#: most of an instruction's 8 would be padding.
+MOST_GROUPS, FEWEST, LEAST = 4, 16, 5
 #: Share of a warpgroup's rows that a tile must fill.
 FILLED = 0.7
 #: Splits: clusters of 3 or 6 blocks measured up to twice as slow as their number of SMs says.
@@ -36,54 +41,146 @@ SPLITS = (1, 2, 4, 8)
 #: faster ones of a layer weighing more: the measured time over the predicted has a standard deviation of 0.14, and the
 #: fastest of the three best predicted is 0.3% slower than the fastest of all, 7% at worst.
 START, TAPS, CLUSTER = 1630, 830, 3530
-#: Cycles of one tensor instruction per 8 columns; of a multiplying warpgroup per block, per 8 products and per result.
-MATRIX, STEP, CONVERT, ADD = 4.0, 460, 85, 0.5
-#: Cycles of a copying warpgroup per block, per copy of a thread (more where the walk is flat), and per 512 elements halved.
-ORDER, COPY, FLAT, HALVE = 640, 6.8, 6.0, 100
-#: Bytes a cycle from L2, and cycles per element of a thread and per element of the block in the epilogue.
-BYTES, STORE, WRITE = 17.0, 100, 0.3
+#: Cycles of one tensor instruction per 8 columns.
+MATRIX = 4.0
+#: Cycles of a copying warpgroup per block, per copy of a thread (more where the walk is flat).
+ORDER, COPY, FLAT = 640, 6.8, 6.0
+#: Cycles per element of a thread and per element of the block in the epilogue.
+STORE, WRITE = 100, 0.3
 #: Cycles of a copying warpgroup for maps before the contraction, per block and per element of a thread; nothing hides
-#: those of the first block. Counted from the
-#: instructions, not measured.
+#: those of the first block. Counted from the instructions, not measured.
 CHANGE_STEP, CHANGE = 90, 6.0
 
 
+@dataclass(frozen=True, slots=True)
+class WideFamily:
+    """One family of warpgroup products: its element type, block depths, products an instruction and instructions for one,
+    and copies of the constant in shared memory. ``step``, ``convert`` and ``add`` are cycles of a multiplying warpgroup
+    per block, per instruction's products and per result, ``ready`` of a copying warpgroup per 16 bytes a thread of the
+    constant, ``l2`` the bytes that an SM gets in a cycle. With ``ahead`` all but the step runs while the block before is
+    multiplied. ``packed`` says that exactly one operand is a constant, ``held`` registers of a thread besides sums and
+    addresses per product of a block."""
+
+    name: str
+    make: Callable[[ROperator, Binding], TaskKernel]
+    dtype: str
+    blocks: tuple[int, ...]
+    deep: int
+    products: int
+    parts: int
+    step: float
+    convert: float
+    add: float
+    ready: float
+    l2: float
+    held: int
+    ahead: bool
+    packed: bool
+
+    @property
+    def prologue(self) -> bool:
+        """Whether maps before the contraction can be computed: on float32 elements, in shared memory."""
+        return self.dtype == "float32"
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return 2 if self.dtype == "float16" else 4
+
+    def copies(self, elements: float) -> float:
+        """Copies of one thread for so many elements: of 16 bytes in float16, else of 4, as the figures were fitted."""
+        return elements / THREADS / (8 if self.item == 2 else 1)
+
+    def registers(self, fixed: int, bk: int) -> int:
+        """Registers of a thread: sums (on the tensor cores and, unless ``ahead``, outside), operands, addresses."""
+        return (fixed // 2 + 10 if self.ahead else fixed) + self.held * bk + 30
+
+
+#: Fitted (see ``START``).
+WGMMA3 = WideFamily("gemm_wgmma3", gemm_wgmma3, "float32", (32, 64), 8, 3, 2, 460, 85, 0.5, 100, 17.0, 1, False, True)
+#: Not measured yet: derived from the fitted figures. A step without the wait for its own products and the warpgroups' turn is
+#: taken as 300; a conversion as half, 4 instructions for the 12 of halving beside the same 4 reads; nothing is added
+#: outside; what was 100 for a copy of the constant and its halving is the copy alone. Bytes bound few of the kernels of the
+#: fit but most of these: the rate of L2 is the measured one.
+WGMMA1 = WideFamily("gemm_wgmma1", gemm_wgmma1, "float32", (32, 64), 8, 1, 1, 300, 42, 0.0, COPY, L2_BYTES, 1, True, True)
+#: The same without anything to convert; an instruction has 16 products in the same time.
+WGMMA_F16 = WideFamily("gemm_wgmma_f16", gemm_wgmma_f16, "float16", (64, 128), 16, 1, 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0,
+                       True, False)  # fmt: skip
+
+WIDE_FAMILIES: Final = {f.name: f for f in (WGMMA3, WGMMA1, WGMMA_F16)}
+
+
+def wide_family(dtype: str, precision: str) -> WideFamily:
+    """The family for operands of ``dtype`` in the precision that the user allows."""
+    if dtype == "float16":
+        return WGMMA_F16
+    return WGMMA1 if precision == "tf32" else WGMMA3
+
+
 def wide_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
-    """Up to ``count`` versions of ``operator``, best predicted first; [] where it has not one constant operand."""
+    """Up to ``count`` versions of ``operator``, best predicted first; [] where its operands are not what the family of its
+    type and precision takes."""
     return list(islice(_expressible(wide_choices(operator, binding, device), binding), count))
 
 
 def wide_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
     """The best two of every tile, best predicted first; some cannot be expressed as a kernel."""
+    dtype = "float16" if any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads) else "float32"
+    family = wide_family(dtype, binding.precision)
     try:
-        roles = roles_of(operator, binding, prologue=True)
+        roles = roles_of(operator, binding, dtype, prologue=family.prologue)
     except Unsuited:
         return
-    constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
-    if constants[0] == constants[1] or operand_type((roles.a, roles.b), binding) != "float32":
-        return
+    found = [p for down in _ways(family, roles, binding) for p in _predictions(family, roles, down, device)]
     seen: dict[tuple[int, ...], int] = {}
-    for seconds, tile, config in sorted(_predictions(roles, constants[1], device)):
+    for seconds, tile, config in sorted(found):
         seen[tile] = seen.get(tile, 0) + 1
         if seen[tile] <= 2:
-            yield Choice(replace(operator, tile=tile, family="gemm_wgmma3", config=config), seconds)
+            yield Choice(replace(operator, tile=tile, family=family.name, config=config), seconds)
 
 
-def _predictions(roles: Roles, down: bool,
+def _ways(family: WideFamily, roles: Roles, binding: Binding) -> tuple[bool, ...]:
+    """Whether a warpgroup's 64 are rows, as far as the family can choose; () where it cannot take the operands."""
+    constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
+    rows, columns = (math.prod(roles.main.shape[d] for d in side) for side in (roles.rows, roles.columns))
+    if family.packed:
+        fixed = columns if constants[1] else rows
+        return () if constants[0] == constants[1] or fixed < LEAST else (constants[1],)
+    sides = (roles.a, roles.rows), (roles.b, roles.columns)
+    if min(rows, columns) < LEAST or not all(_by_16_bytes(load, side, roles, binding) for load, side in sides):
+        return ()
+    return False, True
+
+
+def _by_16_bytes(load: Load, side: tuple[int, ...], roles: Roles, binding: Binding) -> bool:
+    """Whether some tile's elements of ``load`` can be copied 16 bytes at a time, or packed: kernels would say so one by one."""
+    main = roles.main
+    try:
+        operand = operand_of(with_quotients(load, {a.name: 1 for a in main.axes}), main, binding)
+    except Unsuited:
+        return False
+    if operand.packable:
+        return True
+    depth, lot = depth_of(main.reduce, WGMMA_F16.blocks[0]), 16 // WGMMA_F16.item
+    deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0 and not depth.flat
+    return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
+
+
+def _predictions(family: WideFamily, roles: Roles, down: bool,
                  device: VDevice) -> Iterator[tuple[float, tuple[int, ...], tuple[tuple[str, int], ...]]]:  # fmt: skip
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
-    depths = {bk: depth_of(roles.main.reduce, bk) for bk in BLOCKS}
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk in family.blocks}
     known: dict[tuple[int, ...], list[tuple[float, tuple[tuple[str, int], ...]]]] = {}
     for tile in _tiles(roles, down):
         rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
         tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
-        patch = patch_elements(read, dict(zip(names, tile, strict=True)), depths[BLOCKS[0]])
+        patch = patch_elements(read, dict(zip(names, tile, strict=True)), depths[family.blocks[0]]) if family.packed else 0
         key = (rows, width, tasks, patch)
         if key not in known:
             known[key] = []
-            for config in _configs(rows, width, down, patch, depths, device):
+            for config in _configs(family, rows, width, down, patch, depths, device):
                 shape = wide_shape(rows, width, dict(config), down)
-                seconds = wide_predicted(shape, depths[shape.bk], patch, tasks, rows * width, device, bool(roles.changed))
+                seconds = wide_predicted(family, shape, depths[shape.bk], patch, tasks, rows * width, device, bool(roles.changed))
                 known[key].append((seconds, config))
         for seconds, config in known[key]:
             yield seconds, tile, config
@@ -92,7 +189,7 @@ def _predictions(roles: Roles, down: bool,
 def _expressible(choices: Iterable[Choice], binding: Binding) -> Iterator[Choice]:
     for choice in choices:
         try:
-            gemm_wgmma3(choice.operator, binding)
+            WIDE_FAMILIES[choice.operator.family].make(choice.operator, binding)
         except Unsuited:
             continue
         yield choice
@@ -114,24 +211,25 @@ def _tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
             yield tuple(tile)
 
 
-def _configs(rows: int, width: int, down: bool, patch: int, depths: dict[int, Depth],
+def _configs(family: WideFamily, rows: int, width: int, down: bool, patch: int, depths: dict[int, Depth],
              device: VDevice) -> Iterator[tuple[tuple[str, int], ...]]:  # fmt: skip
-    kinds = ((bk, patched, copiers) for bk in BLOCKS for patched in ((0, 1) if patch else (0,)) for copiers in COPIERS)
+    kinds = ((bk, patched, copiers) for bk in family.blocks for patched in ((0, 1) if patch else (0,)) for copiers in COPIERS)
+    way = () if family.packed else (("down", int(down)),)
     for bk, patched, copiers in kinds:
         for stages in STAGES:
             config = {"bk": bk, "stages": stages, "patch": patched, "copiers": copiers}
             shape = wide_shape(rows, width, config, down)
             if patched and math.prod(a.extent for a in depths[bk].outer) < shape.ahead * copiers:
                 continue
-            if _shared(shape, patch) <= device.layer("veu").capacity:
+            if _shared(family, shape, patch) <= device.layer("veu").capacity:
                 break
         else:
             continue
-        if shape.threads * _registers(shape) > SM_REGISTERS:
+        if shape.threads * _registers(family, shape) > SM_REGISTERS:
             continue
         for split in SPLITS:
             if split <= max(1, depths[bk].blocks // 2):
-                yield (("bk", bk), ("stages", stages), ("split", split), ("patch", patched), ("copiers", copiers))
+                yield (("bk", bk), ("stages", stages), ("split", split), ("patch", patched), ("copiers", copiers), *way)
 
 
 def patch_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:
@@ -147,47 +245,52 @@ def patch_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:
     return count
 
 
-def _shared(shape: Wide, patch: int) -> int:
+def _shared(family: WideFamily, shape: Wide, patch: int) -> int:
     """Bytes of shared memory: buffers of both operands with the constant's other halves, or the results in their place."""
     through, fixed = (shape.bm, shape.bn) if shape.down else (shape.bn, shape.bm)
     read = 2 * (patch + 16) if shape.patch else shape.stages * (through + 8)
-    return 4 * max(shape.bk * (read + 2 * shape.stages * fixed), shape.bm * shape.bn)
+    return max(family.item * shape.bk * (read + family.parts * shape.stages * fixed), 4 * shape.bm * shape.bn)
 
 
-def _registers(shape: Wide) -> int:
-    """Registers of a thread: sums inside and outside the tensor cores, both halves of the operand, addresses."""
-    return (shape.bn if shape.down else shape.bm) + shape.bk + 30
+def _registers(family: WideFamily, shape: Wide) -> int:
+    return family.registers(shape.bn if shape.down else shape.bm, shape.bk)
+
+
+def _runs_down(family: WideFamily, p: Product) -> bool:
+    return runs_down(p) if family.packed else bool(dict(p.operator.config).get("down", 1))
 
 
 def wide_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    p = product_of(operator, binding, prologue=True)
-    shape = wide_shape(p.row_count, p.width, dict(operator.config), runs_down(p))
+    family = WIDE_FAMILIES[operator.family]
+    p = product_of(operator, binding, family.dtype, prologue=family.prologue)
+    shape = wide_shape(p.row_count, p.width, dict(operator.config), _runs_down(family, p))
     depth = depth_of(p.main.reduce, shape.bk)
     read = p.a.load if shape.down else p.b.load
     patch = patch_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)
-    changed = bool(operator.prologue)
-    return wide_predicted(shape, depth, patch, operator.task_count, p.row_count * p.width, device, changed) - device.launch
+    cells, changed = p.row_count * p.width, bool(operator.prologue)
+    return wide_predicted(family, shape, depth, patch, operator.task_count, cells, device, changed) - device.launch
 
 
-def wide_predicted(shape: Wide, depth: Depth, patch: int, tasks: int, cells: int, device: VDevice,
+def wide_predicted(family: WideFamily, shape: Wide, depth: Depth, patch: int, tasks: int, cells: int, device: VDevice,
                    changed: bool = False) -> float:  # fmt: skip
-    """Seconds for all ``tasks`` of one launch; ``changed``: the operand in registers passes through maps first."""
+    """Seconds for all ``tasks`` of one launch; ``changed``: the operand that is no constant passes through maps first."""
     through, fixed = (shape.bm, shape.bn) if shape.down else (shape.bn, shape.bm)
-    groups, eighths = through // GROUP, shape.bk / 8
+    groups, instructions = through // GROUP, shape.bk / family.deep
     per_sm = -(-tasks * shape.split // usable(shape.split, device.veus))
-    registers = shape.threads * _registers(shape)
-    resident = max(1, min(SM_SHARED // (_shared(shape, patch) + 1024), SM_REGISTERS // registers, per_sm))
-    work = MATRIX * 3 * eighths * fixed / 8
+    registers = shape.threads * _registers(family, shape)
+    resident = max(1, min(SM_SHARED // (_shared(family, shape, patch) + 1024), SM_REGISTERS // registers, per_sm))
+    work = MATRIX * family.products * instructions * fixed / 8
     taps = math.prod(a.extent for a in depth.outer) if shape.patch else 1
     read = (patch if shape.patch else through) * shape.bk / taps
-    copying = ORDER + COPY * read / THREADS * (FLAT if depth.flat else 1) + HALVE * fixed * shape.bk / 512
+    ready = family.ready * fixed * shape.bk * family.item / (16 * THREADS)
     change = CHANGE_STEP + CHANGE * read / THREADS if changed else 0.0
-    copying += change
-    alone = STEP + CONVERT * eighths + ADD * fixed / 2 + work
-    moved = resident * 4 * (read + shape.bk * fixed) / BYTES
+    copying = ORDER + COPY * family.copies(read) * (FLAT if depth.flat else 1) + ready + change
+    converting = family.convert * instructions + family.add * fixed / 2
+    alone = family.step + (max(converting, work) if family.ahead else converting + work)
+    moved = resident * family.item * (read + shape.bk * fixed) / family.l2
     step = max(work * groups * resident, alone, copying / shape.copiers * math.sqrt(resident), moved)
     store = STORE * resident * cells / shape.threads + WRITE * resident * cells / shape.split
     cycles: float = START + (TAPS if depth.outer else 0) + (CLUSTER if shape.split > 1 else 0)
     cycles += -(-per_sm // resident) * (-(-depth.blocks // shape.split) * step + store + change)
-    return cycles / (device.flops / 256.0) + device.launch
+    return cycles / model_clock(device) + device.launch

@@ -29,7 +29,7 @@ from rammer_cuda.kernels.change import change_of
 from rammer_cuda.kernels.depth import depth_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
-from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.task import TaskKernel, origins
 
 #: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
 MOST_SPLIT = 8
@@ -165,10 +165,7 @@ class Gemm:
         text.line("const int tid = (int)threadIdx.x;")
         text.line(f"const int slot = {slot};")
         text.line("const int task = order ? order[slot] : first + slot;")
-        places = digits("task", operator.grid)
-        for d, (place, tile, count) in enumerate(zip(places, operator.tile, operator.grid, strict=True)):
-            origin = place if tile == 1 else f"{place} * {tile}"
-            text.line(f"const int o{d} = {origin if count > 1 else '0'};")
+        text.all(origins(operator))
 
     def _pointers(self) -> None:
         s, text = self.s, self.text

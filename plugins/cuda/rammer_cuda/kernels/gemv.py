@@ -9,7 +9,7 @@ depends on, and later ones while the previous are multiplied. The following maps
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +29,8 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
 from rammer_cuda.kernels.strips import Strips
-from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.task import TaskKernel, first_possible
+from rammer_cuda.targets import model_clock
 
 #: Most vectors, least products of a sum, and most sums a thread keeps.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
@@ -174,8 +175,8 @@ class _Gemv:
         spare = s.count * self.lanes < f.threads
         f.line(f"const int lane = tid % {self.lanes}, group = {f'min({number}, {s.count - 1})' if spare else number};")
         base = s.base(f, "group")
-        self.columns = self._distinct(s.points(base), m.matrix, self.matrix)
-        self.rows = self._distinct(s.points(base), m.vectors, self.vectors)
+        self.columns = self._distinct(s.points(base), self.matrix)
+        self.rows = self._distinct(s.points(base), self.vectors)
         self.totals = [Val(f"sum{k}", "float32", atom=True) for k in range(s.each)]
         point = self._picked(base)
         tests = [f"lane < {s.each}", *s.own(f, point)] + ([f"{number} < {s.count}"] if spare else [])
@@ -194,7 +195,7 @@ class _Gemv:
         self._finish(point, tests)
         return f.kernel("v_")
 
-    def _distinct(self, points: Sequence[tuple[Expr, ...]], load: Load,
+    def _distinct(self, points: Sequence[tuple[Expr, ...]],
                   where: tuple[dict[str, int], int, int] | None) -> dict[str, list[int]]:  # fmt: skip
         """Address of the first product -> the results that read from there."""
         assert where is not None
@@ -328,19 +329,7 @@ def gemv_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
                 if strips_of(replace(m, operator=tiled)).fits:
                     found.append((gemv_seconds(tiled, binding, device) + device.launch, tiled))
     found = sorted(dict.fromkeys(found), key=lambda f: (f[0], f[1].tile, f[1].config))
-    return list(_possible(found, binding, count))
-
-
-def _possible(found: Sequence[tuple[float, ROperator]], binding: Binding, count: int) -> Iterator[tuple[float, ROperator]]:
-    for seconds, tiled in found:
-        if count <= 0:
-            return
-        try:
-            gemv(tiled, binding)
-        except Unsuited:
-            continue
-        count -= 1
-        yield seconds, tiled
+    return list(first_possible(found, gemv, binding, count))
 
 
 def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
@@ -358,7 +347,7 @@ def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
 def gemv_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     m = matvec_of(operator, binding)
-    s, clock = strips_of(m), device.flops / 256.0
+    s, clock = strips_of(m), model_clock(device)
     config = dict(operator.config)
     lanes, columns = config["lanes"], config["columns"]
     w = walk_of(m, lanes, columns)

@@ -115,28 +115,20 @@ class HalfStage(Stage):
         whole = all(s % self.wide == 0 for a, s in o.steps.items() if a != inner.name)
         return whole and o.aligned and o.constant % self.wide == 0 and not any(inner.name in g.steps for g in o.guards)
 
-    def _rows(self) -> tuple[int, int]:
-        """16-byte words of a row, and rows that all threads copy at a time."""
-        words = self.depth.block // self.wide
-        return words, self.threads // words
+    def _words(self) -> int:
+        return self.depth.block // self.wide
 
     def _setup_deep(self, text: Text) -> None:
-        n, (words, step) = self.name, self._rows()
-        text.line(f"const int {n}k = tid % {words} * {self.wide};")
+        n, down, words, step = self.name, self.down, self._words(), self._step()
+        thread, below = ("tid", "") if down == 1 else (f"tid / {down}", f" * {down} + tid % {down}")
+        text.line(f"const int {n}k = {thread} % {words} * {self.wide};")
         for i in range(-(-self.unit // step)):
-            text.line(f"const int {n}j{i} = tid / {words} + {i * step};")
+            text.line(f"const int {n}j{i} = {thread} / {words}{below} + {i * step};")
             self._element(text, f"{n}j{i}", str(i), [])
 
-    def fetch(self, text: Text) -> None:
-        """The copies of block ``kb`` into ``{n}s``, the block's shared memory."""
-        if not self.deep:
-            super().fetch(text)
-            return
-        n, (_, step) = self.name, self._rows()
-        taps = self._tap(text)
-        for i in range(-(-self.unit // step)):
-            tests = [f"{n}j{i} < {self.unit}"] if (i + 1) * step > self.unit else []
-            self._copy(text, f"{n}k", str(i), f"{n}s + {n}j{i} * {self.pitch} + {n}k", tests, taps)
+    def place(self, row: str, element: str) -> str:
+        """Where product ``row`` of element ``element`` lies in shared memory."""
+        return f"{element} * {self.pitch} + {row}" if self.deep else super().place(row, element)
 
 
 class _Half(Tensor):

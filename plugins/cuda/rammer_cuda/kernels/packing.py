@@ -15,9 +15,9 @@ from rammer.ir.evaluate import evaluate
 from rammer_cuda.kernels.depth import Depth
 from rammer_cuda.kernels.wgmma import cores
 
-#: How a packed constant's values are stored: as float32, as float32 rounded to tf32, as float16, or as float32 with the
-#: last two axes arranged for warpgroup products (``wgmma.cores``).
-FORMS = ("float32", "tf32", "float16", "cores")
+#: How a packed constant's values are stored: as float32, as float32 rounded to tf32, as float16, or as one of these with
+#: the last two axes arranged for warpgroup products (``wgmma.cores``).
+FORMS = ("float32", "tf32", "float16", "cores", "cores of tf32", "cores of float16")
 
 
 def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth,
@@ -38,7 +38,7 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
     def make(values: Array) -> Array:
         dead = tuple(r for r in p.main.reduce if r not in depth.axes)
         body = (*axes, line, *depth.outer, depth.inner, *dead)
-        kind = "float16" if form == "float16" else "float32"
+        kind = "float16" if form.endswith("float16") else "float32"
         full = evaluate(Compute("packed", kind, body, operand.load), {operand.tensor: values})
         outer = math.prod(a.extent for a in axes)
         taps = math.prod(a.extent for a in depth.outer)
@@ -52,9 +52,8 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
         else:
             data = np.swapaxes(data, 2, 3)
         packed = np.ascontiguousarray(data, dtype=np.dtype(kind))
-        if form == "cores":
-            return cores(packed)
-        return rounded_to_tf32(packed) if form == "tf32" else packed
+        packed = rounded_to_tf32(packed) if form.endswith("tf32") else packed
+        return cores(packed) if form.startswith("cores") else packed
 
     key = packing_key(form, turned, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
     return Packing(key, size, make), fixed

@@ -81,6 +81,8 @@ class Patch:
     depth: Depth
     threads: int
     sides: tuple[Side, ...]
+    #: Channels whose copies are written out in a row; 0 for all of a block: faster, and more registers for addresses.
+    unroll: int = 0
 
     @property
     def unit(self) -> int:
@@ -139,7 +141,7 @@ class Patch:
         text.line("}")
 
     def _rows(self, text: Text) -> None:
-        text.line("#pragma unroll")
+        text.line(f"#pragma unroll {self.unroll or ''}".rstrip())
         text.line(f"for (int i = 0; i < {-(-self.depth.block // self.lanes)}; ++i) {{")
         text.line(f"const int k = {self.name}k + i * {self.lanes};")
 

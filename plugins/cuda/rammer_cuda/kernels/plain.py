@@ -7,7 +7,6 @@ tiles are small and contiguous, and the block has as many threads as the tile ha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from rammer.device.manifest import Binding
@@ -17,6 +16,8 @@ from rammer.ir.operator import ROperator
 from rammer.tile.traffic import task_cost
 
 from rammer_cuda.kernels.frame import moved_bytes
+from rammer_cuda.kernels.task import contiguous_tile
+from rammer_cuda.targets import model_clock
 
 #: Elements of a task that are tried, and the most threads of its block.
 SIZES = (32, 64, 128, 256, 512, 1024)
@@ -40,7 +41,7 @@ def plain_candidates(operator: ROperator, binding: Binding, device: VDevice, cou
     if not suits(operator):
         return []
     found = []
-    for tile in sorted({t for size in SIZES for t in _tiles(operator.anchor.shape, size)}):
+    for tile in sorted({contiguous_tile(operator.anchor.shape, size) for size in SIZES}):
         tiled = replace(operator, tile=tile)
         elements = math.prod(tile)
         wanted = max(elements * _parts(operator, elements), 32)
@@ -59,7 +60,7 @@ def suits(operator: ROperator) -> bool:
 
 def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    clock = device.flops / 256.0
+    clock = model_clock(device)
     elements, tasks = math.prod(operator.tile), operator.task_count
     threads = dict(operator.config).get("threads", device.threads)
     parts = _parts(operator, elements)
@@ -92,17 +93,3 @@ def _parts(operator: ROperator, elements: int) -> int:
     deep = max((math.prod(r.extent for r in c.reduce) for c in operator.computes), default=1)
     most = min(SHARED // elements, deep // LEAST) if elements <= SHARED // 2 else 1
     return 1 << (most.bit_length() - 1) if most >= 2 else 1
-
-
-def _tiles(shape: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """Contiguous tiles of about ``size`` elements: inner axes whole, one split evenly, outer ones 1."""
-    tile, below = [1] * len(shape), 1
-    for d in range(len(shape) - 1, -1, -1):
-        if below * shape[d] <= size:
-            tile[d] = shape[d]
-            below *= shape[d]
-            continue
-        parts = -(-shape[d] * below // size)
-        tile[d] = -(-shape[d] // parts)
-        break
-    return [tuple(tile)]

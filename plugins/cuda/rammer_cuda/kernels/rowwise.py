@@ -9,7 +9,7 @@ Every expression, maps before and after the reductions included, is the core's e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rammer.codegen import operations as ops
@@ -27,7 +27,8 @@ from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes, moved_bytes
-from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.task import TaskKernel, first_possible
+from rammer_cuda.targets import model_clock
 
 #: Threads that share a row, most elements a thread keeps, and threads of a block.
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -272,19 +273,7 @@ def rowwise_candidates(operator: ROperator, binding: Binding, device: VDevice, c
             tiled = replace(operator, tile=tile, family="rowwise", config=config)
             found.append((rowwise_seconds(tiled, binding, device) + device.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile, f[1].config))
-    return list(_possible(found, binding, count))
-
-
-def _possible(found: Sequence[tuple[float, ROperator]], binding: Binding, count: int) -> Iterator[tuple[float, ROperator]]:
-    for seconds, tiled in found:
-        if count <= 0:
-            return
-        try:
-            rowwise(tiled, binding)
-        except Unsuited:
-            continue
-        count -= 1
-        yield seconds, tiled
+    return list(first_possible(found, rowwise, binding, count))
 
 
 def _configs(length: int) -> list[tuple[tuple[str, int], ...]]:
@@ -313,7 +302,7 @@ def _tile(form: RowForm, rows: int) -> tuple[int, ...]:
 def rowwise_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     form = form_of(operator, binding)
-    s, clock = shape_of(form), device.flops / 256.0
+    s, clock = shape_of(form), model_clock(device)
     each, narrow = s.chunks * s.vector, min(s.lanes, WARP)
     found, strides = accesses(form), strides_of(operator, binding)
     lines = sum(_lines(ld, strides.get(ld.tensor, ()), found, s) for ld in found.loads)

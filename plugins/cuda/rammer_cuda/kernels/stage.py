@@ -34,9 +34,11 @@ class Stage:
     threads: int
     pad: int = 0
     form: str = "float32"
-    #: The C type of an element, and how many make 16 bytes.
+    #: The C type of an element, and how many make 16 bytes; neighbouring threads that take neighbouring rows of a block
+    #: before others take their next columns.
     ctype: ClassVar[str] = "float"
     wide: ClassVar[int] = 4
+    down: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         tile = self.p.operator.tile
@@ -122,23 +124,32 @@ class Stage:
 
     def _lanes(self) -> tuple[int, int, int]:
         """(copies in a row of the block, rows a pass, groups of copies a thread has in a row)."""
-        across = self.unit // self.vector
-        if across <= self.threads:
-            return across, self.threads // across, 1
-        return across, 1, -(-across // self.threads)
+        across, threads = self.unit // self.vector, self.threads // self.down
+        if across <= threads:
+            return across, threads // across * self.down, 1
+        return across, self.down, -(-across // threads)
 
     def _setup_along(self, text: Text) -> None:
         across, rows, groups = self._lanes()
-        n = self.name
-        text.line(f"const int {n}k = {f'tid / {across}' if groups == 1 else '0'};")
+        n, down, lanes = self.name, self.down, self.threads // self.down
+        thread, below = ("tid", "") if down == 1 else (f"(tid / {down})", f" * {down} + tid % {down}")
+        text.line(f"const int {n}k = {f'{thread} / {across}' if groups == 1 else '0'}{below};")
         for g in range(groups):
-            lane = f"tid % {across}" if groups == 1 else f"tid + {g * self.threads}"
+            lane = f"{thread} % {across}" if groups == 1 else f"{thread} + {g * lanes}"
             text.line(f"const int {n}j{g} = ({lane}){f' * {self.vector}' if self.vector > 1 else ''};")
             inside = [f"{n}k < {rows}"] if groups == 1 and across * rows < self.threads else []
             self._element(text, f"{n}j{g}", str(g), inside)
 
+    def _words(self) -> int:
+        """Copies along the reduction that neighbouring threads make of a *deep* operand's block."""
+        return self.depth.block
+
+    def _step(self) -> int:
+        """Elements of the unit that all threads copy at a time where the operand is *deep*."""
+        return self.threads // self._words()
+
     def _setup_deep(self, text: Text) -> None:
-        n, step = self.name, self.threads // self.depth.block
+        n, step = self.name, self._step()
         text.line(f"const int {n}k = tid % {self.depth.block};")
         for i in range(-(-self.unit // step)):
             text.line(f"const int {n}j{i} = tid / {self.depth.block} + {i * step};")
@@ -171,8 +182,7 @@ class Stage:
             return
         taps = self._tap(text) if not self.depth.flat else {}
         for row, element, tests in self._pieces():
-            target = f"{self.name}s + {row} * {self.pitch} + {self.name}j{element}"
-            self._copy(text, row, element, target, tests, taps)
+            self._copy(text, row, element, self._target(row, element), tests, taps)
 
     def change(self, text: Text, change: Change) -> None:
         """The prologue on what this thread copied of block ``kb``, in ``{n}s``: call it where its copies have arrived."""
@@ -182,27 +192,32 @@ class Stage:
     def _changed(self, taps: Mapping[str, str]) -> Iterator[Piece]:
         for row, element, tests in self._pieces():
             names, _, valid = self._element_at(row, element, taps)
-            target = f"{self.name}s + {row} * {self.pitch} + {self.name}j{element}"
-            yield Piece(target, [*tests, *valid], names, self.vector)
+            yield Piece(self._target(row, element), [*tests, *valid], names, self.vector)
+
+    def _target(self, row: str, element: str) -> str:
+        return f"{self.name}s + {self.place(row, f'{self.name}j{element}')}"
 
     def _pieces(self) -> Iterator[tuple[str, str, list[str]]]:
         """This thread's copies of a block: row of the block, number of the element, and tests that the copy is its own."""
         n = self.name
         if self.deep:
-            step = self.threads // self.depth.block
+            step = self._step()
             for i in range(-(-self.unit // step)):
-                beyond = self.unit % step and (i + 1) * step > self.unit
-                yield f"{n}k", str(i), [f"{n}j{i} < {self.unit}"] if beyond else []
+                yield f"{n}k", str(i), [f"{n}j{i} < {self.unit}"] if (i + 1) * step > self.unit else []
             return
         _, rows, groups = self._lanes()
-        across = self.unit // self.vector
+        across, lanes = self.unit // self.vector, self.threads // self.down
         for i in range(-(-self.depth.block // rows)):
             for g in range(groups):
                 row = f"({n}k + {i * rows})" if i else f"{n}k"
                 tests = [f"{row} < {self.depth.block}"] if (i + 1) * rows > self.depth.block else []
                 tests += [f"{n}k < {rows}"] if groups == 1 and across * rows < self.threads else []
-                tests += [f"tid + {g * self.threads} < {across}"] if (g + 1) * self.threads > across > self.threads else []
+                tests += [f"{n}j{g} < {self.unit}"] if (g + 1) * lanes > across > lanes else []
                 yield row, str(g), tests
+
+    def place(self, row: str, element: str) -> str:
+        """Where element ``element`` of row ``row`` of a block lies in shared memory."""
+        return f"{row} * {self.pitch} + {element}"
 
     def _fetch_packed(self, text: Text) -> None:
         n, whole = self.name, self.size

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.task import Argument
+from rammer.codegen.task import Argument, Unsuited
+from rammer.codegen.text import digits
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +26,41 @@ class TaskKernel:
     shared: int
     dynamic: int = 0
     blocks: int = 1
+
+
+def first_possible(ranked: Sequence[tuple[float, ROperator]], make: Callable[[ROperator, Binding], TaskKernel],
+                   binding: Binding, count: int) -> Iterator[tuple[float, ROperator]]:  # fmt: skip
+    """The first ``count`` of ``ranked`` (predicted seconds, tiled operator) that ``make`` can write as a kernel."""
+    for seconds, tiled in ranked:
+        if count <= 0:
+            return
+        try:
+            make(tiled, binding)
+        except Unsuited:
+            continue
+        count -= 1
+        yield seconds, tiled
+
+
+def origins(operator: ROperator) -> list[str]:
+    """Lines that define ``o0, o1, ...``, the first element of the task numbered ``task`` along each axis."""
+    places = zip(digits("task", operator.grid), operator.tile, operator.grid, strict=True)
+    starts = ("0" if count == 1 else place if tile == 1 else f"{place} * {tile}" for place, tile, count in places)
+    return [f"const int o{d} = {start};" for d, start in enumerate(starts)]
+
+
+def contiguous_tile(shape: Sequence[int], size: int, multiples: Sequence[int] = ()) -> tuple[int, ...]:
+    """A tile of about ``size`` elements that lie together: inner axes whole, one split evenly, outer ones 1.
+
+    The split axis gets a multiple of its entry in ``multiples`` (or the whole extent).
+    """
+    tile, below = [1] * len(shape), 1
+    for d in range(len(shape) - 1, -1, -1):
+        if below * shape[d] <= size:
+            tile[d] = shape[d]
+            below *= shape[d]
+            continue
+        part, step = -(-shape[d] // -(-shape[d] * below // size)), multiples[d] if multiples else 1
+        tile[d] = min(shape[d], -(-part // step) * step)
+        break
+    return tuple(tile)

@@ -1,9 +1,13 @@
-"""Warpgroup matrix products (PTX ``wgmma``, sm_90a): three tf32 products for one of fp32, operand A in registers.
+"""Warpgroup matrix products (PTX ``wgmma``, sm_90a): tf32 with operand A in registers, float16 with both in shared memory.
 
-``x = big + small`` with ``big`` rounded to tf32's 11 bits; then ``small`` has at most 12, of which the tensor core
-drops the last, and ``small * small`` is below fp32's last bit. Tensor cores truncate when they add: sums stay in them
-for a few products only, the small ones first. Operand B lies in shared memory in the layout without swizzle: core matrices of
-8 columns x 16 bytes (PTX ISA, "Strides", "Matrix Descriptor Format").
+Three tf32 products for one of fp32: ``x = big + small`` with ``big`` rounded to tf32's 11 bits; then ``small`` has at most
+12, of which the tensor core drops the last, and ``small * small`` is below fp32's last bit. Tensor cores truncate when they
+add: sums stay in them for a few products only, the small ones first.
+
+What lies in shared memory has the layout without swizzle: core matrices of 8 x 16 bytes (PTX ISA, "Strides", "Canonical
+Layouts", "Matrix Descriptor Format"). Those of neighbouring columns follow each other, those of the next products come after
+all columns, so one descriptor fits either order inside a core matrix: rows of one column's products, or of one product's
+columns (float16 alone, with the transposing bit).
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import numpy as np
 
 from rammer.codegen.task import Array
 
-#: Products of one instruction, and columns of a core matrix.
-DEEP, CORE = 8, 8
+#: Products of one tf32 instruction and of one float16 instruction, and columns of a core matrix.
+DEEP, HALF_DEEP, CORE = 8, 16, 8
 #: The order of products within ``DEEP`` in which a result's registers serve as the next product's operand: lane t holds
 #: columns 2t and 2t + 1 of a result, and products t and t + 4 of an operand.
 RESULT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -35,7 +39,12 @@ __device__ __forceinline__ void rm_halve(float *at, float *rest) {
   *(uint4 *)at = b;
   *(uint4 *)rest = s;
 }
-__device__ __forceinline__ unsigned long long rm_matrix(const float *shared, int columns) {
+__device__ __forceinline__ unsigned rm_rounded(float x) {
+  unsigned r;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ unsigned long long rm_matrix(const void *shared, int columns) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
   return (unsigned long long)((at & 0x3ffff) >> 4) | (unsigned long long)(columns) << 16 | 8ull << 32;
 }
@@ -85,6 +94,15 @@ __device__ __forceinline__ void rm_wgmma{n}(float (&d)[{count}], const unsigned 
     "wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 {{{results}}}, {{{operands}}}, %{matrix}, p, 1, 1; }}"
     : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));
 }}
+// One product each: sums stay on the tensor cores. ``a`` must not change until rm_warpgroup_wait().
+template <int S> __device__ __forceinline__ void rm_products{n}(float (&d)[{count}], unsigned (&a)[S][4],
+                                                             unsigned long long b) {{
+  rm_pin(a); rm_pin(d);
+  rm_warpgroup_begin();
+#pragma unroll
+  for (int s = 0; s < S; ++s) rm_wgmma{n}(d, a[s], b + s * {step}, 1);
+  rm_warpgroup_commit();
+}}
 // Products of {n} columns with all of an operand's registers: they run until rm_warpgroup_wait(). ``bulk`` and ``rest`` are
 // the matrix' halves.
 template <int S> __device__ __forceinline__ void rm_products{n}(float (&d)[{count}], unsigned (&big)[S][4],
@@ -98,6 +116,24 @@ template <int S> __device__ __forceinline__ void rm_products{n}(float (&d)[{coun
   for (int s = 0; s < S; ++s) rm_wgmma{n}(d, big[s], rest + s * {step}, 1);
 #pragma unroll
   for (int s = 0; s < S; ++s) rm_wgmma{n}(d, big[s], bulk + s * {step}, 1);
+  rm_warpgroup_commit();
+}}
+#endif
+"""
+
+
+#: ``STEP`` is how much further, in 16 bytes, the next instruction's products lie.
+_HALF = """
+#ifndef RM_WGMMA_{name}
+#define RM_WGMMA_{name}
+template <int S, int ASTEP, int BSTEP> __device__ __forceinline__ void rm_products_{name}(float (&d)[{count}],
+    unsigned long long a, unsigned long long b) {{
+  rm_warpgroup_begin();
+#pragma unroll
+  for (int s = 0; s < S; ++s)
+    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{last}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {{{results}}}, %{first}, %{second}, p, 1, 1, {ta}, {tb}; }}"
+      : {outputs} : "l"(a + s * ASTEP), "l"(b + s * BSTEP), "r"(1));
   rm_warpgroup_commit();
 }}
 #endif
@@ -118,6 +154,22 @@ def _product(n: int) -> str:
     )  # fmt: skip
 
 
+def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
+    """Device function ``rm_products_{half_name}``: float16 products of ``n`` columns; ``turned`` says of each operand that
+    neighbouring rows (or columns), not neighbouring products, are contiguous."""
+    count = n // 2
+    a, b = map(int, turned)
+    return _COMMON + _HALF.format(
+        n=n, count=count, name=half_name(n, turned), first=count, second=count + 1, last=count + 2, ta=a, tb=b,
+        results=",".join(f"%{i}" for i in range(count)), outputs=", ".join(f'"+f"(d[{i}])' for i in range(count)),
+    )  # fmt: skip
+
+
+def half_name(n: int, turned: tuple[bool, bool]) -> str:
+    """The end of the name of that function."""
+    return f"f16_{n}_{'nt'[turned[0]]}{'nt'[turned[1]]}"
+
+
 def halves(values: Array) -> tuple[Array, Array]:
     """float32 ``values`` as (rounded to tf32, the rest)."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -126,9 +178,10 @@ def halves(values: Array) -> tuple[Array, Array]:
 
 
 def cores(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
-    """``values[..., k, n]`` as wgmma's operand B, ``[..., k / 8, 2, n / 8, 8, 4]``: core matrices of 8 columns by 4
-    products. Place i of 8 products holds product ``order[i]``."""
+    """``values[..., k, n]`` as wgmma's operand B, ``[..., k / 8, 8 / w, n / 8, 8, w]``: core matrices of 8 columns by the
+    ``w`` products that make 16 bytes (4 of float32, 8 of float16). Place i of 8 products holds product ``order[i]``."""
     *outer, deep, columns = values.shape
+    wide = 16 // values.itemsize
     split = values.reshape(*outer, deep // DEEP, DEEP, columns)[..., list(order), :]
-    matrices = split.reshape(*outer, deep // DEEP, 2, 4, columns // CORE, CORE)
-    return np.ascontiguousarray(np.moveaxis(matrices, -3, -1), np.float32)
+    matrices = split.reshape(*outer, deep // DEEP, DEEP // wide, wide, columns // CORE, CORE)
+    return np.ascontiguousarray(np.moveaxis(matrices, -3, -1))

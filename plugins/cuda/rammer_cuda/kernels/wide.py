@@ -6,11 +6,14 @@ program is loaded, and is halved in shared memory by the warpgroup that copied i
 others need no common barrier, and while one converts, another one's products run. After every block the tensor cores'
 sums are added to fp32 ones outside. With ``patch`` a convolution's input is staged once for all taps of a block of
 channels (``kernels.patch``).
+
+``Warpgroups`` is also the frame of the families with one product for one (``kernels.wide_single``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rammer.codegen.contraction import Operand, Product, product_of
 from rammer.codegen.task import Unsuited
@@ -22,7 +25,7 @@ from rammer_cuda.kernels.patch import Patch, patch_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.wgmma import preamble
+from rammer_cuda.kernels.wgmma import DEEP, preamble
 
 #: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the constant: 128
 #: results and as many partial sums a thread would not fit its registers.
@@ -69,7 +72,7 @@ def gemm_wgmma3(operator: ROperator, binding: Binding) -> TaskKernel:
     product = product_of(operator, binding, prologue=True)
     down = runs_down(product)
     shape = wide_shape(product.row_count, product.width, dict(operator.config), down)
-    return _Warpgroups(product, binding, shape).kernel()
+    return Warpgroups(product, binding, shape).kernel()
 
 
 def runs_down(product: Product) -> bool:
@@ -80,42 +83,77 @@ def runs_down(product: Product) -> bool:
     return b
 
 
-class _Warpgroups(Gemm):
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """Reading a block of the operand that goes into registers: what to wait for, where it begins, and what to say when it is
+    read; ``steps`` instructions, and elements from one product to the next and to those of ``element`` e."""
+
+    wait: tuple[str, ...]
+    place: tuple[str, ...]
+    leave: tuple[str, ...]
+    steps: int
+    pitch: int
+    element: str
+
+    def read(self, statement: str) -> list[str]:
+        """``statement`` with ``{element}`` for every register ``[s][e]``."""
+        return self.each(statement.format(element=f"at[(s * {DEEP} + e / 2 * 4) * {self.pitch} + {self.element}]"))
+
+    def each(self, statement: str) -> list[str]:
+        """``statement`` for every register ``[s][e]``."""
+        return ["#pragma unroll", f"for (int s = 0; s < {self.steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
+                f"  {statement}"]  # fmt: skip
+
+
+class Warpgroups(Gemm):
+    """Three tf32 products for one. Other forms override how the constant is stored, what is done with a block that has
+    arrived, and the multiplying warpgroups' loop."""
+
     s: Wide
-    unroll = 8
+    unroll, least, form = 8, DEEP, "cores"
+    #: Bytes of an element, and arrays that a block of the constant takes in shared memory.
+    item: ClassVar[int] = 4
+    parts: ClassVar[int] = 2
+    #: ``Patch.unroll``.
+    channels: ClassVar[int] = 0
 
     def __init__(self, product: Product, binding: Binding, shape: Wide) -> None:
-        if shape.bk % 8 or shape.stages < 3:
+        if shape.bk % self.least or shape.stages < 3:
             raise Unsuited(f"blocks of {shape.bk} products in {shape.stages} buffers")
         self.fixed = shape.bn if shape.down else shape.bm
-        self.preamble = PREAMBLE + preamble([self.fixed])
         super().__init__(product, binding, shape)
         self.read, self.matrix = (self.a, self.b) if shape.down else (self.b, self.a)
+        self.preamble = PREAMBLE + self.products()
         self.patch: Patch | None = None
         if shape.patch:
             name, operand, axes = ("a", product.a, product.rows) if shape.down else ("b", product.b, product.columns)
             storage, kind = binding.storages[operand.tensor], binding.types[operand.tensor]
             self.patch = patch_of(name, product, operand, axes, self.depth, THREADS, storage.strides, kind.shape)
+            self.patch.unroll = self.channels
             if self.patch.taps < shape.ahead * shape.copiers:
                 # A copying warpgroup would wait for a patch to be left whose last products it still has to complete.
                 raise Unsuited(f"{self.patch.taps} taps for {shape.stages} buffers")
         self.whole = shape.bk * self.matrix.pitch
         self.readable = 2 * shape.bk * self.patch.pitch if self.patch else shape.stages * shape.bk * self.read.pitch
-        self.barriers = 4 * max(self.readable + 2 * shape.stages * self.whole, shape.bm * self.line)
+        elements = self.readable + self.parts * shape.stages * self.whole
+        self.barriers = max(self.item * elements, 4 * shape.bm * self.line)
         self.dynamic = self.barriers + 16 * (shape.stages + 2)
+
+    def products(self) -> str:
+        """Device functions of this form's products."""
+        return preamble([self.fixed])
 
     def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
         if (name == "a") == self.s.down:
             # Rows of 8 or 24 (mod 32) elements: lanes of different ``lt`` then read different banks.
             return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, (8 - unit) % 16)
-        return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, 0, "cores")
+        return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, 0, self.form)
 
     def _pointers(self) -> None:
-        text, r, m, s = self.text, self.read.name, self.matrix.name, self.s
+        text, r, m, s, kind = self.text, self.read.name, self.matrix.name, self.s, self.read.ctype
         text.line("extern __shared__ __align__(16) float shared[];")
-        text.line("const float *const ag = p0; const float *const bg = p1;")
-        text.line(f"float *const {r}shared = shared; float *const {m}shared = shared + {self.readable};")
-        text.line(f"float *const rest = {m}shared + {s.stages * self.whole};")
+        text.line(f"const {kind} *const ag = p0; const {kind} *const bg = p1;")
+        text.line(f"{kind} *const {r}shared = ({kind} *)shared; {kind} *const {m}shared = {r}shared + {self.readable};")
         text.line(f"const unsigned full = (unsigned)__cvta_generic_to_shared(shared) + {self.barriers};")
         text.line(f"const unsigned empty = full + {8 * s.stages}, patched = empty + {8 * s.stages}, left = patched + 16;")
         text.all([
@@ -136,7 +174,7 @@ class _Warpgroups(Gemm):
         """Nothing: the copying warpgroup has these functions."""
 
     def _start(self) -> None:
-        """The copying warpgroup: copies, halves of the constant, and the word that a block is complete."""
+        """The copying warpgroup: copies, what is to be done with them, and the word that a block is complete."""
         s, text, m, r = self.s, self.text, self.matrix, self.read
         n, ahead, between = s.copiers, s.ahead, s.copiers * s.ahead
         text.all([f"if (tid >= {s.works}) {{", f"const int copier = tid / {THREADS} - {s.works // THREADS}, thread = tid;", "{"])
@@ -164,7 +202,7 @@ class _Warpgroups(Gemm):
         text.line(f"rm_arrived<{ahead}>();")
         if self.change and self.patch is None:
             text.line(f"{r.name}change(begin + done, done % {s.stages});")
-        text.all([f"halve(done % {s.stages});", "rm_copies_to_async();"])
+        text.all([*self.arrived(f"done % {s.stages}"), "rm_copies_to_async();"])
         if self.patch is not None:
             taps = self.patch.taps
             text.all([f"if (done == 0 || (begin + done) % {taps} == 0) {{", f"const int block = (begin + done) / {taps};"])
@@ -174,30 +212,32 @@ class _Warpgroups(Gemm):
         text.all([f"rm_barrier_arrive(full + done % {s.stages} * 8);", "}", "}", "}", "rm_after();"])
 
     def _copies(self) -> None:
-        """The copies of both operands, and the halving of a thread's own copies of the constant."""
+        """The copies of both operands, and the maps before the contraction on what was copied."""
         text, m = self.text, self.matrix
         if self.patch is None:
             super()._fetch()
-        else:
-            self._patch_block("fetch")
-            self.patch.fetch(text)
+            return
+        self._patch_block("fetch")
+        self.patch.fetch(text)
+        text.line("};")
+        if self.change:
+            self._patch_block("change")
+            self.patch.change(text, self.change)
             text.line("};")
-            if self.change:
-                self._patch_block("change")
-                self.patch.change(text, self.change)
-                text.line("};")
-            text.line(f"auto {m.name}fetch = [&](int step, int slot) {{")
-            text.line(f"float *const {m.name}s = {m.name}shared + slot * {self.whole};")
-            text.line(f"const int kb = step % {self.patch.taps} * {self.depth.per_tap} + step / {self.patch.taps};")
-            m.fetch(text)
-            text.line("};")
-        text.line("auto halve = [&](int slot) {")
-        text.line(f"float *const from = {m.name}shared + slot * {self.whole} + tid * 4;")
-        text.line(f"float *const to = rest + slot * {self.whole} + tid * 4;")
+        text.line(f"auto {m.name}fetch = [&](int step, int slot) {{")
+        text.line(f"float *const {m.name}s = {m.name}shared + slot * {self.whole};")
+        text.line(f"const int kb = step % {self.patch.taps} * {self.depth.per_tap} + step / {self.patch.taps};")
+        m.fetch(text)
+        text.line("};")
+
+    def arrived(self, slot: str) -> list[str]:
+        """What a copying thread does with its own copies in buffer ``slot``: here it halves those of the constant."""
+        place = f"{self.matrix.name}shared + ({slot}) * {self.whole} + tid * 4"
+        lines = ["{", f"float *const from = {place}, *const to = from + {self.s.stages * self.whole};"]
         for at in range(0, self.whole, 4 * THREADS):
             guard = f"if (tid * 4 + {at} < {self.whole}) " if at + 4 * THREADS > self.whole else ""
-            text.line(f"{guard}rm_halve(from + {at}, to + {at});")
-        text.line("};")
+            lines.append(f"{guard}rm_halve(from + {at}, to + {at});")
+        return [*lines, "}"]
 
     def _patch_block(self, verb: str) -> None:
         """The head of a function of a block of channels in buffer ``slot``."""
@@ -208,12 +248,10 @@ class _Warpgroups(Gemm):
 
     def _loop(self) -> None:
         """The multiplying warpgroups, each at its own pace."""
-        s, steps, n, m = self.s, self.s.bk // 8, self.read, self.matrix
-        text, element, pitch = self.text, "e % 2 * 8", n.pitch
-        text.all(["} else {", "rm_after();", "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;"])
-        read = [f"const float *const at = {n.name}shared + (slot * {s.bk} + lt) * {n.pitch} + warp * 16 + lg;"]
-        wait, leave = list[str](), list[str]()
-        groups = s.works // THREADS
+        s, steps, m = self.s, self.s.bk // 8, self.matrix
+        text, groups = self.text, self.s.works // THREADS
+        text.all(["} else {", "rm_after();"])
+        fragments = self.fragments()
         turn, pass_on = list[str](), list[str]()
         if groups > 1:
             # In turns: left alone, the warpgroups' products would interleave, and then all of them convert at once.
@@ -221,32 +259,46 @@ class _Warpgroups(Gemm):
             text.line(f"if (mine == {groups}) rm_turn_pass(1);")
             turn = ["rm_turn_wait(mine);"]
             pass_on = [f"if (kb + 1 < end || mine < {groups}) rm_turn_pass(mine == {groups} ? 1 : mine + 1);"]
-        if self.patch is not None:
-            taps, pitch, element = self.patch.taps, self.patch.pitch, "(e % 2 ? at1 : at0)"
-            for h in (0, 1):
-                text.line(f"const int row{h} = min(warp * 16 + lg + {8 * h}, {n.count - 1});")
-                text.line(f"const int at{h} = {self.patch.place(f'row{h}')} + lt * {pitch};")
-            wait = [
-                f"const int turn = kb / {taps} - begin / {taps}, tap = kb % {taps};",
-                "if (i == 0 || tap == 0) rm_barrier_wait(patched + turn % 2 * 8, turn / 2 & 1);",
-            ]
-            read = [f"const float *const at = {n.name}shared + turn % 2 * {s.bk * pitch} + {self.patch.tap('tap')};"]
-            leave = [f"if (tid % 32 == 0 && tap == {taps - 1}) rm_barrier_arrive(left + turn % 2 * 8);"]
         text.all([
-            "#pragma unroll 1", "for (int kb = begin; kb < end; ++kb) {",
-            f"const int i = kb - begin, slot = i % {s.stages};", *wait,
-            f"rm_barrier_wait(full + 8 * slot, i / {s.stages} & 1);",
-            *read, f"unsigned big[{steps}][4], small[{steps}][4];",
-            "#pragma unroll", f"for (int s = 0; s < {steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
-            f"  rm_halves(at[(s * 8 + e / 2 * 4) * {pitch} + {element}], big[s][e], small[s][e]);",
+            *self.blocks(), *fragments.wait, *self.complete(), *fragments.place,
+            f"unsigned big[{steps}][4], small[{steps}][4];",
+            *fragments.read("rm_halves({element}, big[s][e], small[s][e]);"),
             f"float part[{self.fixed // 2}];", *turn,
             f"rm_products{self.fixed}(part, big, small, rm_matrix({m.name}shared + slot * {self.whole}, {self.fixed}),",
-            f"  rm_matrix(rest + slot * {self.whole}, {self.fixed}));",
+            f"  rm_matrix({m.name}shared + (slot + {s.stages}) * {self.whole}, {self.fixed}));",
             *pass_on, "rm_warpgroup_wait<0>();", "rm_pin(big); rm_pin(small); rm_pin(part);",
-            "if (tid % 32 == 0) rm_barrier_arrive(empty + 8 * slot);", *leave,
+            "if (tid % 32 == 0) rm_barrier_arrive(empty + 8 * slot);", *fragments.leave,
             "#pragma unroll", f"for (int j = 0; j < {self.fixed // 2}; ++j) acc[0][j] += part[j];",
             "}", "}",
         ])  # fmt: skip
+
+    def blocks(self) -> list[str]:
+        """The head of the loop over blocks of products."""
+        return ["#pragma unroll 1", "for (int kb = begin; kb < end; ++kb) {",
+                f"const int i = kb - begin, slot = i % {self.s.stages};"]  # fmt: skip
+
+    def complete(self) -> list[str]:
+        """Wait until a block is in shared memory."""
+        return [f"rm_barrier_wait(full + 8 * slot, i / {self.s.stages} & 1);"]
+
+    def fragments(self) -> Fragments:
+        """How this thread's elements of the operand in registers are read; writes what all blocks share."""
+        text, n, s, patch = self.text, self.read, self.s, self.patch
+        text.line("const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;")
+        steps = s.bk // DEEP
+        if patch is None:
+            place = f"const float *const at = {n.name}shared + (slot * {s.bk} + lt) * {n.pitch} + warp * 16 + lg;"
+            return Fragments((), (place,), (), steps, n.pitch, "e % 2 * 8")
+        for h in (0, 1):
+            text.line(f"const int row{h} = min(warp * 16 + lg + {8 * h}, {n.count - 1});")
+            text.line(f"const int at{h} = {patch.place(f'row{h}')} + lt * {patch.pitch};")
+        wait = (
+            f"const int turn = kb / {patch.taps} - begin / {patch.taps}, tap = kb % {patch.taps};",
+            "if (i == 0 || tap == 0) rm_barrier_wait(patched + turn % 2 * 8, turn / 2 & 1);",
+        )
+        place = f"const float *const at = {n.name}shared + turn % 2 * {s.bk * patch.pitch} + {patch.tap('tap')};"
+        leave = f"if (tid % 32 == 0 && tap == {patch.taps - 1}) rm_barrier_arrive(left + turn % 2 * 8);"
+        return Fragments(wait, (place,), (leave,), steps, patch.pitch, "(e % 2 ? at1 : at0)")
 
     def _leave(self) -> list[str]:
         s = self.s

@@ -24,7 +24,8 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
-from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.task import TaskKernel, contiguous_tile
+from rammer_cuda.targets import model_clock
 
 #: Values of one window that are written out, and of a thread's whole strip.
 MOST_TAPS, MOST_WRITTEN = 128, 640
@@ -188,25 +189,15 @@ def _possible(w: Window) -> bool:
 
 
 def _tile(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
-    """A contiguous tile of about ``size`` outputs: inner axes whole, one split into whole strips, outer ones 1."""
-    shape = w.main.shape
-    tile, below = [1] * len(shape), 1
-    for d in range(len(shape) - 1, -1, -1):
-        if below * shape[d] <= size:
-            tile[d] = shape[d]
-            below *= shape[d]
-            continue
-        strip = high if d == w.high else wide if d == w.wide else 1
-        part = -(-shape[d] // -(-shape[d] * below // size))
-        tile[d] = min(shape[d], -(-part // strip) * strip)
-        break
-    return tuple(tile)
+    """A contiguous tile of about ``size`` outputs in whole strips."""
+    strips = {w.wide: wide, w.high: high}
+    return contiguous_tile(w.main.shape, size, [strips.get(d, 1) for d in range(len(w.main.shape))])
 
 
 def window_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     w = window_of(operator)
-    strips, clock = strips_of(w), device.flops / 256.0
+    strips, clock = strips_of(w), model_clock(device)
     threads = _threads(strips.count)
     loads, values = _distinct_loads(w.main, strips.sizes), strips.each * w.taps
     after = sum(ex.flops(c.body) + 2 * len(c.loads) + 1 for c in w.after)

@@ -7,13 +7,12 @@ from rammer.codegen.emit import emit
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
-from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.cell import THREADS as CELL_THREADS
 from rammer_cuda.kernels.cell_text import cell
 from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.text import Body
-from rammer_cuda.source import ALIGNED_ELEMENTS
+from rammer_cuda.source import emission_key, moved, renaming
 from rammer_cuda.targets import THREADS
 
 
@@ -38,24 +37,20 @@ class Bodies:
         if first is operator:
             self.number[operator.name] = self._emit(operator)
             return
-        names = dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
+        names = renaming(first, operator)
         self.number[operator.name] = self.number[first.name]
         self.words[operator.name] = tuple(names[t] for t in self.words[first.name])
-        self.arguments[operator.name] = tuple(
-            Argument(names[a.tensor], a.written, a.packing) for a in self.arguments[first.name]
-        )
+        self.arguments[operator.name] = moved(self.arguments[first.name], names)
 
     def held(self) -> dict[str, tuple[object, ...]]:
         """By operator what identifies the constants that its function holds on chip."""
         return {n: tuple((a.tensor, a.packing.key) for a in args if a.packing is not None) for n, args in self.arguments.items()}
 
     def _key(self, operator: ROperator) -> tuple[str, ...]:
-        stored, binding = (*operator.inputs, *operator.outputs), self.binding
         words, plain = self.flow.words.get(operator.name, frozenset()), self.flow.stored
-        kinds = "".join("c" if n in binding.constants else "w" if n in words else "-" for n in stored)
+        sent = "".join("w" if n in words else "-" for n in (*operator.inputs, *operator.outputs))
         kept = "".join("s" if n in plain else "-" for n in operator.outputs)
-        aligned = " ".join(str(binding.storages[n].offset % ALIGNED_ELEMENTS) for n in stored)
-        return signature(operator, binding.types, binding.storages), kinds, kept, aligned
+        return *emission_key(operator, self.binding), sent, kept
 
     def _emit(self, operator: ROperator) -> int:
         """Note the operator's function and arguments; returns the function's number."""

@@ -46,7 +46,7 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
         for x in tensors:
             sent.setdefault(reads.sender(name, x), set()).add(x)
     stored = {
-        x for o in private.operators for t in reads.inputs[o.name] if t not in received[o.name] 
+        x for o in private.operators for t in reads.inputs[o.name] if t not in received[o.name]
         for _, x in reads.writers[o.name, t]
     }  # fmt: skip
     stored |= {t for o in private.operators for t in o.outputs if private.buffer[private.storage[t].buffer].kind == "output"}

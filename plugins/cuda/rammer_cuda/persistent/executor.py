@@ -49,10 +49,11 @@ class PersistentProgram:
             self.words = self._words({t for tensors in flow.words.values() for t in tensors})
             self.counters = self.resident.cp.zeros(max(len(self.program.counters), 1) * LINE, np.uint32)
             self.control = self.resident.cp.zeros(len(CONTROL) + self.program.veus, np.uint32)
-            text = kernel_text(self.parts.bodies, self.table(self.resident).form, self.parts.threads)
+            table = self.table(self.resident)
+            text = kernel_text(self.parts.bodies, table.form, self.parts.threads)
             self.function = self.resident.function(compile_cubin(text, arch).code, "rm_persistent", self.parts.shared)
             self._check_resident()
-            self.walk = Walk(self, self.resident)
+            self.walk = Walk(self, table)
         self.resident.ready()
 
     @property
@@ -99,7 +100,7 @@ class PersistentProgram:
         with self.resident.device:
             chosen = stream_of(self.resident, stream)
             places = place(self.resident, inputs, outputs)
-            walk = Walk(self, self.resident.with_buffers(places.buffers))
+            walk = Walk(self, self.table(self.resident.with_buffers(places.buffers)))
         self.resident.ready()
         made = _PersistentBound(self, places, chosen, walk, stream)
         self.bounds.add(made)
@@ -135,12 +136,11 @@ class PersistentProgram:
 
 
 class Walk:
-    """One launch of a program's persistent kernel, or of another build of it, on fixed addresses."""
+    """One launch of a program's persistent kernel, or of another build of it, on the addresses of ``table``."""
 
-    def __init__(self, owner: PersistentProgram, resident: Resident, function: Any = None) -> None:
+    def __init__(self, owner: PersistentProgram, table: Table, function: Any = None) -> None:
         self.function, self.parts, self.veus = function or owner.function, owner.parts, owner.program.veus
-        table = owner.table(resident)
-        self.arrays = [resident.cp.asarray(a) for a in (table.entries, table.runs, table.first)]
+        self.arrays = [owner.resident.cp.asarray(a) for a in (table.entries, table.runs, table.first)]
         pointers = [ctypes.c_void_p(a.data.ptr) for a in (*self.arrays, owner.counters, owner.control)]
         self.values: list[Any] = [*pointers, ctypes.c_uint64(owner.limit)]
         self.parameters = (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(v) for v in self.values])

@@ -23,8 +23,9 @@ from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.chain import Chain, Layer, chain_of
-from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.task import TaskKernel, origins
 from rammer_cuda.kernels.wgmma import preamble
+from rammer_cuda.targets import model_clock
 
 #: Rows and threads of a warpgroup; registers of an SM and bytes of its shared memory.
 GROUP, THREADS, REGISTERS, SHARED = 64, 128, 64 << 10, 227 << 10
@@ -38,6 +39,10 @@ BARRIERS = 1024
 #: conversions per product, and of the maps per result of a thread: 38 us predicted, 41 us measured for 65,536 rows of 8
 #: layers of 64 on an H200.
 START, MATRIX, LAYER, RESULT = 4500, 5.5, 500, 22
+#: Bytes of weights that bulk copies bring an SM in a cycle (assumed, near what ``choose.L2_BYTES`` was measured to be).
+MOVED = 24.0
+#: Shared memory of each block that the system keeps for itself (NVIDIA Hopper tuning guide: 1 KiB).
+RESERVED = 1024
 
 _PREAMBLE = """
 #ifndef RM_CHAIN
@@ -53,7 +58,7 @@ __device__ __forceinline__ void rm_bulk(unsigned to, const float *from, int byte
 
 def gemm_chain(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled chain. Unsuited where the operator is none, or its block is no possible one."""
-    return _Rows(chain_of(operator, binding), binding).kernel()
+    return _ChainText(chain_of(operator, binding), binding).kernel()
 
 
 def chain_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[tuple[float, ROperator]]:
@@ -83,16 +88,16 @@ def chain_seconds(chain: Chain, device: VDevice) -> float:
     tensor, alone = 0.0, 0.0
     for layer in chain.layers:
         depth, width = layer.padded
-        work = MATRIX * 3 * depth / 8 * width / 8
+        work = MATRIX * 3 * depth / 8 * width / 8  # three tf32 products, each in steps of depth 8
         tensor += work * groups * resident
         alone += work + LAYER + RESULT * width / 2
-    moved = sum(8 * math.prod(x.padded) for x in chain.layers) * resident / 24.0
-    return (START + rounds * max(tensor, alone, moved)) / (device.flops / 256.0)
+    moved = sum(8 * math.prod(x.padded) for x in chain.layers) * resident / MOVED
+    return (START + rounds * max(tensor, alone, moved)) / model_clock(device)
 
 
 def _resident(chain: Chain, groups: int, stages: int) -> int:
     """Blocks that an SM holds at once."""
-    return max(1, min(SHARED // (_bytes(chain, groups, stages) + 1024), REGISTERS // (groups * THREADS * chain.registers)))
+    return max(1, min(SHARED // (_bytes(chain, groups, stages) + RESERVED), REGISTERS // (groups * THREADS * chain.registers)))
 
 
 def _bytes(chain: Chain, groups: int, stages: int) -> int:
@@ -111,7 +116,7 @@ def _tile(chain: Chain, rows: int) -> tuple[int, ...]:
     return tuple(tile)
 
 
-class _Rows:
+class _ChainText:
     def __init__(self, chain: Chain, binding: Binding) -> None:
         self.c, self.binding, self.text = chain, binding, Text()
         config = dict(chain.operator.config)
@@ -157,8 +162,7 @@ class _Rows:
         text, o = self.text, self.c.operator
         text.line("const int tid = (int)threadIdx.x, lg = tid % 32 / 4, lt = tid % 4;")
         text.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
-        for d, (place, tile, count) in enumerate(zip(digits("task", o.grid), o.tile, o.grid, strict=True)):
-            text.line(f"const int o{d} = {f'{place} * {tile}' if count > 1 else '0'};")
+        text.all(origins(o))
         # Each thread has two rows, 8 apart. Rows outside the result are computed from the last one and not stored.
         for h in (0, 1):
             text.line(f"const int row{h} = tid / 32 * 16 + lg + {8 * h};")

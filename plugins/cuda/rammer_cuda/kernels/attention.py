@@ -1,0 +1,337 @@
+"""The ``attention`` family: two products with row-wise work between them (``kernels.attend``), on chip from end to end.
+
+A block has one head and 16 rows for each of ``groups`` rows of warps; ``warps`` warps share the keys of 16 rows. Keys and
+values come through a ring of shared-memory buffers, ``chunk`` columns of all of them at a time. Every warp keeps the scores
+of its own keys in registers from the first product to the second; reductions along rows are a thread's own scores, a
+butterfly of 4 threads, then the warps in order through shared memory, where also the warps' parts of the result
+meet, in order: results repeat bit for bit. Expressions, scale and mask included, are the core's emitter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rammer.codegen import operations as ops
+from rammer.codegen.contraction import Operand
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.operations import Val
+from rammer.codegen.scalar import Block
+from rammer.codegen.task import Unsuited
+from rammer.codegen.text import total, weighted
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.expr import Expr, Load, Ref
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.attend import Attention, attention_of
+from rammer_cuda.kernels.attention_text import PRODUCTS3, PRODUCTS16
+from rammer_cuda.kernels.frame import WARP, Frame
+from rammer_cuda.kernels.half import HALF
+from rammer_cuda.kernels.preamble import PREAMBLE
+from rammer_cuda.kernels.task import TaskKernel
+
+#: Rows of a warp; most fragments of 8 keys a warp, whose scores take 4 registers each; most warps of a block.
+ROWS, MOST_FRAGMENTS, MOST_WARPS = 16, 8, 16
+#: Threads of a block beyond which each has fewer than the most registers there are.
+MANY_THREADS = 256
+#: Columns of keys and values that may be in one buffer: multiples of what an instruction takes, 8 of float32 and 16 of float16.
+CHUNKS = (8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Block16:
+    """How a task is divided: ``groups`` x ``warps`` warps, ``chunk`` columns a buffer, ``stages`` buffers."""
+
+    groups: int
+    warps: int
+    chunk: int
+    stages: int
+    fragments: int
+    first: int
+    second: int
+    half: bool
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.groups * self.warps * WARP
+
+    @property
+    def unroll(self) -> int:
+        """Copies or stores of a thread at a time: their addresses take registers, of which threads of large blocks have few."""
+        return 4 if self.threads <= MANY_THREADS else 1
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block, padding included."""
+        return self.warps * self.fragments * 8
+
+    @property
+    def pad(self) -> int:
+        """Elements between rows in shared memory: 16 bytes, so that neighbouring rows lie in different banks."""
+        return 8 if self.half else 4
+
+    @property
+    def pitches(self) -> tuple[int, int, int]:
+        """Elements from row to row of queries, of a buffer, and of partial results."""
+        return self.first * self.chunk + self.pad, self.chunk + self.pad, self.chunk + 8
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Elements of the queries, of a buffer, and of the partial results."""
+        q, k, o = self.pitches
+        rows = self.groups * ROWS
+        return rows * q, self.keys * k, self.warps * rows * o
+
+    def shared(self, reductions: int) -> int:
+        """Bytes of shared memory."""
+        queries, buffer, parts = self.sizes
+        size = 2 if self.half else 4
+        return (queries + self.stages * buffer) * size + 4 * (parts + reductions * self.warps * self.groups * ROWS)
+
+
+def block_of(attention: Attention, config: Mapping[str, int]) -> Block16:
+    """The block of a config. Unsuited where it is no possible one."""
+    groups, warps, chunk = config.get("groups", 1), config.get("warps", 4), config.get("chunk", 16)
+    first, second = (-(-n // chunk) for n in (attention.depth.extent, attention.width))
+    fragments = -(-attention.keys // (8 * warps))
+    fragments += fragments % 2 if attention.half else 0
+    if not 1 <= groups * warps <= MOST_WARPS or fragments > MOST_FRAGMENTS or chunk not in CHUNKS[attention.half :]:
+        raise Unsuited(f"{groups} x {warps} warps of {fragments} fragments, {chunk} columns at a time")
+    stages = min(config.get("stages", 2), first + second)
+    return Block16(groups, warps, chunk, stages, fragments, first, second, attention.half)
+
+
+def attention(operator: ROperator, binding: Binding) -> TaskKernel:
+    """The kernel of a tiled attention. Unsuited where the operator is none, or its block is no possible one."""
+    found = attention_of(operator, binding)
+    block = block_of(found, dict(operator.config))
+    if operator.tile[found.row] > block.groups * ROWS or len(operator.tile) != len(found.scores.axes):
+        raise Unsuited(f"tile {operator.tile} for {block.groups} groups of {ROWS} rows")
+    try:
+        return _Attention(found, block, binding).kernel()
+    except KeyError as problem:
+        raise Unsuited(f"{problem} is read at another place than its row") from problem
+
+
+class _Attention:
+    def __init__(self, found: Attention, block: Block16, binding: Binding) -> None:
+        self.a, self.b, self.binding = found, block, binding
+        maps = {c.name: c for c in (*found.between, *found.after) if not c.reduce}
+        self.frame = Frame(found.operator, binding, maps, block.threads)
+        self.type = "unsigned short" if block.half else "float"
+        self.pointer = {a.tensor: f"p{k}" for k, a in enumerate(self.frame.arguments)}
+        self.own = found.scores.name
+        self.known: dict[Load, str] = {}
+
+    def kernel(self) -> TaskKernel:
+        """The finished kernel."""
+        self._places()
+        self._fetches()
+        self._scores()
+        for number, c in enumerate(self.a.reductions):
+            self._hold_before(c)
+            self._reduce(number, c)
+        self._hold_before(None)
+        self._context()
+        made = self.frame.kernel("t_")
+        dynamic = self.b.shared(len(self.a.reductions))
+        before = PREAMBLE + (HALF + PRODUCTS16 if self.b.half else PRODUCTS3)
+        # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
+        text = made.text.replace(f"__launch_bounds__({self.b.threads})", f"__launch_bounds__({self.b.threads}, 1)")
+        return replace(made, text=before + text, shared=dynamic, dynamic=dynamic)
+
+    # --- places and copies ----------------------------------------------------------------------
+
+    def _places(self) -> None:
+        b, line, (queries, buffer, parts) = self.b, self.frame.line, self.b.sizes
+        pq, pk, _ = b.pitches
+        line("extern __shared__ __align__(16) char memory[];")
+        line(f"{self.type} *const qs = ({self.type} *)memory, *const ring = qs + {queries};")
+        line(f"float *const parts = (float *)(ring + {b.stages * buffer}), *const joins = parts + {parts};")
+        line(f"const int group = tid / {WARP * b.warps}, own = tid / {WARP} % {b.warps};")
+        line("const int lg = tid % 32 / 4, lt = tid % 4;")
+        line(f"const int key0 = own * {b.fragments * 8};")
+        if b.half:
+            # Blocks of ldmatrix: which lane names which row follows from how the operands lie.
+            line("const int l8 = tid % 8, lb = tid / 8 % 2 * 8, lc = tid / 16 % 2 * 8;")
+            line(f"const int qat = (group * {ROWS} + l8 + lb) * {pq} + lc, kat = (key0 + l8 + lc) * {pk} + lb;")
+            line(f"const int vat = (key0 + l8 + lb) * {pk} + lc;")
+        else:
+            line(f"const int qat = (group * {ROWS} + lg) * {pq} + lt, kat = (key0 + lg) * {pk} + lt;")
+            line(f"const int vat = (key0 + lt * 2) * {pk} + lg;")
+        last = self.a.rows - 1
+        for h in (0, 1):
+            line(f"const int row{h} = min(o{self.a.row} + group * {ROWS} + lg + {8 * h}, {last});")
+
+    def _fetches(self) -> None:
+        """Queries, then the first buffers; ``fetch`` copies chunk ``c`` of keys, then of values, into the next buffer."""
+        a, b, line, (pq, pk, _) = self.a, self.b, self.frame.line, self.b.pitches
+        row, key = a.scores.axes[a.row].name, a.scores.axes[a.column].name
+        left = f"{a.rows} - o{a.row}" if a.rows % a.operator.tile[a.row] else str(a.operator.tile[a.row])
+        line("const auto fetch = [&](int c) {")
+        line(f"{self.type} *const to = ring + c % {b.stages} * {b.sizes[1]};")
+        line(f"if (c < {b.first}) {{")
+        self._copy("to", a.k, a.scores, (key, b.keys, str(a.keys)), (a.depth, b.chunk, f"c * {b.chunk}"), pk)
+        line(f"}} else if (c < {b.first + b.second}) {{")
+        keys = next(r.name for r in a.context.reduce if r.extent > 1)
+        place = f"(c - {b.first}) * {b.chunk}" if b.first else f"c * {b.chunk}"
+        self._copy("to", a.v, a.context, (keys, b.keys, str(a.keys)), (a.context.axes[a.column], b.chunk, place), pk)
+        line("}")
+        line("rm_commit();")
+        line("};")
+        line("rm_after();")
+        rows = b.groups * ROWS
+        self._copy("qs", a.q, a.scores, (row, rows, f"min({left}, {rows})"), (a.depth, b.first * b.chunk, "0"), pq)
+        self.frame.block.lines += [f"fetch({c});" for c in range(b.stages)]
+
+    def _copy(self, to: str, o: Operand, product: Compute, across: tuple[str, int, str], along: tuple[Axis, int, str],
+              pitch: int) -> None:  # fmt: skip
+        """Copies of ``across`` (axis, rows, rows there are) by ``along`` (axis, columns, first column), zero outside."""
+        (axis, rows, limit), (column, columns, start), line = across, along, self.frame.line
+        step, across_step = o.steps.get(column.name, 0), o.steps.get(axis, 0)
+        wide = 16 // (2 if self.b.half else 4)
+        others = [s for n, s in o.steps.items() if n != column.name]
+        whole = step == 1 and o.aligned and o.constant % wide == 0 and all(s % wide == 0 for s in others)
+        vector = wide if whole and column.extent % wide == 0 else 1
+        names = {x.name: f"o{d}" for d, x in enumerate(product.axes) if d != self.a.column and x.extent > 1}
+        base = total(weighted(o.steps, names), o.constant)
+        words, copy = columns // vector, {wide: "rm_copy16", 1: "rm_copy2" if self.b.half else "rm_copy4"}[vector]
+        turned = step != 1 and across_step == 1
+        places = f"i % {rows}, w = i / {rows} * {vector}" if turned else f"i / {words}, w = i % {words} * {vector}"
+        self.frame.block.lines += [f"#pragma unroll {self.b.unroll}",
+                                   f"for (int i = tid; i < {rows * words}; i += {self.b.threads}) {{"]  # fmt: skip
+        line(f"const int r = {places}, x = {start} + w;")
+        line(f"const bool there = r < {limit} && x < {column.extent};")
+        place = f"{base} + r * {across_step} + x * {step}"
+        line(f"{copy}({to} + r * {pitch} + w, {self.pointer[o.tensor]} + (there ? {place} : 0), there);")
+        line("}")
+
+    # --- products -------------------------------------------------------------------------------
+
+    def _refill(self, chunk: str) -> None:
+        """Wait until all warps have left the buffer of ``chunk``, and copy its next one."""
+        if self.b.first + self.b.second > self.b.stages:
+            self.frame.block.lines += ["__syncthreads();", f"fetch({chunk} + {self.b.stages});"]
+
+    def _arrived(self) -> list[str]:
+        """Wait for the copies of chunk ``c``: every chunk is one group of them, and there are always ``stages`` under way
+        where buffers are filled again."""
+        chunks, stages = self.b.first + self.b.second, self.b.stages
+        if chunks > stages:
+            return [f"rm_arrived<{stages - 1}>();", "__syncthreads();"]
+        return [f"if (c < {self.b.first}) rm_arrived<{self.b.second}>(); else rm_arrived<0>();", "__syncthreads();"]
+
+    def _scores(self) -> None:
+        b, (pq, pk, _), lines = self.b, self.b.pitches, self.frame.block.lines
+        lines += [f"float s[{b.fragments}][4] = {{}};", "#pragma unroll 1", f"for (int c = 0; c < {b.first}; ++c) {{"]
+        lines += self._arrived()
+        lines.append(f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>(qs + qat + c * {b.chunk}, "
+                     f"ring + c % {b.stages} * {b.sizes[1]} + kat, s);")  # fmt: skip
+        self._refill("c")
+        lines.append("}")
+
+    def _context(self) -> None:
+        b, (_, pk, po), lines, rows = self.b, self.b.pitches, self.frame.block.lines, self.b.groups * ROWS
+        lines += ["#pragma unroll 1", f"for (int c = {b.first}; c < {b.first + b.second}; ++c) {{", *self._arrived()]
+        lines += [
+            f"float o[{b.chunk // 8}][4] = {{}};",
+            f"rm_context<{b.fragments}, {b.chunk // 8}, {pk}>(s, ring + c % {b.stages} * {b.sizes[1]} + vat, o);",
+            f"float *const mine = parts + (own * {rows} + group * {ROWS} + lg) * {po} + lt * 2;",
+            "#pragma unroll", f"for (int j = 0; j < {b.chunk // 8}; ++j) {{",
+            "*(float2 *)(mine + j * 8) = make_float2(o[j][0], o[j][1]);",
+            f"*(float2 *)(mine + {8 * po} + j * 8) = make_float2(o[j][2], o[j][3]);", "}",
+        ]  # fmt: skip
+        self._refill("c")
+        if b.first + b.second <= b.stages:
+            lines.append("__syncthreads();")
+        self._store()
+        lines.append("}")
+
+    def _store(self) -> None:
+        a, b, (_, _, po), rows = self.a, self.b, self.b.pitches, self.b.groups * ROWS
+        tile = a.operator.tile[a.row]
+        self.frame.line(f"#pragma unroll {b.unroll}")
+        with self.frame.block.nest(f"for (int i = tid; i < {rows * b.chunk}; i += {b.threads})") as scope:
+            scope.line(f"const int local = i / {b.chunk}, row = o{a.row} + local;")
+            scope.line(f"const int column = (c - {b.first}) * {b.chunk} + i % {b.chunk};")
+            tests = [f"local < {tile}"] if tile < rows else []
+            tests += [f"row < {a.rows}"] if a.rows % tile else []
+            tests += [f"column < {a.width}"] if a.width % b.chunk else []
+            if tests:
+                scope.line(f"if (!({' && '.join(tests)})) continue;")
+            scope.line(f"float sum = parts[local * {po} + i % {b.chunk}];")
+            scope.lines += ["#pragma unroll 4", f"for (int w = 1; w < {b.warps}; ++w) "
+                            f"sum += parts[(w * {rows} + local) * {po} + i % {b.chunk}];"]  # fmt: skip
+            self.frame.unit.ranges |= {"row": (0, a.rows - 1), "column": (0, a.width - 1)}
+            point = a.point(Ref("row"), Ref("column"))
+            scope.memo[Load(a.context.name, point)] = Val("sum", a.context.dtype, atom=True)
+            name = a.operator.anchor.name
+            scope.store(self.frame.places[name], point, scope.load(Load(name, point)), ())
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def _element(self, scope: Block) -> tuple[Expr, ...]:
+        """One of this thread's scores, number ``i``: its place, and what is known there."""
+        a, last = self.a, self.a.keys - 1
+        scope.line("const int row = i % 4 / 2 ? row1 : row0, place = key0 + i / 4 * 8 + lt * 2 + i % 2;")
+        scope.line(f"const int key = {f'min(place, {last})' if self._ragged else 'place'};")
+        self.frame.unit.ranges |= {"row": (0, a.rows - 1), "key": (0, last)}
+        point = a.point(Ref("row"), Ref("key"))
+        scope.memo[Load(self.own, point)] = Val("s[i / 4][i % 4]", self.binding.types[self.own].dtype, atom=True)
+        for load, text in self.known.items():
+            scope.memo[load] = Val(text, self.binding.types[load.tensor].dtype, atom=True)
+        return point
+
+    @property
+    def _ragged(self) -> bool:
+        return self.b.keys != self.a.keys
+
+    def _each(self) -> str:
+        self.frame.line("#pragma unroll")
+        return f"for (int i = 0; i < {self.b.fragments * 4}; ++i)"
+
+    def _hold_before(self, end: Compute | None) -> None:
+        """Compute the matrices that are kept, in program order up to ``end``, each in the place of the one before."""
+        for c in self.a.between:
+            if c is end:
+                return
+            if c.name not in self.a.held or c.name not in self.frame.unit.inlined:
+                continue
+            with self.frame.block.nest(self._each()) as scope:
+                point = self._element(scope)
+                value = ops.convert(CUDA, scope.load(Load(c.name, point)), "float32").text
+                # Keys that are none take part in no sum.
+                scope.line(f"s[i / 4][i % 4] = {f'place < {self.a.keys} ? {value} : 0.0f' if self._ragged else value};")
+            self.own = c.name
+            del self.frame.unit.inlined[c.name]
+
+    def _reduce(self, number: int, c: Compute) -> None:
+        """``c`` of the thread's two rows, known to every thread of theirs."""
+        b, block, rows, t = self.b, self.frame.block, self.b.groups * ROWS, f"t{number}"
+        begin = ops.start(CUDA, c)
+        block.line(f"float {t}[2] = {{{begin}, {begin}}};")
+        with block.nest(self._each()) as scope:
+            self._element(scope)
+            values = self.a.along(c, Ref("row"), Ref("key"))
+            statement = scope.combine(c, f"{t}[i % 4 / 2]", scope.value(ex.substitute(c.body, values)))
+            scope.line(f"if (place < {self.a.keys}) {{ {statement} }}" if self._ragged else statement)
+        other = Val("other", c.dtype, atom=True)
+        block.lines += [
+            "#pragma unroll", "for (int i = 0; i < 4; ++i) {",
+            f"  const float other = __shfl_xor_sync(0xffffffffu, {t}[i % 2], 1 + i / 2);",
+            f"  {block.combine(c, f'{t}[i % 2]', other)}", "}",
+        ]  # fmt: skip
+        if b.warps > 1:
+            share, row = f"j{number}", f"group * {ROWS} + lg"
+            block.lines += [
+                f"float *const {share} = joins + {number * b.warps * rows} + {row};",
+                f"if (lt == 0) {{ {share}[own * {rows}] = {t}[0]; {share}[own * {rows} + 8] = {t}[1]; }}", "__syncthreads();",
+                "#pragma unroll", "for (int h = 0; h < 2; ++h) {", f"  {t}[h] = {share}[8 * h];",
+                "#pragma unroll 4", f"  for (int w = 1; w < {b.warps}; ++w) {{",
+                f"    const float other = {share}[w * {rows} + 8 * h];", f"    {block.combine(c, f'{t}[h]', other)}", "  }", "}",
+            ]  # fmt: skip
+        values = self.a.along(c, Ref("row"), Ref("key"))
+        self.known[Load(c.name, tuple(values[x.name] for x in c.axes))] = f"{t}[i % 4 / 2]"

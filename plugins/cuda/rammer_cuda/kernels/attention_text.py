@@ -1,0 +1,100 @@
+"""Device functions of the ``attention`` family: the two products of a warp's 16 rows with its own keys.
+
+A warp's scores ``s`` are its results of the first product in registers; they are at once the first operand of the second,
+once its sum is taken in another order (float32) or they are packed in pairs (float16).
+"""
+
+PRODUCTS3 = """
+#ifndef RM_ATTENTION3
+#define RM_ATTENTION3
+// q: row and column of the thread's own elements in 16 rows; k: likewise in 8 keys, which lie [key][depth].
+template <int FN, int DEPTH, int PQ, int PK>
+__device__ __forceinline__ void rm_scores(const float *q, const float *k, float (&s)[FN][4]) {
+#pragma unroll (FN > 4 ? 1 : DEPTH / 8)
+  for (int d = 0; d < DEPTH; d += 8) {
+    unsigned ab[4], as[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) rm_split(q[e % 2 * 8 * PQ + d + e / 2 * 4], ab[e], as[e]);
+#pragma unroll
+    for (int j = 0; j < FN; ++j) {
+      unsigned bb[2], bs[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) rm_split(k[j * 8 * PK + d + e * 4], bb[e], bs[e]);
+      float part[4] = {};
+      rm_mma(part, as, bb);
+      rm_mma(part, ab, bs);
+      rm_mma(part, ab, bb);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[j][e] += part[e];
+    }
+  }
+}
+// Keys 2 t and 2 t + 1 of every 8 are summed as numbers t and t + 4, which is where mma wants what s holds of them.
+template <int FN, int NF, int PV>
+__device__ __forceinline__ void rm_context(const float (&s)[FN][4], const float *v, float (&o)[NF][4]) {
+#pragma unroll
+  for (int i = 0; i < FN; ++i) {
+    unsigned ab[4], as[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) rm_split(s[i][e / 2 + e % 2 * 2], ab[e], as[e]);
+#pragma unroll
+    for (int j = 0; j < NF; ++j) {
+      unsigned bb[2], bs[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) rm_split(v[(i * 8 + e) * PV + j * 8], bb[e], bs[e]);
+      float part[4] = {};
+      rm_mma(part, as, bb);
+      rm_mma(part, ab, bs);
+      rm_mma(part, ab, bb);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[j][e] += part[e];
+    }
+    if (FN > 4) asm volatile("" ::: "memory");  // loads that move ahead take registers, which many scores leave few of
+  }
+}
+#endif
+"""
+
+PRODUCTS16 = """
+#ifndef RM_PAIR
+#define RM_PAIR
+__device__ __forceinline__ unsigned rm_pair(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+#endif
+#ifndef RM_ATTENTION16
+#define RM_ATTENTION16
+// q, k and v: the row that this lane names to ldmatrix.
+template <int FN, int DEPTH, int PQ, int PK>
+__device__ __forceinline__ void rm_scores(const unsigned short *q, const unsigned short *k, float (&s)[FN][4]) {
+#pragma unroll
+  for (int d = 0; d < DEPTH; d += 16) {
+    unsigned x[4], y[4];
+    rm_blocks4<false>(x, q + d);
+#pragma unroll
+    for (int j = 0; j < FN; j += 2) {
+      rm_blocks4<false>(y, k + j * 8 * PK + d);
+      rm_mma_f16(s[j], x, y[0], y[1]);
+      rm_mma_f16(s[j + 1], x, y[2], y[3]);
+    }
+  }
+}
+template <int FN, int NF, int PV>
+__device__ __forceinline__ void rm_context(const float (&s)[FN][4], const unsigned short *v, float (&o)[NF][4]) {
+#pragma unroll
+  for (int i = 0; i < FN; i += 2) {
+    unsigned y[4];
+    const unsigned x[4] = {rm_pair(s[i][0], s[i][1]), rm_pair(s[i][2], s[i][3]),
+                           rm_pair(s[i + 1][0], s[i + 1][1]), rm_pair(s[i + 1][2], s[i + 1][3])};
+#pragma unroll
+    for (int j = 0; j < NF; j += 2) {
+      rm_blocks4<true>(y, v + i * 8 * PV + j * 8);
+      rm_mma_f16(o[j], x, y[0], y[1]);
+      rm_mma_f16(o[j + 1], x, y[2], y[3]);
+    }
+  }
+}
+#endif
+"""

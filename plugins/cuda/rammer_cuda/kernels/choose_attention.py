@@ -1,0 +1,87 @@
+"""Which block an attention gets: a model of its cycles, and the candidates in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from rammer.codegen.task import Unsuited
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.kernels.attend import Attention, attention_of, tiled
+from rammer_cuda.kernels.attention import CHUNKS, ROWS, Block16, block_of
+from rammer_cuda.kernels.families import F16, TF32X3
+
+#: Rows of warps, and warps that share a row's keys.
+GROUPS, WARPS = (1, 2, 4), (1, 2, 4, 8, 16)
+#: How far behind the best prediction a division into warps may be and still be measured among the first.
+LEADING = 1.7
+#: Cycles: from a launch until the first copies are there, of waiting for all warps, of joining a reduction over them; issues
+#: of an operation of the row-wise Computes (divisions and exponentials count as OPS says), and of a store with its maps. From
+#: the figures of ``families.TensorCost``, which were fitted on an H200; none was fitted to this family's own kernels.
+START, BARRIER, JOIN, OPERATION, STORE = 1900, 60, 160, 2.0, 20.0
+#: Bytes a cycle that an SM gets from L2, registers and bytes of shared memory that its blocks share, registers of a thread.
+L2_BYTES, REGISTERS, SHARED, THREAD_REGISTERS = 48.0, 64 << 10, 227 << 10, 128
+#: The clock is ``flops`` over this many: two for each fp32 lane of the newest architectures.
+LANES = 256.0
+
+
+def attention_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
+    """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the operator is no attention."""
+    try:
+        found = attention_of(operator, binding)
+    except Unsuited:
+        return []
+    ranked = sorted(_choices(found, device), key=lambda f: (f[0], f[1].tile, f[1].config))
+    leaders = {o.config[:2]: o for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0]}
+    # One of every promising division into warps before the second of any: what is measured first should differ.
+    return sorted(ranked, key=lambda f: leaders.get(f[1].config[:2]) is not f[1])[:count]
+
+
+def _choices(found: Attention, device: VDevice) -> Iterator[tuple[float, ROperator]]:
+    for groups, warps, chunk, stages in product(GROUPS, WARPS, CHUNKS, (2, 3)):
+        option = tiled(found, groups * ROWS, {"groups": groups, "warps": warps, "chunk": chunk, "stages": stages})
+        try:
+            block = block_of(found, dict(option.config))
+        except Unsuited:
+            continue
+        wasteful = (groups > 1 and (groups - 1) * ROWS >= found.rows) or chunk >= 2 * max(found.depth.extent, found.width, 16)
+        fits = block.shared(len(found.reductions)) <= device.layer("veu").capacity
+        if fits and not wasteful and block.stages == stages:
+            yield _seconds(found, block, option, device) + device.launch, option
+
+
+def attention_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled attention, without its launch."""
+    found = attention_of(operator, binding)
+    return _seconds(found, block_of(found, dict(operator.config)), operator, device)
+
+
+def _seconds(found: Attention, block: Block16, operator: ROperator, device: VDevice) -> float:
+    share = -(-operator.task_count // device.veus)
+    resident = max(1, min(SHARED // (block.shared(len(found.reductions)) + 1024),
+                          REGISTERS // (block.threads * THREAD_REGISTERS), share))  # fmt: skip
+    rounds = -(-share // resident)
+    warps = -(-resident * block.groups * block.warps // 4)
+    size = 2 if block.half else 4
+    moved = size * block.chunk * (block.first * (block.keys + block.groups * ROWS) + block.second * block.keys)
+    waits = (block.first + block.second) * 2 * BARRIER + len(found.reductions) * (JOIN if block.warps > 1 else 40)
+    cycles = resident * moved / L2_BYTES + warps * _warp(found, block) + waits
+    return (START + rounds * cycles) / (device.flops / LANES)
+
+
+def _warp(found: Attention, block: Block16) -> float:
+    """Cycles of a scheduler for everything that one warp computes."""
+    cost, wide = (F16 if block.half else TF32X3), block.chunk // 8
+    depth, keys = block.first * block.chunk, block.fragments * 8
+    assert cost.cost is not None, "tensor cores have a cost"
+    first = cost.cost.matrix * cost.cost.instructions(depth, 1, block.fragments)
+    first += cost.cost.read * cost.cost.reads(depth, 1, block.fragments)
+    second = cost.cost.matrix * cost.cost.instructions(keys, 1, wide) + cost.cost.read * cost.cost.reads(keys, 1, wide)
+    work = sum(ex.flops(c.body) + bool(c.reduce) for c in found.between if c.shape == found.scores.shape or c.reduce)
+    rows = OPERATION * work * block.fragments * 4
+    stores = STORE * block.second * block.chunk * ROWS / (32 * block.warps)
+    return float(first + block.second * second + rows + stores)

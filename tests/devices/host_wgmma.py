@@ -1,0 +1,200 @@
+"""Kernels with warpgroup products on host threads: each PTX instruction they use, written out from the PTX ISA.
+
+Descriptors, their steps and the bits of the order of operands are taken from the kernel's text.
+
+Copies and products happen at one of the two ends of the time in which the hardware may do them: as soon as they are asked
+for, or when they are waited for. What a kernel reads too early or overwrites too soon comes out wrong in one of them.
+Clusters are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rammer.device.manifest import Array, Binding
+from rammer.ir.operator import ROperator
+from rammer.testing.host_cuda import HostArgument, run_on_host
+
+from rammer_cuda.kernels.task import TaskKernel
+
+#: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are 0 or 1. Shared addresses are offsets into ``rm_arena``.
+_HOST = """
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <vector>
+#define RM_GEMM
+#define RM_WGMMA
+#define RM_HALF
+#define __forceinline__ inline
+static char rm_arena[232448] __attribute__((aligned(1024)));
+static std::mutex rm_lock;
+static std::condition_variable rm_change;
+static bool rm_stuck;
+template <class F> static void rm_until(F ready) {
+  std::unique_lock<std::mutex> held(rm_lock);
+  if (!rm_stuck && !rm_change.wait_for(held, std::chrono::seconds(30), ready)) rm_stuck = true;
+}
+static unsigned __cvta_generic_to_shared(const void *at) { return (unsigned)((const char *)at - rm_arena); }
+
+// cp.async: groups of copies.
+static thread_local std::vector<std::vector<std::function<void()>>> rm_copies(1);
+static void rm_copy(void *to, const void *from, bool valid, int bytes) {
+  if ((size_t)__cvta_generic_to_shared(to) % bytes || (size_t)from % bytes && valid) rm_stuck = true;
+  auto copy = [=] { if (valid) memcpy(to, from, bytes); else memset(to, 0, bytes); };
+  if (LATE_COPIES) rm_copies.back().push_back(copy); else copy();
+}
+template <class T> static void rm_copy4(T *to, const T *from, bool valid) { rm_copy(to, from, valid, 4); }
+template <class T> static void rm_copy16(T *to, const T *from, bool valid) { rm_copy(to, from, valid, 16); }
+static void rm_commit() { rm_copies.emplace_back(); }
+template <int N> static void rm_arrived() {
+  while ((int)rm_copies.size() - 1 > N) {
+    for (auto &copy : rm_copies.front()) copy();
+    rm_copies.erase(rm_copies.begin());
+  }
+}
+
+// mbarrier: a wait for a parity passes once the phase of that parity is complete. Named barriers count threads.
+struct Phases { int expected, missing, done; };
+static std::map<unsigned, Phases> rm_phases;
+static int rm_turns[16];
+static void rm_barrier_init(unsigned at, int count) { rm_phases[at] = {count, count, 0}; }
+static void rm_barriers_made() {}
+static void rm_copies_to_async() {}
+static void rm_barrier_arrive(unsigned at) {
+  std::lock_guard<std::mutex> held(rm_lock);
+  Phases &p = rm_phases.at(at);
+  if (--p.missing == 0) { p.missing = p.expected; ++p.done; rm_change.notify_all(); }
+}
+static void rm_barrier_wait(unsigned at, int parity) { rm_until([=] { return (rm_phases.at(at).done & 1) != parity; }); }
+static int rm_pass(int which, int threads) {
+  std::lock_guard<std::mutex> held(rm_lock);
+  const int turn = rm_turns[which]++ / threads;
+  if (rm_turns[which] % threads == 0) rm_change.notify_all();
+  return turn;
+}
+static void rm_meet(int which, int threads) {
+  const int turn = rm_pass(which, threads);
+  rm_until([=] { return rm_turns[which] / threads > turn; });
+}
+static void rm_turn_pass(int which) { rm_pass(which, 256); }
+static void rm_turn_wait(int which) { rm_meet(which, 256); }
+template <int N> static void rm_copiers_meet() { rm_meet(15, N); }
+
+// wgmma: a thread's products, in the order of their groups.
+static pthread_barrier_t rm_groups[4];
+static unsigned rm_registers[4][128][4];
+static thread_local std::vector<std::function<void()>> rm_pending;
+static void rm_together() { pthread_barrier_wait(&rm_groups[threadIdx.x / 128]); }
+static void rm_multiply_later(std::function<void()> products) {
+  if (LATE_PRODUCTS) rm_pending.push_back(products); else products();
+}
+template <int N> static void rm_warpgroup_wait() {
+  while ((int)rm_pending.size() > N) { rm_pending.front()(); rm_pending.erase(rm_pending.begin()); }
+  pthread_barrier_wait(&rm_warps[threadIdx.x / 32]);  // ".sync.aligned": kernels rely on all lanes being here
+}
+template <class T> static void rm_pin(T &) {}
+static float rm_as_float(unsigned x) { float v; memcpy(&v, &x, 4); return v; }
+static unsigned rm_as_bits(float x) { unsigned v; memcpy(&v, &x, 4); return v; }
+static float rm_tf32(unsigned x) { return rm_as_float(x & 0xffffe000u); }
+static unsigned rm_rounded(float x) { return x == x ? (rm_as_bits(x) + 0x1000u) & 0xffffe000u : rm_as_bits(x); }
+static void rm_halves(float x, unsigned &big, unsigned &small) {
+  big = rm_rounded(x); small = rm_as_bits(x - rm_as_float(big));
+}
+static void rm_halve(float *at, float *rest) {
+  for (int e = 0; e < 4; ++e) {
+    unsigned big, small;
+    rm_halves(at[e], big, small);
+    at[e] = rm_as_float(big); rest[e] = rm_as_float(small);
+  }
+}
+// "Canonical Layouts" without swizzle, lengths in elements of which T make 16 bytes. Products contiguous:
+// ((8, m), (T, 2 k)) : ((T, SBO), (1, LBO)). Rows contiguous: ((T, 1, m), (8, k)) : ((1, T, SBO), (T, LBO)).
+static const char *rm_element(unsigned long long matrix, int row, int k, int bytes, bool turned) {
+  const int start = (matrix & 0x3fff) << 4, leading = (matrix >> 16 & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4;
+  const int T = 16 / bytes;
+  const int inside = turned ? row % T * bytes + k % 8 * 16 : row % 8 * 16 + k % T * bytes;
+  return rm_arena + start + inside + (turned ? row / T : row / 8) * stride + (turned ? k / 8 : k / T) * leading;
+}
+// "Register Fragments": a thread has rows 16 warp + lane / 4 (+ 8) and columns 8 j + 2 (lane % 4) (+ 1) of the result; of
+// operand A of 8 products the same rows and products lane % 4 (+ 4).
+template <int N, class A, class B> static void rm_accumulate(float (&d)[N], int deep, A a, B b) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  for (int i = 0; i < N; ++i) {
+    const int row = warp * 16 + lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    double sum = d[i];
+    for (int k = 0; k < deep; ++k) sum += (double)a(row, k) * b(column, k);
+    d[i] = (float)sum;
+  }
+}
+template <int N> static void rm_one_tf32(float (&d)[N], unsigned (&a)[4], unsigned long long b) {
+  const int group = threadIdx.x / 128;
+  rm_together();
+  memcpy(rm_registers[group][threadIdx.x % 128], a, sizeof a);
+  rm_together();
+  rm_accumulate(d, 8, [=](int row, int k) {
+    return rm_tf32(rm_registers[group][row / 16 * 32 + row % 8 * 4 + k % 4][k / 4 * 2 + row / 8 % 2]);
+  }, [=](int column, int k) { float v; memcpy(&v, rm_element(b, column, k, 4, false), 4); return rm_tf32(rm_as_bits(v)); });
+}
+"""
+_TF32 = """
+#define RM_WGMMA_{n}
+template <int S> static void rm_products{n}(float (&d)[{count}], unsigned (&a)[S][4], unsigned long long b) {{
+  rm_multiply_later([&d, &a, b] {{ for (int s = 0; s < S; ++s) rm_one_tf32(d, a[s], b + s * {step}); }});
+}}
+template <int S> static void rm_products{n}(float (&d)[{count}], unsigned (&big)[S][4], unsigned (&small)[S][4],
+                                            unsigned long long bulk, unsigned long long rest) {{
+  rm_multiply_later([&d, &big, &small, bulk, rest] {{
+    for (float &v : d) v = 0.0f;
+    for (int s = 0; s < S; ++s) rm_one_tf32(d, small[s], bulk + s * {step});
+    for (int s = 0; s < S; ++s) rm_one_tf32(d, big[s], rest + s * {step});
+    for (int s = 0; s < S; ++s) rm_one_tf32(d, big[s], bulk + s * {step});
+  }});
+}}
+"""
+_HALF = """
+#define RM_WGMMA_{name}
+template <int S, int ASTEP, int BSTEP> static void rm_products_{name}(float (&d)[{count}], unsigned long long a,
+                                                                      unsigned long long b) {{
+  rm_multiply_later([&d, a, b] {{
+    auto read = [](unsigned long long matrix, int row, int k, bool turned) {{
+      return rm_load_f16((const unsigned short *)rm_element(matrix, row, k, 2, turned));
+    }};
+    for (int s = 0; s < S; ++s)
+      rm_accumulate(d, 16, [=](int row, int k) {{ return read(a + s * ASTEP, row, k, {ta}); }},
+                    [=](int column, int k) {{ return read(b + s * BSTEP, column, k, {tb}); }});
+  }});
+}}
+"""
+
+
+def run_warpgroups(kernel: TaskKernel, operator: ROperator, binding: Binding, values: Mapping[str, Array],
+                   late_copies: bool, late_products: bool) -> dict[str, Array]:  # fmt: skip
+    """All tasks of ``kernel``, whose sums are not split; its outputs by name. AssertionError where threads wait for ever."""
+    assert kernel.blocks == 1 and kernel.dynamic <= 232448
+    descriptor = re.search(r"__device__ __forceinline__ unsigned long long rm_matrix.*?\n}\n", kernel.text, re.DOTALL)
+    assert descriptor
+    head = f"#define LATE_COPIES {int(late_copies)}\n#define LATE_PRODUCTS {int(late_products)}\n" + _HOST + descriptor[0]
+    for n in {int(n) for n in re.findall(r"#define RM_WGMMA_(\d+)\n", kernel.text)}:
+        (step,) = set(re.findall(rf"rm_wgmma{n}\(d, \w+\[s\], \w+ \+ s \* (\d+),", kernel.text))
+        head += _TF32.format(n=n, count=n // 2, step=step)
+    for name in set(re.findall(r"#define RM_WGMMA_(f16_\d+_[nt]{2})\n", kernel.text)):
+        n = int(name.split("_")[1])
+        ((ta, tb),) = re.findall(rf"m64n{n}k16\.f32\.f16\.f16 .*, p, 1, 1, ([01]), ([01]);", kernel.text)
+        head += _HALF.format(name=name, count=n // 2, ta=ta, tb=tb)
+    text = kernel.text.replace("extern __shared__ __align__(16) float shared[];", "float *const shared = (float *)rm_arena;")
+    assert "extern __shared__" not in text
+    start = text.index("{", text.index('extern "C" __global__')) + 1
+    set_up = """
+    if (threadIdx.x == 0) {
+      memset(rm_arena, 255, sizeof rm_arena); memset(rm_turns, 0, sizeof rm_turns); rm_phases.clear();
+      for (auto &g : rm_groups) pthread_barrier_init(&g, nullptr, 128);
+    }
+    __syncthreads();"""
+    text = text[:start] + set_up + text[start:]
+    arguments = [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor]))
+                 for a in kernel.arguments]  # fmt: skip
+    return run_on_host(head + text, kernel.entry, arguments, operator.task_count, kernel.threads, binding, values)

@@ -1,0 +1,108 @@
+"""Warp-wide matrix instructions and asynchronous copies for ``rammer.testing.host_cuda``: kernels of tensor cores on the host.
+
+Fragments are placed as the PTX ISA says ("Matrix Fragments for mma.m16n8k8", "... m16n8k16", "ldmatrix"); a copy that would be
+misaligned on a GPU aborts. Products are exact in float, so what differs from float64 is rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from rammer.device.manifest import Binding
+from rammer.testing.host_c import Array
+from rammer.testing.host_cuda import HostArgument, run_on_host
+
+from rammer_cuda.kernels.task import TaskKernel
+
+WARPS = """
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#define __forceinline__ inline
+#define RM_GEMM
+#define RM_HALF
+#define RM_PAIR
+struct float2 { float x, y; };
+static float2 make_float2(float x, float y) { return {x, y}; }
+alignas(128) static char memory[@BYTES@];
+static struct Poison { Poison() { memset(memory, 0xff, sizeof memory); } } poison;
+static unsigned rm_sent[1024][8];
+static const void *rm_named[1024];
+static void rm_meet() { pthread_barrier_wait(&rm_warps[threadIdx.x / 32]); }
+template <class T> static void rm_move(T *to, const T *from, bool valid, int bytes) {
+  if ((uintptr_t)to % bytes || (valid && (uintptr_t)from % bytes)) { fprintf(stderr, "misaligned copy\\n"); abort(); }
+  if (valid) memcpy(to, from, bytes); else memset(to, 0, bytes);
+}
+static void rm_copy2(unsigned short *to, const unsigned short *from, bool valid) { rm_move(to, from, valid, 2); }
+static void rm_copy4(float *to, const float *from, bool valid) { rm_move(to, from, valid, 4); }
+template <class T> static void rm_copy16(T *to, const T *from, bool valid) { rm_move(to, from, valid, 16); }
+static void rm_commit() {}
+template <int N> static void rm_arrived() {}
+static float rm_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
+static void rm_split(float x, unsigned &big, unsigned &small) { memcpy(&big, &x, 4); small = 0; }
+static void rm_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  const int me = threadIdx.x, warp = me / 32 * 32, g = me % 32 / 4, t = me % 4;
+  memcpy(rm_sent[me], a, 16); memcpy(rm_sent[me] + 4, b, 8);
+  rm_meet();
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < 8; ++k) {
+      const int row = g + e / 2 * 8, column = t * 2 + e % 2;
+      const float x = rm_float(rm_sent[warp + row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]);
+      c[e] += x * rm_float(rm_sent[warp + column * 4 + k % 4][4 + k / 4]);
+    }
+  rm_meet();
+}
+static float rm_part(unsigned word, int high) { const unsigned short h = word >> 16 * high; return rm_load_f16(&h); }
+static void rm_mma_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const int me = threadIdx.x, warp = me / 32 * 32, g = me % 32 / 4, t = me % 4;
+  memcpy(rm_sent[me], a, 16); rm_sent[me][4] = b0; rm_sent[me][5] = b1;
+  rm_meet();
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < 16; ++k) {
+      const int row = g + e / 2 * 8, column = t * 2 + e % 2;
+      const float x = rm_part(rm_sent[warp + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
+      c[e] += x * rm_part(rm_sent[warp + column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+  rm_meet();
+}
+static unsigned rm_pair(float low, float high) {
+  unsigned short h[2]; unsigned r;
+  rm_store_f16(h, low); rm_store_f16(h + 1, high); memcpy(&r, h, 4);
+  return r;
+}
+template <bool TURN> static void rm_blocks4(unsigned (&r)[4], const unsigned short *at) {
+  const int me = threadIdx.x, warp = me / 32 * 32, l = me % 32;
+  if ((uintptr_t)at % 16) { fprintf(stderr, "misaligned row\\n"); abort(); }
+  rm_named[me] = at;
+  rm_meet();
+  for (int b = 0; b < 4; ++b) {
+    unsigned short h[2];
+    for (int e = 0; e < 2; ++e) {
+      const int row = TURN ? l % 4 * 2 + e : l / 4, column = TURN ? l / 4 : l % 4 * 2 + e;
+      h[e] = ((const unsigned short *)rm_named[warp + b * 8 + row])[column];
+    }
+    memcpy(&r[b], h, 4);
+  }
+  rm_meet();
+}
+"""
+
+
+def run_warps(kernel: TaskKernel, tasks: int, binding: Binding, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
+    """As ``run_on_host``, for kernels of ``mma.sync`` without packed operands; shared memory is full of NaN at first."""
+    arguments = [HostArgument(a.tensor, a.written) for a in kernel.arguments]
+    text = WARPS.replace("@BYTES@", str(kernel.dynamic)) + kernel.text
+    text = text.replace("extern __shared__ __align__(16) char memory[];", "")
+    kernel = replace(kernel, text=text)
+    return run_on_host(kernel.text, kernel.entry, arguments, tasks, kernel.threads, binding, values, first)
+
+
+def random_values(binding: Binding, names: tuple[str, ...]) -> dict[str, Array]:
+    """Standard normal values of every tensor, of its own type."""
+    rng = np.random.default_rng()
+    return {n: rng.standard_normal(binding.types[n].shape).astype(binding.types[n].dtype) for n in names}

@@ -40,13 +40,16 @@ def mlp(layers: int, rows: int = ROWS, width: int = WIDTH) -> SmallModel:
     return SmallModel("mlp", text)
 
 
-def attention(rows: int = 24, keys: int = 20, softmax: str = "Softmax<axis=-1>(a)", kept: bool = False) -> SmallModel:
-    """Scaled and masked scores of two heads, row-wise work, context; ``kept`` makes the probabilities a result, too."""
+def attention(rows: int = 24, keys: int = 20, softmax: str = "Softmax<axis=-1>(a)", kept: bool = False,
+              before: str = "") -> SmallModel:  # fmt: skip
+    """Scaled and masked scores of two heads, row-wise work, context; ``kept`` makes the probabilities a result, too,
+    ``before`` is a map on the queries."""
     return SmallModel("attention", f"""(float[1,2,{rows},8] q, float[1,2,8,{keys}] k, float[1,2,{keys},6] v,
         float[1,1,1,{keys}] mask)
         => (float[1,2,{rows},6] c{f', float[1,2,{rows},{keys}] p' if kept else ''}) {{
         scale = Constant<value_float=0.25>()
-        s = MatMul(q, k)
+        {f'qb = {before}(q)' if before else ''}
+        s = MatMul({'qb' if before else 'q'}, k)
         m = Mul(s, scale)
         a = Add(m, mask)
         p = {softmax}
@@ -108,6 +111,20 @@ def test_softmax_joins_its_products() -> None:
     assert [c.kind for c in operator.computes if c.reduce] == ["contraction", "reduction", "reduction", "contraction"]
     assert operator.holds_operand
     assert operator.tile == ()
+
+
+def test_layers_that_stay_on_chip_leave_maps_before_them_apart() -> None:
+    """A product that takes the maps in could not begin the layers; where they do not pay, it does."""
+    maps, layers = groups(graph_of(attention(before="Relu")), device())
+    assert [c.kind for c in maps.computes] == ["map"]
+    assert layers.holds_operand
+    found = groups(graph_of(attention(rows=256, keys=256, before="Relu")), device(), 0.02)
+    assert [len(o.prologue) for o in found] == [1, 0, 0]
+
+
+def test_decisions_are_logged_once() -> None:
+    tiles = connect(graph_of(attention(before="Relu")), device())
+    assert len({d.subject for d in tiles.decisions}) == len(tiles.decisions)
 
 
 def test_row_wise_work_counts_only_between_products() -> None:

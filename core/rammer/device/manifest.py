@@ -244,7 +244,7 @@ class Backend(Protocol):
 @runtime_checkable
 class Rated(Protocol):
     """A Backend may also say how good its kernels are at operators that keep a contraction's operand on chip
-    (``ROperator.holds_operand``), and at the parts that such a one is compared with."""
+    (``ROperator.holds_operand``), at the parts that such a one is compared with, and at maps before a contraction."""
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """Predicted FLOP/s of a vEU on an untiled ``operator`` over ``vdevice.flops``; above 1 where other units than

@@ -6,8 +6,9 @@ grow forwards from a seed. A contraction or window takes element-wise consumers 
 softmax and layer normalisation one operator (FusionStitching's block composition). A contraction takes
 another one that reads its tile at vEU level: layers in a row whose interior stays on chip. Reductions along its rows
 may come between, as attention's softmax does: they count only together with the contraction that reads them. A
-contraction also takes element-wise maps on one of its operands at thread level, where nothing else reads them: every task
-computes anew what it reads of them. A group is kept where the predicted time of its best tile beats the parts' on their own.
+contraction also takes element-wise maps on one of its operands at thread level, where nothing else reads them and it does
+not begin layers that stay on chip: every task computes anew what it reads of them. A group is kept where the predicted
+time of its best tile beats the parts' on their own.
 
 Products of a few rows with weights (a recurrent cell's) are bound by the weights' bytes, whatever else a task does.
 Such a group also takes a second product that the next map adds, meets maps that read several of
@@ -95,7 +96,14 @@ class _Connector:
         return result
 
     def grow(self, seed: Compute) -> ROperator:
-        """The operator that starts at ``seed``: the longest legal group that pays."""
+        """Place the operator that starts at ``seed``."""
+        best = self._grown(seed)
+        for c in best.computes:
+            self.owner[c.name] = best.name
+        return best
+
+    def _grown(self, seed: Compute) -> ROperator:
+        """The longest legal group from ``seed`` that pays."""
         best = _operator((seed,), ())
         group, connections = [seed], list[Connection]()
         while _run(group) < LONGEST_CHAIN:
@@ -116,8 +124,6 @@ class _Connector:
                 if not self._pays(best, wider, layer):
                     break
                 best = wider
-        for c in best.computes:
-            self.owner[c.name] = best.name
         return best
 
     def _open(self, group: list[Compute]) -> set[str]:
@@ -177,7 +183,7 @@ class _Connector:
         if _elementwise(c, group):
             return "thread"
         if _prologue(group, c) and not _weight_bound(c, self.graph):
-            return "thread"
+            return None if self._holds(c) else "thread"
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
             return None
@@ -190,6 +196,13 @@ class _Connector:
         if c.kind in ("contraction", "window") or any(g.kind == "window" or _many_rows(g, self.graph) for g in group):
             return None
         return "veu"
+
+    def _holds(self, c: Compute) -> bool:
+        """Whether ``c`` would begin layers that stay on chip, which no maps before it are worth."""
+        logged = len(self.decisions)
+        found = self._grown(c).holds_operand
+        del self.decisions[logged:]
+        return found
 
     def _pays(self, narrow: ROperator, wide: ROperator, layer: Scope) -> bool:
         """Predict both sides with their best tiles and log the decision."""

@@ -73,7 +73,7 @@ class WideFamily:
     add: float
     ready: float
     l2: float
-    held: int
+    held: float
     ahead: bool
     packed: bool
 
@@ -92,18 +92,18 @@ class WideFamily:
         return elements / THREADS / (8 if self.item == 2 else 1)
 
     def registers(self, fixed: int, bk: int) -> int:
-        """Registers of a thread: sums (on the tensor cores and, unless ``ahead``, outside), operands, addresses."""
-        return (fixed // 2 + 10 if self.ahead else fixed) + self.held * bk + 30
+        """Registers of a thread: sums (on the tensor cores and, of products in parts, outside), operands, addresses."""
+        return (fixed if self.parts > 1 else fixed // 2 + 10) + int(self.held * bk) + 30
 
 
 #: Fitted (see ``START``).
 WGMMA3 = WideFamily("gemm_wgmma3", gemm_wgmma3, "float32", (32, 64), 8, 3, 2, 460, 85, 0.5, 100, 17.0, 1, False, True)
-#: Not measured yet: derived from the fitted figures. A step without the wait for its own products and the warpgroups' turn is
-#: taken as 300; a conversion as half, 4 instructions for the 12 of halving beside the same 4 reads; nothing is added
-#: outside; what was 100 for a copy of the constant and its halving is the copy alone. Bytes bound few of the kernels of the
-#: fit but most of these: the rate of L2 is the measured one.
-WGMMA1 = WideFamily("gemm_wgmma1", gemm_wgmma1, "float32", (32, 64), 8, 1, 1, 300, 42, 0.0, COPY, L2_BYTES, 1, True, True)
-#: The same without anything to convert; an instruction has 16 products in the same time.
+#: Not fitted: derived from the fitted figures. A conversion is taken as half, 4 instructions for the 12 of halving beside the
+#: same 4 reads; nothing is added outside; what was 100 for a copy of the constant and its halving is the copy alone. Bytes
+#: bound few of the kernels of the fit but most of these: the rate of L2 is the measured one.
+WGMMA1 = WideFamily("gemm_wgmma1", gemm_wgmma1, "float32", (32, 64), 8, 1, 1, 460, 42, 0.0, COPY, L2_BYTES, 0.5, False, True)
+#: The same without anything to convert, and without a wait for its own products, which is taken as 160 of a step; an
+#: instruction has 16 products in the same time.
 WGMMA_F16 = WideFamily("gemm_wgmma_f16", gemm_wgmma_f16, "float16", (64, 128), 16, 1, 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0,
                        True, False)  # fmt: skip
 
@@ -213,7 +213,9 @@ def _tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
 
 def _configs(family: WideFamily, rows: int, width: int, down: bool, patch: int, depths: dict[int, Depth],
              device: VDevice) -> Iterator[tuple[tuple[str, int], ...]]:  # fmt: skip
-    kinds = ((bk, patched, copiers) for bk in family.blocks for patched in ((0, 1) if patch else (0,)) for copiers in COPIERS)
+    kinds = ((bk, patched, copiers) for bk in family.blocks
+             for patched in ((0, 1) if patch and depths[bk].outer and not depths[bk].flat else (0,))
+             for copiers in COPIERS)  # fmt: skip
     way = () if family.packed else (("down", int(down)),)
     for bk, patched, copiers in kinds:
         for stages in STAGES:

@@ -45,7 +45,7 @@ def half(texts: list[str], shapes: dict[str, tuple[int, ...]], constants: str = 
 TF32 = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
     "padded": conv(32, 64, 16, 3), "patches": conv(24, 64, 7, 3), "groups": conv(64, 96, 12, 3, groups=2),
-    "tokens": matmul(128, 256, 96, True),
+    "tokens": matmul(128, 256, 96, True), "crowded": conv(128, 128, 28, 3),
 }  # fmt: skip
 #: Both operands in both orders, constants on either side, ragged tiles and depths, a residual and an activation.
 HALVES = {
@@ -226,6 +226,10 @@ def test_operands_without_16_bytes_together_are_refused() -> None:
         gemm_wgmma_f16(replace(even, tile=(1, 64, 40), config=(("bk", 64), ("patch", 1))), bound)
 
 
+#: A register overwritten while products read it showed in "crowded" alone, and not in every run.
+RUNS = 20
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision, case", sorted(ALL))
 def test_single_products_agree_with_float64(precision: str, case: str) -> None:
@@ -245,8 +249,8 @@ def test_single_products_agree_with_float64(precision: str, case: str) -> None:
         inputs = {p.external: given_[p.tensor] for p in program.inputs}
         want = reference(tiled, constants | {p.tensor: inputs[p.external] for p in program.inputs}, precision)
         loaded = device.load(program, constants)
-        have, again = (loaded.run(inputs).outputs["y"] for _ in range(2))
+        have, *again = (loaded.run(inputs).outputs["y"] for _ in range(RUNS))
         loaded.close()
         error = np.linalg.norm(have.astype(np.float64) - want) / np.linalg.norm(want)
         assert error <= tolerance, (error, tiled.head())
-        assert have.tobytes() == again.tobytes()
+        assert {have.tobytes()} == {a.tobytes() for a in again}, tiled.head()

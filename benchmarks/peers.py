@@ -85,7 +85,7 @@ def open_rammer(path: Path, inputs: Mapping[str, Array], device: str, precision:
 def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort) -> dict[str, Any]:
     """The numbers of a row: times, and the worst error of the outputs of ``CHECKED`` runs after them."""
     _, seconds = sample(prepared.seconds, effort)
-    error = max((relative_error(prepared.outputs(), reference) for _ in range(CHECKED))
+    error = max(relative_error(prepared.outputs(), reference) for _ in range(CHECKED))
     return {**summary(seconds), "iterations": len(seconds), "prepare": prepared.prepare_seconds,
             "timed": prepared.timed, "error": error}  # fmt: skip
 

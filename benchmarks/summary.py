@@ -52,7 +52,7 @@ def main(files: tuple[Path, ...], out: Path) -> None:
     table = [line(rows, r) for r in sorted(ours, key=lambda r: ("float32", "tf32", "float16").index(r.precision))]
     names = ", ".join(f.with_suffix(".md").name for f in files)
     notes = ("Batch 1 unless the name says otherwise, medians, inputs resident on the device; each model was measured with its\n"
-             f"peers in one run, with the kernels of that time. All rows, errors and the environment: {names}.")  # fmt: skip
+             f"peers in one run. All rows, errors and the environment: {names}.")  # fmt: skip
     out.write_text(f"{markdown(table, HEADERS)}\n\n{notes}\n")
 
 

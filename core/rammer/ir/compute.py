@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import InitVar, dataclass, field
+from functools import cached_property, lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load, Op
-from rammer.ir.parse import parse
+from rammer.ir.parse import TENSOR, parse
 from rammer.ir.types import LONG, SHORT, TensorType
 
 Combiner: TypeAlias = Literal["sum", "max", "min", "prod"]
@@ -51,19 +51,20 @@ class Compute:
     reduce: tuple[Axis, ...] = ()
     combiner: Combiner | None = None
     origin: str = ""
+    used: InitVar[frozenset[str] | None] = None  #: Axes of the body, where they are known already.
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, used: frozenset[str] | None) -> None:
         names = [a.name for a in (*self.axes, *self.reduce)]
         if len(set(names)) != len(names):
             raise ValueError(f"compute {self.name}: an axis name occurs twice in {names}")
         if bool(self.reduce) and self.combiner is None:
             raise ValueError(f"compute {self.name}: reduction axes need a combiner")
-        unknown = ex.axes_of(self.body) - set(names)
+        unknown = (ex.axes_of(self.body) if used is None else used) - set(names)
         if unknown:
             raise ValueError(f"compute {self.name}: the body uses undeclared axes {sorted(unknown)}")
 
     def __str__(self) -> str:
-        return self._line(self.name, str(self.body)) + (f"  # {self.origin}" if self.origin else "")
+        return self._line(self.name, self.body_text) + (f"  # {self.origin}" if self.origin else "")
 
     def _line(self, name: str, body: str) -> str:
         head = f"{name}: {SHORT[self.dtype]}[{', '.join(map(str, self.axes))}]"
@@ -75,8 +76,13 @@ class Compute:
 
         Much faster than printing a renamed Compute: in a body's text the names of what loads read stand before a bracket.
         """
-        body = _READ.sub(lambda m: names.get(m[0], m[0]), str(self.body))
+        body = TENSOR.sub(lambda m: names.get(m[0], m[0]), self.body_text)
         return self._line(names.get(self.name, self.name), body)
+
+    @cached_property
+    def body_text(self) -> str:
+        """``str`` of the body."""
+        return str(self.body)
 
     @property
     def type(self) -> TensorType:
@@ -126,13 +132,18 @@ class Compute:
             raise ValueError(f"not a compute: {text!r}")
         name, short, axes, over, reduce, body = match.groups()
         combiner: Combiner | None = over  # type: ignore[assignment]
-        return Compute(name, LONG[short], _axes(axes), parse(body), _axes(reduce or ""), combiner, origin)
+        parsed = parse(body)
+        made = Compute(name, LONG[short], _axes(axes), parsed.expr, _axes(reduce or ""), combiner, origin, parsed.axes)
+        made.__dict__["reads"] = parsed.tensors  # known from the text; looking for them takes as long as reading it did
+        if parsed.canonical:
+            made.__dict__["body_text"] = body
+        return made
 
 
-_READ = re.compile(r"\w+(?=\[)")
 _LINE = re.compile(r"(\w+): (\w+)\[([^\]]*)\] = (?:(sum|max|min|prod)\[([^\]]*)\] )?(.*)")
 
 
+@lru_cache(4096)
 def _axes(text: str) -> tuple[Axis, ...]:
     pairs = (item.split(":") for item in text.split(", ") if item)
     return tuple(Axis(name, int(extent)) for name, extent in pairs)

@@ -7,7 +7,7 @@ Python expression and ``parse`` reads it back, so programs reload without a gram
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -220,11 +220,15 @@ def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
     return rebuild(e, tuple(transform(k, fn) for k in kids)) if kids else e
 
 
-def walk(e: Expr) -> Iterator[Expr]:
-    """All nodes, parents first."""
-    yield e
-    for kid in children(e):
-        yield from walk(kid)
+def walk(e: Expr) -> list[Expr]:
+    """All nodes, parents first, and the children of one from left to right."""
+    found, rest = list[Expr](), [e]
+    while rest:
+        node = rest.pop()
+        found.append(node)
+        kids = children(node)
+        rest += kids[::-1]
+    return found
 
 
 def loads(e: Expr) -> list[Load]:

@@ -1,11 +1,20 @@
-"""Reading scalar expressions: the inverse of ``str``, through Python's own parser."""
+"""Reading scalar expressions: the inverse of ``str``, through Python's own parser.
+
+A program holds few expressions that differ in more than the tensors they load (an unrolled LSTM thousands of times the
+same ones), so a text is parsed once with numbers for the tensors and copied for each set of names.
+"""
 
 from __future__ import annotations
 
 import ast
 import math
-from dataclasses import replace
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeAlias
 
+from rammer.ir import expr as ex
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
 
 _BINARY: dict[type[ast.operator], str] = {
@@ -13,9 +22,56 @@ _BINARY: dict[type[ast.operator], str] = {
 }  # fmt: skip
 
 
-def parse(text: str) -> Expr:
+#: What a load reads: in the text of an expression it stands before a bracket.
+TENSOR = re.compile(r"[^\W\d]\w*(?=\[)")
+#: Expressions that are remembered.
+REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """An expression with what else is known of its text: distinct tensors in order of first use, axes, and whether ``str``
+    prints just that text."""
+
+    expr: Expr
+    tensors: tuple[str, ...]
+    axes: frozenset[str]
+    canonical: bool
+
+
+def parse(text: str) -> Parsed:
     """Inverse of ``str``. Raises ValueError on anything that ``str`` does not print."""
-    return _read(ast.parse(text.strip(), mode="eval").body)
+    tensors = tuple(dict.fromkeys(TENSOR.findall(text)))
+    number = {t: f"t{i}" for i, t in enumerate(tensors)}
+    copy, axes, canonical = _pattern(TENSOR.sub(lambda m: number[m[0]], text))
+    return Parsed(copy(tensors), tensors, axes, canonical)
+
+
+_Copy: TypeAlias = "Callable[[Sequence[str]], Expr]"
+
+
+@lru_cache(REMEMBERED)
+def _pattern(text: str) -> tuple[_Copy, frozenset[str], bool]:
+    """Of an expression over ``t0``, ``t1`` and so on: what makes a copy over other tensors, axes, whether it prints so."""
+    expr = _read(ast.parse(text.strip(), mode="eval").body)
+    return _copier(expr), frozenset(ex.axes_of(expr)), str(expr) == text
+
+
+def _copier(e: Expr) -> _Copy:
+    """Makes copies of ``e`` that share everything without loads."""
+    if not ex.loads(e):
+        return lambda tensors: e
+    if isinstance(e, Load):
+        at, fill, indices = int(e.tensor[1:]), e.fill, e.indices
+        if not any(map(ex.loads, indices)):
+            return lambda tensors: Load(tensors[at], indices, fill)
+        inner = [_copier(i) for i in indices]
+        return lambda tensors: Load(tensors[at], tuple([i(tensors) for i in inner]), fill)
+    if isinstance(e, Op):
+        fn, parts = e.fn, [_copier(a) for a in e.args]
+        return lambda tensors: Op(fn, tuple([p(tensors) for p in parts]))
+    part = _copier(*ex.children(e))
+    return lambda tensors: ex.rebuild(e, (part(tensors),))
 
 
 def _read(node: ast.expr) -> Expr:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
@@ -26,6 +27,8 @@ from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
 from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
 
+#: What ``emission_key`` returns.
+Kind: TypeAlias = tuple[str, ...]
 #: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.
 ALIGNED_ELEMENTS = 16
 
@@ -84,7 +87,7 @@ def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
 
 def task_kernels(operators: Iterable[ROperator], binding: Binding) -> dict[str, TaskKernel]:
     """The kernel of every operator by name; equal operators share one emission (an unrolled LSTM has thousands)."""
-    made: dict[tuple[str, ...], tuple[ROperator, TaskKernel]] = {}
+    made: dict[Kind, tuple[ROperator, TaskKernel]] = {}
     result: dict[str, TaskKernel] = {}
     for operator in operators:
         key = emission_key(operator, binding)
@@ -95,7 +98,12 @@ def task_kernels(operators: Iterable[ROperator], binding: Binding) -> dict[str, 
     return result
 
 
-def emission_key(operator: ROperator, binding: Binding) -> tuple[str, ...]:
+def emission_keys(operators: Iterable[ROperator], binding: Binding) -> dict[str, Kind]:
+    """``emission_key`` of every operator by name."""
+    return {o.name: emission_key(o, binding) for o in operators}
+
+
+def emission_key(operator: ROperator, binding: Binding) -> Kind:
     """Equal for operators whose kernels have equal texts."""
     stored = (*operator.inputs, *operator.outputs)
     constant = "".join("c" if name in binding.constants else "-" for name in stored)

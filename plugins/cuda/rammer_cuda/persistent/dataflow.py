@@ -9,16 +9,16 @@ the strength of it, and every other read has a wait of its own, or comes after i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
 from rammer.plan.overlap import overlap
-from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.cell import parts_of
+from rammer_cuda.source import Kind, emission_keys, renaming
 
 #: Most bytes for buffers that share no memory; a program that needs more keeps its arena and its counters.
 MOST_PRIVATE = 1 << 30
@@ -27,20 +27,23 @@ MOST_PRIVATE = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Dataflow:
     """``program`` with the waits that are left; ``words`` are tensors that travel as words, by operator that sends or
-    receives them; ``stored`` are outputs of those operators that others read plainly."""
+    receives them; ``stored`` are outputs of those operators that others read plainly; ``kinds`` are equal for operators
+    whose kernels have equal texts."""
 
     program: RProgram
     words: Mapping[str, frozenset[str]]
     stored: frozenset[str]
+    kinds: Mapping[str, Kind]
 
 
 def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     """Words for whatever a cell reads only as a vector of another cell; ``program`` itself where there is none."""
     private = _private(program)
     reads = _Reads(private, binding)
+    kinds = reads.kinds
     received = {o.name: frozenset(x for x in reads.vectors.get(o.name, ()) if reads.sender(o.name, x)) for o in program.operators}
     if not any(received.values()) or private.arena_bytes > MOST_PRIVATE:
-        return as_planned(program)
+        return Dataflow(program, {}, _all_outputs(program), kinds)
     sent: dict[str, set[str]] = {}
     for name, tensors in received.items():
         for x in tensors:
@@ -52,12 +55,16 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     stored |= {t for o in private.operators for t in o.outputs if private.buffer[private.storage[t].buffer].kind == "output"}
     rows, counters = _left(private, reads, received)
     words = {o.name: received[o.name] | frozenset(sent.get(o.name, ())) for o in program.operators}
-    return Dataflow(replace(private, rows=rows, counters=counters), words, frozenset(stored))
+    return Dataflow(replace(private, rows=rows, counters=counters), words, frozenset(stored), kinds)
 
 
-def as_planned(program: RProgram) -> Dataflow:
+def as_planned(program: RProgram, binding: Binding) -> Dataflow:
     """``program`` with its own waits and no words."""
-    return Dataflow(program, {}, frozenset(t for o in program.operators for t in o.outputs))
+    return Dataflow(program, {}, _all_outputs(program), emission_keys(program.operators, binding))
+
+
+def _all_outputs(program: RProgram) -> frozenset[str]:
+    return frozenset(t for o in program.operators for t in o.outputs)
 
 
 def _private(program: RProgram) -> RProgram:
@@ -88,30 +95,40 @@ class _Reads:
                 self.writers[o.name, t] = meet
         cells = [o for o in program.operators if o.family == "cell"]
         self.cells = {o.name for o in cells}
-        self.vectors = {o.name: _vectors(o, binding) for o in cells}
+        self.kinds = emission_keys(program.operators, binding)
+        self.vectors = self._vectors(cells, binding)
 
     def sender(self, reader: str, tensor: str) -> str:
         """The cell that alone writes ``tensor`` as its output; "" where there is none."""
         found = self.writers[reader, tensor]
         return found[0][0] if len(found) == 1 and found[0][1] == tensor and found[0][0] in self.cells else ""
 
-
-def _vectors(operator: ROperator, binding: Binding) -> set[str]:
-    elsewhere = {t for c in operator.computes if not c.reduce for t in c.reads}
-    return {p.vector.tensor for p in parts_of(operator, binding)} - elsewhere
+    def _vectors(self, cells: Sequence[ROperator], binding: Binding) -> dict[str, frozenset[str]]:
+        """By cell the tensors that it reads as vectors only; equal cells are looked at once."""
+        known: dict[Kind, tuple[ROperator, frozenset[str]]] = {}
+        result: dict[str, frozenset[str]] = {}
+        for o in cells:
+            kind = self.kinds[o.name]
+            if kind not in known:
+                elsewhere = {t for c in o.computes if not c.reduce for t in c.reads}
+                known[kind] = o, frozenset(p.vector.tensor for p in parts_of(o, binding)) - elsewhere
+            first, found = known[kind]
+            names = renaming(first, o)
+            result[o.name] = frozenset(names[t] for t in found)
+        return result
 
 
 def _left(program: RProgram, reads: _Reads,
           received: Mapping[str, frozenset[str]]) -> tuple[tuple[tuple[Task, ...], ...], tuple[Counter, ...]]:  # fmt: skip
     """Rows whose tasks wait for all writers of what they read plainly, unless it is their row's own work; and counters."""
     tasks, own, used = {o.name: o.task_count for o in program.operators}, _Own(program, reads), dict[str, None]()
-    plain = {n: [t for t in tensors if t not in received[n]] for n, tensors in reads.inputs.items()}
+    plain = {n: [(t, w, x) for t in tensors if t not in received[n] for w, x in reads.writers[n, t]]
+             for n, tensors in reads.inputs.items()}  # fmt: skip
     rows = list[tuple[Task, ...]]()
     for number, row in enumerate(program.rows):
         known, result = set[str](), list[Task]()
         for task in row:
-            writers = ((t, w, x) for t in plain[task.operator] for w, x in reads.writers[task.operator, t])
-            needed = dict.fromkeys(w for t, w, x in writers if not own(number, task, t, w, x))
+            needed = dict.fromkeys([w for t, w, x in plain[task.operator] if not own(number, task, t, w, x)])
             missing = [w for w in needed if w not in known and tasks[w]]
             known.update(missing)
             used.update(dict.fromkeys(missing))
@@ -127,7 +144,8 @@ class _Own:
     def __init__(self, program: RProgram, reads: _Reads) -> None:
         self.program, self.inputs, self.before = program, reads.inputs, set[tuple[int, str, int]]()
         self.same: dict[tuple[object, ...], bool] = {}
-        self.kind: dict[str, str] = {}
+        kinds = {k: i for i, k in enumerate(dict.fromkeys(reads.kinds.values()))}
+        self.kind = {o.name: (kinds[reads.kinds[o.name]], o.grid) for o in program.operators}
 
     def done(self, row: int, task: Task) -> None:
         """Note that ``row`` has come past ``task``."""
@@ -137,11 +155,9 @@ class _Own:
         """For ``tensor``, read by ``task`` and written by operator ``writer`` as its output ``written``."""
         if tensor != written or (row, writer, task.index) not in self.before:
             return False
-        reader, other = self.program.operator[task.operator], self.program.operator[writer]
-        if reader.name not in self.kind:
-            self.kind[reader.name] = signature(reader, self.program.types)
-        key = self.kind[reader.name], self.inputs[reader.name].index(tensor), other.grid, task.index
+        key = self.kind[task.operator], self.inputs[task.operator].index(tensor), self.kind[writer][1], task.index
         if key not in self.same:
+            reader, other = self.program.operator[task.operator], self.program.operator[writer]
             box = reader.boxes(reader.task_box(task.index), self.program.types).get(tensor, ())
             have = other.task_box(task.index) if other.grid == reader.grid else ()
             inside = len(box) == len(have) and all(h[0] <= b[0] and b[1] <= h[1] for b, h in zip(box, have, strict=True))

@@ -149,10 +149,23 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path) -> None:
         done = rammer("run", compiled)
         assert done.code in (0, 2) and "Traceback" not in done.err, (place, done.err)  # 0: a bit that nothing reads
     compiled.write_bytes(whole)
-    rewritten(compiled, "head.json", '"format": 3', '"format": 99')
+    rewritten(compiled, "head.json", '"format": 4', '"format": 99')
     done = rammer("run", compiled)
-    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 3\n"
+    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 4\n"
                                         "  hint: compile the model again\n")  # fmt: skip
+
+
+def test_a_damaged_constant_is_named(rammer: Command, compiled: Path) -> None:
+    with zipfile.ZipFile(compiled) as archive:
+        weights = archive.read("0.constants")
+    place = compiled.read_bytes().index(weights)
+    data = bytearray(compiled.read_bytes())
+    data[place] ^= 1
+    compiled.write_bytes(bytes(data))
+    assert rammer("run", compiled).err == (
+        f"rammer: error: {compiled} is not a compiled model: constant w_k is damaged\n"
+        "  hint: compile the model again\n"
+    )
 
 
 def test_a_program_that_breaks_a_rule_is_not_run(rammer: Command, model: Path, compiled: Path) -> None:

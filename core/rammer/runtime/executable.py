@@ -22,6 +22,7 @@ from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.artifact import Artifact, load_artifact, save_artifact
 from rammer.runtime.bound import ModelBound
+from rammer.runtime.memory import collector_paused
 from rammer.runtime.options import CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 from rammer.runtime.source import Head, ModelSource
@@ -171,7 +172,9 @@ class Executable:
         key = tuple(sorted(shapes.items()))
         if key not in self.cache:
             start = time.perf_counter()
-            compiled = self._kept(key) or self._compile(key, shapes)
+            with collector_paused():
+                compiled = self._kept(key)
+            compiled = compiled or self._compile(key, shapes)
             loaded = load_segments(self.backend, compiled)
             self.cache[key] = Specialised(compiled, loaded, time.perf_counter() - start)
         return self.cache[key]
@@ -243,9 +246,10 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
     """Load every device segment; what was loaded is freed again if a later one fails."""
     loaded: dict[int, Loaded] = {}
     try:
-        for number, segment in enumerate(compiled.segments):
-            if isinstance(segment, ProgramSegment):
-                loaded[number] = backend.load(segment.program, segment.constants)
+        with collector_paused():
+            for number, segment in enumerate(compiled.segments):
+                if isinstance(segment, ProgramSegment):
+                    loaded[number] = backend.load(segment.program, segment.constants)
     except BaseException:
         for program in loaded.values():
             program.close()

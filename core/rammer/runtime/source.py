@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rammer.ir.port import InputPort
 from rammer.profile.store import cache_folder
+from rammer.runtime.shares import in_threads
 from rammer.version import __version__
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rammer.frontend.reader import Model
 
 
-#: Bytes of a file that are hashed by one thread, and at a time; most threads.
-SHARE, PIECE, READERS = 16 << 20, 1 << 20, 8
+#: Bytes of a file that are hashed by one thread, and at a time.
+SHARE, PIECE = 16 << 20, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,7 @@ def _digest(source: Path | bytes) -> str:
             view = memoryview(source)
             shares = [hashlib.sha256(view[at : at + SHARE]).digest() for at in range(0, len(view), SHARE)]
         else:
-            with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as pool:
-                shares = list(pool.map(lambda at: _share(source, at), range(0, source.stat().st_size, SHARE)))
+            shares = in_threads(lambda at: _share(source, at), range(0, source.stat().st_size, SHARE))
     except OSError:
         return ""  # reading it properly says what is wrong
     return hashlib.sha256(b"".join((__version__.encode(), *shares))).hexdigest() if shares else ""

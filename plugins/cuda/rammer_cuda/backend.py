@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
@@ -32,7 +30,7 @@ from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
 from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler
-from rammer_cuda.source import task_kernel, translation_unit
+from rammer_cuda.source import generator_hash, task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -69,9 +67,10 @@ def open_backend(options: OpenOptions) -> Backend:
             raise BadInput(f"unknown CUDA target {options.target!r}", hint=f"one of: {', '.join(TARGETS)}")
         unit = Hardware(0, f"{TARGETS[options.target].description} (compile only)", "gpu", 0)
         return CudaBackend(TARGETS[options.target], unit, options.target, False, executor)
-    from rammer_cuda.hardware import architecture, probe_gpus, virtual_device
+    from rammer_cuda.hardware import architecture, create_context, probe_gpus, virtual_device
 
     unit = probe_gpus()[options.index]
+    create_context(options.index)
     return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, executor)
 
 
@@ -90,7 +89,7 @@ class CudaBackend:
     @cached_property
     def fingerprint(self) -> str:
         """Hardware, architecture, compiler and the text of the kernel generators."""
-        return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {_generator_hash()}"
+        return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {generator_hash()}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits: the best predicted of each family, then the rest, best first."""
@@ -228,14 +227,3 @@ def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, RO
     ranked = sorted(found, key=lambda f: f[0])
     leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0] + NEAR}
     return sorted(ranked, key=lambda f: (f not in leaders.values(), f[0]))
-
-
-def _generator_hash() -> str:
-    """Content hash of everything that writes kernel text: this package and the core's emitter."""
-    import rammer.codegen
-
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, *map(Path, rammer.codegen.__path__)):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

@@ -16,6 +16,7 @@ from rammer.ir.program import RProgram
 from rammer_cuda.bound import CudaBound, place, stream_of
 from rammer_cuda.driver import check, driver
 from rammer_cuda.early import Switches
+from rammer_cuda.kept import kept_kernels
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive, kept_launches, launches
 from rammer_cuda.remember import Remembered
@@ -47,7 +48,8 @@ class CudaProgram:
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
         self.program, self.notes = program, tuple[str, ...]()
-        kernels = task_kernels(program.operators, Binding(program.types, program.storage, frozenset(constants)))
+        binding = Binding(program.types, program.storage, frozenset(constants))
+        kernels = kept_kernels(program, binding) if repeat == 1 else task_kernels(program.operators, binding)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         self.resident = Resident(program, constants, index, read)

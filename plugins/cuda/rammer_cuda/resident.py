@@ -63,7 +63,7 @@ class Resident:
             raise DeviceFailure(f"out of memory: program {program.name} needs {need} bytes, {free} are free",
                                 hint="a smaller batch or input, or a GPU with more memory")  # fmt: skip
         try:
-            arena = cp.full(max(program.arena_bytes, 1), 0xFF, cp.uint8)  # NaN in every float type
+            arena = self._unset(program.arena_bytes)
             result: dict[str, Any] = {}
             for b in kept:
                 if b.kind == "arena":
@@ -72,10 +72,16 @@ class Resident:
                     flat = np.ascontiguousarray(values[b.name]).reshape(-1).view(np.uint8)
                     result[b.name] = cp.asarray(flat) if flat.size else cp.zeros(1, cp.uint8)
                 else:
-                    result[b.name] = cp.full(max(b.nbytes, 1), 0xFF, cp.uint8)
+                    result[b.name] = self._unset(b.nbytes)
             return result
         except cp.cuda.memory.OutOfMemoryError as problem:
             raise DeviceFailure(f"out of memory: {problem}", where=f"program {program.name}") from problem
+
+    def _unset(self, nbytes: int) -> Any:
+        """Device bytes that are NaN in every float type. (``cupy.full`` would load a kernel for it.)"""
+        result = self.cp.empty(max(nbytes, 1), self.cp.uint8)
+        result.data.memset(0xFF, result.nbytes)
+        return result
 
     def pack(self, arguments: Iterable[Argument], constants: Mapping[str, Array]) -> None:
         """Upload every constant that a kernel wants arranged, once for each arrangement."""

@@ -64,7 +64,7 @@ class PersistentProgram:
     def _words(self, tensors: Collection[str]) -> dict[str, Any]:
         """Device memory for both sets of words of each tensor, empty."""
         spans = {t: word_span(self.program.storage[t]) for t in sorted(tensors)}
-        return {t: self.resident.cp.full(2 * span, EMPTY, np.uint32) for t, span in spans.items()}
+        return {t: self.resident.cp.asarray(np.full(2 * span, EMPTY, np.uint32)) for t, span in spans.items()}
 
     def _check_resident(self) -> None:
         """Blocks that wait for each other must all have an SM, or the waiting ones never end."""

@@ -1,0 +1,63 @@
+"""Kernels of a program, kept in the cache folder: writing their texts again takes longer than all else of a warm start.
+
+A kernel that reads packed constants is written again, since how to pack them cannot be kept; those are quickly written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rammer.codegen.task import Argument
+from rammer.device.manifest import Binding
+from rammer.ir.program import RProgram
+
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.remember import Remembered
+from rammer_cuda.source import generator_hash, task_kernel, task_kernels
+
+
+def kept_kernels(program: RProgram, binding: Binding) -> dict[str, TaskKernel]:
+    """``task_kernels`` of the program, remembered for the next process. Best effort."""
+    constants = " ".join(sorted(binding.constants))
+    kept = Remembered(program, "kernels", generator_hash(), constants)
+    try:
+        return _restored(kept.read(), program, binding)
+    except (TypeError, ValueError, LookupError):  # nothing there, or not what is written below
+        made = task_kernels(program.operators, binding)
+    kept.write(_record(made))
+    return made
+
+
+def _record(kernels: Mapping[str, TaskKernel]) -> dict[str, Any]:
+    """Distinct kernels, and by operator the number of its kernel and its tensors."""
+    numbers: dict[tuple[object, ...], int] = {}
+    distinct, users = list[dict[str, Any]](), dict[str, tuple[int, list[str]]]()
+    for name, k in kernels.items():
+        packings = tuple(a.packing and a.packing.key for a in k.arguments)
+        number = numbers.setdefault((k.entry, *packings), len(numbers))
+        if number == len(distinct):
+            form = {"written": [a.written for a in k.arguments], "threads": k.threads, "shared": k.shared,
+                    "dynamic": k.dynamic, "blocks": k.blocks}  # fmt: skip
+            distinct.append({"like": name} if any(packings) else {"entry": k.entry, "text": k.text, **form})
+        users[name] = number, [a.tensor for a in k.arguments]
+    return {"kernels": distinct, "operators": users}
+
+
+def _restored(record: Any, program: RProgram, binding: Binding) -> dict[str, TaskKernel]:
+    """The inverse. TypeError, ValueError or LookupError where ``record`` is none of this program."""
+    kernels = [_kernel(k, program, binding) for k in record["kernels"]]
+    result: dict[str, TaskKernel] = {}
+    for o in program.operators:
+        number, tensors = record["operators"][o.name]
+        arguments = zip(kernels[number].arguments, tensors, strict=True)
+        result[o.name] = replace(kernels[number], arguments=tuple(replace(a, tensor=t) for a, t in arguments))
+    return result
+
+
+def _kernel(k: Mapping[str, Any], program: RProgram, binding: Binding) -> TaskKernel:
+    if "like" in k:
+        return task_kernel(program.operator[k["like"]], binding)
+    arguments = tuple(Argument("", bool(w)) for w in k["written"])
+    return TaskKernel(k["entry"], k["text"], arguments, k["threads"], k["shared"], k["dynamic"], k["blocks"])

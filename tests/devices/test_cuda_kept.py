@@ -1,16 +1,18 @@
-"""Kernels that the cuda plugin keeps for the next process."""
+"""What the cuda plugin works out of a program and keeps for the next process."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import onnx
 import pytest
 from zoo.nasnet import nasnet_cifar
+from zoo.sequence import lstm_tc
 
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.reader import read_model
+from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.store import KernelStore
 from rammer.runtime.options import CompileOptions
@@ -21,13 +23,18 @@ pytest.importorskip("cuda.bindings")
 from rammer_cuda import kept
 from rammer_cuda.backend import open_backend
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.source import task_kernels
+from rammer_cuda.persistent.dataflow import plan_words
+from rammer_cuda.source import task_kernel, task_kernels
 
 
 def small_nasnet() -> tuple[RProgram, Binding]:
     """A program with many window kernels, and products that pack their weights."""
+    return compiled(nasnet_cifar(0, cells=3, filters=16))
+
+
+def compiled(model: onnx.ModelProto) -> tuple[RProgram, Binding]:
     compiler = Compiler(open_backend(OpenOptions(target="sm_90a")), CompileOptions(), KernelStore(None))
-    segment = compiler.compile_model(read_model(nasnet_cifar(0, cells=3, filters=16)), {}).segments[0]
+    segment = compiler.compile_model(read_model(model), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     program = RProgram.parse(str(segment.program))
     return program, Binding(program.types, program.storage, frozenset(segment.constants))
@@ -47,9 +54,13 @@ def test_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
 
     emitted: list[str] = []
+
+    def noted(operator: ROperator, binding: Binding) -> TaskKernel:
+        emitted.append(operator.name)
+        return task_kernel(operator, binding)
+
     monkeypatch.setattr(kept, "task_kernels", lambda operators, binding: pytest.fail("written again"))
-    write = kept.task_kernel
-    monkeypatch.setattr(kept, "task_kernel", lambda o, b: emitted.append(o.name) or write(o, b))
+    monkeypatch.setattr(kept, "task_kernel", noted)
     again = kept.kept_kernels(program, binding)
     assert launched(again) == made
     packed = {k.entry for k in again.values() if any(a.packing for a in k.arguments)}
@@ -63,10 +74,8 @@ def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp
     program, binding = small_nasnet()
     kept.kept_kernels(program, binding)
     none = Binding(binding.types, binding.storages, frozenset())
-    seen: list[Any] = []
-    monkeypatch.setattr(kept, "task_kernels", lambda operators, binding: seen.append(binding) or {})
-    kept.kept_kernels(program, none)
-    assert seen == [none]
+    assert launched(kept.kept_kernels(program, none)) == launched(task_kernels(program.operators, none))
+    assert not any(a.packing for k in kept.kept_kernels(program, none).values() for a in k.arguments)
 
 
 def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,3 +89,22 @@ def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_
         file.write_text(junk)
         assert launched(kept.kept_kernels(program, binding)) == made, junk[:60]
         assert file.read_text() == whole
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_plan_of_words_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int) -> None:
+    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
+    program, binding = compiled(lstm_tc(0, batch=batch, layers=3, steps=5))
+    plan = plan_words(program, binding)
+    assert plan.words and any(t.waits for row in plan.program.rows for t in row)
+    assert kept.kept_words(program, binding) == plan
+    monkeypatch.setattr(kept, "plan_words", lambda program, binding: pytest.fail("planned again"))
+    assert kept.kept_words(RProgram.parse(str(program)), binding) == plan
+
+
+def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
+    program, binding = small_nasnet()
+    plan = kept.kept_words(program, binding)
+    assert plan.program is program and not plan.words
+    assert kept.kept_words(program, binding) == plan

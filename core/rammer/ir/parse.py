@@ -23,7 +23,7 @@ _BINARY: dict[type[ast.operator], str] = {
 
 
 #: What a load reads: in the text of an expression it stands before a bracket.
-TENSOR = re.compile(r"[^\W\d]\w*(?=\[)")
+TENSOR = re.compile(r"([^\W\d]\w*)(?=\s*\[)")
 #: Expressions that are remembered.
 REMEMBERED = 4096
 
@@ -41,9 +41,11 @@ class Parsed:
 
 def parse(text: str) -> Parsed:
     """Inverse of ``str``. Raises ValueError on anything that ``str`` does not print."""
-    tensors = tuple(dict.fromkeys(TENSOR.findall(text)))
-    number = {t: f"t{i}" for i, t in enumerate(tensors)}
-    copy, axes, canonical = _pattern(TENSOR.sub(lambda m: number[m[0]], text))
+    parts = TENSOR.split(text)
+    number: dict[str, int] = {}
+    order = tuple([number.setdefault(t, len(number)) for t in parts[1::2]])
+    copy, axes, canonical = _pattern(tuple(parts[::2]), order)
+    tensors = tuple(number)
     return Parsed(copy(tensors), tensors, axes, canonical)
 
 
@@ -51,8 +53,10 @@ _Copy: TypeAlias = "Callable[[Sequence[str]], Expr]"
 
 
 @lru_cache(REMEMBERED)
-def _pattern(text: str) -> tuple[_Copy, frozenset[str], bool]:
-    """Of an expression over ``t0``, ``t1`` and so on: what makes a copy over other tensors, axes, whether it prints so."""
+def _pattern(between: tuple[str, ...], order: tuple[int, ...]) -> tuple[_Copy, frozenset[str], bool]:
+    """Of an expression with the tensors of these numbers between the texts: what makes copies of it over given ones, its
+    axes, and whether it prints so."""
+    text = "".join(f"{before}t{i}" for before, i in zip(between, order, strict=False)) + between[-1]
     expr = _read(ast.parse(text.strip(), mode="eval").body)
     return _copier(expr), frozenset(ex.axes_of(expr)), str(expr) == text
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
@@ -30,8 +29,6 @@ from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
 from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
 
-#: What ``emission_key`` returns.
-Kind: TypeAlias = tuple[str, ...]
 #: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.
 ALIGNED_ELEMENTS = 16
 
@@ -90,23 +87,26 @@ def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
 
 def task_kernels(operators: Iterable[ROperator], binding: Binding) -> dict[str, TaskKernel]:
     """The kernel of every operator by name; equal operators share one emission (an unrolled LSTM has thousands)."""
-    made: dict[Kind, tuple[ROperator, TaskKernel]] = {}
+    listed = list(operators)
+    kinds = kinds_of(listed, binding)
+    made: dict[int, tuple[ROperator, TaskKernel]] = {}
     result: dict[str, TaskKernel] = {}
-    for operator in operators:
-        key = emission_key(operator, binding)
-        if key not in made:
-            made[key] = operator, task_kernel(operator, binding)
-        first, kernel = made[key]
+    for operator in listed:
+        kind = kinds[operator.name]
+        if kind not in made:
+            made[kind] = operator, task_kernel(operator, binding)
+        first, kernel = made[kind]
         result[operator.name] = replace(kernel, arguments=moved(kernel.arguments, renaming(first, operator)))
     return result
 
 
-def emission_keys(operators: Iterable[ROperator], binding: Binding) -> dict[str, Kind]:
-    """``emission_key`` of every operator by name."""
-    return {o.name: emission_key(o, binding) for o in operators}
+def kinds_of(operators: Iterable[ROperator], binding: Binding) -> dict[str, int]:
+    """A number for every operator by name, equal for operators whose kernels have equal texts."""
+    numbers: dict[tuple[str, ...], int] = {}
+    return {o.name: numbers.setdefault(emission_key(o, binding), len(numbers)) for o in operators}
 
 
-def emission_key(operator: ROperator, binding: Binding) -> Kind:
+def emission_key(operator: ROperator, binding: Binding) -> tuple[str, ...]:
     """Equal for operators whose kernels have equal texts."""
     stored = (*operator.inputs, *operator.outputs)
     constant = "".join("c" if name in binding.constants else "-" for name in stored)

@@ -12,7 +12,7 @@ from rammer_cuda.kernels.cell import THREADS as CELL_THREADS
 from rammer_cuda.kernels.cell_text import cell
 from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.text import Body
-from rammer_cuda.source import Kind, moved, renaming
+from rammer_cuda.source import moved, renaming
 from rammer_cuda.targets import THREADS
 
 
@@ -29,7 +29,7 @@ class Bodies:
         self.arguments: dict[str, tuple[Argument, ...]] = {}
         self.words: dict[str, tuple[str, ...]] = {}
         self.threads, self.shared = THREADS, 16
-        self._known: dict[Kind, ROperator] = {}
+        self._known: dict[tuple[int, str, str], ROperator] = {}
 
     def add(self, operator: ROperator) -> None:
         """Add one operator; equal ones share a function."""
@@ -46,11 +46,11 @@ class Bodies:
         """By operator what identifies the constants that its function holds on chip."""
         return {n: tuple((a.tensor, a.packing.key) for a in args if a.packing is not None) for n, args in self.arguments.items()}
 
-    def _key(self, operator: ROperator) -> Kind:
+    def _key(self, operator: ROperator) -> tuple[int, str, str]:
         words, plain = self.flow.words.get(operator.name, frozenset()), self.flow.stored
         sent = "".join("w" if n in words else "-" for n in (*operator.inputs, *operator.outputs))
         kept = "".join("s" if n in plain else "-" for n in operator.outputs)
-        return *self.flow.kinds[operator.name], sent, kept
+        return self.flow.kinds[operator.name], sent, kept
 
     def _emit(self, operator: ROperator) -> int:
         """Note the operator's function and arguments; returns the function's number."""

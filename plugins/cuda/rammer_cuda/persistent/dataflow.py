@@ -18,7 +18,7 @@ from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Tas
 from rammer.plan.overlap import overlap
 
 from rammer_cuda.kernels.cell import parts_of
-from rammer_cuda.source import Kind, emission_keys, renaming
+from rammer_cuda.source import kinds_of, renaming
 
 #: Most bytes for buffers that share no memory; a program that needs more keeps its arena and its counters.
 MOST_PRIVATE = 1 << 30
@@ -33,12 +33,12 @@ class Dataflow:
     program: RProgram
     words: Mapping[str, frozenset[str]]
     stored: frozenset[str]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, int]
 
 
 def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     """Words for whatever a cell reads only as a vector of another cell; ``program`` itself where there is none."""
-    private = _private(program)
+    private = with_private_buffers(program)
     reads = _Reads(private, binding)
     kinds = reads.kinds
     received = {o.name: frozenset(x for x in reads.vectors.get(o.name, ()) if reads.sender(o.name, x)) for o in program.operators}
@@ -60,14 +60,14 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
 
 def as_planned(program: RProgram, binding: Binding) -> Dataflow:
     """``program`` with its own waits and no words."""
-    return Dataflow(program, {}, _all_outputs(program), emission_keys(program.operators, binding))
+    return Dataflow(program, {}, _all_outputs(program), kinds_of(program.operators, binding))
 
 
 def _all_outputs(program: RProgram) -> frozenset[str]:
     return frozenset(t for o in program.operators for t in o.outputs)
 
 
-def _private(program: RProgram) -> RProgram:
+def with_private_buffers(program: RProgram) -> RProgram:
     """``program`` with every arena buffer at an offset of its own."""
     buffers, offset = list[Buffer](), 0
     for b in program.buffers:
@@ -95,7 +95,7 @@ class _Reads:
                 self.writers[o.name, t] = meet
         cells = [o for o in program.operators if o.family == "cell"]
         self.cells = {o.name for o in cells}
-        self.kinds = emission_keys(program.operators, binding)
+        self.kinds = kinds_of(program.operators, binding)
         self.vectors = self._vectors(cells, binding)
 
     def sender(self, reader: str, tensor: str) -> str:
@@ -105,7 +105,7 @@ class _Reads:
 
     def _vectors(self, cells: Sequence[ROperator], binding: Binding) -> dict[str, frozenset[str]]:
         """By cell the tensors that it reads as vectors only; equal cells are looked at once."""
-        known: dict[Kind, tuple[ROperator, frozenset[str]]] = {}
+        known: dict[int, tuple[ROperator, frozenset[str]]] = {}
         result: dict[str, frozenset[str]] = {}
         for o in cells:
             kind = self.kinds[o.name]
@@ -144,8 +144,7 @@ class _Own:
     def __init__(self, program: RProgram, reads: _Reads) -> None:
         self.program, self.inputs, self.before = program, reads.inputs, set[tuple[int, str, int]]()
         self.same: dict[tuple[object, ...], bool] = {}
-        kinds = {k: i for i, k in enumerate(dict.fromkeys(reads.kinds.values()))}
-        self.kind = {o.name: (kinds[reads.kinds[o.name]], o.grid) for o in program.operators}
+        self.kind = {o.name: (reads.kinds[o.name], o.grid) for o in program.operators}
 
     def done(self, row: int, task: Task) -> None:
         """Note that ``row`` has come past ``task``."""

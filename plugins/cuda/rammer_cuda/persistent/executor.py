@@ -16,9 +16,10 @@ from rammer.ir.program import RProgram
 from rammer_cuda.bound import CudaBound, Places, place, stream_of
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
+from rammer_cuda.kept import kept_words
 from rammer_cuda.kernels.cell_text import word_span
 from rammer_cuda.persistent.bodies import operator_bodies
-from rammer_cuda.persistent.dataflow import as_planned, plan_words
+from rammer_cuda.persistent.dataflow import as_planned
 from rammer_cuda.persistent.hang import find_hang
 from rammer_cuda.persistent.table import Table, make_table
 from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
@@ -39,7 +40,7 @@ class PersistentProgram:
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, limit: int = LIMIT,
                  words: bool = True) -> None:  # fmt: skip
         binding = Binding(program.types, program.storage, frozenset(constants))
-        flow = plan_words(program, binding) if words else as_planned(program, binding)
+        flow = kept_words(program, binding) if words else as_planned(program, binding)
         self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
         self.resident = Resident(self.program, constants, index)
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()

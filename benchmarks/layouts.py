@@ -1,0 +1,111 @@
+"""Whether layers would be faster with channels last: each convolution tuned with its tensors as NCHW and as NHWC.
+
+``python benchmarks/layouts.py --models resnet50,inception_v3 --precision tf32 --markdown layouts.md``: the measured
+microseconds of the best kernel of each (a link of a chain of launches, on random values), for every distinct operator with a
+contraction over images, and the sum over the model with one layout throughout and with each operator's better one.
+A change of layout between two operators costs nothing here, so the last sum is a bound.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from entry import run
+from zoo import SEED, ZOO
+
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend, Binding
+from rammer.frontend.reader import read_model
+from rammer.ir.operator import ROperator
+from rammer.ir.parts import Storage
+from rammer.profile.store import KernelStore
+from rammer.profile.tune import Tuner
+from rammer.report.table import markdown
+from rammer.runtime.options import PRECISIONS, CompileOptions
+from rammer.runtime.segments import ProgramSegment
+from rammer.tile.signature import signature
+
+HEADERS = ("output", "summed", "times", "NCHW us", "kernel", "NHWC us", "kernel", "NCHW / NHWC")
+
+
+@dataclass
+class Layer:
+    """An operator with how often the model has an equal one, and by layout the seconds and family of its best kernel."""
+
+    operator: ROperator
+    times: int
+    found: list[tuple[float, str]]
+
+    def row(self) -> list[str]:
+        """One line of the table."""
+        main, (have, family), (last, other) = self.operator.main, *self.found
+        return [str(list(main.shape)), str([r.extent for r in main.reduce]), str(self.times), f"{have * 1e6:.2f}", family,
+                f"{last * 1e6:.2f}", other, f"{have / last:.2f}"]  # fmt: skip
+
+
+def channels_last(storage: Storage) -> Storage:
+    """A dense NHWC storage in the place of a rank-4 one; others as they are."""
+    if len(storage.shape) != 4:
+        return storage
+    _, c, h, w = storage.shape
+    return replace(storage, strides=(c * h * w, 1, w * c, c))
+
+
+def layers(key: str, backend: Backend, device: str, precision: str, tune: str) -> list[Layer]:
+    """Every distinct operator of a model with a contraction over images, tuned in both layouts."""
+    registry = Registry()
+    compiler = Compiler(backend, CompileOptions(precision=precision), KernelStore(None), registry, device=device)
+    segment = compiler.compile_model(read_model(ZOO[key].build(SEED)), {}).segments[0]
+    assert isinstance(segment, ProgramSegment)
+    program, constants = segment.program, frozenset(segment.constants)
+    first = Binding(program.types, program.storage, constants, precision=precision)
+    moved = {n: s if n in constants else channels_last(s) for n, s in program.storage.items()}
+    found: dict[str, Layer] = {}
+    for operator in program.operators:
+        if operator.main.kind == "contraction" and len(operator.main.shape) == 4:
+            bare = replace(operator, tile=(), family="", config=())
+            layer = found.setdefault(signature(bare, first.types, first.storages), Layer(bare, 0, []))
+            layer.times += 1
+    for binding in (first, replace(first, storages=moved)):
+        tuner = Tuner(backend, KernelStore(None), tune)
+        tuner.prepare([layer.operator for layer in found.values()], binding)
+        for layer in found.values():
+            best = tuner.kernels(layer.operator, binding)[0]
+            layer.found.append((best.operator_time(backend.vdevice.veus), best.operator.family or "generic"))
+    return list(found.values())
+
+
+def summary(found: list[Layer]) -> str:
+    """Microseconds of all layers by layout."""
+    first, last, better = (sum(s.times * pick(s.found) * 1e6 for s in found)
+                           for pick in (lambda f: f[0][0], lambda f: f[1][0], lambda f: min(f)[0]))  # fmt: skip
+    return f"All layers: {first:.0f} us as NCHW, {last:.0f} as NHWC, {better:.0f} with the better of the two for each."
+
+
+@click.command()
+@click.option("--models", default="resnet50,inception_v3", show_default=True, help="Keys of the zoo, with commas.")
+@click.option("--device", default="cuda", show_default=True)
+@click.option("--precision", default="tf32", show_default=True, type=click.Choice(PRECISIONS))
+@click.option("--tune", default="quick", show_default=True, type=click.Choice(["quick", "full"]))
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the tables.")
+def main(models: str, device: str, precision: str, tune: str, markdown_file: Path | None) -> None:
+    """Measure and print."""
+    backend = Registry().open(device)
+    parts = [f"# NCHW and NHWC, layer by layer, {precision}, --tune {tune}\n\n{backend.hardware.name}\n"]
+    for key in models.split(","):
+        found = layers(key, backend, device, precision, tune)
+        parts.append(f"## {key}\n\n{markdown([s.row() for s in found], HEADERS)}\n\n{summary(found)}\n")
+        click.echo(parts[-1])
+    if markdown_file is not None:
+        markdown_file.write_text("\n".join(parts))
+
+
+if __name__ == "__main__":
+    run(main)

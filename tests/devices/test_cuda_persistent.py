@@ -176,6 +176,23 @@ def test_a_hang_is_traced_to_the_wait_at_fault() -> None:
     assert (found.veu, found.order, found.awaited) == (1, 0, "counter ca to reach 5, but it stayed at 4")
 
 
+@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "86400"])
+def test_a_watchdog_is_a_time(text: str) -> None:
+    with pytest.raises(BadInput, match="is no time to wait"):
+        open_backend(OpenOptions(target="sm_90a", options={"watchdog": text}))
+
+
+def test_a_watchdog_reaches_the_persistent_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rammer_cuda import select
+
+    backend = open_backend(OpenOptions(target="sm_90a", options={"executor": "persistent", "watchdog": "0.25"}))
+    seen: list[tuple[object, ...]] = []
+    monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: seen.append(arguments))
+    program = compiled(lstm_tc(0, layers=2, steps=4)).program
+    select.open_executor(program, {}, "sm_90a", 0, backend.how)
+    assert seen == [(program, {}, "sm_90a", 0, 250_000_000)]
+
+
 def test_an_unknown_executor_is_refused() -> None:
     with pytest.raises(BadInput, match="unknown executor 'waves'"):
         open_backend(OpenOptions(target="sm_90a", options={"executor": "waves"}))
@@ -266,7 +283,7 @@ def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch
     monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Graph())
     monkeypatch.setattr(select, "PersistentProgram", refuse)
     monkeypatch.setattr(select.Remembered, "read", lambda self: None)
-    chosen = select.open_executor(program, {}, "sm_90a", 0, "auto")
+    chosen = select.open_executor(program, {}, "sm_90a", 0)
     assert chosen.notes == ("executor graph, since the persistent one cannot: 132 rows need as many blocks at once, "
                             "this GPU runs 66",)  # fmt: skip
 
@@ -296,7 +313,7 @@ def test_auto_keeps_the_faster_executor_and_remembers_it(faster: str, monkeypatc
     monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: Fake("persistent"))
     monkeypatch.setattr(select.Remembered, "read", lambda self: None)
     monkeypatch.setattr(select.Remembered, "write", lambda self, value: written.append(value))
-    chosen = select.open_executor(program, {}, "sm_90a", 0, "auto")
+    chosen = select.open_executor(program, {}, "sm_90a", 0)
     assert isinstance(chosen, Fake) and chosen.name == faster
     assert written == [faster] and closed == ["persistent" if faster == "graph" else "graph"]
     assert faster in chosen.notes[0]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rammer.device.arrays import Array
 from rammer.device.manifest import Bound
 from rammer.errors import BadInput, DeviceFailure
+from rammer.runtime.executable import Executable
 from rammer.testing.small_models import MODELS, SmallModel
-
-if TYPE_CHECKING:
-    from rammer.runtime.executable import Executable
-    from rammer.testing.conformance import Subject
+from rammer.testing.subject import Subject
 
 #: A program, an operator that runs on the host, and a program that reads both.
 HOSTED = SmallModel("hosted", """(float[4,4] x, float[4,4] w) => (float[4] s, float[4,4] y) {

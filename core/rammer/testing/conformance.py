@@ -14,26 +14,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import DeviceStatus, Registry
-from rammer.device.manifest import Backend, Binding, Device
+from rammer.device.manifest import Binding, Device
 from rammer.errors import DeviceFailure
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import run_graph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Task, dense
-from rammer.profile.store import KernelStore
-from rammer.runtime.executable import Executable, Specialised
-from rammer.runtime.options import CompileOptions
+from rammer.runtime.executable import Specialised
 from rammer.runtime.segments import Compiled, ProgramSegment
-from rammer.runtime.source import open_source
 from rammer.testing.bound_checks import check_bind
 from rammer.testing.small_models import MODELS, SmallModel
+from rammer.testing.subject import ConformanceError, Subject
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -41,35 +39,6 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 TOLERANCE = 1e-5
 #: How often times that contradict the work are measured again.
 RETRIES = 4
-
-
-class ConformanceError(AssertionError):
-    """A device breaks the contract; the text says which part, with the seed to repeat it."""
-
-
-@dataclass
-class Subject:
-    """The device under test. ``seed`` is fresh unless given, so that no device can know the answers."""
-
-    spec: str
-    registry: Registry = field(default_factory=Registry)
-    options: Mapping[str, str] = field(default_factory=dict)
-    seed: int = field(default_factory=lambda: int(np.random.SeedSequence().generate_state(1)[0]))
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
-        self.backend: Backend = self.registry.open(self.spec, options=dict(self.options))
-
-    def expect(self, good: bool, what: str) -> None:
-        """Raise ConformanceError unless ``good`` (NaN compares false, and so fails)."""
-        if not good:
-            raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
-
-    def executable(self, model: SmallModel, policy: str = "wavefront") -> Executable:
-        """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
-        source = open_source(model.build(self.rng))
-        options, store = CompileOptions(policy), KernelStore(None)
-        return Executable(source, self.backend, self.spec, options, self.registry, store=store)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from rammer_cuda.targets import TARGETS
 
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
+    from rammer_cuda.select import Execution
 
 #: Tiles offered to the tuner, which measures a dozen at most: of matrix products, of every other family, and generic ones.
 GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 14, 6, 12
@@ -56,30 +57,27 @@ def open_backend(options: OpenOptions) -> Backend:
     """A GPU, or a target without one. BadInput for an unknown target, DeviceUnavailable for --require."""
     if options.require and options.require != "gpu":
         raise DeviceUnavailable(f"cuda:{options.index} is a gpu, not a {options.require}")
-    unknown = sorted(set(options.options) - {"executor"})
-    if unknown:
-        raise BadInput(f"device cuda has no option {unknown[0]!r}", "--option", "it takes executor=auto, graph or persistent")
-    from rammer_cuda.select import checked
+    from rammer_cuda.select import Execution
 
-    executor = checked(options.options.get("executor", "auto"))
+    how = Execution.of(options.options)
     if options.target:
         if options.target not in TARGETS:
             raise BadInput(f"unknown CUDA target {options.target!r}", hint=f"one of: {', '.join(TARGETS)}")
         unit = Hardware(0, f"{TARGETS[options.target].description} (compile only)", "gpu", 0)
-        return CudaBackend(TARGETS[options.target], unit, options.target, False, executor)
+        return CudaBackend(TARGETS[options.target], unit, options.target, False, how)
     from rammer_cuda.hardware import architecture, create_context, probe_gpus, virtual_device
 
     unit = probe_gpus()[options.index]
     create_context(options.index)
-    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, executor)
+    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, how)
 
 
 class CudaBackend:
-    """One GPU (``present``) or one architecture; ``executor`` is how programs are to be run."""
+    """One GPU (``present``) or one architecture; ``how`` programs are to be run there."""
 
-    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, executor: str = "auto") -> None:
+    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, how: Execution) -> None:
         self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
-        self.executor = executor
+        self.how = how
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -191,7 +189,7 @@ class CudaBackend:
         self._need_hardware()
         from rammer_cuda.select import open_executor
 
-        return open_executor(program, constants, self.arch, self.hardware.index, self.executor)
+        return open_executor(program, constants, self.arch, self.hardware.index, self.how)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
         """Every block of one run with the SM that ran it, from kernels that record it."""

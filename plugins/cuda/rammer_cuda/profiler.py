@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rammer.device.manifest import Array, Binding
+from rammer.device.manifest import Array, Binding, Loaded
+from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
 from rammer.ir.types import row_major
@@ -19,17 +20,36 @@ from rammer_cuda.compile import compile_all
 from rammer_cuda.source import task_kernel, translation_unit
 
 if TYPE_CHECKING:
-    from rammer_cuda.backend import CudaBackend
+    from rammer_cuda.executor import CudaProgram
 
 #: Replays of one measurement (the median counts), and copies of the operator chained in one replay: they make
 #: the events' own resolution, about a microsecond, small.
 REPLAYS, CHAIN = 9, 20
 
 
+class Measurable(Protocol):
+    """What the profiler asks of a backend."""
+
+    vdevice: VDevice
+    arch: str
+
+    def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
+        """``repeat`` copies of the program, chained in one graph."""
+        ...
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        """The program as users run it."""
+        ...
+
+    def resources(self, operator: ROperator, binding: Binding) -> Resources:
+        """What ptxas says of the operator's kernel."""
+        ...
+
+
 class CudaProfiler:
     """Measures on the backend's GPU; ``resources`` needs none."""
 
-    def __init__(self, backend: CudaBackend) -> None:
+    def __init__(self, backend: Measurable) -> None:
         self.backend = backend
 
     def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:

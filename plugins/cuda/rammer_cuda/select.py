@@ -8,6 +8,7 @@ the faster one stays. The outcome is remembered for the next process.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -18,43 +19,72 @@ from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.executor import CudaProgram
-from rammer_cuda.persistent.executor import PersistentProgram
+from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
 from rammer_cuda.remember import Remembered
 
 #: Values of ``--option executor=``.
 CHOICES = ("auto", "graph", "persistent")
 #: Runs of each executor that are timed, after as many to warm up.
 RUNS = 7
+#: Seconds that a watchdog can be set below: the kernel counts nanoseconds in 64 bits, and nobody waits for a day.
+LONGEST = 86400.0
 
 Executor = CudaProgram | PersistentProgram
 
 
-def checked(choice: str) -> str:
-    """``choice`` if it is one; BadInput otherwise."""
-    if choice not in CHOICES:
-        raise BadInput(f"unknown executor {choice!r}", "--option executor", f"one of: {', '.join(CHOICES)}")
-    return choice
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How programs are to be run: by which executor, and the nanoseconds after which a wait of the persistent one is
+    reported as a hang."""
+
+    choice: str = "auto"
+    limit: int = LIMIT
+
+    @staticmethod
+    def of(options: Mapping[str, str]) -> Execution:
+        """From ``--option executor=auto|graph|persistent`` and ``--option watchdog=SECONDS``; BadInput for anything else."""
+        unknown = sorted(set(options) - {"executor", "watchdog"})
+        if unknown:
+            raise BadInput(f"device cuda has no option {unknown[0]!r}", "--option",
+                           f"it takes executor={'|'.join(CHOICES)} and watchdog=SECONDS")  # fmt: skip
+        choice = options.get("executor", "auto")
+        if choice not in CHOICES:
+            raise BadInput(f"unknown executor {choice!r}", "--option executor", f"one of: {', '.join(CHOICES)}")
+        return Execution(choice, _nanoseconds(options["watchdog"]) if "watchdog" in options else LIMIT)
 
 
-def open_executor(program: RProgram, constants: Mapping[str, Array], arch: str, index: int, choice: str) -> Executor:
-    """The program, loaded for the executor ``choice``; ``auto`` measures where a persistent kernel could win."""
+def _nanoseconds(text: str) -> int:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < LONGEST:
+        raise BadInput(f"{text!r} is no time to wait", "--option watchdog", f"seconds, above 0 and below {LONGEST:.0f}")
+    return max(int(seconds * 1e9), 1)
+
+
+def open_executor(program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
+                  how: Execution = Execution()) -> Executor:  # fmt: skip
+    """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
+    choice = how.choice
     if choice == "auto" and not keeps_constants(program):
         choice = "graph"
     if choice == "auto":
-        return _measured(program, constants, arch, index)
-    make = CudaProgram if choice == "graph" else PersistentProgram
-    return make(program, constants, arch, index)
+        return _measured(program, constants, arch, index, how)
+    if choice == "graph":
+        return CudaProgram(program, constants, arch, index)
+    return PersistentProgram(program, constants, arch, index, how.limit)
 
 
-def _measured(program: RProgram, constants: Mapping[str, Array], arch: str, index: int) -> Executor:
+def _measured(program: RProgram, constants: Mapping[str, Array], arch: str, index: int, how: Execution) -> Executor:
     """The executor that was measured to be faster, now or by an earlier process."""
     kept = Remembered(program, "executor", arch)
     known = kept.read()
     if known in CHOICES[1:]:
-        return open_executor(program, constants, arch, index, known)
+        return open_executor(program, constants, arch, index, replace(how, choice=known))
     graph = CudaProgram(program, constants, arch, index)
     try:
-        persistent = PersistentProgram(program, constants, arch, index)
+        persistent = PersistentProgram(program, constants, arch, index, how.limit)
     except DeviceFailure as problem:  # its blocks would not all run at once, or its memory does not suffice
         graph.notes = (f"executor graph, since the persistent one cannot: {problem.what}",)
         return graph

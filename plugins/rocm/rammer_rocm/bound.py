@@ -4,19 +4,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 
 from rammer.device.arrays import Array, check_names, host_view, on_host
 from rammer.errors import BadInput, DeviceFailure
-from rammer.ir.program import Port
+from rammer.ir.program import Port, RProgram
 from rammer.runtime.host_bound import WHOLE, check_apart, check_values
 
 from rammer_rocm.units import opencl
 
-if TYPE_CHECKING:
-    from rammer_rocm.executor import OpenClProgram
+
+class Queued(Protocol):
+    """What a bound call asks of its program: one memory buffer on a device, and runs on a queue."""
+
+    program: RProgram
+    queue: Any
+    buffer: Any
+    threads: int
+    closed: bool
+
+    def start(self, tensor: str) -> int:
+        """First byte of a tensor in the buffer."""
+        ...
+
+    def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
+        """Queue a copy from the host."""
+        ...
+
+    def read(self, tensor: str) -> Array:
+        """A tensor's values, when all before is done."""
+        ...
+
+    def queue_run(self) -> None:
+        """Queue one run."""
+        ...
+
+    def failures(self) -> AbstractContextManager[None]:
+        """Turns the runtime's errors into DeviceFailure."""
+        ...
 
 
 class OpenClBound:
@@ -27,7 +55,7 @@ class OpenClBound:
     ``pyopencl.array.Array``; a host array is copied to one when it is bound.
     """
 
-    def __init__(self, program: OpenClProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
+    def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
                  stream: Any = None) -> None:  # fmt: skip
         self._program, self._closed, self.stream = program, False, program.queue
         self._on_cpu = program.threads == 1

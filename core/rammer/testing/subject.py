@@ -1,0 +1,45 @@
+"""The device that the conformance kit looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend
+from rammer.profile.store import KernelStore
+from rammer.runtime.executable import Executable
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.source import open_source
+from rammer.testing.small_models import SmallModel
+
+
+class ConformanceError(AssertionError):
+    """A device breaks the contract; the text says which part, with the seed to repeat it."""
+
+
+@dataclass
+class Subject:
+    """The device under test. ``seed`` is fresh unless given, so that no device can know the answers."""
+
+    spec: str
+    registry: Registry = field(default_factory=Registry)
+    options: Mapping[str, str] = field(default_factory=dict)
+    seed: int = field(default_factory=lambda: int(np.random.SeedSequence().generate_state(1)[0]))
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.backend: Backend = self.registry.open(self.spec, options=dict(self.options))
+
+    def expect(self, good: bool, what: str) -> None:
+        """Raise ConformanceError unless ``good`` (NaN compares false, and so fails)."""
+        if not good:
+            raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
+
+    def executable(self, model: SmallModel, policy: str = "wavefront") -> Executable:
+        """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
+        source = open_source(model.build(self.rng))
+        options, store = CompileOptions(policy), KernelStore(None)
+        return Executable(source, self.backend, self.spec, options, self.registry, store=store)

@@ -23,6 +23,7 @@ pytest.importorskip("cuda.bindings")
 from rammer_cuda import kept
 from rammer_cuda.backend import open_backend
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent import kept as kept_plan
 from rammer_cuda.persistent.dataflow import plan_words
 from rammer_cuda.source import task_kernel, task_kernels
 
@@ -97,14 +98,14 @@ def test_the_plan_of_words_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_pa
     program, binding = compiled(lstm_tc(0, batch=batch, layers=3, steps=5))
     plan = plan_words(program, binding)
     assert plan.words and any(t.waits for row in plan.program.rows for t in row)
-    assert kept.kept_words(program, binding) == plan
-    monkeypatch.setattr(kept, "plan_words", lambda program, binding: pytest.fail("planned again"))
-    assert kept.kept_words(RProgram.parse(str(program)), binding) == plan
+    assert kept_plan.kept_words(program, binding) == plan
+    monkeypatch.setattr(kept_plan, "plan_words", lambda program, binding: pytest.fail("planned again"))
+    assert kept_plan.kept_words(RProgram.parse(str(program)), binding) == plan
 
 
 def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    plan = kept.kept_words(program, binding)
+    plan = kept_plan.kept_words(program, binding)
     assert plan.program is program and not plan.words
-    assert kept.kept_words(program, binding) == plan
+    assert kept_plan.kept_words(program, binding) == plan

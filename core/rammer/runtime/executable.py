@@ -22,7 +22,7 @@ from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.artifact import Artifact, load_artifact, save_artifact
 from rammer.runtime.bound import ModelBound
-from rammer.runtime.memory import collector_paused
+from rammer.runtime.collector import collector_paused
 from rammer.runtime.options import CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 from rammer.runtime.source import Head, ModelSource

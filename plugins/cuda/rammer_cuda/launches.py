@@ -50,10 +50,10 @@ def kept_launches(program: RProgram) -> list[Launch]:
     if program.task_count < KEPT_FROM:
         return launches(program)
     kept = Remembered(program, "launches", Path(__file__).read_text())
-    try:
-        return [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in kept.read()]
-    except (TypeError, ValueError, LookupError):  # nothing there, or not what is written below
-        plan = launches(program)
+    record = kept.read()
+    if record is not None:
+        return [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in record]
+    plan = launches(program)
     kept.write([[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
                 for x in plan])  # fmt: skip
     return plan

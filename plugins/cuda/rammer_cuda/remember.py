@@ -13,25 +13,32 @@ from rammer.profile.store import cache_folder
 
 
 class Remembered:
-    """One JSON value about ``program``: ``what`` it is, and the ``versions`` of everything else that it depends on."""
+    """One JSON value about ``program``: ``what`` it is, and the ``versions`` of everything else that it depends on. Its file
+    begins with a checksum: a wrong wait would be worse than none."""
 
     def __init__(self, program: RProgram, what: str, *versions: str) -> None:
         version = hashlib.sha256("\0".join(versions).encode()).hexdigest()[:16]
         self.path: Path = cache_folder() / "binaries" / "cuda" / f"{program.digest}-{version}.{what}.json"
 
     def read(self) -> Any:
-        """The value, None where there is none that can be read."""
+        """The value, None where there is none, or not as it was written."""
         try:
-            return json.loads(self.path.read_text())
+            checksum, _, text = self.path.read_text().partition("\n")
         except (OSError, ValueError):
             return None
+        return json.loads(text) if text and checksum == _checksum(text) else None
 
     def write(self, value: Any) -> None:
         """Keep ``value``, whole or not at all."""
         partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(value))
+            text = json.dumps(value)
+            partial.write_text(f"{_checksum(text)}\n{text}")
             partial.replace(self.path)
         except OSError:
             partial.unlink(missing_ok=True)
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -16,11 +16,11 @@ from rammer.ir.program import RProgram
 from rammer_cuda.bound import CudaBound, Places, place, stream_of
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
-from rammer_cuda.kept import kept_words
 from rammer_cuda.kernels.cell_text import word_span
 from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.dataflow import as_planned
 from rammer_cuda.persistent.hang import find_hang
+from rammer_cuda.persistent.kept import kept_words
 from rammer_cuda.persistent.table import Table, make_table
 from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
 from rammer_cuda.resident import Resident

@@ -26,7 +26,7 @@ from rammer.runtime.session import open_executable
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.schedule.sequential import Sequential
 
-from rammer_ipu_sim.device import DEVICE
+from rammer_ipu_sim.plugin import DEVICE
 
 MODEL = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y) { t = Abs(x) y = Relu(t) }'
 

@@ -20,7 +20,8 @@ from rammer.runtime.options import CompileOptions
 from rammer.testing.selftest import self_test, tiny_graph
 
 from rammer_ipu_sim.chip import GC2, SOURCES, configured
-from rammer_ipu_sim.device import DEVICE, SimulatorBackend
+from rammer_ipu_sim.device import SimulatorBackend
+from rammer_ipu_sim.plugin import DEVICE
 from rammer_ipu_sim.testing import error, operator
 
 SMALL = OpenOptions(options={"tiles": "16", "sram": "65536"})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
@@ -68,8 +69,9 @@ def open_backend(options: OpenOptions) -> Backend:
     from rammer_cuda.hardware import architecture, create_context, probe_gpus, virtual_device
 
     unit = probe_gpus()[options.index]
-    create_context(options.index)
-    return CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, how)
+    opened = CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, how)
+    opened.context = create_context(options.index)
+    return opened
 
 
 class CudaBackend:
@@ -78,6 +80,7 @@ class CudaBackend:
     def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, how: Execution) -> None:
         self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
         self.how = how
+        self.context: Thread | None = None  #: Creates the GPU's context.
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -214,9 +217,12 @@ class CudaBackend:
         return CudaProgram(program, constants, self.arch, self.hardware.index, repeat)
 
     def _need_hardware(self) -> None:
+        """DeviceUnavailable without a GPU; its context is there when this returns."""
         if not self.present:
             raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
                                     hint="leave out --target to use the GPU of this machine")  # fmt: skip
+        if self.context is not None:
+            self.context.join()
 
 
 def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, ROperator]]:

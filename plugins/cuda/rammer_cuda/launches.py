@@ -21,7 +21,7 @@ from rammer.plan.overlap import overlap
 from rammer_cuda.remember import Remembered
 
 #: Tasks from which on a program's launches are kept: fewer are planned in a few milliseconds.
-KEPT_FROM = 5_000
+KEPT_FROM = 1_000
 
 
 @dataclass(frozen=True, slots=True)

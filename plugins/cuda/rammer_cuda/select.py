@@ -107,6 +107,8 @@ def _faster(program: RProgram, options: tuple[CudaProgram, PersistentProgram]) -
 def keeps_constants(program: RProgram) -> bool:
     """Whether a row runs a task with held constants more than once: what a persistent kernel can make use of."""
     held = {o.name for o in program.operators if o.family == "cell"}
+    if not held:
+        return False
     constants = {s.tensor for s in program.storages if program.buffer[s.buffer].kind == "constant"}
     static = {n: tuple(t for t in program.operator[n].inputs if t in constants) for n in held}
     for row in program.rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rammer.device.manifest import Hardware
 from rammer.errors import BadInput
 from rammer.ir.device import MemoryLayer, VDevice
 
@@ -100,3 +101,8 @@ def vdevice(chip: Chip) -> VDevice:
         vector=2, resident=chip.tiles, staged=True, simulated=True, source=SOURCES["matrix_flops"],
         precisions=("float32", "float16"),
     )  # fmt: skip
+
+
+def hardware(chip: Chip = GC2) -> Hardware:
+    """The simulated unit. Nothing physical stands behind it."""
+    return Hardware(0, str(chip), "simulator", chip.tiles * chip.sram, dict(SOURCES))

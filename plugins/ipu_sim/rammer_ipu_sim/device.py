@@ -1,17 +1,17 @@
-"""The device manifest and its backend."""
+"""The backend: an opened simulated chip."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rammer.device.manifest import Array, Binding, Device, Hardware, OpenOptions
+from rammer.device.manifest import Array, Binding, Hardware, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, compared
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates
 
-from rammer_ipu_sim.chip import GC2, SOURCES, Chip, configured, vdevice
+from rammer_ipu_sim.chip import Chip, configured, hardware, vdevice
 from rammer_ipu_sim.codelet import codelet
 from rammer_ipu_sim.executor import LoadedProgram
 from rammer_ipu_sim.profiler import SimulatedProfiler, operator_times, resources
@@ -98,23 +98,3 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("", "0", "1", "true", "false", "yes", "no"):
         raise BadInput(f"option no_stream={text}: not a truth value", "ipu_sim", "--option no_stream=1")
     return text.lower() in ("", "1", "true", "yes")
-
-
-def hardware(chip: Chip = GC2) -> Hardware:
-    """The simulated unit. Nothing physical stands behind it."""
-    return Hardware(0, str(chip), "simulator", chip.tiles * chip.sram, dict(SOURCES))
-
-
-def probe() -> Sequence[Hardware]:
-    """Always one simulated chip."""
-    return [hardware()]
-
-
-DEVICE = Device(
-    name="ipu_sim",
-    summary="GraphCore GC2 simulator: bulk-synchronous tiles with enforced memory; times are simulated",
-    probe=probe,
-    open=SimulatorBackend,
-    targets=(),
-    simulated=True,
-)

@@ -83,6 +83,7 @@ def run_model(key: str, tune: str, seed: int, path: Path) -> None:
         bound.write(inputs)
         bound.run()
         outputs |= {f"{n}.bound{i}": a for n, a in bound.to_host().items()}
+    loaded.close()
     exe.close()
     if not path.is_file():
         with path.open("wb") as file:

@@ -14,29 +14,31 @@ from collections.abc import Mapping
 
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import ROperator
-from rammer.testing.host_cuda import HostArgument, run_on_host
+from rammer.testing.host_cuda import HostArgument, find_race, run_on_host
 
 from rammer_cuda.kernels.task import TaskKernel
 
+#: Seconds that threads wait for each other.
+PATIENCE = 30
 #: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are 0 or 1. Shared addresses are offsets into ``rm_arena``.
 _HOST = """
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <map>
-#include <mutex>
+#include <sched.h>
 #include <vector>
 #define RM_GEMM
 #define RM_WGMMA
 #define RM_HALF
 #define __forceinline__ inline
 static char rm_arena[232448] __attribute__((aligned(1024)));
-static std::mutex rm_lock;
-static std::condition_variable rm_change;
-static bool rm_stuck;
+static std::atomic<bool> rm_stuck{false};
 template <class F> static void rm_until(F ready) {
-  std::unique_lock<std::mutex> held(rm_lock);
-  if (!rm_stuck && !rm_change.wait_for(held, std::chrono::seconds(30), ready)) rm_stuck = true;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(PATIENCE);
+  while (!ready() && !rm_stuck) {
+    sched_yield();
+    if (std::chrono::steady_clock::now() > end) rm_stuck = true;
+  }
 }
 static unsigned __cvta_generic_to_shared(const void *at) { return (unsigned)((const char *)at - rm_arena); }
 
@@ -57,44 +59,38 @@ template <int N> static void rm_arrived() {
   }
 }
 
-// mbarrier: a wait for a parity passes once the phase of that parity is complete. Named barriers count threads.
-struct Phases { int expected, missing, done; };
-static std::map<unsigned, Phases> rm_phases;
-static int rm_turns[16];
-static void rm_barrier_init(unsigned at, int count) { rm_phases[at] = {count, count, 0}; }
+// mbarrier: a wait for a parity passes once the phase of that parity is complete. Named barriers count threads. Both order what
+// threads did before they arrived and what others do after they waited, and nothing else: ThreadSanitizer takes it so.
+struct Phases { int expected; std::atomic<int> arrived; };
+static Phases rm_phases[sizeof rm_arena / 8];
+static std::atomic<int> rm_turns[16];
+static void rm_barrier_init(unsigned at, int count) { rm_phases[at / 8].expected = count; rm_phases[at / 8].arrived = 0; }
 static void rm_barriers_made() {}
 static void rm_copies_to_async() {}
-static void rm_barrier_arrive(unsigned at) {
-  std::lock_guard<std::mutex> held(rm_lock);
-  Phases &p = rm_phases.at(at);
-  if (--p.missing == 0) { p.missing = p.expected; ++p.done; rm_change.notify_all(); }
+static void rm_barrier_arrive(unsigned at) { rm_phases[at / 8].arrived.fetch_add(1, std::memory_order_acq_rel); }
+static void rm_barrier_wait(unsigned at, int parity) {
+  const Phases &p = rm_phases[at / 8];
+  rm_until([&] { return (p.arrived.load(std::memory_order_acquire) / p.expected & 1) != parity; });
 }
-static void rm_barrier_wait(unsigned at, int parity) { rm_until([=] { return (rm_phases.at(at).done & 1) != parity; }); }
-static int rm_pass(int which, int threads) {
-  std::lock_guard<std::mutex> held(rm_lock);
-  const int turn = rm_turns[which]++ / threads;
-  if (rm_turns[which] % threads == 0) rm_change.notify_all();
-  return turn;
-}
+static int rm_pass(int which, int threads) { return rm_turns[which].fetch_add(1, std::memory_order_acq_rel) / threads; }
 static void rm_meet(int which, int threads) {
   const int turn = rm_pass(which, threads);
-  rm_until([=] { return rm_turns[which] / threads > turn; });
+  rm_until([=] { return rm_turns[which].load(std::memory_order_acquire) / threads > turn; });
 }
 static void rm_turn_pass(int which) { rm_pass(which, 256); }
 static void rm_turn_wait(int which) { rm_meet(which, 256); }
 template <int N> static void rm_copiers_meet() { rm_meet(15, N); }
 
 // wgmma: a thread's products, in the order of their groups.
-static pthread_barrier_t rm_groups[4];
 static unsigned rm_registers[4][128][4];
 static thread_local std::vector<std::function<void()>> rm_pending;
-static void rm_together() { pthread_barrier_wait(&rm_groups[threadIdx.x / 128]); }
+static void rm_together() { rm_warp_meet(); }  // a warp's rows need its own registers
 static void rm_multiply_later(std::function<void()> products) {
   if (LATE_PRODUCTS) rm_pending.push_back(products); else products();
 }
 template <int N> static void rm_warpgroup_wait() {
   while ((int)rm_pending.size() > N) { rm_pending.front()(); rm_pending.erase(rm_pending.begin()); }
-  pthread_barrier_wait(&rm_warps[threadIdx.x / 32]);  // ".sync.aligned": kernels rely on all lanes being here
+  rm_warp_meet();  // ".sync.aligned": kernels rely on all lanes being here
 }
 template <class T> static void rm_pin(T &) {}
 static float rm_as_float(unsigned x) { float v; memcpy(&v, &x, 4); return v; }
@@ -174,10 +170,29 @@ template <int S, int ASTEP, int BSTEP> static void rm_products_{name}(float (&d)
 def run_warpgroups(kernel: TaskKernel, operator: ROperator, binding: Binding, values: Mapping[str, Array],
                    late_copies: bool, late_products: bool) -> dict[str, Array]:  # fmt: skip
     """All tasks of ``kernel``, whose sums are not split; its outputs by name. AssertionError where threads wait for ever."""
+    text = on_host(kernel, late_copies, late_products, PATIENCE)
+    return run_on_host(text, kernel.entry, packed(kernel, values), operator.task_count, kernel.threads, binding, values)
+
+
+def race_of_warpgroups(kernel: TaskKernel, binding: Binding, values: Mapping[str, Array], late_copies: bool) -> str:
+    """What ThreadSanitizer finds in the first task; "" if nothing."""
+    text = on_host(kernel, late_copies, not late_copies, 10 * PATIENCE)
+    return find_race(text, kernel.entry, packed(kernel, values), 1, kernel.threads, binding)
+
+
+def packed(kernel: TaskKernel, values: Mapping[str, Array]) -> list[HostArgument]:
+    """The kernel's arguments, constants as it wants them."""
+    return [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor]))
+            for a in kernel.arguments]  # fmt: skip
+
+
+def on_host(kernel: TaskKernel, late_copies: bool, late_products: bool, patience: int) -> str:
+    """The text of ``kernel`` with what its instructions do; threads wait ``patience`` seconds for each other."""
     assert kernel.blocks == 1 and kernel.dynamic <= 232448
     descriptor = re.search(r"__device__ __forceinline__ unsigned long long rm_matrix.*?\n}\n", kernel.text, re.DOTALL)
     assert descriptor
-    head = f"#define LATE_COPIES {int(late_copies)}\n#define LATE_PRODUCTS {int(late_products)}\n" + _HOST + descriptor[0]
+    head = f"#define LATE_COPIES {int(late_copies)}\n#define LATE_PRODUCTS {int(late_products)}\n#define PATIENCE {patience}\n"
+    head += _HOST + descriptor[0]
     for n in {int(n) for n in re.findall(r"#define RM_WGMMA_(\d+)\n", kernel.text)}:
         (step,) = set(re.findall(rf"rm_wgmma{n}\(d, \w+\[s\], \w+ \+ s \* (\d+),", kernel.text))
         head += _TF32.format(n=n, count=n // 2, step=step)
@@ -190,11 +205,8 @@ def run_warpgroups(kernel: TaskKernel, operator: ROperator, binding: Binding, va
     start = text.index("{", text.index('extern "C" __global__')) + 1
     set_up = """
     if (threadIdx.x == 0) {
-      memset(rm_arena, 255, sizeof rm_arena); memset(rm_turns, 0, sizeof rm_turns); rm_phases.clear();
-      for (auto &g : rm_groups) pthread_barrier_init(&g, nullptr, 128);
+      memset(rm_arena, 255, sizeof rm_arena);
+      for (auto &turn : rm_turns) turn = 0;
     }
     __syncthreads();"""
-    text = text[:start] + set_up + text[start:]
-    arguments = [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor]))
-                 for a in kernel.arguments]  # fmt: skip
-    return run_on_host(head + text, kernel.entry, arguments, operator.task_count, kernel.threads, binding, values)
+    return head + text[:start] + set_up + text[start:]

@@ -7,13 +7,12 @@ misaligned on a GPU aborts. Products are exact in float, so what differs from fl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from rammer.device.manifest import Binding
 from rammer.testing.host_c import Array
-from rammer.testing.host_cuda import HostArgument, run_on_host
+from rammer.testing.host_cuda import HostArgument, find_race, run_on_host
 
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -33,7 +32,7 @@ alignas(128) static char memory[@BYTES@];
 static struct Poison { Poison() { memset(memory, 0xff, sizeof memory); } } poison;
 static unsigned rm_sent[1024][8];
 static const void *rm_named[1024];
-static void rm_meet() { pthread_barrier_wait(&rm_warps[threadIdx.x / 32]); }
+static void rm_meet() { rm_warp_meet(); }
 template <class T> static void rm_move(T *to, const T *from, bool valid, int bytes) {
   if ((uintptr_t)to % bytes || (valid && (uintptr_t)from % bytes)) { fprintf(stderr, "misaligned copy\\n"); abort(); }
   if (valid) memcpy(to, from, bytes); else memset(to, 0, bytes);
@@ -95,11 +94,23 @@ template <bool TURN> static void rm_blocks4(unsigned (&r)[4], const unsigned sho
 
 def run_warps(kernel: TaskKernel, tasks: int, binding: Binding, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
     """As ``run_on_host``, for kernels of ``mma.sync`` without packed operands; shared memory is full of NaN at first."""
-    arguments = [HostArgument(a.tensor, a.written) for a in kernel.arguments]
+    return run_on_host(on_host(kernel), kernel.entry, arguments_of(kernel), tasks, kernel.threads, binding, values, first)
+
+
+def race_of_warps(kernel: TaskKernel, binding: Binding) -> str:
+    """What ThreadSanitizer finds in the first task; "" if nothing."""
+    return find_race(on_host(kernel), kernel.entry, arguments_of(kernel), 1, kernel.threads, binding)
+
+
+def arguments_of(kernel: TaskKernel) -> list[HostArgument]:
+    """The kernel's arguments as they are."""
+    return [HostArgument(a.tensor, a.written) for a in kernel.arguments]
+
+
+def on_host(kernel: TaskKernel) -> str:
+    """The text of ``kernel`` with what its instructions do."""
     text = WARPS.replace("@BYTES@", str(kernel.dynamic)) + kernel.text
-    text = text.replace("extern __shared__ __align__(16) char memory[];", "")
-    kernel = replace(kernel, text=text)
-    return run_on_host(kernel.text, kernel.entry, arguments, tasks, kernel.threads, binding, values, first)
+    return text.replace("extern __shared__ __align__(16) char memory[];", "")
 
 
 def random_values(binding: Binding, names: tuple[str, ...]) -> dict[str, Array]:

@@ -1,6 +1,7 @@
 """Runs the text of CUDA kernels on the host: a block is a group of POSIX threads, shuffles and barriers are theirs.
 
-For kernels without inline PTX: it checks index arithmetic, reductions and stores where there is no GPU, never speed.
+For kernels without inline PTX: it checks index arithmetic, reductions and stores where there is no GPU, never speed. With
+ThreadSanitizer it also finds accesses of a block's threads that no barrier orders.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from rammer.codegen.dialects import CUDA, helpers
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
+from rammer.ir.types import itemsize
 from rammer.testing.host_c import Array, Guarded
 
 COMPILER = shutil.which("g++")
@@ -36,9 +38,13 @@ struct float4 { float x, y, z, w; };
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct Place { int x; };
 static thread_local Place threadIdx, blockIdx;
-static pthread_barrier_t rm_block, rm_warps[32];
+// Barriers by turns, as threads come to them: ThreadSanitizer takes what one does before it reaches the next barrier for ordered
+// before a late sleeper of this one where both are the same object.
+static pthread_barrier_t rm_block[2], rm_warps[32][2];
+static thread_local int rm_block_turn, rm_warp_turn;
 static unsigned long long rm_mail[1024];
-static void __syncthreads() { pthread_barrier_wait(&rm_block); }
+static void __syncthreads() { pthread_barrier_wait(&rm_block[rm_block_turn++ % 2]); }
+static void rm_warp_meet() { pthread_barrier_wait(&rm_warps[threadIdx.x / 32][rm_warp_turn++ % 2]); }
 static void rm_after() {}
 static int min(int a, int b) { return a < b ? a : b; }
 static float rm_load_f16(const unsigned short *p) {
@@ -57,9 +63,9 @@ static void rm_store_f16(unsigned short *p, float value) {
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
   const int me = threadIdx.x;
   memcpy(&rm_mail[me], &value, sizeof value);
-  pthread_barrier_wait(&rm_warps[me / 32]);
+  rm_warp_meet();
   memcpy(&value, &rm_mail[me ^ mask], sizeof value);
-  pthread_barrier_wait(&rm_warps[me / 32]);
+  rm_warp_meet();
   return value;
 }
 """
@@ -75,13 +81,28 @@ static void *rm_thread(void *number) {
 }
 extern "C" void rm_launch(void **pointers, int blocks, int threads, int first) {
   rm_pointers = pointers; rm_blocks = blocks; rm_first = first;
-  pthread_barrier_init(&rm_block, nullptr, threads);
-  for (int w = 0; w < threads / 32; ++w) pthread_barrier_init(&rm_warps[w], nullptr, 32);
+  for (int k = 0; k < 2; ++k) {
+    pthread_barrier_init(&rm_block[k], nullptr, threads);
+    for (int w = 0; w < threads / 32; ++w) pthread_barrier_init(&rm_warps[w][k], nullptr, 32);
+  }
   pthread_t ids[1024];
   for (long t = 0; t < threads; ++t) pthread_create(&ids[t], nullptr, rm_thread, (void *)t);
   for (int t = 0; t < threads; ++t) pthread_join(ids[t], nullptr);
 }
 """
+#: A process of its own, since ThreadSanitizer must be there first. Every buffer is full of one float16 or float32 value.
+MAIN = """
+#include <cstdlib>
+int main() {
+  const size_t bytes[] = {@BYTES@};
+  void *pointers[sizeof bytes / sizeof *bytes];
+  for (size_t k = 0; k < sizeof bytes / sizeof *bytes; ++k)
+    memset(pointers[k] = aligned_alloc(64, (bytes[k] + 63) / 64 * 64), 0x3c, (bytes[k] + 63) / 64 * 64);
+  rm_launch(pointers, @BLOCKS@, @THREADS@, 0);
+}
+"""
+#: Seconds after which a kernel under ThreadSanitizer counts as hung, and the exit code with which it tells of a race.
+PATIENCE, RACE = 300, 66
 
 
 @dataclass(frozen=True)
@@ -102,10 +123,7 @@ def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks
     """
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
-    types = [CUDA.types[binding.types[a.tensor].dtype] for a in arguments]
-    pointers = ", ".join(f"({t} *)rm_pointers[{k}]" for k, t in enumerate(types))
-    source = HEAD + helpers("static inline", CUDA.types, overloaded=False) + text
-    library = _compile(source + TAIL.replace("@NAME@", entry).replace("@POINTERS@", pointers))
+    library = ctypes.CDLL(str(_compile(_source(text, entry, arguments, binding), "-O1", "-shared", "-fPIC")))
     rng = np.random.default_rng()
     tensors = {
         a.tensor: Guarded(binding.storages[a.tensor], values.get(a.tensor), binding.types[a.tensor].dtype, rng)
@@ -120,11 +138,39 @@ def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks
     return {a.tensor: tensors[a.tensor].view.copy() for a in arguments if a.written}
 
 
-def _compile(text: str) -> ctypes.CDLL:
+def find_race(text: str, entry: str, arguments: Sequence[HostArgument], blocks: int, threads: int,
+              binding: Binding) -> str:  # fmt: skip
+    """What ThreadSanitizer says of the first ``blocks`` tasks of ``entry``, one after another: accesses of two threads that
+    nothing orders; "" where there are none. Values are all the same.
+
+    Raises DeviceUnavailable without a C++ compiler, or where ThreadSanitizer does not start.
+    """
+    if COMPILER is None:
+        raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
+    ends = [binding.storages[a.tensor].span()[1] * itemsize(binding.types[a.tensor].dtype) for a in arguments]
+    sizes = [end if a.packed is None else a.packed.nbytes for end, a in zip(ends, arguments, strict=True)]
+    main = MAIN.replace("@BYTES@", ", ".join(map(str, sizes))).replace("@BLOCKS@", str(blocks)).replace("@THREADS@", str(threads))
+    program = _compile(_source(text, entry, arguments, binding) + main, "-O1", "-g", "-fsanitize=thread")
+    options = {"TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, env=options, timeout=PATIENCE)
+    if done.returncode not in (0, RACE):
+        raise DeviceUnavailable(f"ThreadSanitizer does not run here: {done.stderr.strip()[:300]}")
+    return done.stderr if done.returncode else ""
+
+
+def _source(text: str, entry: str, arguments: Sequence[HostArgument], binding: Binding) -> str:
+    """A program whose ``rm_launch`` runs the kernel."""
+    types = [CUDA.types[binding.types[a.tensor].dtype] for a in arguments]
+    pointers = ", ".join(f"({t} *)rm_pointers[{k}]" for k, t in enumerate(types))
+    tail = TAIL.replace("@NAME@", entry).replace("@POINTERS@", pointers)
+    return HEAD + helpers("static inline", CUDA.types, overloaded=False) + text + tail
+
+
+def _compile(text: str, *flags: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="rammer_cuda_"))
-    source, library = folder / "kernel.cpp", folder / "kernel.so"
+    source, made = folder / "kernel.cpp", folder / "kernel"
     source.write_text(text)
-    command = [str(COMPILER), "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source), "-pthread"]
+    command = [str(COMPILER), "-std=c++17", "-w", *flags, "-o", str(made), str(source), "-pthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stderr}\n{text}"
-    return ctypes.CDLL(str(library))
+    return made

@@ -1,0 +1,101 @@
+"""Kernels under ThreadSanitizer, on host threads: whatever two threads of a block touch, a barrier must order.
+
+It sees what NVIDIA's racecheck looks for, without a GPU, and knows barriers by what they promise rather than by what one run of
+them did: mbarriers and named barriers order those who arrive before those who wait, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from host_wgmma import race_of_warpgroups
+from test_cuda_attention import CASES as ATTENTIONS
+from test_cuda_attention import SMALL, blocks
+from test_cuda_families import CASES as FAMILIES
+from test_cuda_families import CHOOSERS, ROWS, VECTORS
+from test_cuda_single import ALL, TF32, alone, backend, given, kinds
+from warps import race_of_warps
+
+from rammer.device.manifest import Binding
+from rammer.errors import DeviceUnavailable
+from rammer.ir.operator import ROperator
+from rammer.ir.program import dense
+from rammer.ir.types import TensorType
+from rammer.testing.host_cuda import COMPILER, HostArgument, find_race
+
+from rammer_cuda.kernels.attention import attention
+from rammer_cuda.kernels.choose_wide import wide_candidates
+from rammer_cuda.source import task_kernel
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sanitizer() -> None:
+    """Skip where ThreadSanitizer does not start (kernels that place memory too randomly for it)."""
+    text = 'extern "C" __global__ void one(float *y, const int *order, int first) { if (threadIdx.x == 0) *y = 1.0f; }'
+    binding = Binding({"y": TensorType("float32", (1,))}, {"y": dense("y", "b", (1,))}, frozenset())
+    try:
+        assert find_race(text, "one", [HostArgument("y", True)], 1, 32, binding) == ""
+    except DeviceUnavailable as problem:
+        pytest.skip(str(problem))
+
+
+def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
+    """Kernels of warpgroup products: one of every kind, not split over a cluster."""
+    operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
+    return kinds([alone(c) for c in wide_candidates(operator, binding, backend().vdevice, 60)]), binding
+
+
+@pytest.mark.parametrize("late_copies", [False, True])
+@pytest.mark.parametrize("precision, case", [("float32", "patches"), ("float32", "strided"), ("float32", "padded"),
+                                             ("tf32", "three by three"), ("tf32", "patches"), ("float16", "linear")])  # fmt: skip
+def test_warpgroup_products(precision: str, case: str, late_copies: bool) -> None:
+    found, binding = wide(precision, case)
+    assert found
+    for tiled in found[:2]:
+        assert race_of_warpgroups(task_kernel(tiled, binding), binding, given(tiled, binding), late_copies) == "", tiled.head()
+
+
+def without_last_barrier(text: str) -> str:
+    """Sums are read by other threads than wrote them, right away."""
+    before, barrier, after = text.rpartition("__syncthreads();")
+    assert barrier
+    return before + after
+
+
+def without_wait(name: str) -> Callable[[str], str]:
+    """Nobody waits for the mbarriers ``name``."""
+    return lambda text: text.replace(f"rm_barrier_wait({name} +", f"if (0) rm_barrier_wait({name} +")
+
+
+@pytest.mark.parametrize("edit", [without_last_barrier, without_wait("full"), without_wait("empty")],
+                         ids=["sums", "full", "empty"])  # fmt: skip
+def test_a_missing_barrier_is_found(edit: Callable[[str], str]) -> None:
+    (tiled, *_), binding = wide("float32", "patches")
+    kernel = task_kernel(tiled, binding)
+    worse = replace(kernel, text=edit(kernel.text))
+    assert worse.text != kernel.text
+    assert "data race" in race_of_warpgroups(worse, binding, given(tiled, binding), False)
+
+
+@pytest.mark.parametrize("case", sorted({**VECTORS, **ROWS}))
+def test_families_that_reduce_across_threads(case: str) -> None:
+    """Windows and maps are left out: their strips at a tensor's end overlap, and two threads write the same values."""
+    operator, binding = FAMILIES[case]
+    found = [o for choose in CHOOSERS for _, o in choose(operator, binding, backend().vdevice, 200)]
+    tiled = found[int(np.random.default_rng().integers(len(found)))]
+    kernel = task_kernel(tiled, binding)
+    values = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
+    arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(values[a.tensor])) for a in kernel.arguments]
+    assert find_race(kernel.text, kernel.entry, arguments, 1, kernel.threads, binding) == "", tiled.head()
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_attention(case: str) -> None:
+    binding, options = ATTENTIONS[case][1], blocks(ATTENTIONS[case])
+    option = options[int(np.random.default_rng().integers(len(options)))]
+    assert race_of_warps(attention(option, binding), binding) == "", option.head()

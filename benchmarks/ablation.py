@@ -21,7 +21,8 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
-from peers import environment_of, exported
+from facts import environment_of, section
+from peers import exported
 from zoo import SEED, ZOO
 
 import rammer
@@ -88,15 +89,14 @@ def plot(path: Path, key: str, bars: Sequence[Bar]) -> None:
     pyplot.close(figure)
 
 
-def document(key: str, bars: Sequence[Bar], facts: dict[str, str]) -> str:
+def document(key: str, tune: str, bars: Sequence[Bar], facts: dict[str, str]) -> str:
     """The Markdown file."""
     first = {b.executor: b.seconds for b in bars if b.policy == BARS[0][1]}
     rows = [[b.name, f"`{b.policy}`", b.executor, duration(b.seconds), f"{first[b.executor] / b.seconds:.2f}x", str(b.tasks),
              str(b.waits), duration(b.predicted)] for b in bars]  # fmt: skip
-    environment = "\n".join(f"- {k}: {v}" for k, v in facts.items())
-    return (f"# What scheduling is worth: {key}\n\nFloat32, device-resident inputs, medians of {TIMED} runs by GPU events, one "
-            f"process. `predicted` is the policy's own estimate.\n\n{markdown(rows, HEADERS)}\n\n"
-            f"![bars](ablation.svg)\n\n## Environment\n\n{environment}\n")  # fmt: skip
+    return (f"# What scheduling is worth: {key}\n\nFloat32, `--tune {tune}`, device-resident inputs, medians of {TIMED} runs by "
+            f"GPU events, one process. `predicted` is the policy's own estimate.\n\n{markdown(rows, HEADERS)}\n\n"
+            f"![bars](ablation.svg)\n\n{section(facts)}")  # fmt: skip
 
 
 @click.command()
@@ -113,7 +113,7 @@ def main(model: str, folder: Path, tune: str, seed: int) -> None:
         for name, policy in BARS:
             bars.append(measure(path, model, name, policy, executor, tune, seed))
             click.echo(f"{executor} {name}: {duration(bars[-1].seconds)}")
-    (folder / "ablation.md").write_text(document(model, bars, environment_of(True)))
+    (folder / "ablation.md").write_text(document(model, tune, bars, environment_of(True)))
     plot(folder / "ablation.svg", model, bars)
 
 

@@ -17,6 +17,7 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
+from facts import environment_of, section
 from zoo import SEED, ZOO
 
 from rammer.compiler import Compiler
@@ -104,7 +105,7 @@ def main(models: str, device: str, precision: str, tune: str, markdown_file: Pat
         parts.append(f"## {key}\n\n{markdown([s.row() for s in found], HEADERS)}\n\n{summary(found)}\n")
         click.echo(parts[-1])
     if markdown_file is not None:
-        markdown_file.write_text("\n".join(parts))
+        markdown_file.write_text("\n".join((*parts, section(environment_of(device == "cuda")))))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Each row is kept as soon as it is measured and not measured again; ``--again ram
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,17 +23,16 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
+from facts import environment_of
 from rows import HEADERS, OURS, Row, cells, document, keep, read_rows, summary
 from zoo import SEED, ZOO
 
 import rammer
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
-from rammer.report.environment import environment
 from rammer.report.table import plain
 from rammer.runtime.bench import Effort, bound_call, sample
 from rammer.runtime.options import PRECISIONS
 from rammer.runtime.peer_graph import Array
-from rammer.runtime.peer_torch import load_torch
 from rammer.runtime.peers import (
     PEERS,
     Prepared,
@@ -48,19 +46,6 @@ GPU_RUNNERS = (OURS, "torch", "torch-graph", "torch-graph-nhwc", "torch-compile"
 CPU_RUNNERS = (OURS, "onnxruntime", "torch")
 #: Runs whose outputs are compared: a race need not show in each.
 CHECKED = 10
-
-
-def environment_of(gpu: bool) -> dict[str, str]:
-    """Packages and processor; with ``gpu``, the card, its driver, and the versions of CUDA and cuDNN."""
-    facts = environment()
-    if gpu:
-        torch = load_torch()
-        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                capture_output=True, text=True, check=False)  # fmt: skip
-        facts |= {"gpu": torch.cuda.get_device_name(0), "driver": driver.stdout.split("\n")[0].strip() or "unknown",
-                  "torch": torch.__version__, "cuda": str(torch.version.cuda),
-                  "cudnn": str(torch.backends.cudnn.version())}  # fmt: skip
-    return facts
 
 
 def open_rammer(path: Path, inputs: Mapping[str, Array], device: str, precision: str, tune: str,

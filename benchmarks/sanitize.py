@@ -23,6 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
+from facts import environment_of, section
 from peers import exported
 from zoo import SEED, ZOO
 
@@ -171,7 +172,8 @@ def main(models: str, tools: str, tune: str, markdown_file: Path | None, limit: 
     click.echo(text)
     if markdown_file is not None:
         shown = next((line for line in version if "Version" in line or "version" in line), "").strip()
-        markdown_file.write_text(f"# compute-sanitizer\n\n{NOTE.format(tune=tune)}\n\n{text}\n\n{shown}\n")
+        markdown_file.write_text(f"# compute-sanitizer\n\n{NOTE.format(tune=tune)}\n\n{text}\n\n{shown}\n\n"
+                                 + section(environment_of(True)))
     if any(row[2] != "clean" for row in rows):
         raise Mismatch("not everything is clean")
 

@@ -25,6 +25,7 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
+from facts import environment_of, section
 
 from rammer.errors import DeviceFailure
 from rammer.report.table import markdown
@@ -121,7 +122,8 @@ def main(models: str, device: str, tune: str, repeats: int, seed: int, profile: 
     text = markdown(rows, HEADERS)
     click.echo(text)
     if markdown_file is not None:
-        markdown_file.write_text(f"# Starts on {device}, --tune {tune}\n\n{text}\n")
+        markdown_file.write_text(f"# Starts on {device}, --tune {tune}\n\nMedians of {repeats} warm starts.\n\n{text}\n\n"
+                                 + section(environment_of(device == "cuda")))
 
 
 if __name__ == "__main__":

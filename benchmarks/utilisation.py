@@ -20,7 +20,8 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
-from peers import environment_of, exported
+from facts import environment_of, section
+from peers import exported
 from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, replays, typical
 from zoo import SEED, ZOO
 
@@ -176,9 +177,8 @@ def document(results: Mapping[str, Sequence[Result]], facts: Mapping[str, str], 
                 what, unit = "operators, from first start to last end", "tasks"
             parts.append(f"### {model}, {r.runner}: {what}\n\n" + markdown(top, ["name", unit, "time", "of the sum"]))
     head = f"# SM utilisation and scheduling overhead\n\nBatch 1, float32, {units} SMs, all in one process.\n\n"
-    environment = "\n".join(f"- {k}: {v}" for k, v in facts.items())
     return (head + markdown(rows, HEADERS) + "\n\n" + METHOD + "\n![share of busy SMs over time](utilisation.png)\n\n"
-            + "\n\n".join(parts) + f"\n\n## Environment\n\n{environment}\n")  # fmt: skip
+            + "\n\n".join(parts) + f"\n\n{section(facts)}")  # fmt: skip
 
 
 @click.command()

@@ -42,9 +42,8 @@ def probe_gpus() -> list[Hardware]:
 
 
 def create_context(index: int) -> threading.Thread:
-    """Begin to create the context of GPU ``index``, which takes 0.13 s, on a thread: models are read meanwhile. Where it
-    fails, the first use of the GPU says so. Nothing else may call the driver before the thread has ended: it is meant to be
-    safe, but compute-sanitizer crashes."""
+    """Begin to create the context of GPU ``index``, which takes 0.13 s, on a thread: models are read meanwhile. Wait for it
+    before the GPU is used; where it fails, that use says so."""
 
     def create() -> None:
         module = cupy()

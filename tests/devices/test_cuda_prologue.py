@@ -32,6 +32,7 @@ from rammer_cuda.kernels.choose import Choice, gemm_candidates
 from rammer_cuda.kernels.choose_attention import attention_candidates
 from rammer_cuda.kernels.choose_wide import wide_candidates
 from rammer_cuda.kernels.preamble import PREAMBLE
+from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
 Choose = Callable[..., list[Choice]]
@@ -169,6 +170,13 @@ def test_what_is_changed_is_what_was_copied(case: str) -> None:
         assert tests == [f"{g} && {v}" if g else v for g, (_, v) in zip(guards, copied, strict=True)]
 
 
+def ffma_on_host(kernel: TaskKernel) -> str:
+    """The text of a ``gemm`` kernel with what its copies do."""
+    shared = f"alignas(16) static float shared[{kernel.shared // 4}];"
+    text = kernel.text.replace(PREAMBLE, HOST)
+    return text.replace("extern __shared__ __align__(16) float shared[];", shared)
+
+
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
@@ -179,11 +187,8 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
     for i in rng.choice(len(found), min(3, len(found)), replace=False):
         tiled = found[int(i)]
         given, kernel = values_of(tiled, binding, rng), task_kernel(tiled, binding)
-        text = kernel.text.replace(PREAMBLE, HOST)
-        shared = f"alignas(16) static float shared[{kernel.shared // 4}];"
-        text = text.replace("extern __shared__ __align__(16) float shared[];", shared)
         arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(given[a.tensor])) for a in kernel.arguments]
-        have = run_on_host(text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
+        have = run_on_host(ffma_on_host(kernel), kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
         want = reference(tiled, given)
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
 

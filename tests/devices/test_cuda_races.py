@@ -12,10 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from host_wgmma import race_of_warpgroups
+from products import CASES as PRODUCTS
+from products import PROLOGUES
 from test_cuda_attention import CASES as ATTENTIONS
 from test_cuda_attention import SMALL, blocks
 from test_cuda_families import CASES as FAMILIES
 from test_cuda_families import CHOOSERS, ROWS, VECTORS
+from test_cuda_prologue import backend_of, ffma_on_host
 from test_cuda_single import ALL, TF32, alone, backend, given, kinds
 from warps import race_of_warps
 
@@ -27,6 +30,7 @@ from rammer.ir.types import TensorType
 from rammer.testing.host_cuda import COMPILER, HostArgument, find_race
 
 from rammer_cuda.kernels.attention import attention
+from rammer_cuda.kernels.choose import gemm_candidates
 from rammer_cuda.kernels.choose_wide import wide_candidates
 from rammer_cuda.source import task_kernel
 
@@ -99,3 +103,16 @@ def test_attention(case: str) -> None:
     binding, options = ATTENTIONS[case][1], blocks(ATTENTIONS[case])
     option = options[int(np.random.default_rng().integers(len(options)))]
     assert race_of_warps(attention(option, binding), binding) == "", option.head()
+
+
+@pytest.mark.parametrize("case", ["row", "strided", "three by three"])
+def test_products_of_threads(case: str) -> None:
+    """``gemm``, without the maps before it and with them. Before sm_90 no sum is split over a cluster."""
+    for operator, binding in (PRODUCTS[case], PROLOGUES[case]):
+        found = [c.operator for c in gemm_candidates(operator, binding, backend_of("sm_80").vdevice, 200)]
+        found = [o for o in found if o.family == "gemm"]
+        tiled = found[int(np.random.default_rng().integers(len(found)))]
+        kernel = task_kernel(tiled, binding)
+        ones = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
+        arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(ones[a.tensor])) for a in kernel.arguments]
+        assert find_race(ffma_on_host(kernel), kernel.entry, arguments, 1, kernel.threads, binding) == "", tiled.head()

@@ -153,7 +153,7 @@ def find_race(text: str, entry: str, arguments: Sequence[HostArgument], blocks: 
     program = _compile(_source(text, entry, arguments, binding) + main, "-O1", "-g", "-fsanitize=thread")
     options = {"TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, env=options, timeout=PATIENCE)
-    if done.returncode not in (0, RACE):
+    if done.returncode not in (0, RACE) or "FATAL: ThreadSanitizer" in done.stderr:
         raise DeviceUnavailable(f"ThreadSanitizer does not run here: {done.stderr.strip()[:300]}")
     return done.stderr if done.returncode else ""
 

@@ -32,6 +32,7 @@ from rammer.testing.host_cuda import COMPILER, HostArgument, find_race
 from rammer_cuda.kernels.attention import attention
 from rammer_cuda.kernels.choose import gemm_candidates
 from rammer_cuda.kernels.choose_wide import wide_candidates
+from rammer_cuda.kernels.gemv import matvec_of, strips_of
 from rammer_cuda.source import task_kernel
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -86,11 +87,18 @@ def test_a_missing_barrier_is_found(edit: Callable[[str], str]) -> None:
     assert "data race" in race_of_warpgroups(worse, binding, given(tiled, binding), False)
 
 
+def overlap(tiled: ROperator, binding: Binding) -> bool:
+    """Whether strips at the end of a tile move back onto their neighbours: two threads then write the same values."""
+    return any(t % s for t, s in zip(tiled.tile, strips_of(matvec_of(tiled, binding)).sizes, strict=True))
+
+
 @pytest.mark.parametrize("case", sorted({**VECTORS, **ROWS}))
 def test_families_that_reduce_across_threads(case: str) -> None:
-    """Windows and maps are left out: their strips at a tensor's end overlap, and two threads write the same values."""
+    """Windows and maps are left out, and of ``gemv`` the choices whose strips overlap."""
     operator, binding = FAMILIES[case]
     found = [o for choose in CHOOSERS for _, o in choose(operator, binding, backend().vdevice, 200)]
+    found = [o for o in found if o.family != "gemv" or not overlap(o, binding)]
+    assert found
     tiled = found[int(np.random.default_rng().integers(len(found)))]
     kernel = task_kernel(tiled, binding)
     values = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}

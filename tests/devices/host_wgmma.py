@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import ROperator
-from rammer.testing.host_cuda import HostArgument, find_race, run_on_host
+from rammer.testing.host_cuda import find_race, host_arguments, run_on_host
 
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -171,19 +171,14 @@ def run_warpgroups(kernel: TaskKernel, operator: ROperator, binding: Binding, va
                    late_copies: bool, late_products: bool) -> dict[str, Array]:  # fmt: skip
     """All tasks of ``kernel``, whose sums are not split; its outputs by name. AssertionError where threads wait for ever."""
     text = on_host(kernel, late_copies, late_products, PATIENCE)
-    return run_on_host(text, kernel.entry, packed(kernel, values), operator.task_count, kernel.threads, binding, values)
+    arguments = host_arguments(kernel.arguments, values)
+    return run_on_host(text, kernel.entry, arguments, operator.task_count, kernel.threads, binding, values)
 
 
 def race_of_warpgroups(kernel: TaskKernel, binding: Binding, values: Mapping[str, Array], late_copies: bool) -> str:
     """What ThreadSanitizer finds in the first task; "" if nothing."""
     text = on_host(kernel, late_copies, not late_copies, 10 * PATIENCE)
-    return find_race(text, kernel.entry, packed(kernel, values), 1, kernel.threads, binding)
-
-
-def packed(kernel: TaskKernel, values: Mapping[str, Array]) -> list[HostArgument]:
-    """The kernel's arguments, constants as it wants them."""
-    return [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor]))
-            for a in kernel.arguments]  # fmt: skip
+    return find_race(text, kernel.entry, host_arguments(kernel.arguments, values), 1, kernel.threads, binding)
 
 
 def on_host(kernel: TaskKernel, late_copies: bool, late_products: bool, patience: int) -> str:

@@ -14,7 +14,7 @@ from rammer.device.manifest import OpenOptions
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
-from rammer.testing.host_cuda import COMPILER, HostArgument, run_on_host
+from rammer.testing.host_cuda import COMPILER, host_arguments, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
@@ -143,7 +143,7 @@ def test_kernels_agree_with_float64_on_the_host(case: str) -> None:
         tiled = choices[int(i)]
         given = {n: _random(binding.types[n], rng) for n in tiled.inputs}
         kernel = task_kernel(tiled, binding)
-        arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(given[a.tensor])) for a in kernel.arguments]
+        arguments = host_arguments(kernel.arguments, given)
         have = run_on_host(kernel.text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
         want = _reference(tiled, given)
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
@@ -162,7 +162,7 @@ def test_a_task_writes_its_own_part_alone(case: str, tile: tuple[int, ...], conf
     tiled = replace(untiled, tile=tile, family=family, config=tuple(config.items()))
     kernel = task_kernel(tiled, binding)
     given = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
-    arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(given[a.tensor])) for a in kernel.arguments]
+    arguments = host_arguments(kernel.arguments, given)
     for task in (0, 1, tiled.task_count // 2, tiled.task_count - 1):
         blank = np.full(tiled.anchor.shape, np.nan, np.float32)
         have = run_on_host(kernel.text, kernel.entry, arguments, 1, kernel.threads, binding, given | {"y": blank}, task)["y"]
@@ -225,7 +225,7 @@ def test_float16_is_rounded_once(case: str) -> None:
     given = {"x": np.random.default_rng().standard_normal(binding.types["x"].shape).astype(np.float16)}
     for tiled in [o for choose in CHOOSERS for _, o in choose(untiled, binding, device, 3)]:
         kernel = task_kernel(tiled, binding)
-        arguments = [HostArgument(a.tensor, a.written) for a in kernel.arguments]
+        arguments = host_arguments(kernel.arguments, given)
         have = run_on_host(kernel.text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
         want = _reference(tiled, given)
         assert have.dtype == np.float16

@@ -19,7 +19,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
-from rammer.testing.host_cuda import COMPILER, HostArgument, run_on_host
+from rammer.testing.host_cuda import COMPILER, host_arguments, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
@@ -187,7 +187,7 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
     for i in rng.choice(len(found), min(3, len(found)), replace=False):
         tiled = found[int(i)]
         given, kernel = values_of(tiled, binding, rng), task_kernel(tiled, binding)
-        arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(given[a.tensor])) for a in kernel.arguments]
+        arguments = host_arguments(kernel.arguments, given)
         have = run_on_host(ffma_on_host(kernel), kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
         want = reference(tiled, given)
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()

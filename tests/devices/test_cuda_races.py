@@ -27,7 +27,7 @@ from rammer.errors import DeviceUnavailable
 from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.testing.host_cuda import COMPILER, HostArgument, find_race
+from rammer.testing.host_cuda import COMPILER, HostArgument, find_race, host_arguments
 
 from rammer_cuda.kernels.attention import attention
 from rammer_cuda.kernels.choose import gemm_candidates
@@ -102,7 +102,7 @@ def test_families_that_reduce_across_threads(case: str) -> None:
     tiled = found[int(np.random.default_rng().integers(len(found)))]
     kernel = task_kernel(tiled, binding)
     values = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
-    arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(values[a.tensor])) for a in kernel.arguments]
+    arguments = host_arguments(kernel.arguments, values)
     assert find_race(kernel.text, kernel.entry, arguments, 1, kernel.threads, binding) == "", tiled.head()
 
 
@@ -122,5 +122,5 @@ def test_products_of_threads(case: str) -> None:
         tiled = found[int(np.random.default_rng().integers(len(found)))]
         kernel = task_kernel(tiled, binding)
         ones = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
-        arguments = [HostArgument(a.tensor, a.written, a.packing and a.packing.make(ones[a.tensor])) for a in kernel.arguments]
+        arguments = host_arguments(kernel.arguments, ones)
         assert find_race(ffma_on_host(kernel), kernel.entry, arguments, 1, kernel.threads, binding) == "", tiled.head()

@@ -12,7 +12,7 @@ import numpy as np
 
 from rammer.device.manifest import Binding
 from rammer.testing.host_c import Array
-from rammer.testing.host_cuda import HostArgument, find_race, run_on_host
+from rammer.testing.host_cuda import find_race, host_arguments, run_on_host
 
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -94,17 +94,13 @@ template <bool TURN> static void rm_blocks4(unsigned (&r)[4], const unsigned sho
 
 def run_warps(kernel: TaskKernel, tasks: int, binding: Binding, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
     """As ``run_on_host``, for kernels of ``mma.sync`` without packed operands; shared memory is full of NaN at first."""
-    return run_on_host(on_host(kernel), kernel.entry, arguments_of(kernel), tasks, kernel.threads, binding, values, first)
+    arguments = host_arguments(kernel.arguments, values)
+    return run_on_host(on_host(kernel), kernel.entry, arguments, tasks, kernel.threads, binding, values, first)
 
 
 def race_of_warps(kernel: TaskKernel, binding: Binding) -> str:
     """What ThreadSanitizer finds in the first task; "" if nothing."""
-    return find_race(on_host(kernel), kernel.entry, arguments_of(kernel), 1, kernel.threads, binding)
-
-
-def arguments_of(kernel: TaskKernel) -> list[HostArgument]:
-    """The kernel's arguments as they are."""
-    return [HostArgument(a.tensor, a.written) for a in kernel.arguments]
+    return find_race(on_host(kernel), kernel.entry, host_arguments(kernel.arguments, {}), 1, kernel.threads, binding)
 
 
 def on_host(kernel: TaskKernel) -> str:

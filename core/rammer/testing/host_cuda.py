@@ -10,13 +10,14 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from rammer.codegen.dialects import CUDA, helpers
+from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.types import itemsize
@@ -112,6 +113,11 @@ class HostArgument:
     tensor: str
     written: bool
     packed: Array | None = None
+
+
+def host_arguments(arguments: Iterable[Argument], values: Mapping[str, Array]) -> list[HostArgument]:
+    """A kernel's arguments; where it wants a constant arranged, that of ``values``."""
+    return [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor])) for a in arguments]
 
 
 def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks: int, threads: int, binding: Binding,

@@ -10,6 +10,7 @@ from itertools import islice
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from rammer.codegen.generators import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
@@ -31,7 +32,7 @@ from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
 from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler
-from rammer_cuda.source import generator_hash, task_kernel, translation_unit
+from rammer_cuda.source import task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class CudaBackend:
     @cached_property
     def fingerprint(self) -> str:
         """Hardware, architecture, compiler and the text of the kernel generators."""
-        return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {generator_hash()}"
+        return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {generator_hash('rammer_cuda')}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits: the best predicted of each family, then the rest, best first."""

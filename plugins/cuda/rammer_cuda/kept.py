@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rammer.codegen.generators import generator_hash
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.program import RProgram
 
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.remember import Remembered
-from rammer_cuda.source import generator_hash, task_kernel, task_kernels
+from rammer_cuda.source import task_kernel, task_kernels
 
 
 def kept_kernels(program: RProgram, binding: Binding) -> dict[str, TaskKernel]:
@@ -31,7 +32,7 @@ def kept_kernels(program: RProgram, binding: Binding) -> dict[str, TaskKernel]:
 
 def remembered(program: RProgram, binding: Binding, what: str) -> Remembered:
     """A place for what follows from a program, its constants' names and the text of the generators."""
-    return Remembered(program, what, generator_hash(), " ".join(sorted(binding.constants)))
+    return Remembered(program, what, generator_hash("rammer_cuda"), " ".join(sorted(binding.constants)))
 
 
 def _record(kernels: Mapping[str, TaskKernel]) -> dict[str, Any]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
@@ -149,15 +146,3 @@ def translation_unit(kernels: Iterable[TaskKernel]) -> str:
     """One source of all distinct kernels, the preamble first."""
     distinct = {k.entry: k.text for k in kernels}
     return CUDA.preamble + ORDER + "\n".join(distinct[entry] for entry in sorted(distinct))
-
-
-@cache
-def generator_hash() -> str:
-    """Content hash of everything that writes kernel text: this package and the core's emitter."""
-    import rammer.codegen
-
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, *map(Path, rammer.codegen.__path__)):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

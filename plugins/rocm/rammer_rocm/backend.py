@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+from rammer.codegen.generators import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
@@ -74,7 +73,7 @@ class OpenClBackend:
     def fingerprint(self) -> str:
         """Device, driver and the text of the kernel generators."""
         detail = self.hardware.detail
-        return f"rocm {self.hardware.name} {detail['platform_version']} {detail['driver']} {generator_hash()}"
+        return f"rocm {self.hardware.name} {detail['platform_version']} {detail['driver']} {generator_hash('rammer_rocm')}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families, best predicted first."""
@@ -116,16 +115,3 @@ def _single(options: Mapping[str, str], able: bool) -> bool:
     if executor == "single" and not able:
         raise BadInput("executor=single needs a CPU with OpenCL C 2.0", hint="use executor=waves")
     return executor == "single"
-
-
-def generator_hash() -> str:
-    """Content hash of everything that writes kernel text: this package and the core's emitter."""
-    import rammer.codegen
-
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, *map(Path, rammer.codegen.__path__)):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-

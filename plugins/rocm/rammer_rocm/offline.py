@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from rammer.codegen.generators import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import MemoryLayer, VDevice
@@ -211,9 +212,7 @@ class OfflineBackend:
     @property
     def fingerprint(self) -> str:
         """Target, compiler and the text of the kernel generators."""
-        from rammer_rocm.backend import generator_hash
-
-        return f"rocm {self.tools.target} {self.tools.version} {generator_hash()}"
+        return f"rocm {self.tools.target} {self.tools.version} {generator_hash('rammer_rocm')}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles, best predicted first."""

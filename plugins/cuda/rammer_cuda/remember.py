@@ -10,14 +10,15 @@ from typing import Any
 
 from rammer.ir.program import RProgram
 from rammer.profile.store import cache_folder
+from rammer.version import __version__
 
 
 class Remembered:
-    """One JSON value about ``program``: ``what`` it is, and the ``versions`` of everything else that it depends on. Its file
-    begins with a checksum: a wrong wait would be worse than none."""
+    """One JSON value about ``program``: ``what`` it is, and the ``versions`` of everything else that it depends on besides
+    rammer's own. Its file begins with a checksum: a wrong wait would be worse than none."""
 
     def __init__(self, program: RProgram, what: str, *versions: str) -> None:
-        version = hashlib.sha256("\0".join(versions).encode()).hexdigest()[:16]
+        version = hashlib.sha256("\0".join((__version__, *versions)).encode()).hexdigest()[:16]
         self.path: Path = cache_folder() / "binaries" / "cuda" / f"{program.digest}-{version}.{what}.json"
 
     def read(self) -> Any:

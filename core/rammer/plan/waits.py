@@ -14,6 +14,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from rammer.ir.clocks import Ints
+from rammer.ir.collector import collector_paused
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Counter, Storage, Task, Wait
 from rammer.plan.overlap import overlap
@@ -83,6 +84,7 @@ def _storage(storages: Mapping[str, Storage], tensor: str, operator: str) -> Sto
     return storages[tensor]
 
 
+@collector_paused()
 def plan_waits(schedule: Schedule, storages: Mapping[str, Storage]) -> Waits:
     """Counters and waits for a schedule: one counter for each operator that somebody waits for."""
     operators = stage_order(schedule)
@@ -144,6 +146,7 @@ class _Placing:
         self.runs = [[(number[name], indices) for name, indices in _runs(row)] for row in rows]
         self.totals = [tasks[name] for name in order.names]
         self.left = list(self.totals)
+        self.wait = [Wait(name, total) for name, total in zip(order.names, self.totals, strict=True)]
         shape = (len(order.names), len(rows))
         self.done, self.finished = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         self.now = np.zeros((len(rows), len(rows)), np.int32)
@@ -213,10 +216,10 @@ class _Placing:
 
     def _append(self, veu: int, me: int, indices: Sequence[int], waits: Sequence[int]) -> None:
         """Place a run, of which the first task waits."""
-        name, names = self.order.names[me], self.order.names
+        name = self.order.names[me]
         self.used.update(waits)
         row = self.placed[veu]
-        row.append(Task(name, indices[0], tuple(Wait(names[p], self.totals[p]) for p in waits)))
+        row.append(Task(name, indices[0], tuple([self.wait[p] for p in waits])))
         row += [Task(name, index) for index in indices[1:]]
 
 

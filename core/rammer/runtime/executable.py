@@ -17,12 +17,12 @@ from rammer.device.arrays import as_numpy, by_name, dtype_of, shape_of
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
 from rammer.errors import BadInput
+from rammer.ir.collector import collector_paused
 from rammer.ir.operator import RKernel
 from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.artifact import Artifact, load_artifact, save_artifact
 from rammer.runtime.bound import ModelBound
-from rammer.runtime.collector import collector_paused
 from rammer.runtime.options import CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 from rammer.runtime.source import Head, ModelSource

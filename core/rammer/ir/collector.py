@@ -1,4 +1,4 @@
-"""Python's own memory while programs are read."""
+"""Python's own memory while programs are made or read."""
 
 from __future__ import annotations
 

@@ -161,7 +161,8 @@ def main(models: str, tools: str, tune: str, markdown_file: Path | None, repeats
     if plant:
         return run_planted(plant)
     sanitizer = find_sanitizer()
-    version = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")
+    about = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    version = next((line.strip() for line in about if "version" in line.lower()), "")
     rows = []
     for tool in tools.split(","):
         result, seconds = checked(sanitizer, tool, "", tune, seed, Path(), limit)
@@ -178,12 +179,11 @@ def main(models: str, tools: str, tune: str, markdown_file: Path | None, repeats
                 result, seconds = next((r for r in results if r[0] != CLEAN), results[0])
                 rows.append([key, tool, result, f"{sum(r[0] == CLEAN for r in results)} of {repeats}", f"{seconds:.0f}"])
                 click.echo(f"{key} {tool}: {result} ({seconds:.0f} s)")
-    text = markdown(rows, HEADERS)
-    click.echo(text)
-    if markdown_file is not None:
-        shown = next((line for line in version if "Version" in line or "version" in line), "").strip()
-        markdown_file.write_text(f"# compute-sanitizer\n\n{NOTE.format(tune=tune)}\n\n{text}\n\n{shown}\n\n"
-                                 + section(environment_of(True)))
+                text = markdown(rows, HEADERS)
+                if markdown_file is not None:  # after every row: checks take minutes
+                    markdown_file.write_text(f"# compute-sanitizer\n\n{NOTE.format(tune=tune)}\n\n{text}\n\n{version}\n\n"
+                                             + section(environment_of(True)))
+    click.echo(markdown(rows, HEADERS))
     if any(row[2] != CLEAN for row in rows):
         raise Mismatch("not everything is clean")
 

@@ -22,20 +22,22 @@ __all__ = ["__version__", "compile", "devices"]
 
 
 def compile(model: str | Path | bytes | onnx.ModelProto, device: str = "", *, policy: str = "wavefront",
-            tune: str = "off", precision: str | None = None, require: str = "", target: str = "",
-            options: Mapping[str, str] | None = None) -> Executable:  # fmt: skip
+            tune: str = "off", precision: str | None = None, layout: str = "keep", require: str = "",
+            target: str = "", options: Mapping[str, str] | None = None) -> Executable:  # fmt: skip
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
     Without ``device``, the first working device with a clock. Input shapes are not needed: each new set of
     shapes is specialised at its first run. ``precision`` is ``float32`` (the default), ``tf32`` (matrix products and
     convolutions round their operands to 10 bits of mantissa) or ``float16`` (tensors are stored in 16 bits; inputs and
     outputs keep their types, sums are float32); a device without it is bad input, and so is another one than that of a
-    file that was compiled before. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
+    file that was compiled before. ``layout`` is the order of images' axes inside the program: ``keep`` (the model's),
+    ``nhwc`` (channels last) or ``auto`` (what the device's kernels are faster with, tensor by tensor); for a compiled file
+    it is settled. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
     from rammer.runtime.session import open_executable
 
-    return open_executable(model, device, policy=policy, tune=tune, precision=precision, require=require, target=target,
-                           options=dict(options or {}))  # fmt: skip
+    return open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout, require=require,
+                           target=target, options=dict(options or {}))  # fmt: skip
 
 
 def devices() -> list[DeviceStatus]:

@@ -5,6 +5,7 @@ No step asks which device it serves; the backend's VDevice, candidates and kerne
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, Rated
+from rammer.errors import DeviceFailure
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import Lowerings, can_lower, lower
 from rammer.frontend.lowering import REGISTRY
@@ -20,11 +22,12 @@ from rammer.frontend.reader import Model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
-from rammer.ir.program import Port
+from rammer.ir.program import Port, Storage
 from rammer.passes.narrow import NarrowFloats
 from rammer.passes.pipeline import PassReport, Pipeline, default_passes
 from rammer.plan.build import build_program
 from rammer.plan.capacity import check_capacity
+from rammer.plan.layouts import Price, assign_layouts
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
@@ -114,6 +117,10 @@ class Compiler:
         constants = frozenset(plan.graph.constants)
         reused = _reused(tile.operators, constants)
         binding = Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
+        if self.options.layout != "keep":
+            with self._step("layouts"):
+                plan = assign_layouts(plan, tile.operators, self._price(binding) if self.options.layout == "auto" else None)
+                binding = replace(binding, storages=plan.storages)
         with self._step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
@@ -135,6 +142,18 @@ class Compiler:
         constants = frozenset(plan.graph.constants)
         binding = Binding(plan.graph.types, plan.storages, constants, precision=self.options.precision)
         return lambda operator: backend.rate(operator, binding)
+
+    def _price(self, binding: Binding) -> Price:
+        """Seconds of an operator's best kernel with other storages."""
+
+        def price(operator: ROperator, storages: Mapping[str, Storage]) -> float:
+            try:
+                kernels = self.tuner.kernels(operator, replace(binding, storages=storages))
+            except DeviceFailure:  # nothing fits; where that holds of every layout, "kernels" says so
+                return math.inf
+            return kernels[0].operator_time(self.backend.vdevice.veus)
+
+        return price
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""

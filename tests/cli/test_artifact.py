@@ -16,6 +16,7 @@ from onnx import parser
 import rammer as api
 from rammer.errors import BadInput
 from rammer.runtime.artifact import save_artifact
+from rammer.testing.small_models import MODELS
 
 
 @pytest.fixture
@@ -97,6 +98,19 @@ def test_it_keeps_the_precision(rammer: Command, model: Path, tmp_path: Path) ->
     for scale, code in ((1.005, 0), (1.02, 1)):
         np.savez(far, **{n: a * np.float32(scale) for n, a in outputs.items()})
         assert rammer("run", path, "--expected", far).code == code
+
+
+def test_it_keeps_the_layout(rammer: Command, tmp_path: Path) -> None:
+    path, compiled = tmp_path / "images.onnx", tmp_path / "last.rammer"
+    onnx.save(MODELS["images"].build(np.random.default_rng()), path)
+    rammer("compile", path, "--device", "toy", "--layout", "nhwc", "-o", compiled)
+    rammer("run", path, "--device", "toy", "--layout", "nhwc", "--save-outputs", tmp_path / "a.npz")
+    done = rammer("run", compiled, "--expected", tmp_path / "a.npz")
+    assert done.code == 0 and "float32, 3 buffers channels last, " in done.out
+    done = rammer("run", compiled, "--layout", "auto")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (f"rammer: error: {compiled} was compiled before, with its layout\n  at: --layout\n"
+                        "  hint: leave out --layout, or compile the model again with it\n")  # fmt: skip
 
 
 def test_a_file_for_a_named_target_runs_on_what_is_here(rammer: Command, model: Path, tmp_path: Path) -> None:

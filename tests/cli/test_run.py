@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import onnx
 import pytest
 from command import MODEL, Command
 
+import rammer as rammer_api
 from rammer.cli.common import write_file
+from rammer.errors import BadInput
 from rammer.frontend.reader import read_model
 from rammer.ir.program import RProgram
 from rammer.runtime.oracle import run_onnxruntime
+from rammer.testing.small_models import MODELS
 
 RNG = np.random.default_rng()
 
@@ -44,6 +48,18 @@ def test_the_default_is_the_first_measured_device(rammer: Command, model: Path,
     done = rammer("run", model)
     assert done.code == 3
     assert done.err.startswith("rammer: error: no device with a clock works here\n  at: cuda: disabled (named in")
+
+
+def test_a_layout_says_what_it_moved_and_is_kept_apart(rammer: Command, tmp_path: Path) -> None:
+    """Also when the compiled program comes from the cache."""
+    path = tmp_path / "images.onnx"
+    onnx.save(MODELS["images"].build(np.random.default_rng()), path)
+    for _ in range(2):
+        for layout, shown in (("keep", "float32, 4 launches"), ("nhwc", "float32, 3 buffers channels last, ")):
+            assert shown in rammer("run", path, "--device", "toy", "--layout", layout).out
+    assert " buffers channels last, " in rammer("run", path, "--device", "toy", "--layout", "auto").out
+    with pytest.raises(BadInput, match="unknown layout 'nwhc'\n  at: --layout\n  hint: one of: keep, nhwc, auto"):
+        rammer_api.compile(path, device="toy", layout="nwhc")
 
 
 def test_files_in_and_out(rammer: Command, model: Path, tmp_path: Path) -> None:

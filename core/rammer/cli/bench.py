@@ -35,7 +35,7 @@ PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compi
 @compile_options
 def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str, ...], warmup: int, iterations: int,
             seconds: float, json_file: Path | None, markdown_file: Path | None, shapes: tuple[str, ...], policy: str,
-            tune: str, precision: str | None, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            tune: str, precision: str | None, layout: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
     The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
@@ -53,10 +53,10 @@ def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str
     rows: list[Row] = []
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in devices:
-            chosen = CompileOptions(policy, tune, precision=precision)
+            chosen = CompileOptions(policy, tune, precision=precision, layout=layout)
             rows.append(_device(model, device, chosen, require, choice, options, effort, on_device))
         rows += [_peer(model, peer, choice, effort, precision) for peer in peers]
-    facts = environment() | {"precision": precision}
+    facts = environment() | {"precision": precision, "layout": layout}
     click.echo(table(rows, plain))
     if json_file is not None:
         write_text(json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
@@ -83,7 +83,7 @@ def _device(model: Path, device: str, chosen: CompileOptions, require: str, choi
 
     with progress(f"{model.name} for {device}") as sink:
         exe = open_executable(model, device, policy=chosen.policy, tune=chosen.tune, precision=chosen.precision,
-                              require=require, options=parse_options(options), progress=sink)  # fmt: skip
+                              layout=chosen.layout, require=require, options=parse_options(options), progress=sink)  # fmt: skip
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name

@@ -30,7 +30,7 @@ from rammer.report.table import plain
 @tolerance_options
 def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | None, single: tuple[str, ...],
             shapes: tuple[str, ...], ranges: tuple[str, ...], seed: int, policy: str, tune: str,
-            precision: str | None, require: str, options: tuple[str, ...], rtol: float | None,
+            precision: str | None, layout: str, require: str, options: tuple[str, ...], rtol: float | None,
             atol: float | None) -> None:  # fmt: skip
     """Compare MODEL's outputs on each DEVICE with a reference; exit code 1 on a mismatch.
 
@@ -44,7 +44,7 @@ def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | Non
     want = None
     for device in devices:
         with progress(f"{model.name} for {device}") as sink:
-            exe = open_executable(model, device, policy=policy, tune=tune, precision=precision,
+            exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout,
                                   require=require, options=parse_options(options), progress=sink)  # fmt: skip
             inputs = collect_inputs(exe.head, choice)
             want = want or expected_outputs(exe.source.model, against, inputs)

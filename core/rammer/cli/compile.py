@@ -20,7 +20,7 @@ from rammer.report.table import duration, plain, size
 @click.option("-o", "output", type=click.Path(path_type=Path), help="File to write; `rammer run FILE` runs it.")
 @compile_options
 def command(model: Path, device: str, target: str, output: Path | None, shapes: tuple[str, ...], policy: str, tune: str,
-            precision: str | None, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            precision: str | None, layout: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Compile MODEL for a device and print what each kernel uses.
 
     Example: rammer compile model.onnx --device cuda --target sm_90a -o model.rammer
@@ -31,8 +31,8 @@ def command(model: Path, device: str, target: str, output: Path | None, shapes: 
     if output is not None and not output.parent.is_dir():
         raise BadInput(f"cannot write {output}: its folder does not exist")
     with progress(model.name) as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, require=require, target=target,
-                              options=parse_options(options), progress=sink)  # fmt: skip
+        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout,
+                              require=require, target=target, options=parse_options(options), progress=sink)  # fmt: skip
         compiled = exe.compile_only(parse_shapes(shapes))
         chosen = exe.resources(compiled)
     click.echo(plain([_row(k) for k in chosen], HEADERS))

@@ -20,7 +20,7 @@ from rammer.report.stages import STAGES, write_dump
 @click.option("--dump", type=click.Path(path_type=Path), help="Write the numbered text of every step to this folder.")
 @compile_options
 def command(model: Path, device: str, target: str, stage: str, dump: Path | None, shapes: tuple[str, ...], policy: str,
-            tune: str, precision: str | None, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            tune: str, precision: str | None, layout: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
     """Print one STAGE of MODEL on its way to the device.
 
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
@@ -28,8 +28,8 @@ def command(model: Path, device: str, target: str, stage: str, dump: Path | None
     from rammer.runtime.session import open_executable
 
     with progress(model.name) as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, require=require, target=target,
-                              options=parse_options(options), progress=sink)  # fmt: skip
+        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout,
+                              require=require, target=target, options=parse_options(options), progress=sink)  # fmt: skip
         compiled = exe.compile_only(parse_shapes(shapes))
     click.echo(STAGES[stage](compiled, exe.backend.vdevice))
     if dump is not None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from rammer.errors import BadInput
-from rammer.runtime.options import PRECISIONS
+from rammer.runtime.options import LAYOUTS, PRECISIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,13 +19,15 @@ NO_HINT = ""
 
 
 def compile_options(fn: F) -> F:
-    """--device, --require, --policy, --tune, --precision, --shape, --option."""
+    """--require, --policy, --precision, --layout, --tune, --shape, --option."""
     for option in (
         click.option("--option", "options", multiple=True, metavar="KEY=VALUE",
                      help="Option of the device; repeatable. An unknown one is refused with those there are."),
         click.option("--shape", "shapes", multiple=True, metavar="NAME:1x3x224x224", help="Shape of a dynamic input."),
         click.option("--tune", type=click.Choice(["off", "quick", "full"]), default="off", show_default=True,
                      help="off: cost model only; quick: measure 4 tiles an operator; full: 12."),
+        click.option("--layout", type=click.Choice(LAYOUTS), default="keep", show_default=True,
+                     help="Images inside the program: in the model's order, channels last, or by tensor what is faster."),
         click.option("--precision", type=click.Choice(PRECISIONS),
                      help="tf32: matrix products round their operands; float16: tensors are stored in 16 bits. "
                           "Default: float32, or what a compiled file was compiled in."),

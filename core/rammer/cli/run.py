@@ -45,7 +45,7 @@ from rammer.runtime.segments import ProgramSegment
                    "a summary here.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
 def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...],
-            ranges: tuple[str, ...], seed: int, policy: str, tune: str, precision: str | None, require: str,
+            ranges: tuple[str, ...], seed: int, policy: str, tune: str, precision: str | None, layout: str, require: str,
             options: tuple[str, ...], iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None,
             rtol: float | None, atol: float | None, trace_file: Path | None, json_file: Path | None) -> None:  # fmt: skip
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
@@ -57,7 +57,7 @@ def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...],
     choice = parse_inputs(npz, single, shapes, ranges, seed)
     want = load_npz(expected) if expected else None
     with progress(model.name) as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision,
+        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout,
                               require=require, options=parse_options(options), progress=sink)  # fmt: skip
         if trace_file is not None:
             tracer(exe)  # refuse before anything is compiled or written
@@ -102,6 +102,8 @@ def build_report(
         "simulated": device.simulated,
         "policy": exe.options.policy,
         "precision": exe.options.precision,
+        "layout": exe.options.layout,
+        "channels_last": sum(len(p.permuted) for p in special.compiled.programs),
         "compile_seconds": special.compile_seconds,
         "kernels": special.kernels,
         "tasks": sum(p.task_count for p in special.compiled.programs),
@@ -123,7 +125,7 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
         f"model     {report['model']}",
         f"device    {report['device']}: {report['hardware']}",
         f"compile   {duration(report['compile_seconds'])} (policy {report['policy']}, {report['precision']}, "
-        f"{report['kernels']} launches, {report['tasks']} tasks)",
+        f"{_layout(report)}{report['kernels']} launches, {report['tasks']} tasks)",
         f"latency   {duration(report['device_seconds'])} on the device ({clock}); "
         f"{duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
         f"on host   {len(report['host_nodes'])} operators" + "".join(f"\n          {n}" for n in report["host_nodes"]),
@@ -132,6 +134,12 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
     click.echo("\n".join(lines), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]
     click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
+
+
+def _layout(report: dict[str, Any]) -> str:
+    """What a layout other than the model's came to, also when it was chosen for a file that was compiled before."""
+    count = report["channels_last"]
+    return f"{count} buffers channels last, " if count or report["layout"] != "keep" else ""
 
 
 def tracer(exe: Executable) -> Tracer:

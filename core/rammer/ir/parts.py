@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from rammer.ir.operator import ROperator
-from rammer.ir.types import itemsize
+from rammer.ir.types import itemsize, row_major
 
 BufferKind: TypeAlias = Literal["input", "output", "constant", "arena"]
 
@@ -43,6 +43,12 @@ class Storage:
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @property
+    def row_major(self) -> bool:
+        """Whether the tensor is dense with its last axis innermost."""
+        steps = zip(self.strides, row_major(self.shape), self.shape, strict=True)
+        return all(have == want for have, want, extent in steps if extent > 1)
 
     def span(self) -> tuple[int, int]:
         """Half-open range of element addresses within the buffer; empty tensors give an empty range."""

@@ -66,6 +66,11 @@ class RProgram(ProgramParts):
         return max((b.offset + b.nbytes for b in self.buffers if b.kind == "arena"), default=0)
 
     @property
+    def permuted(self) -> tuple[str, ...]:
+        """The buffers that hold a tensor in another order than that of its axes, such as channels last."""
+        return tuple(b.name for b in self.buffers if b.name in self.storage and not self.storage[b.name].row_major)
+
+    @property
     def task_count(self) -> int:
         """Tasks in all rows."""
         return sum(map(len, self.rows))

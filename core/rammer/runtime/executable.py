@@ -227,7 +227,7 @@ class Executable:
         options = self.options
         extensions = self.registry.extension_key() if self.registry else ""
         parts = (self.source.digest, repr(key), self.backend.fingerprint, options.policy, options.tune,
-                 options.precision, extensions)  # fmt: skip
+                 options.precision, options.layout, extensions)  # fmt: skip
         return self.programs / f"{key_of(*parts)}.rammer"
 
     def close(self) -> None:

@@ -13,6 +13,9 @@ from rammer.ir.device import VDevice
 #: ``float16`` stores tensors in 16 bits. Sums are float32 in both.
 PRECISIONS: Final = ("float32", "tf32", "float16")
 
+#: The order of images' axes inside a program: the model's (NCHW in ONNX), channels last, or by tensor what is faster.
+LAYOUTS: Final = ("keep", "nhwc", "auto")
+
 #: Told (step, detail) while compiling.
 Progress: TypeAlias = Callable[[str, str], None]
 
@@ -23,12 +26,14 @@ def quiet(step: str, detail: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Scheduling policy, tuning level (off, quick, full), the named hardware to compile for, and the precision."""
+    """Scheduling policy, tuning level (off, quick, full), the named hardware to compile for, the precision, and the layout of
+    images inside."""
 
     policy: str = "wavefront"
     tune: str = "off"
     target: str = ""
     precision: str = "float32"
+    layout: str = "keep"
 
 
 #: What is chosen when nothing is said.
@@ -42,3 +47,9 @@ def check_precision(precision: str, device: str, vdevice: VDevice) -> None:
     if precision not in vdevice.precisions:
         raise BadInput(f"device {device} ({vdevice.description}) does not compute in {precision}",
                        "--precision", f"it has {', '.join(vdevice.precisions)}")  # fmt: skip
+
+
+def check_layout(layout: str) -> None:
+    """BadInput for a layout that does not exist."""
+    if layout not in LAYOUTS:
+        raise BadInput(f"unknown layout {layout!r}", "--layout", f"one of: {', '.join(LAYOUTS)}")

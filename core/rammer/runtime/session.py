@@ -14,7 +14,7 @@ from rammer.profile.store import KernelStore, cache_folder
 from rammer.profile.tune import MEASURED
 from rammer.runtime.artifact import is_artifact, load_artifact
 from rammer.runtime.executable import Executable, warn
-from rammer.runtime.options import DEFAULT, CompileOptions, Progress, check_precision, quiet
+from rammer.runtime.options import DEFAULT, CompileOptions, Progress, check_layout, check_precision, quiet
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource, open_source
 
@@ -26,23 +26,27 @@ if TYPE_CHECKING:
 
 def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *, policy: str = "wavefront",
                     tune: str = "off", require: str = "", target: str = "", options: dict[str, str] | None = None,
-                    precision: str | None = None, registry: Registry | None = None, progress: Progress = quiet,
-                    store: KernelStore | None = None) -> Executable:  # fmt: skip
+                    precision: str | None = None, layout: str = DEFAULT.layout, registry: Registry | None = None,
+                    progress: Progress = quiet, store: KernelStore | None = None) -> Executable:  # fmt: skip
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
 
-    A file written by ``rammer compile -o`` opens on the device that it names; ``policy``, ``tune`` and ``precision`` were
-    chosen then, and another precision than its own is refused. None is that one, and float32 for an ONNX model.
+    A file written by ``rammer compile -o`` opens on the device that it names; ``policy``, ``tune``, ``layout`` and ``precision``
+    were chosen then; a layout, and another precision than its own, are refused. None is that one, and float32 for an ONNX model.
     """
     if tune not in MEASURED:
         raise BadInput(f"unknown tuning level {tune!r}", hint=f"one of: {', '.join(MEASURED)}")
+    check_layout(layout)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
+        if layout != DEFAULT.layout:
+            raise BadInput(f"{model} was compiled before, with its layout", "--layout",
+                           "leave out --layout, or compile the model again with it")  # fmt: skip
         return open_artifact(Path(model), device, require, options, registry, precision)
     source = open_source(model)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     spec = device or first_measured(registry)
     backend = registry.open(spec, require, target, options)
-    chosen = CompileOptions(policy, tune, target, precision or DEFAULT.precision)
+    chosen = CompileOptions(policy, tune, target, precision or DEFAULT.precision, layout)
     check_precision(chosen.precision, spec, backend.vdevice)
     name = spec if ":" in spec else f"{spec}:0"
     return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs",

@@ -138,6 +138,17 @@ def check_policies(device: Subject) -> None:
         exe.close()
 
 
+def check_layouts(device: Subject) -> None:
+    """Kernels read and write tensors wherever their storages say: images lie with their channels last inside."""
+    model = MODELS["images"]
+    exe = device.executable(model, layout="nhwc")
+    inputs = model.inputs(device.rng, model.shapes[0])
+    special = exe.prepare(exe.checked(inputs))
+    device.expect(any(p.permuted for p in special.compiled.programs), "no tensor inside has its channels last")
+    _compared(device, model, special, inputs)
+    exe.close()
+
+
 def check_memory_limit(device: Subject) -> None:
     """A program that needs more memory than there is ends in DeviceFailure, before anything is computed."""
     memory = device.backend.hardware.memory
@@ -211,6 +222,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "manifest": check_manifest,
     **{f"model {name}": _model_check(name) for name in MODELS},
     "policies": check_policies,
+    "layouts": check_layouts,
     "memory limit": check_memory_limit,
     "profiler": check_profiler,
     "bind": check_bind,

@@ -128,6 +128,18 @@ _LIST = (
         sb = Sigmoid(b)
         y = Concat<axis=1>(ra, sb, x)
     }"""),
+    SmallModel("images", """(float[2,3,12,10] x, float[6,3,3,3] w_a, float[5,6,1,1] w_b, float[4,6,3,3] w_c, float[9,1,3,3] w_d,
+        float[7,9,1,1] w_e) => (float[2,7,4,3] y) {
+        a = Conv<pads=[1,1,1,1]>(x, w_a)
+        ra = Relu(a)
+        b = Conv(ra, w_b)
+        c = Conv<pads=[1,1,1,1]>(ra, w_c)
+        j = Concat<axis=1>(b, c)
+        m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(j)
+        d = Conv<group=9>(m, w_d)
+        rd = Relu(d)
+        y = Conv(rd, w_e)
+    }"""),
     SmallModel("recurrence", """(float[4,2,3] x, float[1,20,3] w_w, float[1,20,5] w_r, float[1,40] w_b)
         => (float[4,1,2,5] y, float[1,2,5] h) {
         y, h = LSTM<hidden_size=5>(x, w_w, w_r, w_b)

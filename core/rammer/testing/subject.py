@@ -38,8 +38,8 @@ class Subject:
         if not good:
             raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
 
-    def executable(self, model: SmallModel, policy: str = "wavefront") -> Executable:
+    def executable(self, model: SmallModel, policy: str = "wavefront", layout: str = "keep") -> Executable:
         """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
         source = open_source(model.build(self.rng))
-        options, store = CompileOptions(policy), KernelStore(None)
+        options, store = CompileOptions(policy, layout=layout), KernelStore(None)
         return Executable(source, self.backend, self.spec, options, self.registry, store=store)

@@ -1,0 +1,145 @@
+"""The layout pass: which tensors of images lie with their channels last inside a program.
+
+Storage (``plan.storage``) keeps the model's order of axes, NCHW in ONNX. This pass moves whole buffers to NHWC: what a
+convolution reads or writes, with everything else that lives in the same buffer, such as the parts of a concatenation. No
+transposition is added: an operator reads one layout and writes another through its tensors' strides. Inputs,
+outputs and constants keep their order; kernels pack constants as they like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import TypeAlias
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.operator import ROperator
+from rammer.ir.parts import Storage
+from rammer.ir.types import row_major
+from rammer.plan.storage import StoragePlan
+
+#: Seconds of an untiled operator on the device with its tensors in these storages; infinite where no kernel fits.
+Price: TypeAlias = Callable[[ROperator, Mapping[str, Storage]], float]
+
+#: The least share of its operators' time that moving one more buffer must save: sums of floats differ by less.
+LEAST_GAIN = 1e-9
+
+
+def assign_layouts(plan: StoragePlan, operators: Sequence[ROperator], price: Price | None = None) -> StoragePlan:
+    """``plan`` with buffers of images in NHWC: those with which the operators are fastest by ``price``, or without a price
+    all that can."""
+    moves = _Moves(plan, operators)
+    return replace(plan, storages=moves.storages(moves.buffers if price is None else moves.cheapest(price)))
+
+
+def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Element strides of a dense tensor (N, C, ...) that lies as (N, ..., C)."""
+    n, *space, c = row_major((shape[0], *shape[2:], shape[1]))
+    return (n, c, *space)
+
+
+@dataclass
+class _Moves:
+    """The buffers that may move, and what moving some of them costs."""
+
+    plan: StoragePlan
+    operators: Sequence[ROperator]
+    prices: dict[tuple[str, frozenset[str]], float] = field(default_factory=dict)
+
+    @cached_property
+    def last(self) -> dict[str, dict[str, Storage]]:
+        """By buffer, the storages of its tensors with channels last; buffers where one has no such storage are missing."""
+        tenants: dict[str, list[Storage]] = {}
+        for storage in self.plan.storages.values():
+            tenants.setdefault(storage.buffer, []).append(storage)
+        images = {self.plan.storages[t].buffer for o in self.operators for t in _images(o)}
+        graph = self.plan.graph
+        fixed = {self.plan.storages[t].buffer for t in (*graph.inputs, *graph.outputs, *graph.constants)}
+        found = {}
+        for buffer in (b for b in tenants if b in images - fixed):
+            moved = [_followed(s, self.plan.storages[buffer].shape) for s in tenants[buffer]]
+            known = [m for m in moved if m is not None]
+            if len(known) == len(moved):
+                found[buffer] = {m.tensor: m for m in known}
+        return found
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """The buffers that may move."""
+        return frozenset(self.last)
+
+    def storages(self, moved: Collection[str]) -> dict[str, Storage]:
+        """All storages with these buffers moved."""
+        return {t: self.last[s.buffer][t] if s.buffer in moved else s for t, s in self.plan.storages.items()}
+
+    def cost(self, operators: Sequence[ROperator], moved: frozenset[str], price: Price) -> float:
+        """Seconds of ``operators``."""
+        total = 0.0
+        for operator in operators:
+            key = operator.name, moved & self.touched[operator.name]
+            if key not in self.prices:
+                self.prices[key] = price(operator, self.storages(key[1]))
+            total += self.prices[key]
+        return total
+
+    @cached_property
+    def touched(self) -> dict[str, frozenset[str]]:
+        """By operator, the movable buffers that it reads or writes."""
+        storages = self.plan.storages
+        return {o.name: self.buffers & {storages[t].buffer for t in (*o.inputs, *o.outputs)} for o in self.operators}
+
+    def cheapest(self, price: Price) -> frozenset[str]:
+        """The buffers to move: from none or all of them, whichever costs less, one buffer after the other changes as long
+        as that saves time. Every change makes the sum smaller, so this ends; it may miss changes that pay only together."""
+        best = min((frozenset[str](), self.buffers), key=lambda moved: self.cost(self.operators, moved, price))
+        around = {b: [o for o in self.operators if b in self.touched[o.name]] for b in self.last}
+        improved = True
+        while improved:
+            improved = False
+            for buffer, operators in around.items():
+                other = best ^ {buffer}
+                if self.cost(operators, other, price) < self.cost(operators, best, price) * (1 - LEAST_GAIN):
+                    best, improved = other, True
+        return best
+
+
+def _images(operator: ROperator) -> tuple[str, ...]:
+    """What an operator with a convolution reads and writes; () for another."""
+    return (*operator.inputs, *operator.outputs) if any(map(_convolves, operator.computes)) else ()
+
+
+def _convolves(compute: Compute) -> bool:
+    """Whether ``compute`` sums over the channels, axis 1, of a tensor (N, C, ..., W) and keeps its last axis."""
+    if compute.kind != "contraction":
+        return False
+    summed, kept = {a.name for a in compute.reduce}, {a.name for a in compute.axes}
+    return any(len(ld.indices) >= 4 and ex.axes_of(ld.indices[1]) & summed and ex.axes_of(ld.indices[-1]) & kept
+               for ld in compute.loads)  # fmt: skip
+
+
+def _followed(storage: Storage, shape: tuple[int, ...]) -> Storage | None:
+    """``storage``, a part of a dense row-major tensor of ``shape``, after that one moved to channels last; None where nothing
+    would move, or where steps along one of its axes are not steps along one axis of that tensor, as in a flattening."""
+    if len(shape) < 4 or 0 in shape or shape[1] == 1 or prod(shape[2:]) == 1:
+        return None
+    old, new = row_major(shape), channels_last(shape)
+    low = [storage.offset // step % extent for step, extent in zip(old, shape, strict=True)]
+    high = list(low)
+    start = sum(i * s for i, s in zip(low, new, strict=True))
+    strides = []
+    for step, extent in zip(storage.strides, storage.shape, strict=True):
+        if not step or extent == 1:
+            strides.append(0)
+            continue
+        k = next((k for k, n in enumerate(shape) if n > 1 and step % old[k] == 0), None)
+        if k is None:
+            return None
+        count = step // old[k]
+        low[k] += min(0, count * (extent - 1))
+        high[k] += max(0, count * (extent - 1))
+        strides.append(count * new[k])
+    inside = all(lo >= 0 and hi < n for lo, hi, n in zip(low, high, shape, strict=True))
+    return replace(storage, offset=start, strides=tuple(strides)) if inside else None

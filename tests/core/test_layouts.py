@@ -1,0 +1,179 @@
+"""The layout pass: moved tensors keep their elements, and ``auto`` takes what costs less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
+
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import Compute, ComputeGraph
+from rammer.ir.operator import RKernel, ROperator
+from rammer.ir.parts import Storage
+from rammer.ir.program import dense
+from rammer.ir.types import TensorType
+from rammer.plan.layouts import assign_layouts, channels_last
+from rammer.plan.storage import StoragePlan
+from rammer.profile.store import KernelStore
+from rammer.profile.tune import Tuner
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.segments import ProgramSegment
+from rammer.testing.small_models import MODELS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def convolution(name: str, source: str, shape: tuple[int, ...]) -> ROperator:
+    """A 1x1 convolution of ``source`` that keeps its number of channels."""
+    n, c, h, w = shape
+    line = f"{name}: f32[n:{n}, o:{c}, i:{h}, j:{w}] = sum[k:{c}] {source}[n, k, i, j] * w[o, k]"
+    return ROperator(name, (Compute.parse(line),), (), (name,))
+
+
+def plan_of(storages: Sequence[Storage], inputs: Sequence[str] = ("x",)) -> StoragePlan:
+    """A plan of float32 tensors; the weights are ``w``."""
+    types = {s.tensor: TensorType("float32", s.shape) for s in storages}
+    graph = ComputeGraph("net", tuple(inputs), (), (), types, {"w": np.zeros(1, np.float32)})
+    weights = dense("w", "w", (1,))
+    return StoragePlan(graph, {"w": weights, **{s.tensor: s for s in storages}}, {})
+
+
+def elements(storage: Storage, memory: Array) -> Array:
+    """What ``storage`` shows of its buffer."""
+    steps = [s * memory.itemsize for s in storage.strides]
+    return as_strided(memory[storage.offset :], storage.shape, steps)
+
+
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
+
+
+@st.composite
+def parts(draw: st.DrawFn, shape: tuple[int, ...]) -> Storage:
+    """A part of a dense tensor of ``shape``: steps along its axes, which may be swapped, left out or, with -1, reversed."""
+    steps = dense("b", "b", shape).strides
+    offset, extents, strides = 0, [], []
+    for extent, stride in zip(shape, steps, strict=True):
+        low = draw(st.integers(0, extent - 1))
+        step = draw(st.sampled_from((1, 2, -1)))
+        count = draw(st.integers(1, low + 1 if step < 0 else -(-(extent - low) // step)))
+        offset += low * stride
+        extents.append(count)
+        strides.append(step * stride)
+    order = draw(st.permutations(range(4)).map(lambda p: [d for d in p if extents[d] > 1 or d % 2]))
+    return Storage("part", "b", offset, tuple(extents[d] for d in order), tuple(strides[d] for d in order))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_parts_of_a_moved_tensor_have_the_same_elements(data: st.DataObject) -> None:
+    shape = data.draw(SHAPES)
+    part = data.draw(parts(shape))
+    have = plan_of([dense("x", "x", shape), dense("b", "b", shape), part])
+    moved = assign_layouts(have, [convolution("b", "x", shape)]).storages
+    values = np.arange(np.prod(shape)).reshape(shape)
+    memory = np.empty(values.size, values.dtype)
+    elements(moved["b"], memory)[...] = values
+    np.testing.assert_array_equal(elements(moved["part"], memory), elements(part, values.ravel()))
+    can = shape[1] > 1 and shape[2] * shape[3] > 1
+    assert (moved["b"].strides != have.storages["b"].strides) >= can and moved["x"] == have.storages["x"]
+
+
+def test_channels_last_is_nhwc() -> None:
+    assert channels_last((2, 3, 4, 5)) == (60, 1, 15, 3)
+    assert channels_last((2, 3, 4, 5, 6)) == (360, 1, 90, 18, 3)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 20), (2, 60), (6, 4, 5), (2, 3, 5, 4)])
+def test_a_tensor_that_somebody_reshapes_stays(shape: tuple[int, ...]) -> None:
+    """(6, 4, 5) joins images and channels, (2, 3, 5, 4) reads rows of another length; a squeezed axis does no harm."""
+    have = plan_of([dense("x", "x", (2, 3, 4, 5)), dense("b", "b", (2, 3, 4, 5)), replace(dense("v", "b", shape))])
+    assert assign_layouts(have, [convolution("b", "x", (2, 3, 4, 5))]).storages == have.storages
+    squeezed = plan_of([dense("x", "x", (1, 3, 4, 5)), dense("b", "b", (1, 3, 4, 5)), dense("v", "b", (3, 4, 5))])
+    moved = assign_layouts(squeezed, [convolution("b", "x", (1, 3, 4, 5))]).storages
+    assert moved["v"].strides == (1, 15, 3)
+
+
+def test_attention_has_no_images() -> None:
+    """Four axes, but no sum over the second."""
+    line = "s: f32[b:2, h:3, i:4, j:4] = sum[k:5] q[b, h, i, k] * t[b, h, j, k]"
+    shapes = {"s": (2, 3, 4, 4), "q": (2, 3, 4, 5), "t": (2, 3, 4, 5)}
+    have = plan_of([dense(n, n, s) for n, s in shapes.items()], ())
+    assert assign_layouts(have, [ROperator("s", (Compute.parse(line),), (), ("s",))]).storages == have.storages
+
+
+def chain_of(length: int) -> tuple[StoragePlan, list[ROperator]]:
+    """x -> b0 -> b1 ...; x is an input and stays."""
+    shape, names = (1, 2, 3, 3), ["x", *(f"b{i}" for i in range(length))]
+    operators = [convolution(new, old, shape) for old, new in zip(names, names[1:], strict=False)]
+    return plan_of([dense(n, n, shape) for n in names]), operators
+
+
+def moved_in(storages: Mapping[str, Storage]) -> frozenset[str]:
+    return frozenset(n for n, s in storages.items() if not s.row_major)
+
+
+@settings(max_examples=100, deadline=None)
+@given(length=st.integers(1, 5), data=st.data())
+def test_auto_costs_no_more_than_none_all_or_one_change(length: int, data: st.DataObject) -> None:
+    """And what stands alone is decided as brute force does."""
+    plan, operators = chain_of(length)
+    asked: dict[tuple[str, frozenset[str]], float] = {}
+
+    def price(operator: ROperator, storages: Mapping[str, Storage]) -> float:
+        key = operator.name, moved_in({t: storages[t] for t in (*operator.inputs, *operator.outputs) if t != "w"})
+        if key not in asked:
+            asked[key] = data.draw(st.floats(0.1, 10))
+        return asked[key]
+
+    def cost(moved: frozenset[str]) -> float:
+        return sum(price(o, {t: replace(s, strides=channels_last(s.shape)) if t in moved else s
+                             for t, s in plan.storages.items()}) for o in operators)  # fmt: skip
+
+    chosen = moved_in(assign_layouts(plan, operators, price).storages)
+    names = [o.name for o in operators]
+    others = [frozenset[str](), frozenset(names), *(chosen ^ {n} for n in names)]
+    assert cost(chosen) <= min(map(cost, others)) * (1 + 1e-6)
+    if length == 1:
+        every = chain.from_iterable(combinations(names, k) for k in range(length + 1))
+        assert cost(chosen) == min(cost(frozenset(c)) for c in every)
+
+
+@pytest.mark.parametrize("better", ["keep", "nhwc", "neither fits"])
+def test_the_compiler_asks_the_devices_kernels(better: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels that are twice as fast in one layout, ``auto`` moves nothing or all that ``nhwc`` moves."""
+    ask = Tuner.kernels
+
+    def priced(tuner: Tuner, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
+        if better == "neither fits":
+            raise DeviceFailure("no tile fits", where=operator.name)
+        last = sum(not binding.storages[t].row_major for t in (*operator.inputs, *operator.outputs))
+        scale = 2.0 ** (-last if better == "nhwc" else last)
+        return tuple(replace(k, alone=k.alone * scale, crowded=k.crowded * scale) for k in ask(tuner, operator, binding))
+
+    monkeypatch.setattr(Tuner, "kernels", priced)
+    backend = Registry().open("toy")
+    model = read_model(MODELS["images"].build(np.random.default_rng()))
+
+    def permuted(layout: str) -> tuple[str, ...]:
+        compiler = Compiler(backend, CompileOptions(layout=layout), KernelStore(None))
+        (segment,) = compiler.compile_model(model, {}).segments
+        assert isinstance(segment, ProgramSegment)
+        return segment.program.permuted
+
+    if better == "neither fits":
+        with pytest.raises(DeviceFailure, match="no tile fits"):
+            permuted("auto")
+    else:
+        assert permuted("auto") == permuted(better)
+        assert bool(permuted("auto")) == (better == "nhwc")

@@ -1,38 +1,46 @@
-"""Whether layers would be faster with channels last: each convolution tuned with its tensors as NCHW and as NHWC.
+"""Whether models are faster with channels last: whole ones by ``--layout``, and each convolution as NCHW and as NHWC.
 
-``python benchmarks/layouts.py --models resnet50,inception_v3 --precision tf32 --markdown layouts.md``: the measured
-microseconds of the best kernel of each (a link of a chain of launches, on random values), for every distinct operator with a
-contraction over images, and the sum over the model with one layout throughout and with each operator's better one.
-A change of layout between two operators costs nothing here, so the last sum is a bound.
+``python benchmarks/layouts.py --models resnet50,inception_v3 --precision tf32 --markdown layouts.md``: medians of the bound
+call in the three layouts, and the measured microseconds of the best kernel of each layout (a link of a chain of
+launches, on random values) for every distinct operator with a contraction over images, with the sum over the model. There a
+change of layout between two operators costs nothing, so the sum of each operator's better one is a bound.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of, section
+from peers import exported
 from zoo import SEED, ZOO
 
+import rammer
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
 from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.parts import Storage
+from rammer.plan.layouts import channels_last
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
 from rammer.report.table import markdown
-from rammer.runtime.options import PRECISIONS, CompileOptions
+from rammer.runtime.bench import Effort, bound_call, sample
+from rammer.runtime.options import LAYOUTS, PRECISIONS, CompileOptions
+from rammer.runtime.peers import relative_error
 from rammer.runtime.segments import ProgramSegment
 from rammer.tile.signature import signature
 
+WHOLE = ("layout", "buffers channels last", "launches", "median us", "keep / this", "rel. L2 to keep")
 HEADERS = ("output", "summed", "times", "NCHW us", "kernel", "NHWC us", "kernel", "NCHW / NHWC")
 
 
@@ -51,12 +59,27 @@ class Layer:
                 f"{last * 1e6:.2f}", other, f"{have / last:.2f}"]  # fmt: skip
 
 
-def channels_last(storage: Storage) -> Storage:
+def whole(key: str, device: str, precision: str, tune: str) -> list[list[str]]:
+    """A row for each layout of the whole model."""
+    path, feeds = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED), ZOO[key].feeds(SEED)
+    medians, outputs, rows = list[float](), list[dict[str, np.ndarray]](), list[list[str]]()
+    for layout in LAYOUTS:
+        exe = rammer.compile(path, device=device, precision=precision, tune=tune, layout=layout)
+        inputs = exe.checked(feeds)
+        special = exe.prepare(inputs)
+        bound = exe.bind(inputs)
+        medians.append(float(np.median(sample(bound_call(bound), Effort())[1])))
+        outputs.append(bound.to_host())
+        moved = sum(len(p.permuted) for p in special.compiled.programs)
+        rows.append([layout, str(moved), str(special.kernels), f"{medians[-1] * 1e6:.1f}", f"{medians[0] / medians[-1]:.2f}",
+                     f"{relative_error(outputs[-1], outputs[0]):.1e}"])  # fmt: skip
+        exe.close()
+    return rows
+
+
+def _last(storage: Storage) -> Storage:
     """A dense NHWC storage in the place of a rank-4 one; others as they are."""
-    if len(storage.shape) != 4:
-        return storage
-    _, c, h, w = storage.shape
-    return replace(storage, strides=(c * h * w, 1, w * c, c))
+    return replace(storage, strides=channels_last(storage.shape)) if len(storage.shape) == 4 else storage
 
 
 def layers(key: str, backend: Backend, device: str, precision: str, tune: str) -> list[Layer]:
@@ -67,7 +90,7 @@ def layers(key: str, backend: Backend, device: str, precision: str, tune: str) -
     assert isinstance(segment, ProgramSegment)
     program, constants = segment.program, frozenset(segment.constants)
     first = Binding(program.types, program.storage, constants, precision=precision)
-    moved = {n: s if n in constants else channels_last(s) for n, s in program.storage.items()}
+    moved = {n: s if n in constants else _last(s) for n, s in program.storage.items()}
     found: dict[str, Layer] = {}
     for operator in program.operators:
         if operator.main.kind == "contraction" and len(operator.main.shape) == 4:
@@ -99,10 +122,11 @@ def summary(found: list[Layer]) -> str:
 def main(models: str, device: str, precision: str, tune: str, markdown_file: Path | None) -> None:
     """Measure and print."""
     backend = Registry().open(device)
-    parts = [f"# NCHW and NHWC, layer by layer, {precision}, --tune {tune}\n\n{backend.hardware.name}\n"]
+    parts = [f"# NCHW and NHWC, {precision}, --tune {tune}\n\n{backend.hardware.name}\n"]
     for key in models.split(","):
+        table = markdown(whole(key, device, precision, tune), WHOLE)
         found = layers(key, backend, device, precision, tune)
-        parts.append(f"## {key}\n\n{markdown([s.row() for s in found], HEADERS)}\n\n{summary(found)}\n")
+        parts.append(f"## {key}\n\n{table}\n\n{markdown([s.row() for s in found], HEADERS)}\n\n{summary(found)}\n")
         click.echo(parts[-1])
     if markdown_file is not None:
         markdown_file.write_text("\n".join((*parts, section(environment_of(device == "cuda")))))

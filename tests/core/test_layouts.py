@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -94,28 +94,42 @@ def test_channels_last_is_nhwc() -> None:
     assert channels_last((2, 3, 4, 5, 6)) == (360, 1, 90, 18, 3)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 20), (2, 60), (6, 4, 5), (2, 3, 5, 4)])
-def test_a_tensor_that_somebody_reshapes_stays(shape: tuple[int, ...]) -> None:
-    """(6, 4, 5) joins images and channels, (2, 3, 5, 4) reads rows of another length; a squeezed axis does no harm."""
-    have = plan_of([dense("x", "x", (2, 3, 4, 5)), dense("b", "b", (2, 3, 4, 5)), replace(dense("v", "b", shape))])
+@pytest.mark.parametrize(("offset", "shape", "strides"), [
+    (0, (2, 3, 20), (60, 20, 1)), (0, (6, 4, 5), (20, 5, 1)), (0, (2, 3, 5, 4), (60, 20, 4, 1)), (119, (120,), (-1,)),
+    (0, (3,), (6,)),
+])  # fmt: skip
+def test_a_tensor_that_somebody_reads_across_axes_stays(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Joined axes, other rows, everything backwards, a diagonal."""
+    have = plan_of([dense("x", "x", (2, 3, 4, 5)), dense("b", "b", (2, 3, 4, 5)), Storage("v", "b", offset, shape, strides)])
     assert assign_layouts(have, [convolution("b", "x", (2, 3, 4, 5))]).storages == have.storages
-    squeezed = plan_of([dense("x", "x", (1, 3, 4, 5)), dense("b", "b", (1, 3, 4, 5)), dense("v", "b", (3, 4, 5))])
-    moved = assign_layouts(squeezed, [convolution("b", "x", (1, 3, 4, 5))]).storages
+
+
+def test_a_squeezed_axis_does_no_harm() -> None:
+    have = plan_of([dense("x", "x", (1, 3, 4, 5)), dense("b", "b", (1, 3, 4, 5)), dense("v", "b", (3, 4, 5))])
+    moved = assign_layouts(have, [convolution("b", "x", (1, 3, 4, 5))]).storages
     assert moved["v"].strides == (1, 15, 3)
 
 
-def test_attention_has_no_images() -> None:
-    """Four axes, but no sum over the second."""
-    line = "s: f32[b:2, h:3, i:4, j:4] = sum[k:5] q[b, h, i, k] * t[b, h, j, k]"
-    shapes = {"s": (2, 3, 4, 4), "q": (2, 3, 4, 5), "t": (2, 3, 4, 5)}
-    have = plan_of([dense(n, n, s) for n, s in shapes.items()], ())
-    assert assign_layouts(have, [ROperator("s", (Compute.parse(line),), (), ("s",))]).storages == have.storages
+def test_empty_images_stay() -> None:
+    have = plan_of([dense("x", "x", (1, 3, 0, 5)), dense("b", "b", (1, 3, 0, 5))])
+    assert assign_layouts(have, [convolution("b", "x", (1, 3, 0, 5))]).storages == have.storages
+
+
+@pytest.mark.parametrize("line", [
+    "s: f32[b:2, h:3, i:4, j:4] = sum[k:5] q[b, h, i, k] * t[b, h, j, k]",
+    "s: f32[b:2, i:4, o:6] = sum[h:3, k:5] q[b, h, i, k] * w[o, h, k]",
+])
+def test_attention_has_no_images(line: str) -> None:
+    """Four axes, but no sum over the second, or one over the last as well."""
+    compute = Compute.parse(line)
+    have = plan_of([dense("s", "s", compute.shape), *(dense(n, n, (2, 3, 4, 5)) for n in "qt")], ())
+    assert assign_layouts(have, [ROperator("s", (compute,), (), ("s",))]).storages == have.storages
 
 
 def chain_of(length: int) -> tuple[StoragePlan, list[ROperator]]:
     """x -> b0 -> b1 ...; x is an input and stays."""
     shape, names = (1, 2, 3, 3), ["x", *(f"b{i}" for i in range(length))]
-    operators = [convolution(new, old, shape) for old, new in zip(names, names[1:], strict=False)]
+    operators = [convolution(new, old, shape) for old, new in pairwise(names)]
     return plan_of([dense(n, n, shape) for n in names]), operators
 
 

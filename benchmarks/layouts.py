@@ -128,8 +128,8 @@ def main(models: str, device: str, precision: str, tune: str, markdown_file: Pat
         found = layers(key, backend, device, precision, tune)
         parts.append(f"## {key}\n\n{table}\n\n{markdown([s.row() for s in found], HEADERS)}\n\n{summary(found)}\n")
         click.echo(parts[-1])
-    if markdown_file is not None:
-        markdown_file.write_text("\n".join((*parts, section(environment_of(device == "cuda")))))
+        if markdown_file is not None:  # after every model: tuning takes minutes
+            markdown_file.write_text("\n".join((*parts, section(environment_of(device == "cuda")))))
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from rammer.passes.narrow import NarrowFloats
 from rammer.passes.pipeline import PassReport, Pipeline, default_passes
 from rammer.plan.build import build_program
 from rammer.plan.capacity import check_capacity
-from rammer.plan.layouts import Price, assign_layouts
+from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
-from rammer.profile.tune import Tuner
+from rammer.profile.tune import MEASURED, Tuner
 from rammer.runtime.debug import DECISIONS, PROGRAMS, STEPS, debug
 from rammer.runtime.host import HostNode
 from rammer.runtime.options import DEFAULT, CompileOptions, Progress, quiet
@@ -40,6 +40,7 @@ from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segme
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
 from rammer.tile.connect import Rate, connect, peak
+from rammer.tile.graph import TileGraph
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
 
@@ -114,13 +115,13 @@ class Compiler:
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):
             tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(plan))
-        constants = frozenset(plan.graph.constants)
-        reused = _reused(tile.operators, constants)
-        binding = Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
-        if self.options.layout != "keep":
-            with self._step("layouts"):
-                plan = assign_layouts(plan, tile.operators, self._price(binding) if self.options.layout == "auto" else None)
-                binding = replace(binding, storages=plan.storages)
+        segment, *moved = [self._planned(compute, p, tile, inputs, outputs) for p in self._layouts(plan, tile)]
+        return next((m for m in moved if self._seconds(m) < self._seconds(segment) * (1 - LEAST_GAIN)), segment)
+
+    def _planned(self, compute: ComputeGraph, plan: StoragePlan, tile: TileGraph, inputs: tuple[Port, ...],
+                 outputs: tuple[Port, ...]) -> ProgramSegment:  # fmt: skip
+        """From operators and their storages to a verified program."""
+        binding = self._binding(plan, tile)
         with self._step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
@@ -134,6 +135,28 @@ class Compiler:
         debug(PROGRAMS, lambda: str(program))
         values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
         return ProgramSegment(program, values, compute, tile, kernels)
+
+    def _binding(self, plan: StoragePlan, tile: TileGraph) -> Binding:
+        constants = frozenset(plan.graph.constants)
+        reused = _reused(tile.operators, constants)
+        return Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
+
+    def _layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
+        """The plans to choose from: one, or with ``auto`` the model's layout and the cheapest operator by operator."""
+        if self.options.layout == "keep":
+            return [plan]
+        with self._step("layouts"):
+            if self.options.layout == "nhwc":
+                return [assign_layouts(plan, tile.operators)]
+            cheapest = assign_layouts(plan, tile.operators, self._price(self._binding(plan, tile)))
+            return [plan, cheapest] if cheapest.storages != plan.storages else [plan]
+
+    def _seconds(self, segment: ProgramSegment) -> float:
+        """The time of a whole program, measured where kernels are: operators measured one by one do not tell all of it."""
+        if not MEASURED[self.options.tune]:
+            return segment.program.predicted
+        with self._step("layouts"):
+            return self.backend.profiler.program_time(segment.program, segment.constants)
 
     def _rate(self, plan: StoragePlan) -> Rate:
         backend = self.backend

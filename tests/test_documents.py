@@ -31,6 +31,7 @@ from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import VerifyError, verify
 from rammer.profile.store import KernelStore
 from rammer.report.stages import STAGES
+from rammer.runtime.options import CompileOptions
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.schedule.fold import fold
 from rammer.testing.walkthrough import model
@@ -120,6 +121,14 @@ def source() -> str:
 def lines_of(device: str, *words: str) -> str:
     """The lines of a program's text that start with one of ``words``."""
     return fenced("\n".join(line for line in str(program(device)).splitlines() if line.split()[0] in words))
+
+
+def moved_lines() -> str:
+    """The storages that ``--layout nhwc`` changes."""
+    other = Compiler(backend("ipu_sim"), CompileOptions(layout="nhwc"), KernelStore(None)).compile_model(read_model(model()), {})
+    before = set(str(program("ipu_sim")).splitlines())
+    (changed,) = other.programs
+    return fenced("\n".join(n for n in str(changed).splitlines() if n.split()[0] == "storage" and n not in before))
 
 
 def operators_of(device: str) -> str:
@@ -218,7 +227,7 @@ QUOTED: dict[str, Callable[[], str]] = {
     **{name: lambda name=name: stage(name) for name in ("graph", "compute", "tile", "kernels", "program", "schedule")},
     "source": source,
     "storage": lambda: lines_of("ipu_sim", "buffer", "storage"),
-
+    "layouts": moved_lines,
     "rocm operators": lambda: operators_of("rocm"),
     "rocm kernels": lambda: stage("kernels", "rocm"),
     "rocm rows": lambda: lines_of("rocm", "program", "counter", "row"),

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
-from rammer.device.manifest import Binding
+from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure
 from rammer.frontend.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph
@@ -163,31 +163,57 @@ def test_auto_costs_no_more_than_none_all_or_one_change(length: int, data: st.Da
         assert cost(chosen) == min(cost(frozenset(c)) for c in every)
 
 
-@pytest.mark.parametrize("better", ["keep", "nhwc", "neither fits"])
-def test_the_compiler_asks_the_devices_kernels(better: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With kernels that are twice as fast in one layout, ``auto`` moves nothing or all that ``nhwc`` moves."""
+def price_as(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """Every tensor of an operator that has its channels last makes its kernels take ``factor`` times as long."""
     ask = Tuner.kernels
 
     def priced(tuner: Tuner, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
-        if better == "neither fits":
-            raise DeviceFailure("no tile fits", where=operator.name)
-        last = sum(not binding.storages[t].row_major for t in (*operator.inputs, *operator.outputs))
-        scale = 2.0 ** (-last if better == "nhwc" else last)
+        scale = factor ** sum(not binding.storages[t].row_major for t in (*operator.inputs, *operator.outputs))
         return tuple(replace(k, alone=k.alone * scale, crowded=k.crowded * scale) for k in ask(tuner, operator, binding))
 
     monkeypatch.setattr(Tuner, "kernels", priced)
-    backend = Registry().open("toy")
+
+
+def permuted(backend: Backend, layout: str, tune: str = "off") -> tuple[str, ...]:
+    """The buffers of a small network that the compiler moves."""
     model = read_model(MODELS["images"].build(np.random.default_rng()))
+    compiler = Compiler(backend, CompileOptions(tune=tune, layout=layout), KernelStore(None))
+    (segment,) = compiler.compile_model(model, {}).segments
+    assert isinstance(segment, ProgramSegment)
+    return segment.program.permuted
 
-    def permuted(layout: str) -> tuple[str, ...]:
-        compiler = Compiler(backend, CompileOptions(layout=layout), KernelStore(None))
-        (segment,) = compiler.compile_model(model, {}).segments
-        assert isinstance(segment, ProgramSegment)
-        return segment.program.permuted
 
-    if better == "neither fits":
-        with pytest.raises(DeviceFailure, match="no tile fits"):
-            permuted("auto")
-    else:
-        assert permuted("auto") == permuted(better)
-        assert bool(permuted("auto")) == (better == "nhwc")
+@pytest.mark.parametrize(("better", "factor"), [("nhwc", 0.5), ("keep", 2.0)])
+def test_the_compiler_asks_the_devices_kernels(better: str, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels that are twice as fast in one layout, ``auto`` moves all that ``nhwc`` moves, or nothing."""
+    price_as(monkeypatch, factor)
+    backend = Registry().open("toy")
+    assert permuted(backend, "auto") == permuted(backend, better)
+    assert bool(permuted(backend, "auto")) == (better == "nhwc")
+
+
+@pytest.mark.parametrize(("share", "moves"), [(0.9, True), (0.99, False), (1.5, False)])
+def test_a_whole_program_is_measured_where_kernels_are(share: float, moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels promise much, and the program with channels last takes ``share`` of the other's time."""
+    price_as(monkeypatch, 0.5)
+    backend = Registry().open("ipu_sim", options={"tiles": "4"})
+    monkeypatch.setattr(type(backend.profiler), "program_time", lambda self, program, constants: share if program.permuted else 1)
+    assert bool(permuted(backend, "auto", "quick")) == moves
+
+
+@pytest.mark.parametrize("some", [True, False])
+def test_what_does_not_fit_is_not_chosen(some: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no layout fits, the device says so."""
+    ask = Tuner.kernels
+
+    def fitting(tuner: Tuner, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
+        if not some or any(not binding.storages[t].row_major for t in (*operator.inputs, *operator.outputs)):
+            raise DeviceFailure("no tile fits", where=operator.name)
+        return ask(tuner, operator, binding)
+
+    monkeypatch.setattr(Tuner, "kernels", fitting)
+    if some:
+        assert permuted(Registry().open("toy"), "auto") == ()
+        return
+    with pytest.raises(DeviceFailure, match="no tile fits"):
+        permuted(Registry().open("toy"), "auto")

@@ -115,8 +115,8 @@ class Compiler:
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):
             tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(plan))
-        segment, *moved = [self._planned(compute, p, tile, inputs, outputs) for p in self._layouts(plan, tile)]
-        return next((m for m in moved if self._seconds(m) < self._seconds(segment) * (1 - LEAST_GAIN)), segment)
+        first, *others = [self._planned(compute, p, tile, inputs, outputs) for p in self._layouts(plan, tile)]
+        return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
 
     def _planned(self, compute: ComputeGraph, plan: StoragePlan, tile: TileGraph, inputs: tuple[Port, ...],
                  outputs: tuple[Port, ...]) -> ProgramSegment:  # fmt: skip

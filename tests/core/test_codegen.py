@@ -131,6 +131,20 @@ def test_global_average_pool(rng: np.random.Generator) -> None:
     check(case(texts, {"x": rand(rng, 2, 5, 7, 9)}, (1, 2, 1, 1)))
 
 
+@pytest.mark.parametrize(("line", "shape"), [
+    ("y: f32[j:24] = sum[i:40003] x[i, j]", (40003, 24)),
+    ("y: f32[j:5] = sum[i:30000] x[i, j * 2]", (30000, 10)),
+    ("y: f32[c:16] = sum[h:200, w:160] x[h, w, c]", (200, 160, 16)),
+    ("y: f32[j:9] = sum[q:5000, r:3, s:3] pad(x[q + r - 1, j + s - 1], 0.0)", (5000, 9)),
+    ("y: f32[c:8] = sum[h:5, w:6000] x[w * 2, c] * z[h]", (12000, 8)),
+])  # fmt: skip
+def test_long_sums_keep_their_bits(rng: np.random.Generator, line: str, shape: tuple[int, ...]) -> None:
+    """Numbers of one sign, by the ten thousand: added one after another they are off by 1e-6 to 6e-6."""
+    values = {"x": rng.random(shape).astype(F)} | ({"z": rng.random(5).astype(F)} if "z[" in line else {})
+    extent = int(line.split("]")[0].split(":")[-1])
+    check(case([line], values, (extent,)), tolerance=1e-6)
+
+
 def test_resize_tables(rng: np.random.Generator) -> None:
     near = "u: f32[h:5, w:7] = x[table(int64, [0, 0, 1, 2, 2], h), table(int64, [0, 0, 1, 1, 2, 2, 3], w)]"
     blend = "y: f32[h:5, w:7] = u[h, w] * table(float32, [0.5, 0.25, 1.0, 0.0, 2.0], h)"

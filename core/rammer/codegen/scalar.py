@@ -6,6 +6,7 @@ statements that it needs (the reductions and guarded producers computed in place
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,11 @@ from rammer.codegen.unit import INT32, Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table, integer
+from rammer.ir.types import is_float
+
+#: Most floats that are added one after another: beyond it come partial sums, whose errors grow with the number of blocks
+#: only. A mean over 160 x 120 pixels by 19,200 additions in a row made a text detector's output 5 times less accurate.
+LONGEST_SUM = 1024
 
 
 @dataclass
@@ -300,8 +306,25 @@ class Block:
             self.line(f"const int {name} = 0;")
             self.walk(c, sums, over[1:])
             return
+        block = max(1, LONGEST_SUM // math.prod(n for _, n in over[1:]))
+        if c.combiner == "sum" and is_float(c.dtype) and block < extent:
+            self._by_blocks(c, sums, over, block)
+            return
         with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
             inner.walk(c, sums, over[1:])
+
+    def _by_blocks(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]],
+                   block: int) -> None:  # fmt: skip
+        """``walk`` with a partial sum for every ``block`` places along the first axis."""
+        (name, extent), first = over[0], self.unit.fresh("r")
+        with self.nest(self.loop(first, "0", str(extent), extent, block)) as outer:
+            parts = [outer.accumulator(c, axes) for _, axes in sums]
+            least = "rm_min_i32" if extent <= INT32 else "rm_min_i64"
+            end = f"{first} + {block}" if extent % block == 0 else f"{least}({first} + {block}, {extent})"
+            with outer.nest(outer.loop(name, first, end, extent)) as inner:
+                inner.walk(c, [(p.text, axes) for p, (_, axes) in zip(parts, sums, strict=True)], over[1:])
+            for (total, _), part in zip(sums, parts, strict=True):
+                outer.line(outer.combine(c, total, part))
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines one value into the accumulator."""

@@ -65,8 +65,8 @@ def whole(key: str, device: str, precision: str, tune: str) -> list[list[str]]:
     """A row for each layout of the whole model; they take turns."""
     path, feeds = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED), ZOO[key].feeds(SEED)
     programs = [rammer.compile(path, device=device, precision=precision, tune=tune, layout=layout) for layout in LAYOUTS]
-    special = [exe.prepare(exe.checked(feeds)) for exe in programs]
-    bound = [exe.bind(exe.checked(feeds)) for exe in programs]
+    inputs = programs[0].checked(feeds)
+    special, bound = [exe.prepare(inputs) for exe in programs], [exe.bind(inputs) for exe in programs]
     times: list[list[float]] = [[] for _ in bound]
     for _ in range(ROUNDS):
         for call, seconds in zip(bound, times, strict=True):

@@ -121,7 +121,7 @@ class Compiler:
     def _planned(self, compute: ComputeGraph, plan: StoragePlan, tile: TileGraph, inputs: tuple[Port, ...],
                  outputs: tuple[Port, ...]) -> ProgramSegment:  # fmt: skip
         """From operators and their storages to a verified program."""
-        binding = self._binding(plan, tile)
+        binding = self._binding(plan, tile.operators)
         with self._step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
@@ -136,10 +136,10 @@ class Compiler:
         values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
         return ProgramSegment(program, values, compute, tile, kernels)
 
-    def _binding(self, plan: StoragePlan, tile: TileGraph) -> Binding:
+    def _binding(self, plan: StoragePlan, operators: Sequence[ROperator] = ()) -> Binding:
+        """What kernels may know of the tensors; without the operators, not which constants several of them read."""
         constants = frozenset(plan.graph.constants)
-        reused = _reused(tile.operators, constants)
-        return Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
+        return Binding(plan.graph.types, plan.storages, constants, _reused(operators, constants), self.options.precision)
 
     def _layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
         """The plans to choose from: one, or with ``auto`` the model's layout and the cheapest operator by operator."""
@@ -148,7 +148,7 @@ class Compiler:
         with self._step("layouts"):
             if self.options.layout == "nhwc":
                 return [assign_layouts(plan, tile.operators)]
-            cheapest = assign_layouts(plan, tile.operators, self._price(self._binding(plan, tile)))
+            cheapest = assign_layouts(plan, tile.operators, self._price(self._binding(plan, tile.operators)))
             return [plan, cheapest] if cheapest.storages != plan.storages else [plan]
 
     def _seconds(self, segment: ProgramSegment) -> float:
@@ -162,8 +162,7 @@ class Compiler:
         backend = self.backend
         if not isinstance(backend, Rated):
             return peak
-        constants = frozenset(plan.graph.constants)
-        binding = Binding(plan.graph.types, plan.storages, constants, precision=self.options.precision)
+        binding = self._binding(plan)
         return lambda operator: backend.rate(operator, binding)
 
     def _price(self, binding: Binding) -> Price:

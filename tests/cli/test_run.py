@@ -12,7 +12,7 @@ import onnx
 import pytest
 from command import MODEL, Command
 
-import rammer as rammer_api
+import rammer as api
 from rammer.cli.common import write_file
 from rammer.errors import BadInput
 from rammer.frontend.reader import read_model
@@ -59,7 +59,7 @@ def test_a_layout_says_what_it_moved_and_is_kept_apart(rammer: Command, tmp_path
             assert shown in rammer("run", path, "--device", "toy", "--layout", layout).out
     assert " buffers channels last, " in rammer("run", path, "--device", "toy", "--layout", "auto").out
     with pytest.raises(BadInput, match="unknown layout 'nwhc'\n  at: --layout\n  hint: one of: keep, nhwc, auto"):
-        rammer_api.compile(path, device="toy", layout="nwhc")
+        api.compile(path, device="toy", layout="nwhc")
 
 
 def test_files_in_and_out(rammer: Command, model: Path, tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table, integer
 from rammer.ir.types import is_float
 
-#: Most floats that are added one after another: beyond it come partial sums, whose errors grow with the number of blocks
-#: only. A mean over 160 x 120 pixels by 19,200 additions in a row made a text detector's output 5 times less accurate.
+#: Most floats that a loop adds one after another (where vectors walk along a sum, each lane is a partial sum): beyond it come
+#: partial sums, whose errors grow with the number of blocks only. A mean over 160 x 120 pixels by 19,200 additions in a
+#: row made a text detector's output 5 times less accurate.
 LONGEST_SUM = 1024
 
 

@@ -322,7 +322,7 @@ class OpenClProgram:
         if not buffer.nbytes:
             return
         dtype = np.dtype(buffer.dtype)
-        if storage.offset == 0 and values.size == buffer.size and _dense(storage.shape, storage.strides):
+        if storage.offset == 0 and values.size == buffer.size and storage.row_major:
             dense = np.ascontiguousarray(values, dtype)
             self._copy(dense, self.memory.buffers[storage.buffer], blocking or dense is not values)
             return
@@ -350,15 +350,6 @@ class OpenClProgram:
         for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
             buffer.release()
         self.launches.clear()
-
-
-def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    expected = 1
-    for n, s in zip(reversed(shape), reversed(strides), strict=True):
-        if n != 1 and s != expected:
-            return False
-        expected *= n
-    return True
 
 
 def _view(image: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:

@@ -1,0 +1,147 @@
+"""Which implementation is known to be wrong where: decisions by the words of ONNX's specification, as data.
+
+Three voices say what an operator computes: our own lowered expressions (``rammer``), ONNX Runtime (``onnxruntime``) and
+``onnx.reference`` (``reference``). Where they differ the specification decides, and what it decided is a row of
+``DECISIONS``: the operator, the condition, the voices that are wrong, and the words. Constant folding and host operators
+ask before they use the reference, tests and the graph fuzzer before they believe a voice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from rammer.ir.types import TensorType
+
+Voice: TypeAlias = Literal["rammer", "onnxruntime", "reference"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of an operator: its version (the opset that last changed it), its attributes as Python values, the type of
+    each input (None where it is left out), and whether each output is wanted."""
+
+    op: str
+    version: int
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Sequence[TensorType | None] = ()
+    wanted: Sequence[bool] = (True,)
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute, or ``default``."""
+        return self.attributes.get(name, default)
+
+    def has(self, index: int) -> bool:
+        """Whether optional input ``index`` is given."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def dtype(self, index: int = 0) -> str:
+        """Element type of an input; "" where it is left out."""
+        kind = self.inputs[index] if index < len(self.inputs) else None
+        return kind.dtype if kind is not None else ""
+
+    def shape(self, index: int = 0) -> tuple[int, ...]:
+        """Shape of an input; () where it is left out."""
+        kind = self.inputs[index] if index < len(self.inputs) else None
+        return kind.shape if kind is not None else ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether an input has no elements."""
+        return any(kind is not None and kind.size == 0 for kind in self.inputs)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where ``holds``, the voices in ``wrong`` do not say what the specification does; ``words`` quotes it."""
+
+    ops: tuple[str, ...]
+    when: str
+    holds: Callable[[Use], bool]
+    wrong: tuple[Voice, ...]
+    words: str
+
+
+def distrusted(voice: Voice, use: Use) -> Decision | None:
+    """The decision against ``voice`` at this use, if there is one."""
+    found = (d for d in BY_OPERATOR.get(use.op, ()) if voice in d.wrong and d.holds(use))
+    return next(found, None)
+
+
+def _always(use: Use) -> bool:
+    return True
+
+
+def _given(*names: str) -> Callable[[Use], bool]:
+    return lambda use: any(use.attr(n) not in (None, (), "", 0) for n in names)
+
+
+def _automatic(use: Use) -> bool:
+    return use.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
+
+
+def _unusual_cell(use: Use) -> bool:
+    return use.attr("direction", "forward") != "forward" or bool(use.attr("activations")) or use.has(4)
+
+
+DECISIONS: Final[tuple[Decision, ...]] = (
+    Decision(
+        ("RNN", "GRU", "LSTM"), "direction is not forward, activations are given, or sequence_lens", _unusual_cell,
+        ("reference",),
+        "direction: 'Specify if the RNN is forward, reverse, or bidirectional'; activations: 'A list of 3 (or 6 if "
+        "bidirectional) activation functions'; sequence_lens: 'specifying lengths of the sequences in a batch'. The "
+        "reference uses its own activations (some versions always run forward) and reads no lengths.",
+    ),
+    Decision(
+        ("RNN", "GRU", "LSTM"), "clip or input_forget", _given("clip", "input_forget"), ("reference",),
+        "clip: 'Clipping bounds the elements of a tensor in the range of [-threshold, +threshold] and is applied to the "
+        "input of activations'; input_forget: 'Couple the input and forget gates if 1'. The reference reads neither.",
+    ),
+    Decision(
+        ("LpNormalization",), "p=1, or axis 0", lambda use: use.attr("p", 2) == 1 or use.attr("axis", -1) == 0, ("reference",),
+        "'output = input / Lp_norm(input, axis)', and a norm sums magnitudes. The reference sums x^p with its sign, and "
+        "takes axis 0 for an axis left out.",
+    ),
+    Decision(
+        ("MaxPool",), "the Indices output, auto_pad, or ceil_mode",
+        lambda use: any(use.wanted[1:]) or _automatic(use) or bool(use.attr("ceil_mode", 0)), ("reference",),
+        "'pad_shape[i] = (output_spatial_shape[i] - 1) * strides_spatial_shape[i] + ((kernel_spatial_shape[i] - 1) * "
+        "dilations[i] + 1) - input_spatial_shape[i]'; 'Sliding windows that would start in the right padded region are ignored'.",
+    ),
+    Decision(
+        ("AveragePool", "LpPool"), "auto_pad, ceil_mode or dilations",
+        lambda use: _automatic(use) or bool(use.attr("ceil_mode", 0)) or any(d != 1 for d in use.attr("dilations") or ()),
+        ("reference",), "The same formulas as MaxPool's.",
+    ),
+    Decision(
+        ("LpPool",), "pads", lambda use: any(use.attr("pads") or ()), ("reference",),
+        "'Lp pooling consisting of computing the Lp norm on all values of a subset of the input tensor'. The reference "
+        "multiplies an average by the whole kernel's size, also where the average counted fewer elements.",
+    ),
+    Decision(
+        ("Resize",), "tf_crop_and_resize, or cubic with exclude_outside",
+        lambda use: use.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+        or (use.attr("mode") == "cubic" and bool(use.attr("exclude_outside", 0))), ("reference",),
+        "exclude_outside: 'If set to 1, the weight of sampling locations outside the tensor will be set to 0 and the weight "
+        "will be renormalized so that their sum is 1.0'.",
+    ),
+    Decision(
+        ("ReduceL2", "ReduceSumSquare", "ReduceL1"), "integers of 8 or 16 bits",
+        lambda use: use.dtype().removeprefix("u") in ("int8", "int16"), ("reference",),
+        "'Computes the L2 norm of the input tensor's elements'. The reference squares in the element type, which wraps.",
+    ),
+    Decision(
+        ("ReduceL2",), "any integers", lambda use: "int" in use.dtype(), ("reference",),
+        "As above: the squares of large 32-bit integers wrap as well.",
+    ),
+    Decision(
+        ("ReduceLogSum",), "integers", lambda use: "int" in use.dtype(), ("reference",),
+        "Opsets up to 27 allow integers; the reference refuses them.",
+    ),
+)
+
+#: The decisions on each operator.
+BY_OPERATOR: Final[Mapping[str, tuple[Decision, ...]]] = {
+    op: tuple(d for d in DECISIONS if op in d.ops) for op in dict.fromkeys(o for d in DECISIONS for o in d.ops)
+}

@@ -1,0 +1,31 @@
+"""The decisions on voices: each names operators that exist, and an example of each kind is found."""
+
+from __future__ import annotations
+
+from onnx import defs
+
+from rammer.frontend.voices import DECISIONS, Use, distrusted
+from rammer.ir.types import TensorType
+
+X = TensorType("float32", (1, 2, 5, 5))
+
+
+def test_decisions_name_operators_and_quote() -> None:
+    for decision in DECISIONS:
+        assert all(defs.has(op) for op in decision.ops), decision.ops
+        assert decision.wrong and len(decision.words) > 20 and decision.when
+
+
+def test_the_reference_is_not_believed_about_reversed_cells() -> None:
+    plain = Use("LSTM", 14, {}, (X, X, X))
+    assert distrusted("reference", plain) is None
+    assert distrusted("reference", Use("LSTM", 14, {"direction": "reverse"}, (X, X, X))) is not None
+    lengths = Use("LSTM", 14, {}, (X, X, X, None, TensorType("int32", (2,))))
+    assert distrusted("reference", lengths) is not None
+    assert distrusted("onnxruntime", lengths) is None
+
+
+def test_an_output_that_is_not_wanted_decides_nothing() -> None:
+    attributes = {"kernel_shape": (2, 2)}
+    assert distrusted("reference", Use("MaxPool", 12, attributes, (X,), (True, False))) is None
+    assert distrusted("reference", Use("MaxPool", 12, attributes, (X,), (True, True))) is not None

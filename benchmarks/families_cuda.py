@@ -29,7 +29,6 @@ from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.storage import assign_storage
 from rammer.plan.views import view_sources
 from rammer.tile.connect import connect
-from rammer.tile.signature import signature
 
 #: Bytes a second that a copy reaches on an H200, and seconds of a launch in a chain of empty kernels.
 BANDWIDTH, LAUNCH = 4.3e12, 0.55e-6
@@ -48,7 +47,7 @@ def operators(names: list[str], backend: Backend) -> list[Found]:
         tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages))
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants))
         for o in tiles.operators:
-            key = signature(o, binding.types, binding.storages)
+            key = binding.key(o)
             known = found.get(key, (name, o, binding, 0))
             found[key] = (*known[:3], known[3] + 1)
     return list(found.values())

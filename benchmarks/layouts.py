@@ -38,7 +38,6 @@ from rammer.runtime.bench import Effort, bound_call, sample
 from rammer.runtime.options import LAYOUTS, PRECISIONS, CompileOptions
 from rammer.runtime.peers import relative_error
 from rammer.runtime.segments import ProgramSegment
-from rammer.tile.signature import signature
 
 WHOLE = ("layout", "buffers channels last", "launches", "median us", "keep / this", "rel. L2 to keep")
 #: Turns of each layout, and what a turn is.
@@ -92,13 +91,13 @@ def layers(key: str, backend: Backend, device: str, precision: str, tune: str) -
     segment = compiler.compile_model(read_model(ZOO[key].build(SEED)), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     program, constants = segment.program, frozenset(segment.constants)
-    first = Binding(program.types, program.storage, constants, precision=precision)
+    first = Binding.of(program, constants, precision)
     moved = {n: s if n in constants else _last(s) for n, s in program.storage.items()}
     found: dict[str, Layer] = {}
     for operator in program.operators:
         if operator.main.kind == "contraction" and len(operator.main.shape) == 4:
             bare = replace(operator, tile=(), family="", config=())
-            layer = found.setdefault(signature(bare, first.types, first.storages), Layer(bare, 0, []))
+            layer = found.setdefault(first.key(bare), Layer(bare, 0, []))
             layer.times += 1
     for binding in (first, replace(first, storages=moved)):
         tuner = Tuner(backend, KernelStore(None), tune)

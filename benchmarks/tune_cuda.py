@@ -38,11 +38,10 @@ from rammer.plan.views import view_sources
 from rammer.runtime.host_memory import random_inputs
 from rammer.runtime.options import PRECISIONS
 from rammer.tile.connect import connect
-from rammer.tile.signature import signature
 
 
 def operators(names: list[str], backend: Backend, precision: str) -> dict[str, tuple[str, ROperator, Binding, int]]:
-    """Signature -> (model, operator, binding, how often) of every contraction."""
+    """Key -> (model, operator, binding, how often) of every contraction."""
     found: dict[str, tuple[str, ROperator, Binding, int]] = {}
     for name in names:
         graph, _ = Pipeline(default_passes()).run(bind(read_model(ZOO[name].build(SEED)), {}))
@@ -52,10 +51,10 @@ def operators(names: list[str], backend: Backend, precision: str) -> dict[str, t
         plan = assign_storage(compute)
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants), precision=precision)
         tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages),
-                        lambda o, b=binding: backend.rate(o, b))  # fmt: skip
+                        lambda o, b=binding: backend.rate(o, b), binding)  # fmt: skip
         for o in tiles.operators:
             if o.main.kind == "contraction":
-                key = signature(o, binding.types, binding.storages)
+                key = binding.key(o)
                 count = found[key][3] + 1 if key in found else 1
                 found[key] = (name, o, binding, count)
     return found

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Binding, Rated
+from rammer.device.manifest import Backend, Binding, Rated, reused_constants
 from rammer.errors import DeviceFailure
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import Lowerings, can_lower, lower
@@ -114,7 +113,8 @@ class Compiler:
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):
-            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(plan))
+            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(plan),
+                           self._binding(plan))  # fmt: skip
         first, *others = [self._planned(compute, p, tile, inputs, outputs) for p in self._layouts(plan, tile)]
         return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
 
@@ -139,7 +139,8 @@ class Compiler:
     def _binding(self, plan: StoragePlan, operators: Sequence[ROperator] = ()) -> Binding:
         """What kernels may know of the tensors; without the operators, not which constants several of them read."""
         constants = frozenset(plan.graph.constants)
-        return Binding(plan.graph.types, plan.storages, constants, _reused(operators, constants), self.options.precision)
+        reused = reused_constants(operators, constants)
+        return Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
 
     def _layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
         """The plans to choose from: one, or with ``auto`` the model's layout and the cheapest operator by operator."""
@@ -182,8 +183,7 @@ class Compiler:
         result = []
         for segment in compiled.segments:
             if isinstance(segment, ProgramSegment):
-                binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants),
-                                  precision=self.options.precision)  # fmt: skip
+                binding = Binding.of(segment.program, segment.constants, self.options.precision)
                 for operator in segment.program.operators:
                     kernel = self.backend.kernel(operator, binding)
                     self.progress("resources", operator.name)
@@ -198,12 +198,6 @@ class Compiler:
         spent = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
         debug(STEPS, lambda: f"{name} {spent * 1e3:.1f} ms")
-
-
-def _reused(operators: Sequence[ROperator], constants: frozenset[str]) -> frozenset[str]:
-    """The constants that more than one operator reads."""
-    count = Counter(n for o in operators for n in o.inputs if n in constants)
-    return frozenset(n for n, times in count.items() if times > 1)
 
 
 def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[list[Node], str]]:

@@ -6,7 +6,8 @@ protocols; hooks (``rammer.device.hooks``) only find and compose manifests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -19,6 +20,9 @@ from rammer.ir.types import TensorType
 
 #: Raised by one whenever a plugin written for the previous version would no longer work.
 API_VERSION = 2
+
+#: Offsets (elements) that agree modulo this many are aligned alike for every load and copy of up to 16 bytes.
+ALIGNED_ELEMENTS = 16
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -68,6 +72,43 @@ class Binding:
     constants: frozenset[str] = frozenset()
     reused: frozenset[str] = frozenset()
     precision: str = "float32"
+
+    @staticmethod
+    def of(program: RProgram, constants: Collection[str], precision: str = "float32") -> Binding:
+        """What kernels may know of the tensors of ``program``: what they were chosen by, if ``precision`` is the same."""
+        known = frozenset(constants)
+        return Binding(program.types, program.storage, known, reused_constants(program.operators, known), precision)
+
+    def key(self, operator: ROperator) -> str:
+        """Equal for operators that differ only in the names of tensors and in origins: a device has the same candidates,
+        kernel texts and times for them, so what was found for one serves all.
+
+        It holds all that a kernel generator may ask: expressions, connections, outputs, tile, family, and of every tensor its
+        type, strides, alignment (offsets count modulo ``ALIGNED_ELEMENTS``), whether it is constant and whether it is
+        reused; and the precision.
+        """
+        stored = {*operator.inputs, *operator.outputs}
+        names: dict[str, str] = {}
+        for name in (*operator.inputs, *(c.name for c in operator.computes)):
+            names[name] = f"t{len(names)}"
+        lines = [f"{new}: {self.types[old]}{self._facts(old) if old in stored else ' interior'}" for old, new in names.items()]
+        lines += [c.text_with(names) for c in operator.computes]
+        lines += [f"{names[c.producer]} <{c.layer}> {names[c.consumer]}" for c in operator.connections]
+        lines.append(f"writes {' '.join(names[o] for o in operator.outputs)}")
+        lines.append(f"tile {operator.tile} {operator.family} {operator.config} {self.precision}")
+        return "\n".join(lines)
+
+    def _facts(self, name: str) -> str:
+        """What a generator may know of a stored tensor besides its type."""
+        place = self.storages.get(name)
+        where = "" if place is None else f" strides {list(place.strides)} from {place.offset % ALIGNED_ELEMENTS}"
+        return f"{where}{' constant' if name in self.constants else ''}{' reused' if name in self.reused else ''}"
+
+
+def reused_constants(operators: Iterable[ROperator], constants: Collection[str]) -> frozenset[str]:
+    """The constants that more than one operator reads."""
+    count = Counter(n for o in operators for n in o.inputs if n in constants)
+    return frozenset(n for n, times in count.items() if times > 1)
 
 
 @dataclass(frozen=True, slots=True)

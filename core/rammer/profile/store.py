@@ -1,6 +1,6 @@
 """KernelStore: what was measured once is not measured again. One sqlite file in the user's cache folder.
 
-Keys hash the device's fingerprint, the operator's signature and the tuning level. A corrupt or
+Keys hash the device's fingerprint, the operator's ``Binding.key`` and the tuning level. A corrupt or
 unwritable store is ignored with a warning and never gives a wrong result: entries are checked on reading.
 """
 
@@ -22,8 +22,8 @@ import platformdirs
 
 from rammer.ir.operator import Resources
 
-#: Bumped when the meaning of an entry changes; older entries are then misses.
-STORE_VERSION = 1
+#: Bumped when the meaning of an entry or of a key changes; older entries are then misses.
+STORE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Tuning: from an untiled operator to its kernels, by the cost model alone or by measurement.
 
 Three levels. ``off`` trusts the cost model; ``quick`` measures the best few candidates; ``full`` the
-best dozen (Welder profiles its top 10 to 20). Measurements go to the kernel store, keyed by signature, so equal
+best dozen (Welder profiles its top 10 to 20). Measurements go to the kernel store, by ``Binding.key``, so equal
 operators are tuned once, in this model and the next.
 """
 
@@ -14,7 +14,6 @@ from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.store import KernelStore, TunedKernel, key_of
-from rammer.tile.signature import signature
 
 #: Candidates measured and kept, by ``--tune`` level.
 MEASURED = {"off": 0, "quick": 4, "full": 12}
@@ -37,7 +36,7 @@ class Tuner:
 
     def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
         """The kernels kept for ``operator``, fastest first. DeviceFailure when no candidate fits."""
-        sign = signature(operator, binding.types, binding.storages)
+        sign = binding.key(operator)
         if sign not in self._seen:
             self._seen[sign] = self._find(operator, binding, sign)
         self.progress(operator.name)
@@ -50,10 +49,10 @@ class Tuner:
             return
         pairs = list[tuple[ROperator, Binding]]()
         for operator in operators:
-            sign = signature(operator, binding.types, binding.storages)
+            sign = binding.key(operator)
             if sign in self._seen or sign in self._options:
                 continue
-            if self.store.get(self._key(binding, sign)) is None:
+            if self.store.get(self._key(sign)) is None:
                 self._options[sign] = self._candidates(operator, binding)
                 pairs += [(o, binding) for o in self._options[sign][: MEASURED[self.level]]]
         build(pairs)
@@ -61,11 +60,11 @@ class Tuner:
     def _candidates(self, operator: ROperator, binding: Binding) -> list[ROperator]:
         return [*self.extra(operator, binding), *self.backend.candidates(operator, binding)]
 
-    def _key(self, binding: Binding, sign: str) -> str:
-        return key_of(self.backend.fingerprint, sign, self.level, binding.precision)
+    def _key(self, sign: str) -> str:
+        return key_of(self.backend.fingerprint, sign, self.level)
 
     def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
-        key = self._key(binding, sign)
+        key = self._key(sign)
         kept = self.store.get(key)
         if kept is not None and all(len(t.tile) == len(operator.anchor.axes) for t in kept):
             return tuple(self._rebuilt(operator, binding, t) for t in kept)

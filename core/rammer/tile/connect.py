@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, identity_load
 from rammer.ir.device import Scope, VDevice
@@ -29,7 +30,6 @@ from rammer.ir.expr import Ref
 from rammer.ir.operator import Connection, ROperator, compared
 from rammer.tile.graph import Decision, TileGraph, device_edges
 from rammer.tile.search import ranked_tiles
-from rammer.tile.signature import signature
 
 #: Longest chain of Computes that meet at thread level: beyond it kernels only grow in registers and compile time.
 LONGEST_CHAIN = 24
@@ -50,13 +50,15 @@ def peak(operator: ROperator) -> float:
 
 
 def connect(graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None,
-            rate: Rate = peak) -> TileGraph:  # fmt: skip
+            rate: Rate = peak, binding: Binding | None = None) -> TileGraph:  # fmt: skip
     """Group the Computes of ``graph`` into operators for ``device``.
 
     ``aliases`` maps a tensor that no Compute writes to the tensors whose memory it shares (views and
     concatenations, from the storage pass): its readers depend on their producers, and they must be written to memory.
+    ``binding`` is what ``rate`` knows of the tensors (unless given, types and constants): operators of equal keys share answers.
     """
-    state = _Connector(graph, device, dict(aliases or {}), rate)
+    binding = binding or Binding(graph.types, {}, frozenset(graph.constants))
+    state = _Connector(graph, device, dict(aliases or {}), rate, binding)
     operators = tuple(state.grow(c) for c in graph.computes if c.name not in state.owner)
     ordered = _topological(operators, state)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
@@ -69,6 +71,7 @@ class _Connector:
     device: VDevice
     aliases: dict[str, tuple[str, ...]]
     rate: Rate
+    binding: Binding
     owner: dict[str, str] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     prices: dict[str, float] = field(default_factory=dict)
@@ -80,6 +83,7 @@ class _Connector:
         self.position = {c.name: i for i, c in enumerate(self.graph.computes)}
         self.escaping = set(self.graph.outputs) | {t for sources in self.aliases.values() for t in sources}
         self.ancestors = self._ancestors()
+        self.typed = Binding(self.graph.types, {})  # all that the price at the device's peak depends on
 
     def roots(self, tensor: str) -> tuple[str, ...]:
         """The tensors whose memory ``tensor`` reads: itself unless it is a view."""
@@ -216,7 +220,8 @@ class _Connector:
 
     def _price(self, operator: ROperator, rated: bool) -> float:
         """Predicted seconds with the best tile that fits, ``rated`` by the device's kernels; infinite when none fits."""
-        key = f"{rated} {signature(operator, self.graph.types)}"
+        asked = self.binding if rated or operator.prologue else self.typed
+        key = f"{rated} {asked.key(operator)}"
         if key not in self.prices:
             ranked = ranked_tiles(operator, self.graph.types, self._achieved(operator) if rated else self.device)
             self.prices[key] = ranked[0][0] / self._share(operator) if ranked else float("inf")
@@ -226,7 +231,7 @@ class _Connector:
         """What the device says of the maps before the contraction; what follows it makes no difference."""
         if not operator.prologue:
             return 1.0
-        key = signature(compared(operator)[1], self.graph.types)
+        key = "\n".join(map(self.binding.key, compared(operator)))  # without the maps, what they make is read from memory
         if key not in self.shares:
             self.shares[key] = self.rate(operator)
         return self.shares[key]

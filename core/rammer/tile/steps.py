@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rammer.device.manifest import Binding
 from rammer.frontend.concat import pieces
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
@@ -20,7 +21,6 @@ from rammer.ir.device import VDevice
 from rammer.ir.expr import Const, Expr, Load, Op, Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.tile.search import ranked_tiles
-from rammer.tile.signature import signature
 
 
 def slice_steps(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
@@ -203,7 +203,7 @@ def _waves(graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tu
 def _price(c: Compute, graph: ComputeGraph, device: VDevice, prices: dict[str, float]) -> tuple[float, float]:
     """Seconds of one Compute with the device to itself, and its vEU-seconds."""
     operator = ROperator(c.name, (c,), (), (c.name,))
-    key = signature(operator, graph.types)
+    key = Binding(graph.types, {}).key(operator)
     if key not in prices:
         ranked = ranked_tiles(operator, graph.types, device)
         prices[key] = ranked[0][0] - device.launch if ranked else math.inf

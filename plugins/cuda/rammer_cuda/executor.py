@@ -48,7 +48,7 @@ class CudaProgram:
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
         self.program, self.notes = program, tuple[str, ...]()
-        binding = Binding(program.types, program.storage, frozenset(constants))
+        binding = Binding.of(program, constants)
         kernels = kept_kernels(program, binding) if repeat == 1 else task_kernels(program.operators, binding)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}

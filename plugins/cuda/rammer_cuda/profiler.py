@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +13,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
 from rammer.ir.types import row_major
+from rammer.profile.probe import own_buffer
 from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.compile import compile_all
@@ -105,12 +105,12 @@ def whole_program(operator: ROperator, binding: Binding) -> tuple[RProgram, dict
     outputs: list[Port] = []
     for name in (*operator.inputs, *operator.outputs):
         storage, kind = binding.storages[name], binding.types[name]
-        low, high = storage.span()
-        storages.append(replace(storage, buffer=f"b_{name}", offset=storage.offset - low))
+        moved, size = own_buffer(storage, f"b_{name}")
+        storages.append(moved)
         use: BufferKind = "output" if name in operator.outputs else "input"
         if name in binding.constants and storage.strides == row_major(kind.shape) and kind.dtype in ("float32", "float16"):
             use, constants[name] = "constant", rng.standard_normal(kind.shape, dtype=np.float32).astype(kind.dtype)
-        buffers.append(Buffer(f"b_{name}", kind.dtype, max(high - low, 1), use))
+        buffers.append(Buffer(f"b_{name}", kind.dtype, size, use))
         if use != "constant":
             (outputs if use == "output" else inputs).append(Port(name, name))
     rows = tuple((Task(operator.name, i),) for i in range(operator.task_count))

@@ -12,7 +12,6 @@ from rammer.codegen.task import Argument, Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
-from rammer.tile.signature import signature
 
 from rammer_cuda.kernels.attention import attention
 from rammer_cuda.kernels.cell_text import cell
@@ -25,9 +24,6 @@ from rammer_cuda.kernels.wide import gemm_wgmma3
 from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
 from rammer_cuda.kernels.window import window
 from rammer_cuda.targets import THREADS
-
-#: Offsets (elements) that agree modulo this many are aligned alike for every copy of up to 16 bytes.
-ALIGNED_ELEMENTS = 16
 
 #: ``rm_trigger`` lets dependent kernels start, ``rm_after`` waits until those this one depends on have finished and their
 #: results are visible (programmatic dependent launch, from compute capability 9.0 on). Every kernel calls the second.
@@ -99,17 +95,8 @@ def task_kernels(operators: Iterable[ROperator], binding: Binding) -> dict[str, 
 
 def kinds_of(operators: Iterable[ROperator], binding: Binding) -> dict[str, int]:
     """A number for every operator by name, equal for operators whose kernels have equal texts."""
-    numbers: dict[tuple[str, ...], int] = {}
-    return {o.name: numbers.setdefault(emission_key(o, binding), len(numbers)) for o in operators}
-
-
-def emission_key(operator: ROperator, binding: Binding) -> tuple[str, ...]:
-    """Equal for operators whose kernels have equal texts."""
-    stored = (*operator.inputs, *operator.outputs)
-    constant = "".join("c" if name in binding.constants else "-" for name in stored)
-    # A signature leaves offsets out, but wide copies depend on how they are aligned.
-    aligned = " ".join(str(binding.storages[name].offset % ALIGNED_ELEMENTS) for name in stored)
-    return signature(operator, binding.types, binding.storages), constant, aligned
+    numbers: dict[str, int] = {}
+    return {o.name: numbers.setdefault(binding.key(o), len(numbers)) for o in operators}
 
 
 def renaming(first: ROperator, operator: ROperator) -> dict[str, str]:

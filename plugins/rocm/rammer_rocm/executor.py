@@ -134,7 +134,7 @@ class OpenClProgram:
                  constants: Mapping[str, Array], single: bool) -> None:  # fmt: skip
         context = queue.context
         self.program, self.queue, self.single, self.closed = program, queue, single, False
-        binding = Binding(program.types, program.storage, constant_tensors(program))
+        binding = Binding.of(program, constant_tensors(program))
         used = {task.operator for row in program.rows for task in row}
         functions = {o.name: task_function(o, binding, device) for o in program.operators if o.name in used}
         self.memory = lay_out(program, functions)

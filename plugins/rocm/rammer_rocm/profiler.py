@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from rammer.device.manifest import Array, Binding, Loaded
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Task
+from rammer.profile.probe import own_buffer
 from rammer.runtime.host_memory import random_inputs, random_values
 
 from rammer_rocm.kernels import task_function
@@ -73,12 +73,11 @@ def repeated(operator: ROperator, binding: Binding, rows: int, length: int, veus
     names = (*operator.inputs, *operator.outputs)
     buffers, storages = [], []
     for name in names:
-        storage = binding.storages[name]
-        low, high = storage.span()
+        moved, size = own_buffer(binding.storages[name], f"b_{name}")
+        storages.append(moved)
         kind: BufferKind = "constant" if name in binding.constants else "input"
         kind = "output" if name in operator.outputs else kind
-        buffers.append(Buffer(f"b_{name}", binding.types[name].dtype, high - low, kind))
-        storages.append(replace(storage, buffer=f"b_{name}", offset=storage.offset - low))
+        buffers.append(Buffer(f"b_{name}", binding.types[name].dtype, size, kind))
     count = operator.task_count
     table = tuple(
         tuple(Task(operator.name, (v + i * rows) % count) for i in range(length)) if v < rows else ()

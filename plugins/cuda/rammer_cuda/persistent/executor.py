@@ -39,7 +39,7 @@ class PersistentProgram:
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, limit: int = LIMIT,
                  words: bool = True) -> None:  # fmt: skip
-        binding = Binding(program.types, program.storage, frozenset(constants))
+        binding = Binding.of(program, constants)
         flow = kept_words(program, binding) if words else as_planned(program, binding)
         self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
         self.resident = Resident(self.program, constants, index)

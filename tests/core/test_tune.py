@@ -72,7 +72,7 @@ def test_equal_operators_are_tuned_once(backend: Backend, path: Path) -> None:
     segment = compiler.program(tiny_graph(0), *PORTS)
     before = compiler.tuner.measured
     operator = segment.program.operators[0]
-    binding = Binding(segment.program.types, segment.program.storage)
+    binding = Binding.of(segment.program, segment.constants)
     compiler.tuner.kernels(replace(operator, tile=(), family="", config=()).renamed("another"), binding)
     assert compiler.tuner.measured == before
 

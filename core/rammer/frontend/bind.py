@@ -34,7 +34,8 @@ from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
 from rammer.ir.graph import Graph, Node, Value, verify_graph
-from rammer.ir.types import SHORT, TensorType, identifier
+from rammer.ir.names import Names, identifier, shortened
+from rammer.ir.types import SHORT, TensorType
 
 #: A folded value above this stays an operator (a model may fill 400 MB of weights with one constant).
 MAX_FOLDED_BYTES: Final = 64 << 20
@@ -108,7 +109,7 @@ class _Walk:
     nodes: list[Node] = field(default_factory=list)
     types: dict[str, TensorType] = field(default_factory=dict)
     known: dict[str, np.ndarray] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    taken: Names = field(default_factory=Names)
     #: Graph outputs' ONNX name -> the identifier kept for them.
     reserved: dict[str, str] = field(default_factory=dict)
 
@@ -208,7 +209,7 @@ class _Walk:
     def types_by_body(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto],
                       scope: _Scope) -> dict[str, TypeProto]:  # fmt: skip
         """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
-        trial = _Walk((), types=dict(self.types), known=dict(self.known), taken=set(self.taken))
+        trial = _Walk((), types=dict(self.types), known=dict(self.known), taken=Names(self.taken))
         names = _Scope(dict(scope.values), scope.opsets)
         if not trial.expand(schema, proto, types, names):
             return {}
@@ -221,7 +222,7 @@ class _Walk:
         body = functions.expand_function(proto, types, scope.opset(proto))
         if body is None:
             return False
-        title = proto.name or proto.op_type
+        title = shortened(proto.name) or proto.op_type
         titles = {name: f"{title}_{name}" for node in body.nodes for name in node.output}
         titles |= {formal: scope.titles.get(n, n) for formal, n in zip(body.outputs, proto.output, strict=False) if n}
         actual = {formal: scope.values[n] for formal, n in zip(body.inputs, proto.input, strict=False) if n}
@@ -244,7 +245,7 @@ class _Walk:
             if onnx_name and kind is None:
                 raise _untyped(schema, proto, onnx_name, inferred.get(onnx_name))
             outputs.append(self.result(onnx_name, kind, scope) if kind is not None else "")
-        title = proto.name or f"{proto.op_type}_{len(self.nodes)}"
+        title = shortened(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
         self.nodes.append(Node(proto.op_type, inputs, tuple(outputs), attributes, title, _domain(proto),
                                schema.since_version))  # fmt: skip
 
@@ -264,7 +265,7 @@ class _Walk:
         if name != wanted:
             array = self.known.get(name)
             self.types[wanted] = self.types[name] if array is None else TensorType(str(array.dtype), array.shape)
-            self.nodes.append(Node("Identity", (name,), (wanted,), {}, f"output {onnx_name}", "", 19))
+            self.nodes.append(Node("Identity", (name,), (wanted,), {}, f"output {shortened(onnx_name)}", "", 19))
         return Value(wanted, self.types[wanted], onnx_name)
 
 

@@ -11,6 +11,7 @@ import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry
 from rammer.frontend.lowering import REGISTRY, CannotLower, Lowering, LoweringFn
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.graph import Graph, Node
+from rammer.ir.names import Names
 from rammer.ir.types import TensorType
 
 #: Lowerings by (domain, operator).
@@ -40,7 +41,7 @@ def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings =
 def can_lower(graph: Graph, node: Node, lowerings: Lowerings = REGISTRY) -> str | None:
     """None if ``node`` can be lowered, else the reason why it runs on the host."""
     try:
-        lower_node(graph, node, set(graph.types), lowerings)
+        lower_node(graph, node, Names(graph.types), lowerings)
     except CannotLower as reason:
         return str(reason)
     return None
@@ -48,7 +49,7 @@ def can_lower(graph: Graph, node: Node, lowerings: Lowerings = REGISTRY) -> str 
 
 def lower(graph: Graph, lowerings: Lowerings = REGISTRY) -> ComputeGraph:
     """Lower every node of ``graph``, in order, and verify the result. Raises CannotLower, ValueError."""
-    taken = set(graph.types)
+    taken = Names(graph.types)
     computes: list[Compute] = []
     types: dict[str, TensorType] = {v.name: v.type for v in graph.inputs}
     constants: dict[str, np.ndarray] = dict(graph.constants)

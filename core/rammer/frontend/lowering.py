@@ -16,6 +16,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Combiner, Compute
 from rammer.ir.expr import Expr, Load
 from rammer.ir.graph import Graph, Node
+from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType
 
 
@@ -32,7 +33,7 @@ class Lowering:
     computes: list[Compute] = field(default_factory=list)
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=Names)
 
     def has(self, index: int) -> bool:
         """Whether optional input ``index`` is present."""
@@ -105,8 +106,6 @@ class Lowering:
         return self.load(tensor, *[0 if n == 1 and a.extent != 1 else a.name for n, a in zip(shape, tail, strict=True)])
 
     def _fresh(self, hint: str) -> str:
-        from rammer.ir.types import identifier
-
         return identifier(f"{next(o for o in self.node.outputs if o)}_{hint}", self.taken)
 
 

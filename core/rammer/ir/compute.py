@@ -18,6 +18,7 @@ import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load, Op
+from rammer.ir.names import SHOWN, checked, quoted, unquoted
 from rammer.ir.parse import TENSOR, parse
 from rammer.ir.types import LONG, SHORT, TensorType
 
@@ -35,6 +36,9 @@ class Axis:
 
     name: str
     extent: int
+
+    def __post_init__(self) -> None:
+        checked("an axis", self.name)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.extent}"
@@ -54,6 +58,7 @@ class Compute:
     used: InitVar[frozenset[str] | None] = None  #: Axes of the body, where they are known already.
 
     def __post_init__(self, used: frozenset[str] | None) -> None:
+        checked("a compute", self.name)
         names = [a.name for a in (*self.axes, *self.reduce)]
         if len(set(names)) != len(names):
             raise ValueError(f"compute {self.name}: an axis name occurs twice in {names}")
@@ -64,7 +69,12 @@ class Compute:
             raise ValueError(f"compute {self.name}: the body uses undeclared axes {sorted(unknown)}")
 
     def __str__(self) -> str:
-        return self._line(self.name, self.body_text) + (f"  # {self.origin}" if self.origin else "")
+        return self._line(self.name, self.body_text) + self.remark
+
+    @property
+    def remark(self) -> str:
+        """What ends its line: the ONNX node it came from."""
+        return f"{_REMARK}{quoted(self.origin)}" if self.origin else ""
 
     def _line(self, name: str, body: str) -> str:
         head = f"{name}: {SHORT[self.dtype]}[{', '.join(map(str, self.axes))}]"
@@ -126,27 +136,33 @@ class Compute:
     @staticmethod
     def parse(text: str) -> Compute:
         """Inverse of ``str``. Raises ValueError with the offending text."""
-        line, _, origin = text.partition("  # ")
+        line, _, origin = text.partition(_REMARK)
         match = _LINE.fullmatch(line.strip())
         if match is None:
-            raise ValueError(f"not a compute: {text!r}")
+            raise ValueError(f"not a compute: {text[:SHOWN]!r}")
         name, short, axes, over, reduce, body = match.groups()
+        if short not in LONG:
+            raise ValueError(f"unknown element type {short}")
         combiner: Combiner | None = over  # type: ignore[assignment]
-        parsed = parse(body)
-        made = Compute(name, LONG[short], _axes(axes), parsed.expr, _axes(reduce or ""), combiner, origin, parsed.axes)
+        parsed, node = parse(body), unquoted(origin) if origin else ""
+        made = Compute(name, LONG[short], _axes(axes), parsed.expr, _axes(reduce or ""), combiner, node, parsed.axes)
         made.__dict__["reads"] = parsed.tensors  # known from the text; looking for them takes as long as reading it did
         if parsed.canonical:
             made.__dict__["body_text"] = body
         return made
 
 
-_LINE = re.compile(r"(\w+): (\w+)\[([^\]]*)\] = (?:(sum|max|min|prod)\[([^\]]*)\] )?(.*)")
+_REMARK = "  # "
+_AXIS = re.compile(r"(\w+):(\d{1,18})", re.ASCII)
+_LINE = re.compile(r"(\w+): (\w+)\[([^\]]*)\] = (?:(sum|max|min|prod)\[([^\]]*)\] )?(.*)", re.ASCII)
 
 
 @lru_cache(4096)
 def _axes(text: str) -> tuple[Axis, ...]:
-    pairs = (item.split(":") for item in text.split(", ") if item)
-    return tuple(Axis(name, int(extent)) for name, extent in pairs)
+    found = [_AXIS.fullmatch(item) for item in text.split(", ")] if text else []
+    if not all(found):
+        raise ValueError(f"not axes: {text[:SHOWN]}")
+    return tuple(Axis(match[1], int(match[2])) for match in found if match)
 
 
 def _slides(index: Expr, compute: Compute) -> bool:
@@ -234,9 +250,8 @@ class ComputeGraph:
 
 def describe(compute: Compute) -> str:
     """``str(compute)`` with its classification and cost."""
-    text, _, origin = str(compute).partition("  # ")
     note = f"  [{compute.kind} {compute.flops / 1e6:.3g} MFLOP]"
-    return text + note + (f"  # {origin}" if origin else "")
+    return compute._line(compute.name, compute.body_text) + note + compute.remark
 
 
 def verify_compute_graph(graph: ComputeGraph) -> None:

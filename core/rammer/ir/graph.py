@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rammer.ir.names import quoted
 from rammer.ir.types import TensorType
 
 
@@ -42,7 +43,7 @@ class Node:
     def __str__(self) -> str:
         shown = ", ".join(f"{k}={_attribute(v)}" for k, v in sorted(self.attributes.items()))
         attributes = f" {{{shown}}}" if shown else ""
-        origin = f"  # {self.name}" if self.name else ""
+        origin = f"  # {quoted(self.name)}" if self.name else ""
         args = ", ".join(i or "_" for i in self.inputs)
         return f"{', '.join(o or '_' for o in self.outputs)} = {self.op}({args}){attributes}{origin}"
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from rammer.ir.compute import Box, Compute, load_box
 from rammer.ir.device import Scope
 from rammer.ir.expr import Interval
+from rammer.ir.names import checked
 from rammer.ir.types import TensorType
 
 
@@ -43,6 +44,9 @@ class ROperator:
     config: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
+        for what, name in (("an operator", self.name), *((f"config of {self.name}", key) for key, _ in self.config)):
+            checked(what, name)
+        checked(f"family of operator {self.name}", self.family or "generic")
         if self.tile and len(self.tile) != len(self.anchor.axes):
             raise ValueError(f"operator {self.name}: tile {self.tile} does not fit axes {self.anchor.shape}")
         if self.anchor.name not in self.outputs:

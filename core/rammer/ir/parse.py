@@ -16,6 +16,8 @@ from typing import TypeAlias
 
 from rammer.ir import expr as ex
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
+from rammer.ir.names import SHOWN
+from rammer.ir.types import SHORT
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",
@@ -23,7 +25,9 @@ _BINARY: dict[type[ast.operator], str] = {
 
 
 #: What a load reads: in the text of an expression it stands before a bracket.
-TENSOR = re.compile(r"([^\W\d]\w*)(?=\s*\[)")
+TENSOR = re.compile(r"([^\W\d]\w*)(?=\s*\[)", re.ASCII)
+#: One more than any integer of any element type.
+LARGEST = 1 << 64
 #: Expressions that are remembered.
 REMEMBERED = 4096
 
@@ -41,10 +45,17 @@ class Parsed:
 
 def parse(text: str) -> Parsed:
     """Inverse of ``str``. Raises ValueError on anything that ``str`` does not print."""
+    if not text.isascii():
+        raise ValueError(f"not a scalar expression: {text[:SHOWN]!r}")
     parts = TENSOR.split(text)
     number: dict[str, int] = {}
     order = tuple([number.setdefault(t, len(number)) for t in parts[1::2]])
-    copy, axes, canonical = _pattern(tuple(parts[::2]), order)
+    try:
+        copy, axes, canonical = _pattern(tuple(parts[::2]), order)
+    except (RecursionError, MemoryError):  # Python's parser and ours go as deep as the expression
+        raise ValueError(f"an expression is nested too deeply: {text[:SHOWN]}") from None
+    except (SyntaxError, KeyError, IndexError, TypeError, OverflowError) as problem:
+        raise ValueError(f"not a scalar expression: {text[:SHOWN]}") from problem
     tensors = tuple(number)
     return Parsed(copy(tensors), tensors, axes, canonical)
 
@@ -94,17 +105,17 @@ def _read(node: ast.expr) -> Expr:
         return Load(node.value.id, tuple(_read(i) for i in items))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return _call(node.func.id, node.args)
-    raise ValueError(f"not a scalar expression: {ast.unparse(node)}")
+    raise ValueError(f"not a scalar expression: {ast.unparse(node)[:SHOWN]}")
 
 
 def _literal(value: object) -> Const:
     if isinstance(value, bool):
         return Const(value, "bool")
-    if isinstance(value, int):
+    if isinstance(value, int) and value < LARGEST:
         return Const(value, "int64")
     if isinstance(value, float):
         return Const(value, "float32")
-    raise ValueError(f"not a literal: {value!r}")
+    raise ValueError("not a literal of any element type")
 
 
 def _call(name: str, args: list[ast.expr]) -> Expr:
@@ -115,10 +126,16 @@ def _call(name: str, args: list[ast.expr]) -> Expr:
     if name == "const":
         literal = _read(args[1])
         if isinstance(literal, Const):
-            return Const(literal.value, ast.unparse(args[0]))
+            return Const(literal.value, _dtype(args[0]))
     if name == "cast":
-        return Cast(ast.unparse(args[0]), _read(args[1]))
+        return Cast(_dtype(args[0]), _read(args[1]))
     if name == "table" and isinstance(args[1], ast.List):
         values = [_read(v) for v in args[1].elts]
-        return Table(tuple(v.value for v in values if isinstance(v, Const)), _read(args[2]), ast.unparse(args[0]))
+        return Table(tuple(v.value for v in values if isinstance(v, Const)), _read(args[2]), _dtype(args[0]))
     return Op(name, tuple(_read(a) for a in args))
+
+
+def _dtype(node: ast.expr) -> str:
+    if isinstance(node, ast.Name) and node.id in SHORT:
+        return node.id
+    raise ValueError(f"not an element type: {ast.unparse(node)[:SHOWN]}")

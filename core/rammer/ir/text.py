@@ -2,17 +2,21 @@
 
 Rows print as runs ``operator[start:count:step]``; consecutive rows that differ only by a constant
 shift of every start print folded, ``row v0..v55`` with ``start+shift``.
+
+Reading takes no more than the text can hold: no row or task beyond those that its head and its operators have.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rammer.ir.compute import Compute
+from rammer.ir.names import quoted, shortened, unquoted
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.parts import Buffer, Counter, Port, ProgramParts, Storage, Task, Wait
 from rammer.ir.types import LONG, SHORT
@@ -74,7 +78,7 @@ def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
 
 def format_parts(p: ProgramParts) -> str:
     """The whole program as text."""
-    lines = [f"program {p.name} policy {p.policy} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"]
+    lines = [f"program {p.name} policy {quoted(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"]
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
     lines += [f"  buffer {b.name}: {SHORT[b.dtype]} {b.size} {b.kind} @{b.offset}" for b in p.buffers]
@@ -91,30 +95,37 @@ def format_parts(p: ProgramParts) -> str:
 def parse_parts(text: str) -> ProgramParts:
     """Read what ``format_parts`` wrote; ValueError names the first line that is wrong."""
     reader = _Reader()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 reader.feed(line.strip())
-            except (ValueError, KeyError, IndexError, SyntaxError) as problem:
-                raise ValueError(f"line {number}: {problem}\n  {line}") from problem
+            except ValueError as problem:
+                raise ValueError(f"line {number}: {problem}\n  {shortened(line)}") from problem
     return reader.parts()
 
 
-_PATTERNS = {
-    "program": re.compile(r"program (\S+) policy (\S+) on (\d+) vEUs, predicted (\S+) s"),
-    "input": re.compile(r"input (\".*\") -> (\w+)"),
-    "output": re.compile(r"output (\".*\") <- (\w+)"),
-    "buffer": re.compile(r"buffer (\w+): (\w+) (\d+) (input|output|constant|arena) @(\d+)"),
-    "storage": re.compile(r"storage (\w+): (\w+)\+(-?\d+) \[(.*)\] strides \[(.*)\]"),
-    "operator": re.compile(r"operator (\S+) tile\[(.*?)\](?: family (\S+)(.*))?"),
-    "compute": re.compile(r"compute (.*)"),
-    "connect": re.compile(r"connect (\w+) <(\w+)> (\w+)"),
-    "writes": re.compile(r"writes (.*)"),
-    "counter": re.compile(r"counter (\S+): (\S+)\[(\d+):(\d+)\]"),
-    "row": re.compile(r"row v(\d+)(?:\.\.v(\d+))?: (.*)"),
-}
-_RUN = re.compile(r"((?:wait\([^)]*\) )*)(\S+)\[(\d+)(?:\+(-?\d+))?:(\d+):(-?\d+)\]")
-_WAIT = re.compile(r"wait\((\S+)>=(\d+)\)")
+#: Rows and tasks of a program: far more than any device has, far fewer than memory holds.
+MOST_ROWS, MOST_TASKS = 1 << 16, 1 << 22
+
+_NAME, _NUMBER = r"([A-Za-z_]\w*)", r"(\d{1,18})"
+_NUMBERS = r"\[((?:-?\d{1,18}(?:, -?\d{1,18})*)?)\]"
+_PATTERNS = {word: re.compile(f"{word} {rest}", re.ASCII) for word, rest in {
+    "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s",
+    "input": rf'(".*") -> {_NAME}',
+    "output": rf'(".*") <- {_NAME}',
+    "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena) @{_NUMBER}",
+    "storage": rf"{_NAME}: {_NAME}\+(-?\d{{1,18}}) {_NUMBERS} strides {_NUMBERS}",
+    "operator": rf"{_NAME} tile\[((?:\w+=\d{{1,18}}(?:, \w+=\d{{1,18}})*)?)\]"
+                rf"(?: family {_NAME}((?: [A-Za-z_]\w*=-?\d{{1,18}})*))?",
+    "compute": r"(.*)",
+    "connect": rf"{_NAME} <(host|device|veu|thread)> {_NAME}",
+    "writes": r"(.*)",
+    "counter": rf"{_NAME}: {_NAME}\[{_NUMBER}:{_NUMBER}\]",
+    "row": r"v(\d{1,6})(?:\.\.v(\d{1,6}))?: (.*)",
+}.items()}  # fmt: skip
+_WAITS = r"((?:wait\([A-Za-z_]\w*>=\d{1,18}\) )*)"
+_RUN = re.compile(rf"{_WAITS}{_NAME}\[{_NUMBER}(?:\+(-?\d{{1,18}}))?:{_NUMBER}:(-?\d{{1,18}})\]", re.ASCII)
+_WAIT = re.compile(r"wait\((\w+)>=(\d+)\)", re.ASCII)
 
 
 def _ints(text: str) -> tuple[int, ...]:
@@ -131,36 +142,42 @@ class _Reader:
         self.buffers: list[Buffer] = []
         self.storages: list[Storage] = []
         self.operators: list[ROperator] = []
+        self.tasks: dict[str, int] = {}
+        self.room = 0
         self.counters: list[Counter] = []
         self.rows: dict[int, tuple[Task, ...]] = {}
-        self.pending: tuple[str, tuple[int, ...], str, tuple[tuple[str, int], ...]] | None = None
+        self.pending: tuple[str, dict[str, int], str, tuple[tuple[str, int], ...]] | None = None
         self.computes: list[Compute] = []
         self.connections: list[Connection] = []
 
     def feed(self, line: str) -> None:
         word = line.split(maxsplit=1)[0]
         match = _PATTERNS[word].fullmatch(line) if word in _PATTERNS else None
-        if match is None:
+        if match is None or (self.head is None) != (word == "program"):
             raise ValueError("not a line of a program")
         getattr(self, f"_{word}")(*match.groups())
 
     def _program(self, name: str, policy: str, veus: str, predicted: str) -> None:
-        self.head = (name, policy, int(veus), float(predicted))
+        self.head = (name, unquoted(policy), int(veus), float(predicted))
+        if int(veus) > MOST_ROWS or not math.isfinite(self.head[3]):
+            raise ValueError(f"a program has at most {MOST_ROWS} rows, and takes some time")
 
     def _input(self, external: str, tensor: str) -> None:
-        self.inputs.append(Port(json.loads(external), tensor))
+        self.inputs.append(Port(_external(external), tensor))
 
     def _output(self, external: str, tensor: str) -> None:
-        self.outputs.append(Port(json.loads(external), tensor))
+        self.outputs.append(Port(_external(external), tensor))
 
     def _buffer(self, name: str, dtype: str, size: str, kind: str, offset: str) -> None:
+        if dtype not in LONG:
+            raise ValueError(f"unknown element type {dtype}")
         self.buffers.append(Buffer(name, LONG[dtype], int(size), kind, int(offset)))  # type: ignore[arg-type]
 
     def _storage(self, tensor: str, buffer: str, offset: str, shape: str, strides: str) -> None:
         self.storages.append(Storage(tensor, buffer, int(offset), _ints(shape), _ints(strides)))
 
     def _operator(self, name: str, tile: str, family: str | None, config: str | None) -> None:
-        sizes = tuple(int(part.split("=")[1]) for part in tile.split(", ") if part)
+        sizes = {axis: int(size) for axis, size in (part.split("=") for part in tile.split(", ") if part)}
         pairs = tuple((k, int(v)) for k, v in (item.split("=") for item in (config or "").split()))
         self.pending = (name, sizes, family or "", pairs)
         self.computes, self.connections = [], []
@@ -176,21 +193,35 @@ class _Reader:
             raise ValueError("'writes' outside an operator")
         name, tile, family, config = self.pending
         computes, connections = tuple(self.computes), tuple(self.connections)
-        outputs = tuple(names.split(", "))
-        self.operators.append(ROperator(name, computes, connections, outputs, tile, family, config))
+        if not computes or [a.name for a in computes[-1].axes] != list(tile) or 0 in tile.values():
+            raise ValueError(f"the tile of operator {name} does not cut what it computes last")
+        operator = ROperator(name, computes, connections, tuple(names.split(", ")), tuple(tile.values()), family, config)
+        self.operators.append(operator)
+        self.tasks[name] = operator.task_count
+        self.room = min(self.room + operator.task_count, MOST_TASKS)
         self.pending = None
 
     def _counter(self, name: str, operator: str, first: str, last: str) -> None:
         self.counters.append(Counter(name, operator, int(first), int(last)))
 
     def _row(self, first: str, last: str | None, body: str) -> None:
+        low, high = int(first), int(last or first)
         runs = [_folded(part) for part in body.split(" | ")]
-        for number, veu in enumerate(range(int(first), int(last or first) + 1)):
+        if self.head is None or high >= self.head[2] or any(veu in self.rows for veu in range(low, high + 1)):
+            raise ValueError("a row that the program does not have, or twice")
+        for run in runs:
+            run.check(high - low, self.tasks.get(run.operator, 0))
+        self.room -= sum(run.count for run in runs) * (high - low + 1)
+        if self.room < 0:
+            raise ValueError("more tasks than the operators have")
+        for number, veu in enumerate(range(low, high + 1)):
             self.rows[veu] = tuple(task for run in runs for task in run.tasks(number))
 
     def parts(self) -> ProgramParts:
         if self.head is None:
             raise ValueError("the text has no 'program' line")
+        if self.pending is not None:
+            raise ValueError(f"operator {self.pending[0]} does not end")
         name, policy, veus, predicted = self.head
         rows = tuple(self.rows.get(v, ()) for v in range(veus))
         return ProgramParts(name, policy, tuple(self.inputs), tuple(self.outputs), tuple(self.buffers),
@@ -212,13 +243,27 @@ class _Folded:
         """Its tasks in row ``number`` of the fold."""
         begin = self.start + self.shift * number
         rest = [Task(self.operator, begin + i * self.step) for i in range(1, self.count)]
-        return [Task(self.operator, begin, self.waits), *rest] if self.count else []
+        return [Task(self.operator, begin, self.waits), *rest]
+
+    def check(self, folded: int, tasks: int) -> None:
+        """ValueError unless all its tasks, ``folded`` rows further on as well, are among the ``tasks`` of its operator."""
+        ends = [self.start + self.shift * row + self.step * i for row in (0, folded) for i in (0, self.count - 1)]
+        if self.count < 1 or not all(0 <= end < tasks for end in ends):
+            raise ValueError(f"operator {self.operator} has {tasks} tasks, none of them {max(ends)}")
+
+
+def _external(text: str) -> str:
+    """What a model calls a port."""
+    name = json.loads(text)
+    if not isinstance(name, str):
+        raise ValueError(f"not a name: {shortened(text)}")
+    return name
 
 
 def _folded(part: str) -> _Folded:
     match = _RUN.fullmatch(part)
     if match is None:
-        raise ValueError(f"not a run of tasks: {part!r}")
+        raise ValueError(f"not a run of tasks: {shortened(part)!r}")
     waits, operator, start, shift, count, step = match.groups()
     needed = tuple(Wait(c, int(n)) for c, n in _WAIT.findall(waits))
     return _Folded(needed, operator, int(start), int(shift or 0), int(count), int(step))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import keyword
 import math
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,20 +57,6 @@ def itemsize(dtype: str) -> int:
 def is_float(dtype: str) -> bool:
     """Whether ``dtype`` is a floating-point type."""
     return dtype.startswith("float")
-
-
-def identifier(name: str, taken: set[str] | None = None) -> str:
-    """A C- and Python-safe identifier for an arbitrary ONNX name, unique among ``taken``."""
-    base = re.sub(r"\W", "_", name, flags=re.ASCII) or "t"
-    if not (base[0].isalpha() or base[0] == "_") or keyword.iskeyword(base) or base in ("inf", "nan"):
-        base = f"t{base}"
-    result, number = base, 1
-    while taken is not None and result in taken:
-        number += 1
-        result = f"{base}_{number}"
-    if taken is not None:
-        taken.add(result)
-    return result
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from rammer.ir.graph import Graph, Node
-from rammer.ir.types import TensorType, identifier, is_float
+from rammer.ir.names import identifier
+from rammer.ir.types import TensorType, is_float
 from rammer.passes.rewrite import producers, readers, rebuilt
 
 Array: TypeAlias = np.ndarray

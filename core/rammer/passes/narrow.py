@@ -12,7 +12,8 @@ from rammer.frontend.lower import Lowerings, lower_node
 from rammer.frontend.lowering import REGISTRY, CannotLower
 from rammer.frontend.nodes import bodies
 from rammer.ir.graph import Graph, Node
-from rammer.ir.types import TensorType, identifier
+from rammer.ir.names import identifier
+from rammer.ir.types import TensorType
 
 #: Operators whose result is float32 because the model says so, not because their operands are.
 TYPED: Final = frozenset({"Cast", "CastLike", "Range", "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli",

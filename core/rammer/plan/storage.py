@@ -14,8 +14,8 @@ from rammer.frontend.concat import pieces
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
 from rammer.ir.expr import Expr, Load, Ref
+from rammer.ir.names import Names, identifier
 from rammer.ir.program import Storage
-from rammer.ir.types import identifier
 from rammer.plan.address import dense, inverted, viewed
 
 Pieces = list[tuple[Box, Load]]
@@ -62,7 +62,7 @@ class _Assigner:
 
     def __post_init__(self) -> None:
         self.producers = self.graph.producers
-        self.taken = set(self.graph.types)
+        self.taken = Names(self.graph.types)
         self.readers = self.graph.consumers()
 
     def own(self, name: str) -> None:

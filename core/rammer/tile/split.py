@@ -14,15 +14,17 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.expr import Expr, Load
+from rammer.ir.names import Names, identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 from rammer.tile.traffic import footprint
 
 
-def rfactor(compute: Compute, axis: str, parts: int) -> tuple[Compute, Compute]:
+def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Compute, Compute]:
     """``sum[k] f(k)`` -> ``partial[.., p] = sum[k'] f(p*K' + k')`` and ``sum[p] partial[.., p]``.
 
-    ``parts`` must divide the axis' extent; ValueError otherwise, or when ``axis`` is not reduced.
+    ``parts`` must divide the axis' extent, ``name`` is that of the partial sums; ValueError otherwise, or when ``axis`` is
+    not reduced.
     """
     extents = {r.name: r.extent for r in compute.reduce}
     if axis not in extents:
@@ -34,7 +36,7 @@ def rfactor(compute: Compute, axis: str, parts: int) -> tuple[Compute, Compute]:
     part = next(n for n in (f"{axis}p", *(f"{axis}p{i}" for i in range(len(taken) + 1))) if n not in taken)
     body = ex.substitute(compute.body, {axis: ex.add(ex.mul(part, inner), axis)})
     partial = replace(
-        compute, name=f"{compute.name}_partial", axes=(*compute.axes, Axis(part, parts)), body=body,
+        compute, name=name or f"{compute.name}_partial", axes=(*compute.axes, Axis(part, parts)), body=body,
         reduce=tuple(Axis(r.name, inner) if r.name == axis else r for r in compute.reduce),
     )  # fmt: skip
     whole: Expr = Load(partial.name, tuple(ex.Ref(a.name) for a in partial.axes))
@@ -44,22 +46,24 @@ def rfactor(compute: Compute, axis: str, parts: int) -> tuple[Compute, Compute]:
 def split_deep(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
     """``graph`` with every reduction split whose smallest task would not fit a vEU of ``device``."""
     computes: list[Compute] = []
-    types = dict(graph.types)
+    types, taken = dict(graph.types), Names(graph.types)
     for c in graph.computes:
-        pair = _split(c, types, device) if c.reduce else None
+        pair = _split(c, types, device, taken) if c.reduce else None
         computes += pair or (c,)
         types |= {p.name: p.type for p in pair or ()}
     return replace(graph, computes=tuple(computes), types=types) if len(types) > len(graph.types) else graph
 
 
-def _split(compute: Compute, types: Mapping[str, TensorType], device: VDevice) -> tuple[Compute, Compute] | None:
+def _split(compute: Compute, types: Mapping[str, TensorType], device: VDevice,
+           taken: Names) -> tuple[Compute, Compute] | None:  # fmt: skip
     """The smallest split, along the longest reduction axis, after which one output element's task fits."""
     if _fits(compute, types, device):
         return None
     longest = max(compute.reduce, key=lambda r: r.extent)
+    name = identifier(f"{compute.name}_partial", taken)
     for parts in range(2, longest.extent + 1):
         if longest.extent % parts == 0:
-            partial, final = rfactor(compute, longest.name, parts)
+            partial, final = rfactor(compute, longest.name, parts, name)
             known = {**types, partial.name: partial.type}
             if _fits(partial, known, device) and _fits(final, known, device):
                 return partial, final

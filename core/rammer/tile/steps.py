@@ -19,6 +19,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
 from rammer.ir.device import VDevice
 from rammer.ir.expr import Const, Expr, Load, Op, Ref, integer
+from rammer.ir.names import Names, identifier
 from rammer.ir.operator import ROperator
 from rammer.tile.search import ranked_tiles
 
@@ -88,6 +89,7 @@ class _Slicer:
         self.chain_of = {m.name: chain for chain in chains for m in chain.members}
         self.made: dict[str, Compute] = {}
         self.copies: dict[str, str] = {}
+        self.taken, self.named = Names(graph.types), dict[tuple[object, ...], str]()
 
     def graph_of_slices(self) -> ComputeGraph:
         """The whole graph again, each slice just before its first reader."""
@@ -121,7 +123,7 @@ class _Slicer:
 
     def _step(self, name: str, step: int) -> str:
         """The copy of chain member ``name`` for ``step``."""
-        own = f"{name}_{step}"
+        own = self._name(f"{name}_{step}", name, step)
         if own not in self.made:
             c, chain = self.producers[name], self.chain_of[name]
             axis = c.axes[chain.dim].name
@@ -129,6 +131,12 @@ class _Slicer:
                                      body=ex.transform(c.body, lambda e: self._at(e, axis, step)))  # fmt: skip
             self.made[own] = self.made.pop(own)  # behind the slices that its body asked for
         return own
+
+    def _name(self, title: str, *what: object) -> str:
+        """The identifier of a slice: its title, unless something else is called so."""
+        if what not in self.named:
+            self.named[what] = identifier(title, self.taken)
+        return self.named[what]
 
     def _at(self, e: Expr, axis: str, step: int) -> Expr | None:
         """``e`` at position ``step`` of ``axis``: chain members by their copies, other tensors by slices."""
@@ -160,7 +168,8 @@ class _Slicer:
         shape = self.graph.types[load.tensor].shape
         if all(shape[d] == 1 for d in literal):
             return load
-        own = f"{load.tensor}_at{'_'.join(str(load.indices[d]) for d in literal)}"
+        own = self._name(f"{load.tensor}_at{'_'.join(str(load.indices[d]) for d in literal)}", load.tensor,
+                         *((d, load.indices[d]) for d in literal))  # fmt: skip
         rest = [d for d in range(len(shape)) if d not in literal]
         if own not in self.made:
             axes = tuple(Axis(f"s{d}", shape[d]) for d in rest)

@@ -230,7 +230,7 @@ class _Planner:
 
     def table(self, values: Numbers) -> str:
         """The name under which an array over the grid can be loaded."""
-        name = f"__a{len(self.auxiliary)}"
+        name = f".a{len(self.auxiliary)}"  # no identifier, so no tensor of the model
         self.auxiliary[name] = np.ascontiguousarray(values)
         return name
 
@@ -240,7 +240,7 @@ class _Planner:
         for copy, value in known.items():
             if repr(value) == repr(fill):
                 return copy
-        copy = f"{name}__fill{len(known)}"
+        copy = f"{name}.fill{len(known)}"  # no identifier, so no tensor of the model
         known[copy] = fill
         return copy
 

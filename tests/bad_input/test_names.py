@@ -1,0 +1,155 @@
+"""Names in a model, whatever they are: results do not depend on them, and nothing of them is ever read as program or code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+import rammer
+from rammer.ir.names import LONGEST, is_identifier
+from rammer.ir.program import RProgram
+from rammer.runtime.artifact import load_artifact
+from rammer.runtime.segments import Compiled
+
+RNG = np.random.default_rng()
+#: What a model calls its things here; ``named`` gives each another name.
+PLACES = ("graph", "x", "w", "k", "h", "s", "y", "z", "matmul", "softmax", "function", "f", "inner_in", "inner", "inner_out",
+          "batch", "domain")  # fmt: skip
+#: Lines of a program, ends of comments, words of C and of our own texts.
+HOSTILE = (
+    "n\n  operator y tile[evil=1]\n    compute y: f32[evil:1] = x[0]\n    writes y", "*/ int evil(); /*", "a\\\n#define evil",
+    "// evil\r\nevil();", "  # evil", '"quoted"', "'", "\x00", "\u2028evil", "\x85evil", "\x1b[31mevil", "\u202eevil", " ",
+    "x y", "int", "for", "lambda", "None", "inf", "nan", "main", "rm_max_i64", "p0", "s0", "task", "scratch", "\u00e9",
+    "\u53d8\u91cf", "x[0]", "row v0: y[0:1:1]", "z_max", "z_sum", "z_exp", "n_conv", "x_2", "y_copy", "__a0", "__g0", "t0",
+    "x_partial", "a" * 300, "a" * 299 + "b", "9", "{p}", "%s", "@NAME@",
+)  # fmt: skip
+
+
+def named(names: Mapping[str, str]) -> onnx.ModelProto:
+    """A product, a local function with a map, and a softmax, under these names."""
+    n = {place: names.get(place, place) for place in PLACES}
+    floats = TensorProto.FLOAT
+    ports = [helper.make_tensor_value_info(n["x"], floats, [n["batch"], 8])]
+    outs = [helper.make_tensor_value_info(n[o], floats, [n["batch"], 6]) for o in ("y", "z")]
+    constants = [numpy_helper.from_array(VALUES[c], n[c]) for c in ("w", "k")]
+    body = [helper.make_node("Relu", [n["inner_in"]], [n["inner"]], name=n["matmul"]),
+            helper.make_node("Neg", [n["inner"]], [n["inner_out"]])]  # fmt: skip
+    standard = helper.make_opsetid("", 18)
+    function = helper.make_function(n["domain"], n["function"], [n["inner_in"]], [n["inner_out"]], body, [standard])
+    nodes = [
+        helper.make_node("MatMul", [n["x"], n["w"]], [n["h"]], name=n["matmul"]),
+        helper.make_node("Add", [n["h"], n["k"]], [n["s"]], name=n["h"]),
+        helper.make_node(n["function"], [n["s"]], [n["y"]], name=n["f"], domain=n["domain"]),
+        helper.make_node("Softmax", [n["y"]], [n["z"]], name=n["softmax"], axis=1),
+    ]
+    graph = helper.make_graph(nodes, n["graph"], ports, outs, constants)
+    return helper.make_model(graph, opset_imports=[standard, helper.make_opsetid(n["domain"], 1)], functions=[function],
+                             ir_version=9)  # fmt: skip
+
+
+VALUES = {"w": RNG.standard_normal((8, 6)).astype(np.float32), "k": RNG.standard_normal(6).astype(np.float32)}
+X = RNG.standard_normal((3, 8)).astype(np.float32)
+WANTED = onnxruntime.InferenceSession(named({}).SerializeToString()).run(None, {"x": X})
+
+
+def distinct(names: Mapping[str, str]) -> dict[str, str]:
+    """Names as ONNX asks for them: none empty where it must not be, values of a graph and of the function each once."""
+    result: dict[str, str] = {}
+    for place, name in names.items():
+        taken, number = set(result.values()), count(2)
+        result[place] = name or "t"
+        while result[place] in taken:
+            result[place] = f"{name}{next(number)}"
+    return result
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The OpenCL texts that are built."""
+    from rammer_rocm import build
+
+    real: Callable[..., Any] = build.build
+    texts: list[str] = []
+
+    def noted(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
+        texts.append(source)
+        return real(context, source, options)
+
+    monkeypatch.setattr(build, "build", noted)
+    return texts
+
+
+def check(model: onnx.ModelProto, names: Mapping[str, str], path: Path, device: str) -> Iterator[Compiled]:
+    """Run cold and warm, by the model's own names; yields what was compiled and what was kept."""
+    path.write_bytes(model.SerializeToString())
+    for _ in range(2):
+        exe = rammer.compile(path, device=device)
+        got = exe.run({names.get("x", "x"): X})
+        assert list(got) == [names.get("y", "y"), names.get("z", "z")]
+        for have, want in zip(got.values(), WANTED, strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+        (special,) = exe.cache.values()
+        yield special.compiled
+        exe.close()
+
+
+def check_program(program: RProgram) -> None:
+    """Identifiers everywhere, and a text that says the same."""
+    names = [program.name, *program.buffer, *program.storage, *program.operator, *program.counter]
+    names += [c.name for o in program.operators for c in o.computes]
+    names += [a.name for o in program.operators for c in o.computes for a in (*c.axes, *c.reduce)]
+    assert all(is_identifier(n) and len(n) < LONGEST + 30 for n in names), names
+    text = str(program)
+    assert RProgram.parse(text) == program and text.isprintable() is False and text.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+@pytest.mark.parametrize("place", PLACES)
+def test_no_name_is_a_line_of_a_program(tmp_path: Path, sources: list[str], device: str, place: str) -> None:
+    """A name with line breaks once replaced an operator of the kept program by another one with C text as an axis' name."""
+    evil = ("r\n    connect h <thread> y\n    writes y\n  operator evil_0 tile[evil();n=3]\n"
+            "    compute evil_0: f32[evil();n:3] = x[0, 0]")  # fmt: skip
+    names = {place: evil}
+    kept = list(check(named(names), names, tmp_path / "m.onnx", device))
+    assert str(kept[0].programs[0]) == str(kept[1].programs[0])
+    for compiled in kept:
+        check_program(compiled.programs[0])
+    assert not any("evil()" in text for text in sources)
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+@given(st.fixed_dictionaries({p: st.one_of(st.sampled_from(HOSTILE), st.text(min_size=1)) for p in PLACES}))
+def test_results_do_not_depend_on_names(tmp_path: Path, drawn: dict[str, str]) -> None:
+    names = distinct({p: n.encode(errors="replace").decode() for p, n in drawn.items()})
+    for device in ("rocm", "ipu_sim"):
+        for compiled in check(named(names), names, tmp_path / "m.onnx", device):
+            check_program(compiled.programs[0])
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_every_hostile_name_somewhere(tmp_path: Path, device: str) -> None:
+    for shift in range(0, len(HOSTILE), len(PLACES)):
+        names = distinct({p: HOSTILE[(i + shift) % len(HOSTILE)] for i, p in enumerate(PLACES)})
+        for compiled in check(named(names), names, tmp_path / "m.onnx", device):
+            check_program(compiled.programs[0])
+
+
+def test_a_compiled_file_keeps_the_names_of_the_model(tmp_path: Path) -> None:
+    from rammer.runtime.artifact import save_artifact
+
+    names = {"x": "x\n\"é", "y": "*/ y"}
+    exe = rammer.compile(named(names), device="rocm")
+    save_artifact(tmp_path / "m.rammer", exe.artifact(exe.compile_only({names["x"]: (3, 8)})))
+    assert [v.external for v in load_artifact(tmp_path / "m.rammer").compiled.graph.outputs] == ["*/ y", "z"]
+    got = rammer.compile(tmp_path / "m.rammer").run({names["x"]: X})
+    np.testing.assert_allclose(got["*/ y"], WANTED[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,69 @@
+"""``python -m rammer.testing.graphs``: run a campaign, or one kept case again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rammer.testing.graphs.campaign import Plan, campaign
+from rammer.testing.graphs.case import Case
+from rammer.testing.graphs.judge import Judge, Setting
+
+
+def main() -> int:
+    """Exit code 1 where something differs."""
+    args = _arguments()
+    options = tuple(tuple(o.partition("=")[::2]) for o in args.option)
+    setting = Setting(args.device, args.policy, args.layout, args.precision, options)
+    if args.case:
+        return _again(args.case, setting)
+    plan = Plan(setting, args.seed, args.first, args.graphs, args.seconds, args.batch, not args.no_voices, args.shrink,
+                args.keep, tuple(args.only), args.opset)  # fmt: skip
+    print(f"seed {args.seed}, graphs {args.first} to {args.first + args.graphs - 1} on {setting}", flush=True)
+    start = time.monotonic()
+    tally = campaign(plan, args.processes)
+    print(tally.text())
+    print(f"{time.monotonic() - start:.0f} s")
+    return 1 if tally.raw else 0
+
+
+def _again(path: Path, setting: Setting) -> int:
+    case, extra = Case.load(path)
+    judge = Judge()
+    print(case)
+    if extra.get("setting") and not setting.device:
+        setting = Setting(**extra["setting"])
+    try:
+        verdict = judge(case, setting)
+    finally:
+        judge.outside.close()
+    print(f"{setting}: {verdict.kind} {verdict.site}\n{verdict.detail}")
+    return 0 if verdict.good else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m rammer.testing.graphs", description=__doc__)
+    parser.add_argument("--device", default="", help="NAME or NAME:INDEX; with --case the case's own unless given")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--graphs", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop after this long")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first graph")
+    parser.add_argument("--policy", default="wavefront", help="a policy, or * for any")
+    parser.add_argument("--layout", default="keep", help="keep, nhwc, auto, or * for any")
+    parser.add_argument("--precision", default="float32", help="float32, float16, or * for any")
+    parser.add_argument("--batch", type=int, default=1, help="graphs in one model: fewer programs to build")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--no-voices", action="store_true", help="compare with our own evaluation only")
+    parser.add_argument("--shrink", type=float, default=60.0, help="seconds spent on shrinking a fault")
+    parser.add_argument("--keep", type=Path, help="folder for shrunk cases")
+    parser.add_argument("--only", nargs="*", default=[], help="draw these operators only")
+    parser.add_argument("--opset", type=int, default=0, help="one opset instead of any")
+    parser.add_argument("--case", type=Path, help="run a kept case again")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The graph fuzzer's oracle and its shrinking: planted faults are found, near ties are none, kept cases stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rammer.ir.compute import Compute
+from rammer.runtime import host_memory
+from rammer.testing.graphs.campaign import Plan, campaign
+from rammer.testing.graphs.case import Call, Case
+from rammer.testing.graphs.judge import Judge, Setting
+
+TOY = Setting("toy")
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    made = Judge()
+    yield made
+    made.outside.close()
+
+
+def _case(*nodes: Call, **inputs: Any) -> Case:
+    return Case(17, {n: np.asarray(a) for n, a in inputs.items()}, {}, nodes, (nodes[-1].outputs[0],))
+
+
+def test_a_right_graph_is_ok_and_a_second_voice_was_heard(judge: Judge) -> None:
+    x = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+    verdict = judge(_case(Call("Softmax", ("x",), ("y",)), x=x), TOY)
+    assert verdict.kind == "ok" and verdict.voices == ("onnxruntime",) and verdict.told == 1.0
+
+
+def test_a_near_tie_is_not_compared(judge: Judge) -> None:
+    x = np.array([[0.1, 0.1 + 1e-8, -1.0]], np.float64).astype(np.float32) * np.float32(3)
+    nodes = (Call("Sin", ("x",), ("s",)), Call("ArgMax", ("s",), ("y",), {"axis": 1}))
+    assert judge(_case(*nodes, x=x), TOY).kind == "ok"
+
+
+def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right = host_memory.evaluate
+
+    def wrong(compute: Compute, tensors: Any, precise: bool = False) -> Any:
+        value = right(compute, tensors, precise)
+        # The last column of every sum of floats is left out where a tile is wider than one.
+        if compute.combiner == "sum" and value.dtype == np.float32 and value.ndim > 1 and value.shape[-1] > 1:
+            value = value.copy()
+            value[..., -1] = 0
+        return value
+
+    monkeypatch.setattr(host_memory, "evaluate", wrong)
+    only = ("MatMul", "Relu", "Transpose", "Add", "Concat", "Sigmoid")
+    tally = campaign(Plan(TOY, seed=5, graphs=12, seconds=40, voices=False, shrink=6, folder=tmp_path, only=only))
+    device = [f for f in tally.faults if f.verdict.kind == "device"]
+    assert device and min(len(f.case.nodes) for f in device) == 1
+    assert any(f.signature == "device | MatMul" for f in device), tally.text()
+    kept, extra = Case.load(next(tmp_path.glob("device-*.json")))
+    assert extra["signature"].startswith("device | ") and kept.nodes
+
+
+def test_a_difference_of_another_voice_is_told_apart(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.linspace(-2, 2, 12, dtype=np.float32)
+    case = _case(Call("Relu", ("x",), ("y",)), x=x)
+    monkeypatch.setattr(judge, "outside", lambda *_: [x])
+    assert judge(case, TOY).kind == "voice"
+    monkeypatch.setattr("rammer.testing.graphs.judge.reference_outputs", lambda _: {"y": x})
+    assert judge(case, TOY).kind == "lowering"
+
+
+def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _case(Call("Relu", ("x",), ("y",)), x=np.ones(3, np.float32))
+    monkeypatch.setattr(Judge, "run", lambda *_: {"y": np.array([1, np.nan, 1], np.float32)})
+    assert judge(case, replace(TOY)).kind == "device"

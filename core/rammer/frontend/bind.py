@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 from onnx import (
-    AttributeProto,
     GraphProto,
     NodeProto,
     OperatorSetIdProto,
@@ -118,10 +117,7 @@ class _Walk:
         for tensor in graph.initializer:
             self.constant(tensor.name, numpy_helper.to_array(tensor), scope)
         for sparse in graph.sparse_initializer:
-            dense = NodeProto(op_type="Constant", output=[sparse.values.name])
-            dense.attribute.add(name="sparse_value", type=AttributeProto.SPARSE_TENSOR).sparse_tensor.CopyFrom(sparse)
-            value = nd.evaluate_proto(dense, {}, {"": 13})[sparse.values.name]
-            self.constant(sparse.values.name, value, scope)
+            self.constant(sparse.values.name, nd.dense(sparse), scope)
 
     def constant(self, onnx_name: str, value: np.ndarray, scope: _Scope) -> None:
         """Bind ``onnx_name`` to a known value."""
@@ -194,6 +190,10 @@ class _Walk:
             return False
         if any(a.HasField("g") for a in proto.attribute):
             return False
+        stored = next((a.sparse_tensor for a in proto.attribute if a.HasField("sparse_tensor")), None)
+        if stored is not None and proto.op_type == "Constant":
+            self.constant(proto.output[0], nd.dense(stored), scope)
+            return True
         try:
             values = nd.evaluate_proto(proto, operands, {"": 1, **scope.opsets})
         except NotImplementedError:

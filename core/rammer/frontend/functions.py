@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TypeProto, defs
 
 from rammer.frontend.checks import opset_versions
 
@@ -18,6 +18,23 @@ class Expansion:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     opsets: Mapping[str, int]
+
+
+def with_defaults(model: ModelProto) -> ModelProto:
+    """``model`` whose calls of its own functions give every attribute: what they leave out has the function's default, which
+    ONNX's inliner does not know. Without such functions the model itself."""
+    given = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto}
+    if not given:
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    waiting: list[Iterable[NodeProto]] = [result.graph.node, *(f.node for f in result.functions)]
+    while waiting:
+        for node in waiting.pop():
+            named = {a.name for a in node.attribute}
+            waiting += [g.node for a in node.attribute for g in (a.g, *a.graphs) if g.node]
+            node.attribute.extend(d for d in given.get((node.domain, node.op_type, node.overload), ()) if d.name not in named)
+    return result
 
 
 def has_function(schema: defs.OpSchema) -> bool:

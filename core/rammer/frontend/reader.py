@@ -10,6 +10,7 @@ from onnx import ModelProto, ValueInfoProto, external_data_helper, inliner
 
 from rammer.errors import BadInput
 from rammer.frontend import checks
+from rammer.frontend.functions import with_defaults
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.ir.port import InputPort
 
@@ -47,7 +48,7 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
         external_data_helper.load_external_data_for_model(proto, str(folder))
     checks.check_operators(proto)
     if proto.functions:
-        proto = inliner.inline_local_functions(proto)
+        proto = inliner.inline_local_functions(with_defaults(proto))
         checks.check_operators(proto)
     for function in proto.functions:
         raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")

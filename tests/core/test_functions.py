@@ -48,26 +48,31 @@ def _sparse(flat: bool) -> SparseTensorProto:
     return helper.make_sparse_tensor(values, numpy_helper.from_array(places, "places"), [2, 4])
 
 
+def _sum(opset: int) -> ModelProto:
+    head = f'<ir_version: 7, opset_import: ["":{opset}]>'
+    return parser.parse_model(f"{head} g (float[2,4] x) => (float[2,4] y) {{ y = Add(x, w) }}")
+
+
 DENSE = np.array([[0, 3, 0, 0], [0, 0, -1, 0]], np.float32)
 
 
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("opset", [11, 17, 21])
 def test_a_sparse_initializer_is_dense_inside(flat: bool, opset: int) -> None:
-    model = parser.parse_model(f'<ir_version: 7, opset_import: ["":{opset}]> g (float[2,4] x) => (float[2,4] y) {{ y = Add(x, w) }}')
+    model = _sum(opset)
     model.graph.sparse_initializer.append(_sparse(flat))
     np.testing.assert_array_equal(_run(model, x=X), X + DENSE)
 
 
 @pytest.mark.parametrize("opset", [11, 17, 21])
 def test_a_sparse_constant_is_dense_inside(opset: int) -> None:
-    model = parser.parse_model(f'<ir_version: 7, opset_import: ["":{opset}]> g (float[2,4] x) => (float[2,4] y) {{ y = Add(x, w) }}')
+    model = _sum(opset)
     model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], sparse_value=_sparse(True)))
     np.testing.assert_array_equal(_run(model, x=X), X + DENSE)
 
 
 def test_sparse_indices_outside_the_tensor_are_bad_input() -> None:
-    model = parser.parse_model('<ir_version: 7, opset_import: ["":17]> g (float[2,4] x) => (float[2,4] y) { y = Add(x, w) }')
+    model = _sum(17)
     wrong = _sparse(True)
     wrong.indices.CopyFrom(numpy_helper.from_array(np.array([1, 8], np.int64), "places"))
     model.graph.sparse_initializer.append(wrong)

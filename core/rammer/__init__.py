@@ -23,11 +23,13 @@ __all__ = ["__version__", "compile", "devices"]
 
 def compile(model: str | Path | bytes | onnx.ModelProto, device: str = "", *, policy: str = "wavefront",
             tune: str = "off", precision: str | None = None, layout: str = "keep", require: str = "",
-            target: str = "", options: Mapping[str, str] | None = None) -> Executable:  # fmt: skip
+            target: str = "", options: Mapping[str, str] | None = None, resident: int = 8) -> Executable:  # fmt: skip
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
     Without ``device``, the first working device with a clock. Input shapes are not needed: each new set of
-    shapes is specialised at its first run. ``precision`` is ``float32`` (the default), ``tf32`` (matrix products and
+    shapes is specialised at its first run, and ``resident`` sets at most stay on the device: for one more, the least
+    recently used goes, unless it is running or bound. Any thread may call the result; its runs take turns. ``precision`` is
+    ``float32`` (the default), ``tf32`` (matrix products and
     convolutions round their operands to 10 bits of mantissa) or ``float16`` (tensors are stored in 16 bits; inputs and
     outputs keep their types, sums are float32); a device without it is bad input, and so is another one than that of a
     file that was compiled before. ``layout`` is the order of images' axes inside the program: ``keep`` (the model's),
@@ -37,7 +39,7 @@ def compile(model: str | Path | bytes | onnx.ModelProto, device: str = "", *, po
     from rammer.runtime.session import open_executable
 
     return open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout, require=require,
-                           target=target, options=dict(options or {}))  # fmt: skip
+                           target=target, options=dict(options or {}), resident=resident)  # fmt: skip
 
 
 def devices() -> list[DeviceStatus]:

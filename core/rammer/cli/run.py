@@ -25,9 +25,10 @@ from rammer.errors import BadInput, Mismatch
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
-from rammer.runtime.executable import Executable, Specialised, Timing
+from rammer.runtime.executable import Executable
 from rammer.runtime.inputs import load_npz
 from rammer.runtime.segments import ProgramSegment
+from rammer.runtime.specialised import Specialised, Timing
 
 
 @click.command()

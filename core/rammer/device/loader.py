@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
+from rammer.device.guard import guarded
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, MissingDependency, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
@@ -128,7 +129,7 @@ class Registry:
         if isinstance(device, DeviceStatus):
             raise _unavailable(device)
         try:
-            return device.open(request)
+            return guarded(device.open(request))
         except MissingDependency as problem:
             raise DeviceUnavailable(f"device {name} {problem}", hint=problem.hint) from problem
         except (DeviceUnavailable, DeviceFailure, BadInput):

@@ -205,7 +205,12 @@ class Bound(Protocol):
 
 
 class Loaded(Protocol):
-    """A program resident on a device, ready for repeated runs."""
+    """A program resident on a device, ready for repeated runs.
+
+    The core calls it and its bound calls from any thread, but from one at a time, and ``close`` once, after which it calls
+    nothing but ``Bound.close`` (``rammer.device.guard``): a plugin needs no locks. Programs of one device may run at the same
+    time: what they share (a queue, a compiler's cache) must bear that.
+    """
 
     @property
     def kernels(self) -> int:
@@ -213,7 +218,8 @@ class Loaded(Protocol):
         ...
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """One run; inputs by ONNX name, already of the right type and shape."""
+        """One run; inputs by ONNX name, already of the right type and shape. Outputs are new arrays, which no later run
+        touches."""
         ...
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
@@ -226,7 +232,7 @@ class Loaded(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the device memory; further runs are errors."""
+        """Wait for queued runs and free the device memory."""
         ...
 
 
@@ -247,7 +253,7 @@ class Profiler(Protocol):
 
 
 class Backend(Protocol):
-    """An opened device."""
+    """An opened device. Models are compiled and loaded for it by one thread at a time, while others may run programs."""
 
     @property
     def vdevice(self) -> VDevice:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import platformdirs
@@ -53,12 +54,13 @@ def key_of(*parts: str) -> str:
 
 
 class KernelStore:
-    """Maps keys to tuned kernels. ``path`` None keeps everything in memory."""
+    """Maps keys to tuned kernels, for any thread. ``path`` None keeps everything in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.warning = ""
         self._memory: dict[str, str] = {}
+        self._lock = Lock()
         self._db = self._connect(path) if path is not None else None
         self.hits = self.misses = 0
 
@@ -70,7 +72,7 @@ class KernelStore:
     def _connect(self, path: Path) -> sqlite3.Connection | None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            db = sqlite3.connect(path, timeout=5, isolation_level=None)
+            db = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
             db.execute("create table if not exists kernels (key text primary key, value text not null)")
             db.execute("select count(*) from kernels").fetchone()
             return db
@@ -89,7 +91,8 @@ class KernelStore:
         text = self._memory.get(key)
         if text is None and self._db is not None:
             try:
-                row = self._db.execute("select value from kernels where key = ?", (key,)).fetchone()
+                with self._lock:
+                    row = self._db.execute("select value from kernels where key = ?", (key,)).fetchone()
                 text = row[0] if row else None
             except sqlite3.Error as problem:
                 self._warn(problem)
@@ -103,7 +106,8 @@ class KernelStore:
         self._memory[key] = text
         if self._db is not None:
             try:
-                self._db.execute("insert or replace into kernels values (?, ?)", (key, text))
+                with self._lock:
+                    self._db.execute("insert or replace into kernels values (?, ?)", (key, text))
             except sqlite3.Error as problem:
                 self._warn(problem)
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rammer.device.manifest import Bound
-from rammer.runtime.executable import Specialised
 from rammer.runtime.host_bound import WHOLE
+from rammer.runtime.specialised import Specialised
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import numpy as np
 
 from rammer.device.arrays import Array, by_name, check_names, check_type, host_view, on_host
 from rammer.device.manifest import Bound, Loaded
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure
 from rammer.runtime.host_bound import check_values
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 
@@ -19,12 +21,12 @@ class ModelBound:
     """What ``Executable.bind`` gives. It is itself a ``rammer.device.manifest.Bound``, by the model's ONNX names.
 
     Values go from one program to the next in device memory. Operators that run on the host fetch what they read and
-    write back what they compute in every run; ``notes`` says so.
+    write back what they compute in every run; ``notes`` says so. Any thread may call it: calls take turns, each as a whole.
     """
 
     def __init__(self, compiled: Compiled, loaded: Mapping[int, Loaded], inputs: Mapping[str, Any],
                  outputs: Mapping[str, Any], stream: Any = None) -> None:  # fmt: skip
-        self.graph = compiled.graph
+        self.graph, self.closed, self._lock = compiled.graph, False, RLock()
         self.bounds: list[Bound] = []
         self._steps: list[Callable[[], float]] = []
         self._runs: list[Callable[[], None]] = []
@@ -133,41 +135,56 @@ class ModelBound:
 
     def run(self) -> None:
         """One run, queued where the device has a queue and no operator runs on the host."""
-        for run in self._runs:
-            run()
+        with self._turn():
+            for run in self._runs:
+                run()
 
     def synchronize(self) -> None:
         """Wait for every queued run; DeviceFailure where one failed."""
-        for bound in self.bounds:
-            bound.synchronize()
+        with self._lock:
+            for bound in self.bounds:
+                bound.synchronize()
 
     def seconds(self) -> float:
         """One run, waited for; the seconds of its parts by ``clock``."""
-        return sum(step() for step in self._steps)
+        with self._turn():
+            return sum(step() for step in self._steps)
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy values into the bound inputs. BadInput for a wrong name, type or shape."""
         inputs = by_name("input", inputs)
         check_names("input", inputs, self.inputs)
         tensors = {v.external or v.name: v.name for v in self.graph.inputs}
-        for name, value in inputs.items():
-            check_values(name, value, self.inputs[name])
-            for bound, port, tensor in self._fed:
-                if tensor == tensors[name]:
-                    bound.write({port: value})
-            if tensors[name] in self._hosted:
-                np.copyto(self._hosted[tensors[name]], host_view(f"input {name!r}", value))
+        with self._turn():
+            for name, value in inputs.items():
+                check_values(name, value, self.inputs[name])
+                for bound, port, tensor in self._fed:
+                    if tensor == tensors[name]:
+                        bound.write({port: value})
+                if tensors[name] in self._hosted:
+                    np.copyto(self._hosted[tensors[name]], host_view(f"input {name!r}", value))
 
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of the outputs (all, or those named) after the runs queued so far."""
         check_names("output", dict.fromkeys(names), self.outputs)
         tensors = {v.external or v.name: v.name for v in self.graph.outputs}
-        return {n: np.array(self._on_host(tensors[n])) for n in names or self.outputs}
+        with self._turn():
+            return {n: np.array(self._on_host(tensors[n])) for n in names or self.outputs}
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """No other call meanwhile. DeviceFailure once closed."""
+        with self._lock:
+            if self.closed:
+                raise DeviceFailure("the bound call was closed", hint="bind the arrays again")
+            yield
 
     def close(self) -> None:
-        """Let go of the arrays."""
-        for bound in self.bounds:
-            bound.close()
+        """Let go of the arrays when the call that is running has returned."""
+        with self._lock:
+            self.closed = True
+            for bound in self.bounds:
+                bound.close()
 
 
 def _timed(call: Callable[[], None]) -> float:

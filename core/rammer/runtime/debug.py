@@ -22,4 +22,4 @@ def level() -> int:
 def debug(least: int, text: Callable[[], str]) -> None:
     """Print ``text()`` at ``least`` and above; it is not built below."""
     if level() >= least:
-        print(f"rammer[{least}] {text()}", file=sys.stderr)
+        sys.stderr.write(f"rammer[{least}] {text()}\n")  # at once: print would let other threads in before the end of line

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakSet
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from rammer.device.arrays import as_numpy, by_name, dtype_of, shape_of
+from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
 from rammer.ir.operator import RKernel
 from rammer.ir.port import InputPort
@@ -24,8 +27,9 @@ from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.artifact import Artifact, load_artifact, save_artifact
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.options import CompileOptions, Progress, quiet
-from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
+from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource
+from rammer.runtime.specialised import NO_RUN, Specialised, Timing
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
@@ -33,81 +37,17 @@ if TYPE_CHECKING:
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 ShapeKey: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of one run: on the device (simulated where the device is), on the host, and in all."""
-
-    device: float
-    host: float
-    total: float
-    notes: tuple[str, ...] = ()
-
-
-@dataclass
-class Specialised:
-    """A compiled model whose programs are loaded on the device."""
-
-    compiled: Compiled
-    loaded: dict[int, Loaded]
-    compile_seconds: float
-    bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
-
-    @property
-    def kernels(self) -> int:
-        """Kernel launches (or supersteps) of one run."""
-        return sum(p.kernels for p in self.loaded.values())
-
-    def run(self, inputs: Mapping[str, Array],
-            watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None
-            ) -> tuple[dict[str, Array], Timing]:  # fmt: skip
-        """One run through all segments, by ONNX names; ``watch`` is told every program's inputs before it runs."""
-        start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
-        graph = self.compiled.graph
-        values: dict[str, Array] = {v.name: inputs[v.external or v.name] for v in graph.inputs}
-        for number, segment in enumerate(self.compiled.segments):
-            if isinstance(segment, HostSegment):
-                begin = time.perf_counter()
-                known = {n: values[n] if n in values else graph.constants[n] for n in segment.node.inputs if n}
-                values.update(segment.node.run(known))
-                host += time.perf_counter() - begin
-            else:
-                feeds = {p.external: values[p.tensor] for p in segment.program.inputs}
-                if watch is not None:
-                    watch(segment, feeds)
-                device += self._device(number, segment, feeds, values, notes)
-        outputs = {v.external or v.name: _value(values, graph.constants, v.name) for v in graph.outputs}
-        return outputs, Timing(device, host, time.perf_counter() - start, tuple(dict.fromkeys(notes)))
-
-    def _device(self, number: int, segment: ProgramSegment, feeds: Mapping[str, Array], values: dict[str, Array],
-                notes: list[str]) -> float:  # fmt: skip
-        result = self.loaded[number].run(feeds)
-        for port in segment.program.outputs:
-            values[port.tensor] = result.outputs[port.external]
-        notes += result.notes
-        return result.seconds
-
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> ModelBound:
-        """A call with these arrays by ONNX name; inputs have been checked."""
-        made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
-        self.bounds.add(made)
-        return made
-
-    def close(self) -> None:
-        """Free the device; bound calls are closed, too."""
-        for bound in list(self.bounds):
-            bound.close()
-        for program in self.loaded.values():
-            program.close()
-
-
-def _value(values: Mapping[str, Array], constants: Mapping[str, Array], name: str) -> Array:
-    return values[name] if name in values else constants[name]
+#: Sets of input shapes whose programs stay on the device, where nothing is said.
+RESIDENT: Final = 8
 
 
 @dataclass
 class Executable:
-    """``exe.run({name: array}) -> {name: array}``. Holds one Specialised per set of input shapes.
+    """``exe.run({name: array}) -> {name: array}``. Holds one Specialised per set of input shapes, ``resident`` at most: the
+    least recently used is freed for a new one, but none that is running or has an open bound call.
+
+    Any thread may call it at any time. Runs of one set of shapes take turns on the device; a set is compiled once, and
+    compiling does not stop runs of others. ``close`` waits for the runs in progress; later calls raise DeviceFailure.
 
     ``device`` is the name it was opened by, ``NAME:INDEX``, ``device_options`` its own options. With ``programs``, a
     folder, compiled programs are kept there and found again by the next process.
@@ -123,7 +63,14 @@ class Executable:
     programs: Path | None = None
     device_options: Mapping[str, str] = field(default_factory=dict)
     cache: dict[ShapeKey, Specialised] = field(default_factory=dict)
-    timing: Timing = Timing(0.0, 0.0, 0.0)
+    timing: Timing = NO_RUN  #: Of the run that ended last.
+    resident: int = RESIDENT
+    closed: bool = False
+    _lock: Lock = field(default_factory=Lock, repr=False)  # of ``cache`` and ``closed``
+    _closing: Lock = field(default_factory=Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.backend = guarded(self.backend)
 
     @cached_property
     def compiler(self) -> Compiler:
@@ -141,7 +88,8 @@ class Executable:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run once. BadInput for missing, unknown, wrongly typed or wrongly shaped inputs."""
         arrays = self.checked(inputs)
-        outputs, self.timing = self.prepare(arrays).run(arrays)
+        with self._used({name: a.shape for name, a in arrays.items()}) as special:
+            outputs, self.timing = special.run(arrays)
         return outputs
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None,
@@ -156,8 +104,8 @@ class Executable:
         """
         arrays, given = by_name("input", inputs), by_name("output", outputs or {})
         check_ports(self.head.inputs, {n: (dtype_of(a), shape_of(a)) for n, a in arrays.items()})
-        special = self.specialise({n: shape_of(a) for n, a in arrays.items()})
-        return special.bind(arrays, given, stream)
+        with self._used({n: shape_of(a) for n, a in arrays.items()}) as special:
+            return special.bind(arrays, given, stream)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """``inputs`` as contiguous arrays of the declared types; BadInput says which one is wrong and how."""
@@ -168,32 +116,83 @@ class Executable:
         return self.specialise({name: a.shape for name, a in inputs.items()})
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
-        """Compile and load for these input shapes, or return what is cached."""
+        """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
         key = tuple(sorted(shapes.items()))
-        if key not in self.cache:
-            start = time.perf_counter()
-            with collector_paused():
-                compiled = self._kept(key)
-            compiled = compiled or self._compile(key, shapes)
-            loaded = load_segments(self.backend, compiled)
-            self.cache[key] = Specialised(compiled, loaded, time.perf_counter() - start)
-        return self.cache[key]
+        found = self._cached(key)
+        if found is None:
+            with compiling(self.backend):  # whoever waits here for the same shapes finds them made
+                found = self._cached(key) or self._made(key, shapes)
+        return found
+
+    def _made(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
+        start = time.perf_counter()
+        with collector_paused():
+            compiled = self._kept(key)
+        compiled = compiled or self._compile(key, shapes)
+        return self._load(key, compiled, start)
 
     def adopt(self, compiled: Compiled) -> Specialised:
         """Load a program that was compiled elsewhere; runs of its input shapes use it."""
         key = tuple(sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs))
-        start = time.perf_counter()
+        with compiling(self.backend):
+            return self._load(key, compiled, time.perf_counter())
+
+    def _load(self, key: ShapeKey, compiled: Compiled, start: float) -> Specialised:
         loaded = load_segments(self.backend, compiled)
-        self.cache[key] = Specialised(compiled, loaded, time.perf_counter() - start)
-        return self.cache[key]
+        special = Specialised(compiled, loaded, time.perf_counter() - start)
+        with self._lock:
+            if not self.closed:
+                self.cache[key] = special
+        if self.closed:
+            special.close()
+        self._trim(special)
+        return special
+
+    def _cached(self, key: ShapeKey) -> Specialised | None:
+        """What is cached, which now is the most recently used. DeviceFailure once closed."""
+        with self._lock:
+            if self.closed:
+                raise DeviceFailure(f"the executable of {self.head.name} was closed", hint="open the model again")
+            found = self.cache.pop(key, None)
+            if found is None or found.closed:
+                return None
+            self.cache[key] = found
+            return found
+
+    def _trim(self, newest: Specialised) -> None:
+        """Free what was not used for longest, until no more than ``resident`` are left or all others are in use."""
+        with self._lock:
+            excess = len(self.cache) - self.resident
+            if excess <= 0:
+                return
+            idle = (key for key, special in self.cache.items() if special is not newest and special.retire())
+            freed = [self.cache.pop(key) for key in list(islice(idle, excess))]
+        for special in freed:
+            special.close()
+
+    @contextmanager
+    def _used(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Specialised]:
+        """The Specialised of these shapes, which is not freed meanwhile."""
+        with ExitStack() as stack:
+            while True:
+                special = self.specialise(shapes)
+                try:
+                    stack.enter_context(special.used())
+                    break
+                except DeviceFailure:  # freed for other shapes since it was found
+                    continue
+            yield special
+        self._trim(special)
 
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Every step short of loading; ``shapes`` are needed for dynamic inputs only."""
-        return self.compiler.compile_model(self.source.model, shapes)
+        with compiling(self.backend):
+            return self.compiler.compile_model(self.source.model, shapes)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""
-        return self.compiler.resources(compiled)
+        with compiling(self.backend):
+            return self.compiler.resources(compiled)
 
     def artifact(self, compiled: Compiled) -> Artifact:
         """``compiled`` with what a later process needs to run it."""
@@ -231,15 +230,25 @@ class Executable:
         return self.programs / f"{key_of(*parts)}.rammer"
 
     def close(self) -> None:
-        """Free the device."""
-        for special in self.cache.values():
-            special.close()
-        self.cache.clear()
+        """Free the device when the runs in progress have ended; further calls raise DeviceFailure."""
+        with self._closing:  # a second caller waits, too
+            with self._lock:
+                self.closed = True
+                freed = list(self.cache.values())
+                self.cache.clear()
+            for special in freed:
+                special.close()
+
+
+def check_resident(count: int) -> None:
+    """BadInput unless ``count`` sets of input shapes can stay on a device."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise BadInput(f"resident is {count!r}, not a number of sets of input shapes", hint="give 1 or more")
 
 
 def warn(message: str) -> None:
     """One line on stderr."""
-    print(f"rammer: warning: {message}", file=sys.stderr)
+    sys.stderr.write(f"rammer: warning: {message}\n")
 
 
 def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:

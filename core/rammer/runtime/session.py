@@ -13,7 +13,7 @@ from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, cache_folder
 from rammer.profile.tune import MEASURED
 from rammer.runtime.artifact import is_artifact, load_artifact
-from rammer.runtime.executable import Executable, warn
+from rammer.runtime.executable import RESIDENT, Executable, check_resident, warn
 from rammer.runtime.options import DEFAULT, CompileOptions, Progress, check_layout, check_precision, quiet
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource, open_source
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *, policy: str = "wavefront",
                     tune: str = "off", require: str = "", target: str = "", options: dict[str, str] | None = None,
                     precision: str | None = None, layout: str = DEFAULT.layout, registry: Registry | None = None,
-                    progress: Progress = quiet, store: KernelStore | None = None) -> Executable:  # fmt: skip
+                    progress: Progress = quiet, store: KernelStore | None = None,
+                    resident: int = RESIDENT) -> Executable:  # fmt: skip
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
 
     A file written by ``rammer compile -o`` opens on the device that it names; ``policy``, ``tune``, ``layout`` and ``precision``
@@ -36,6 +37,7 @@ def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *,
     if tune not in MEASURED:
         raise BadInput(f"unknown tuning level {tune!r}", hint=f"one of: {', '.join(MEASURED)}")
     check_layout(layout)
+    check_resident(resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
         if layout != DEFAULT.layout:
@@ -50,7 +52,7 @@ def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *,
     check_precision(chosen.precision, spec, backend.vdevice)
     name = spec if ":" in spec else f"{spec}:0"
     return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs",
-                      options or {})  # fmt: skip
+                      options or {}, resident=resident)  # fmt: skip
 
 
 def open_artifact(path: Path, device: str, require: str, options: dict[str, str] | None,

@@ -29,11 +29,11 @@ def check_bind(device: Subject) -> None:
     """Bound calls on every kind of model: values, fresh inputs, other arrays, two calls of one program, misuse."""
     for name in ("product", "branches", "softmax"):
         model = MODELS[name]
-        with _opened(device, model) as exe:
+        with opened(device, model) as exe:
             _values(device, model, exe)
-    with _opened(device, MODELS["product"]) as exe:
+    with opened(device, MODELS["product"]) as exe:
         _misuse(device, MODELS["product"], exe)
-    with _opened(device, HOSTED) as exe:
+    with opened(device, HOSTED) as exe:
         _values(device, HOSTED, exe)
         inputs = HOSTED.inputs(device.rng, {})
         notes = exe.bind(inputs).notes
@@ -41,7 +41,8 @@ def check_bind(device: Subject) -> None:
 
 
 @contextmanager
-def _opened(device: Subject, model: SmallModel) -> Iterator[Executable]:
+def opened(device: Subject, model: SmallModel) -> Iterator[Executable]:
+    """``model`` on the device, closed in the end."""
     exe = device.executable(model)
     try:
         yield exe
@@ -56,11 +57,11 @@ def _values(device: Subject, model: SmallModel, exe: Executable) -> None:
     arrays = dict(bound.outputs)
     bound.run()
     bound.run()
-    _equal(device, f"{model.name}: bound", bound.to_host(), exe.run(first))
+    equal(device, f"{model.name}: bound", bound.to_host(), exe.run(first))
     bound.write(second)
     seconds = bound.seconds()
     device.expect(0 < seconds < 60 and bool(bound.clock), f"{model.name}: a run took {seconds} s by {bound.clock!r}")
-    _equal(device, f"{model.name}: written", bound.to_host(), exe.run(second))
+    equal(device, f"{model.name}: written", bound.to_host(), exe.run(second))
     device.expect(all(bound.outputs[n] is a for n, a in arrays.items()), f"{model.name}: a run moved its outputs")
     # The device's own arrays are what another call may be bound to, in and out, without a copy through the host.
     other = exe.bind(bound.inputs, bound.outputs)
@@ -69,11 +70,11 @@ def _values(device: Subject, model: SmallModel, exe: Executable) -> None:
     bound.write(first)
     other.run()
     other.synchronize()
-    _equal(device, f"{model.name}: shared arrays", bound.to_host(), exe.run(first))
+    equal(device, f"{model.name}: shared arrays", bound.to_host(), exe.run(first))
     bound.close()
-    _equal(device, f"{model.name}: after another call was closed", _again(other), exe.run(first))
+    equal(device, f"{model.name}: after another call was closed", _again(other), exe.run(first))
     for call in (bound.run, bound.seconds, bound.to_host, lambda: bound.write(first)):
-        _fails(device, DeviceFailure, "closed", call)
+        fails(device, DeviceFailure, "closed", call)
 
 
 def _again(bound: Bound) -> dict[str, Array]:
@@ -81,7 +82,8 @@ def _again(bound: Bound) -> dict[str, Array]:
     return bound.to_host()
 
 
-def _equal(device: Subject, what: str, have: Mapping[str, Array], want: Mapping[str, Array]) -> None:
+def equal(device: Subject, what: str, have: Mapping[str, Array], want: Mapping[str, Array]) -> None:
+    """Expect the same arrays bit for bit; ``what`` begins the complaint."""
     device.expect(set(have) == set(want), f"{what}: outputs {sorted(have)}, not {sorted(want)}")
     for name, array in want.items():
         good = have[name].dtype == array.dtype and np.array_equal(have[name], array)
@@ -114,12 +116,13 @@ def _misuse(device: Subject, model: SmallModel, exe: Executable) -> None:
         ("stream", lambda: exe.bind(inputs, stream="a word")),
     ]  # fmt: skip
     for text, call in wrong:
-        _fails(device, BadInput, text, call)
+        fails(device, BadInput, text, call)
     exe.close()
-    _fails(device, DeviceFailure, "closed", bound.run)
+    fails(device, DeviceFailure, "closed", bound.run)
 
 
-def _fails(device: Subject, kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
+def fails(device: Subject, kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
+    """Expect ``call`` to raise ``kind`` with ``text`` in its message."""
     try:
         call()
     except kind as problem:

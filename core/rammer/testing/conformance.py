@@ -24,19 +24,21 @@ from rammer.device.loader import DeviceStatus, Registry
 from rammer.device.manifest import Binding, Device
 from rammer.errors import DeviceFailure
 from rammer.ir.compute import Compute
-from rammer.ir.evaluate import run_graph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Task, dense
-from rammer.runtime.executable import Specialised
-from rammer.runtime.segments import Compiled, ProgramSegment
+from rammer.runtime.segments import ProgramSegment
+from rammer.runtime.specialised import Specialised
 from rammer.testing.bound_checks import check_bind
+from rammer.testing.judge import TOLERANCE as TOLERANCE
+from rammer.testing.judge import reference as reference
+from rammer.testing.judge import relative_error as relative_error
+from rammer.testing.lifetime_checks import check_closed, check_own_outputs, check_resident
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.subject import ConformanceError, Subject
+from rammer.testing.thread_checks import check_bound_calls, check_closing, check_dropped, check_first_runs, check_runs
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Relative L2 error allowed against float64. fp32 sums of a few hundred products stay below 1e-6.
-TOLERANCE = 1e-5
 #: How often times that contradict the work are measured again.
 RETRIES = 4
 
@@ -67,26 +69,6 @@ def registry_of(*devices: Device) -> Registry:
 def subject(spec: str, **options: str) -> Iterator[Subject]:
     """A Subject for ``NAME[:INDEX]``; DeviceUnavailable where it does not work here."""
     yield Subject(spec, options=options)
-
-
-def reference(compiled: Compiled, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs in float64 of a model that is one device segment, by ONNX names."""
-    (segment,) = compiled.segments
-    assert isinstance(segment, ProgramSegment) and segment.compute is not None
-    graph = segment.compute
-    known = {p.tensor: inputs[p.external] for p in segment.program.inputs}
-    values = run_graph(graph, known, precise=True)
-    return {p.external: np.asarray(values[p.tensor]) for p in segment.program.outputs}
-
-
-def relative_error(have: Array, want: Array) -> float:
-    """Relative L2 error; infinite for another shape or type kind, or an integer that differs."""
-    if have.shape != want.shape or have.dtype.kind != want.dtype.kind:
-        return math.inf
-    if want.dtype.kind != "f":
-        return 0.0 if np.array_equal(have, want) else math.inf
-    norm = float(np.linalg.norm(want.astype(np.float64)))
-    return float(np.linalg.norm(have.astype(np.float64) - want)) / max(norm, 1e-30)
 
 
 # --- checks -----------------------------------------------------------------------------------------
@@ -226,6 +208,14 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "memory limit": check_memory_limit,
     "profiler": check_profiler,
     "bind": check_bind,
+    "threads: runs": check_runs,
+    "threads: first runs": check_first_runs,
+    "threads: dropped": check_dropped,
+    "threads: bound calls": check_bound_calls,
+    "threads: closing": check_closing,
+    "own outputs": check_own_outputs,
+    "closed": check_closed,
+    "resident": check_resident,
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.profile.store import KernelStore
-from rammer.runtime.executable import Executable
+from rammer.runtime.executable import RESIDENT, Executable
 from rammer.runtime.options import CompileOptions
 from rammer.runtime.source import open_source
 from rammer.testing.small_models import SmallModel
@@ -38,8 +38,10 @@ class Subject:
         if not good:
             raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
 
-    def executable(self, model: SmallModel, policy: str = "wavefront", layout: str = "keep") -> Executable:
+    def executable(self, model: SmallModel, policy: str = "wavefront", layout: str = "keep",
+                   resident: int = RESIDENT) -> Executable:  # fmt: skip
         """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
         source = open_source(model.build(self.rng))
         options, store = CompileOptions(policy, layout=layout), KernelStore(None)
-        return Executable(source, self.backend, self.spec, options, self.registry, store=store)
+        return Executable(source, self.backend, self.spec, options, self.registry, store=store,
+                          resident=resident)  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from typing import Any
+from threading import Lock
+from typing import Any, Final
 
 from rammer.errors import DeviceFailure
 
@@ -14,6 +15,8 @@ from rammer_rocm.units import opencl
 LOG_LINES = 12
 #: Built programs kept in memory.
 REMEMBERED = 4
+#: Held while a filter of warnings, which is the whole process's, is set for a build.
+_FILTERED: Final = Lock()
 
 
 class Builder:
@@ -40,7 +43,7 @@ def build(context: Any, source: str, options: tuple[str, ...] = ()) -> Any:
     Raises DeviceFailure with the first error lines of the build log.
     """
     cl = opencl()
-    with warnings.catch_warnings():
+    with _FILTERED, warnings.catch_warnings():
         # Runtimes print a banner into the log of every build; pyopencl warns of any output.
         warnings.simplefilter("ignore")
         try:

@@ -345,8 +345,9 @@ class OpenClProgram:
         return np.ascontiguousarray(_view(image, storage.offset, storage.shape, storage.strides)).reshape(storage.shape)
 
     def close(self) -> None:
-        """Free the device memory."""
+        """Free the device memory, when what was queued is done."""
         self.closed = True
+        self.queue.finish()
         for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
             buffer.release()
         self.launches.clear()

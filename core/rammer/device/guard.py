@@ -1,0 +1,155 @@
+"""What the core promises every plugin about threads: one call of a program at a time, and none after ``close``.
+
+A plugin's Backend is put into a guard where it is opened, and gives guarded programs and bound calls from then on. A guard
+forwards whatever else it is asked for, and tells the class of what it stands for, so a device's own attributes are still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from threading import RLock
+from typing import Any, cast
+
+from rammer.device.manifest import Array, Backend, Bound, Loaded, RunResult
+from rammer.errors import DeviceFailure
+from rammer.ir.program import RProgram
+
+
+class Guard:
+    """Stands for ``plain``, a plugin's object."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
+        return type(self._plain)
+
+
+class GuardedBackend(Guard):
+    """An opened device. ``lock`` is held while something is compiled or loaded for it; runs do not need it."""
+
+    def __init__(self, plain: Backend) -> None:
+        super().__init__(plain)
+        self.lock = RLock()
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        """The plugin's program, guarded."""
+        with self.lock:
+            return GuardedLoaded(self._plain.load(program, constants), program.name)
+
+
+class GuardedLoaded(Guard):
+    """A program on the device: ``run``, ``bind``, ``close`` and its bound calls take turns. DeviceFailure once closed."""
+
+    def __init__(self, plain: Loaded, name: str) -> None:
+        super().__init__(plain)
+        self._name, self.lock, self.shut = name, RLock(), False
+
+    @property
+    def kernels(self) -> int:
+        """The plugin's answer."""
+        return cast(int, self._plain.kernels)
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        """One run, when all calls that came before have returned."""
+        with self.turn():
+            return cast(RunResult, self._plain.run(inputs))
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """A bound call that takes turns with this program's other calls."""
+        with self.turn():
+            return GuardedBound(self, self._plain.bind(inputs, outputs, stream))
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """No other call meanwhile. DeviceFailure once closed."""
+        with self.lock:
+            if self.shut:
+                raise DeviceFailure(f"program {self._name} was closed", hint="open or compile the model again")
+            yield
+
+    def close(self) -> None:
+        """Free the program when the call that is running has returned; closing again does nothing."""
+        with self.lock:
+            if not self.shut:
+                self.shut = True
+                self._plain.close()
+
+
+class GuardedBound(Guard):
+    """A bound call of ``program``, which takes turns with the program's other calls."""
+
+    def __init__(self, program: GuardedLoaded, plain: Bound) -> None:
+        super().__init__(plain)
+        self._program = program
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The plugin's answer."""
+        return cast(Mapping[str, Any], self._plain.inputs)
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """The plugin's answer."""
+        return cast(Mapping[str, Any], self._plain.outputs)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The plugin's answer."""
+        return cast("tuple[str, ...]", self._plain.notes)
+
+    @property
+    def clock(self) -> str:
+        """The plugin's answer."""
+        return cast(str, self._plain.clock)
+
+    @property
+    def stream(self) -> Any:
+        """The plugin's answer."""
+        return self._plain.stream
+
+    def run(self) -> None:
+        """One run, queued or done."""
+        with self._program.turn():
+            self._plain.run()
+
+    def synchronize(self) -> None:
+        """Wait for every queued run; ``close`` of the program has waited for them."""
+        with self._program.lock:
+            if not self._program.shut:
+                self._plain.synchronize()
+
+    def seconds(self) -> float:
+        """One run, waited for."""
+        with self._program.turn():
+            return cast(float, self._plain.seconds())
+
+    def write(self, inputs: Mapping[str, Any]) -> None:
+        """Copy values into bound inputs."""
+        with self._program.turn():
+            self._plain.write(inputs)
+
+    def to_host(self, *names: str) -> dict[str, Array]:
+        """Copies of outputs."""
+        with self._program.turn():
+            return cast("dict[str, Array]", self._plain.to_host(*names))
+
+    def close(self) -> None:
+        """Let go of the arrays."""
+        with self._program.lock:
+            self._plain.close()
+
+
+def guarded(backend: Backend) -> Backend:
+    """``backend`` in a guard; one that is in a guard already as it is."""
+    return backend if type(backend) is GuardedBackend else cast(Backend, GuardedBackend(backend))
+
+
+def compiling(backend: Backend) -> AbstractContextManager[Any]:
+    """Held while models are compiled for a guarded ``backend``, whose methods one thread calls at a time."""
+    return cast(GuardedBackend, backend).lock

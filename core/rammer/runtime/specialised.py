@@ -1,0 +1,138 @@
+"""A compiled model on the device, with the runs and bound calls that keep it there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Condition, Lock
+from typing import Any, Final, TypeAlias
+from weakref import WeakSet
+
+import numpy as np
+
+from rammer.device.manifest import Loaded
+from rammer.errors import DeviceFailure
+from rammer.runtime.bound import ModelBound
+from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one run: on the device (simulated where the device is), on the host, and in all."""
+
+    device: float
+    host: float
+    total: float
+    notes: tuple[str, ...] = ()
+
+
+#: Before the first run.
+NO_RUN: Final = Timing(0.0, 0.0, 0.0)
+
+
+@dataclass
+class Specialised:
+    """A compiled model whose programs are loaded on the device. Any thread may call it; its programs take turns."""
+
+    compiled: Compiled
+    loaded: dict[int, Loaded]
+    compile_seconds: float
+    bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
+    users: int = 0  #: Calls that are running.
+    closed: bool = False
+    _changed: Condition = field(default_factory=Condition, repr=False)
+    _freeing: Lock = field(default_factory=Lock, repr=False)
+
+    @property
+    def kernels(self) -> int:
+        """Kernel launches (or supersteps) of one run."""
+        return sum(p.kernels for p in self.loaded.values())
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Not closed meanwhile. DeviceFailure where it is closed already."""
+        with self._changed:
+            if self.closed:
+                raise DeviceFailure(f"{self.compiled.graph.name} was closed", hint="open or compile the model again")
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.users -= 1
+                self._changed.notify_all()
+
+    def run(self, inputs: Mapping[str, Array],
+            watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None
+            ) -> tuple[dict[str, Array], Timing]:  # fmt: skip
+        """One run through all segments, by ONNX names; ``watch`` is told every program's inputs before it runs. The outputs
+        are the caller's own."""
+        with self.used():
+            return self._run(inputs, watch)
+
+    def _run(self, inputs: Mapping[str, Array],
+             watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None
+             ) -> tuple[dict[str, Array], Timing]:  # fmt: skip
+        start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
+        graph = self.compiled.graph
+        values: dict[str, Array] = {v.name: inputs[v.external or v.name] for v in graph.inputs}
+        fresh = set[str]()  # what a program wrote into new arrays
+        for number, segment in enumerate(self.compiled.segments):
+            if isinstance(segment, HostSegment):
+                begin = time.perf_counter()
+                known = {n: values[n] if n in values else graph.constants[n] for n in segment.node.inputs if n}
+                values.update(segment.node.run(known))
+                host += time.perf_counter() - begin
+            else:
+                feeds = {p.external: values[p.tensor] for p in segment.program.inputs}
+                if watch is not None:
+                    watch(segment, feeds)
+                device += self._device(number, segment, feeds, values, notes)
+                fresh.update(p.tensor for p in segment.program.outputs)
+        outputs: dict[str, Array] = {}
+        for port in graph.outputs:
+            value = values[port.name] if port.name in values else graph.constants[port.name]
+            # An operator on the host may give a view of what it reads, a model an input or one tensor twice.
+            outputs[port.external or port.name] = value if port.name in fresh else np.array(value)
+            fresh.discard(port.name)
+        return outputs, Timing(device, host, time.perf_counter() - start, tuple(dict.fromkeys(notes)))
+
+    def _device(self, number: int, segment: ProgramSegment, feeds: Mapping[str, Array], values: dict[str, Array],
+                notes: list[str]) -> float:  # fmt: skip
+        result = self.loaded[number].run(feeds)
+        for port in segment.program.outputs:
+            values[port.tensor] = result.outputs[port.external]
+        notes += result.notes
+        return result.seconds
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> ModelBound:
+        """A call with these arrays by ONNX name; inputs have been checked."""
+        with self.used():
+            made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
+            with self._changed:
+                self.bounds.add(made)
+            return made
+
+    def retire(self) -> bool:
+        """Refuse further calls, unless one is running or a bound call is open; whether it did."""
+        with self._changed:
+            if self.users or any(not b.closed for b in self.bounds):
+                return False
+            self.closed = True
+            return True
+
+    def close(self) -> None:
+        """Free the device when the calls that are running have returned; bound calls are closed, too."""
+        with self._changed:
+            self.closed = True
+            self._changed.wait_for(lambda: not self.users)
+            bounds = list(self.bounds)
+        with self._freeing:
+            for bound in bounds:
+                bound.close()
+            for program in self.loaded.values():
+                program.close()

@@ -1,0 +1,169 @@
+"""Threads: the kit's checks find planted mistakes, and the command that makes many runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rammer
+from rammer.device.guard import GuardedBackend, GuardedBound, GuardedLoaded
+from rammer.device.loader import Registry
+from rammer.device.manifest import Array, Device, OpenOptions
+from rammer.errors import BadInput
+from rammer.profile.store import KernelStore, TunedKernel
+from rammer.runtime import executable
+from rammer.runtime.bound import ModelBound
+from rammer.runtime.executable import Executable
+from rammer.runtime.specialised import Specialised
+from rammer.testing import thread_checks, threads
+from rammer.testing.conformance import CHECKS, ConformanceError, Subject, registry_of
+from rammer.testing.small_models import MODELS
+
+import rammer_toy
+
+
+@contextmanager
+def no_turn(self: GuardedLoaded) -> Iterator[None]:
+    """Calls do not take turns."""
+    yield
+
+
+@contextmanager
+def always(self: GuardedLoaded) -> Iterator[None]:
+    """Calls take turns, after ``close`` as well."""
+    with self.lock:
+        yield
+
+
+def views(self: rammer_toy.ToyProgram, inputs: Mapping[str, Array]) -> Any:
+    """A run whose outputs are views of the program's memory."""
+    result = plain_run(self, inputs)
+    for port in self.program.outputs:
+        result.outputs[port.external] = self.memory.tensors[port.tensor]
+    return result
+
+
+plain_run = rammer_toy.ToyProgram.run
+
+
+def emptied(self: Executable) -> None:
+    """Frees what is there, and compiles again when it is called."""
+    for special in list(self.cache.values()):
+        special.close()
+    self.cache.clear()
+
+
+def retired(self: Specialised) -> bool:
+    """Freed whoever uses it."""
+    self.closed = True
+    return True
+
+
+#: Mistake -> (what is replaced, by what, the check that finds it, what that says).
+MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
+    "no lock": (GuardedLoaded, "turn", no_turn, "threads: runs", "runs of product in threads are wrong"),
+    "bound calls take no turn": (
+        GuardedBound, "run", lambda self: self._plain.run(), "threads: bound calls", "wrong runs of bound calls"),
+    "writes between programs": (
+        ModelBound, "_turn", lambda self: nullcontext(), "threads: bound calls", "neither of two written sets"),
+    "compiled by everybody": (
+        executable, "compiling", lambda backend: nullcontext(), "threads: first runs", "were compiled"),
+    "runs after close": (GuardedLoaded, "turn", always, "closed", "after shutdown"),
+    "opens again after close": (Executable, "close", emptied, "closed", "no DeviceFailure that says 'closed'"),
+    "views": (rammer_toy.ToyProgram, "run", views, "own outputs", "share memory"),
+    "nothing is freed": (Executable, "_trim", lambda self, newest: None, "resident", "3 sets of shapes stay"),
+    "bound programs are freed": (Specialised, "retire", retired, "resident", "closed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, wrong, check, words = MISTAKES[mistake]
+    CHECKS[check](Subject("toy", seed=3))
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises(Exception, match=words) as found:
+        for _ in range(5):  # what goes wrong in threads need not do so every time
+            CHECKS[check](Subject("toy"))
+    assert isinstance(found.value, ConformanceError) or mistake in ("runs after close", "bound programs are freed")
+
+
+def test_a_thread_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_checks, "PATIENCE", 0.5)
+    subject = Subject("toy")
+    job, = thread_checks.jobs_of(subject, "softmax")
+    special = job.exe.prepare(job.inputs(subject.rng))
+    (program,) = special.loaded.values()
+    with program.lock, pytest.raises(ConformanceError, match="threads have not ended"):  # type: ignore[attr-defined]
+        thread_checks.run_many(subject, [job], 2, 1)
+    job.exe.close()
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim", "toy", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_many_runs(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert threads.main(["--device", device, "--runs", "400", "--seed", "5"]) == 0
+    assert "400 runs from 8 threads, seed 5: all right" in capsys.readouterr().out
+
+
+def test_many_runs_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert threads.main(["--device", "toy", "--runs", "1", "--option", "speed=1"]) == 2
+    assert "no option 'speed'" in capsys.readouterr().err
+    monkeypatch.setattr(GuardedLoaded, "turn", no_turn)
+    assert threads.main(["--device", "toy", "--runs", "200"]) == 1
+    assert " wrong (" in capsys.readouterr().out
+
+
+# --- what is behind it --------------------------------------------------------------------------------
+
+
+def test_a_guard_is_what_it_stands_for() -> None:
+    backend = Registry().open("toy")
+    assert type(backend) is GuardedBackend
+    assert isinstance(backend, rammer_toy.ToyBackend)
+    assert backend.limit > 0
+    with pytest.raises(AttributeError, match="ToyBackend"):
+        backend.speed  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_every_device_of_a_registry_is_guarded() -> None:
+    registry = registry_of(Device("mine", "", rammer_toy.probe, rammer_toy.ToyBackend))
+    assert type(registry.open("mine")) is GuardedBackend
+    plain = rammer_toy.ToyBackend(OpenOptions())
+    exe = Executable(Subject("toy").executable(MODELS["softmax"]).source, plain, "toy")  # type: ignore[arg-type]
+    assert type(exe.backend) is GuardedBackend
+
+
+def test_a_store_is_used_by_several_threads(tmp_path: Path) -> None:
+    store = KernelStore(tmp_path / "kernels.sqlite")
+    kernel = TunedKernel((1,), "", (), rammer_toy.Resources(), 1.0, 1.0, "measured")
+
+    def work(key: str) -> Callable[[], Any]:
+        def call() -> Any:
+            store.put(key, [kernel])
+            store._memory.clear()
+            return store.get(key)
+
+        return call
+
+    found = thread_checks.at_once(Subject("toy"), [work(str(i)) for i in range(8)])
+    assert found == [(kernel,)] * 8
+    assert not store.warning
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "4"])
+def test_resident_is_checked(count: Any) -> None:
+    with pytest.raises(BadInput, match="not a number of sets of input shapes"):
+        rammer.compile("nothing.onnx", "toy", resident=count)
+
+
+def test_resident_reaches_the_executable() -> None:
+    model = MODELS["dynamic"].build(np.random.default_rng(0)).SerializeToString()
+    exe = rammer.compile(model, "toy", resident=1)
+    for n in (2, 3, 4):
+        exe.run({"x": np.zeros((n, 2), np.float32)})
+    assert [dict(key)["x"] for key in exe.cache] == [(4, 2)]
+    exe.close()

@@ -9,10 +9,11 @@ import click
 from rammer.errors import BadInput
 from rammer.profile.store import KernelStore, cache_folder
 from rammer.report.table import plain, size
+from rammer.runtime.files import PARTIAL
 
-#: What is kept in files of its own: shown name -> pattern under the cache folder. Plugins keep compiled
+#: What is kept in files of its own: shown name -> folders under the cache folder. Plugins keep compiled
 #: kernels under ``binaries/NAME``.
-FILES = {"compiled programs": "programs/*.rammer", "model ports": "heads/*.json", "device binaries": "binaries/*/*"}
+FILES = {"compiled programs": "programs", "model ports": "heads", "device binaries": "binaries/*"}
 
 
 @click.group(invoke_without_command=False)
@@ -31,25 +32,31 @@ def status() -> None:
     """
     store, kernels = KernelStore.default(), cache_folder() / "kernels.sqlite"
     rows = [["tuned kernels", str(store.count()), size(_bytes([kernels]))]]
-    for kind, pattern in FILES.items():
-        found = list(cache_folder().glob(pattern))
+    for kind, folder in FILES.items():
+        found = _kept(folder)[0]
         rows.append([kind, str(len(found)), size(_bytes(found))])
     click.echo(f"{cache_folder()}\n{plain(rows, ['kept', 'entries', 'size'])}")
 
 
 @command.command()
 def clear() -> None:
-    """Forget everything.
+    """Forget everything, and remove what interrupted commands left.
 
     Example: rammer cache clear
     """
     removed = [f"{KernelStore.default().clear()} tuned kernels"]
-    for kind, pattern in FILES.items():
-        found = list(cache_folder().glob(pattern))
-        for path in found:
+    for kind, folder in FILES.items():
+        found, partial = _kept(folder)
+        for path in (*found, *partial):
             _remove(path)
         removed.append(f"{len(found)} {kind}")
     click.echo("removed " + ", ".join(removed))
+
+
+def _kept(folder: str) -> tuple[list[Path], list[Path]]:
+    """The files in a folder of the cache, and those that were begun and not finished."""
+    found = [p for p in cache_folder().glob(f"{folder}/*") if p.is_symlink() or not p.is_dir()]
+    return [p for p in found if p.suffix != PARTIAL], [p for p in found if p.suffix == PARTIAL]
 
 
 def _bytes(paths: list[Path]) -> int:

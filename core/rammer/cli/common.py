@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from rammer.cli.options import InputChoice
 from rammer.errors import BadInput
+from rammer.runtime.files import write_whole
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
 from rammer.runtime.options import Progress
 from rammer.runtime.source import Head
@@ -39,22 +42,38 @@ def collect_inputs(model: Head, choice: InputChoice) -> dict[str, Array]:
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """The file that ``fill`` writes, in one step, so that neither an interruption nor a full disk leaves half of it.
-
-    What is there and no ordinary file (/dev/stdout, a pipe) is written in place. BadInput where that is impossible.
-    """
-    in_place = path.exists() and not path.is_file()
-    target = path if in_place else path.with_name(f"{path.name}.partial")
+    """``write_whole``, so that neither an interruption nor a full disk leaves half a file. BadInput where it fails."""
     try:
-        with target.open("wb") as file:
-            fill(file)
-        if not in_place:
-            target.replace(path)
-    except OSError as problem:
-        raise BadInput(f"cannot write {path}: {problem.strerror}") from problem
-    finally:
-        if not in_place and target.is_file():
-            target.unlink()
+        write_whole(path, fill)
+    except (OSError, ValueError) as problem:  # ValueError: a path with a zero byte in it
+        raise cannot_write(path, problem) from problem
+
+
+def cannot_write(path: Path, problem: OSError | ValueError) -> BadInput:
+    """What to tell of a file that could not be written."""
+    return BadInput(f"cannot write {path}: {getattr(problem, 'strerror', None) or problem}")
+
+
+def check_writable(path: Path | None, source: Path) -> None:
+    """BadInput where a file cannot be written or is what is read, asked before long work rather than after it."""
+    if path is None:
+        return
+    try:
+        _check_writable(path, source)
+    except (OSError, ValueError) as problem:
+        raise cannot_write(path, problem) from problem
+
+
+def _check_writable(path: Path, source: Path) -> None:
+    folder = path.parent
+    if not folder.is_dir():
+        raise BadInput(f"cannot write {path}: its folder does not exist")
+    if path.exists() and source.exists() and path.samefile(source):
+        raise BadInput(f"cannot write {path}: it is the model that is read", hint="give another file")
+    if path.is_dir():
+        raise BadInput(f"cannot write {path}: it is a folder", hint=f"give a file, for example {path / 'model.rammer'}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise BadInput(f"cannot write {path}: {os.strerror(errno.EACCES)}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from rammer.cli.common import progress
+from rammer.cli.common import cannot_write, check_writable, progress
 from rammer.cli.options import compile_options, parse_options, parse_shapes
-from rammer.errors import BadInput
 from rammer.ir.operator import RKernel
 from rammer.report.table import duration, plain, size
 
@@ -28,8 +27,7 @@ def command(model: Path, device: str, target: str, output: Path | None, shapes: 
     from rammer.runtime.artifact import save_artifact
     from rammer.runtime.session import open_executable
 
-    if output is not None and not output.parent.is_dir():
-        raise BadInput(f"cannot write {output}: its folder does not exist")
+    check_writable(output, model)
     with progress(model.name) as sink:
         exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout,
                               require=require, target=target, options=parse_options(options), progress=sink)  # fmt: skip
@@ -42,7 +40,10 @@ def command(model: Path, device: str, target: str, output: Path | None, shapes: 
     click.echo(f"{where}: {len(chosen)} kernels, arena {size(arena)}, {tasks} tasks, {hosted} operators on the host")
     click.echo("steps: " + ", ".join(f"{name} {duration(s)}" for name, s in compiled.seconds.items()))
     if output is not None:
-        save_artifact(output, exe.artifact(compiled))
+        try:
+            save_artifact(output, exe.artifact(compiled))
+        except OSError as problem:
+            raise cannot_write(output, problem) from problem
         click.echo(f"wrote {output} ({size(output.stat().st_size)})")
 
 

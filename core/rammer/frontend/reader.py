@@ -61,14 +61,16 @@ def _content(source: str | Path | bytes) -> bytes:
     if isinstance(source, bytes):
         return source
     path = Path(source)
-    if path.is_dir():
-        raise BadInput("the model is a folder", str(path), "give the .onnx file in it")
     try:
+        if path.is_dir():
+            raise BadInput("the model is a folder", str(path), "give the .onnx file in it")
+        if path.exists() and not path.is_file():
+            raise BadInput("the model is no ordinary file", str(path), "give a .onnx file: a model is read more than once")
         return path.read_bytes()
     except FileNotFoundError as error:
         raise BadInput("model file not found", str(path), "check the path") from error
-    except OSError as error:
-        what = f"the model file cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        what = f"the model file cannot be read: {getattr(error, 'strerror', None) or error}"
         raise BadInput(what, str(path), "check its permissions") from error
 
 

@@ -96,13 +96,14 @@ class KernelStore:
                 text = row[0] if row else None
             except sqlite3.Error as problem:
                 self._warn(problem)
-        kernels = _decode(text) if text is not None else None
+        kernels = _decode(key, text) if text is not None else None
         self.hits, self.misses = self.hits + (kernels is not None), self.misses + (kernels is None)
         return kernels
 
     def put(self, key: str, kernels: Sequence[TunedKernel]) -> None:
         """Keep ``kernels``; one transaction, so an interruption leaves the store whole."""
         text = json.dumps([asdict(k) for k in kernels])
+        text = f"{key_of(key, text)} {text}"
         self._memory[key] = text
         if self._db is not None:
             try:
@@ -141,10 +142,13 @@ class KernelStore:
             self._db = None
 
 
-def _decode(text: str) -> tuple[TunedKernel, ...] | None:
+def _decode(key: str, text: Any) -> tuple[TunedKernel, ...] | None:
     """Entries as kernels, or None (a miss) if anything about them is not as ``put`` writes it."""
     try:
-        return tuple(_kernel(item) for item in json.loads(text)) or None
+        checksum, _, entries = text.partition(" ")
+        if checksum != key_of(key, entries):
+            return None
+        return tuple(_kernel(item) for item in json.loads(entries)) or None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 

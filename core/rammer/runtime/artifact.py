@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from rammer.ir.graph import Graph, Value
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 from rammer.ir.verify import VerifyError, verify
+from rammer.runtime.files import write_whole
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.runtime.shares import in_threads, read_into
 
@@ -53,7 +53,7 @@ class Artifact:
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
-    """Write in one step: a reader sees the old file or the whole new one. OSError if that fails."""
+    """Write in one step, as ``write_whole`` does. OSError if that fails."""
     compiled = artifact.compiled
     head: dict[str, Any] = {
         "format": FORMAT, "device": artifact.device, "target": artifact.target, "fingerprint": artifact.fingerprint,
@@ -61,17 +61,16 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
         "inputs": [_port(v) for v in compiled.graph.inputs], "outputs": [_port(v) for v in compiled.graph.outputs],
         "options": dict(artifact.options), "segments": [],
     }  # fmt: skip
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with zipfile.ZipFile(partial, "w") as archive:
+
+    def fill(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
             constants = {n: v for n, v in compiled.graph.constants.items() if n in _host_needs(compiled)}
             head["constants"] = _pack(archive, "constants", constants)
             for number, segment in enumerate(compiled.segments):
                 head["segments"].append(_write_segment(archive, number, segment))
             archive.writestr("head.json", json.dumps(head))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)  # left over only where something failed or Ctrl-C came
+
+    write_whole(path, fill)
 
 
 def _write_segment(archive: zipfile.ZipFile, number: int, segment: Segment) -> dict[str, Any]:
@@ -107,8 +106,10 @@ def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array]) ->
 
 
 def is_artifact(path: Path) -> bool:
-    """Whether the file begins like a zip; an ONNX file never does."""
+    """Whether the file begins like a zip; an ONNX file never does. Opening a pipe would wait for its writer."""
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return file.read(4) == b"PK\x03\x04"
     except OSError:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rammer.ir.port import InputPort
 from rammer.profile.store import cache_folder
+from rammer.runtime.files import keep_text, kept_text
 from rammer.runtime.shares import in_threads
 from rammer.version import __version__
 
@@ -56,16 +56,14 @@ class ModelSource:
         if self.known is not None:
             return self.known
         kept = self._head_file()
-        if kept is not None and kept.is_file():
-            try:
-                return _decode(json.loads(kept.read_text()))
-            except (OSError, ValueError, LookupError, TypeError, AttributeError):
-                kept.unlink(missing_ok=True)
+        text = kept_text(kept) if kept is not None else None
+        if text is not None:
+            return _decode(json.loads(text))
         head = Head(self.model.name, self.model.inputs, self.model.outputs)
         if self.model.external:
             self.digest = ""  # the content is in other files, too
         elif kept is not None:
-            _keep(kept, head)
+            keep_text(kept, json.dumps(asdict(head)))
         return head
 
     def _head_file(self) -> Path | None:
@@ -92,6 +90,8 @@ def _digest(source: Path | bytes) -> str:
         if isinstance(source, bytes):
             view = memoryview(source)
             shares = [hashlib.sha256(view[at : at + SHARE]).digest() for at in range(0, len(view), SHARE)]
+        elif not source.is_file():
+            return ""
         else:
             shares = in_threads(lambda at: _share(source, at), range(0, source.stat().st_size, SHARE))
     except OSError:
@@ -110,20 +110,6 @@ def _share(path: Path, start: int) -> bytes:
     return found.digest()
 
 
-def _keep(path: Path, head: Head) -> None:
-    """Best effort: a read-only cache only makes the next start slower."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps(asdict(head)))
-        partial.replace(path)
-    except OSError:
-        return
-
-
-def _decode(data: dict[str, object]) -> Head:
-    ports, outputs = data["inputs"], data["outputs"]
-    if not isinstance(ports, list) or not isinstance(outputs, list):
-        raise TypeError("not a model head")
-    inputs = tuple(InputPort(str(p["name"]), str(p["dtype"]), tuple(p["shape"])) for p in ports)
-    return Head(str(data["name"]), inputs, tuple(map(str, outputs)))
+def _decode(data: dict[str, Any]) -> Head:
+    inputs = tuple(InputPort(p["name"], p["dtype"], tuple(p["shape"])) for p in data["inputs"])
+    return Head(data["name"], inputs, tuple(data["outputs"]))

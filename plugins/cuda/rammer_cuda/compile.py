@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from rammer.errors import DeviceFailure
 from rammer.profile.store import cache_folder
+from rammer.runtime.files import write_whole
 
 from rammer_cuda.driver import check, nvrtc
 
@@ -107,8 +109,10 @@ def _keep(path: Path, code: bytes, log: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for target, data in ((path.with_suffix(".log"), log.encode()), (path, code)):
-            partial = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.partial")
-            partial.write_bytes(data)
-            partial.replace(target)
+            write_whole(target, partial(_write, data))
     except OSError:
         return
+
+
+def _write(data: bytes, file: BinaryIO) -> None:
+    file.write(data)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from rammer.ir.program import RProgram
 from rammer.profile.store import cache_folder
+from rammer.runtime.files import keep_text, kept_text
 from rammer.version import __version__
 
 
@@ -23,23 +23,9 @@ class Remembered:
 
     def read(self) -> Any:
         """The value, None where there is none, or not as it was written."""
-        try:
-            checksum, _, text = self.path.read_text().partition("\n")
-        except (OSError, ValueError):
-            return None
-        return json.loads(text) if text and checksum == _checksum(text) else None
+        text = kept_text(self.path)
+        return json.loads(text) if text is not None else None
 
     def write(self, value: Any) -> None:
         """Keep ``value``, whole or not at all."""
-        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(value)
-            partial.write_text(f"{_checksum(text)}\n{text}")
-            partial.replace(self.path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        keep_text(self.path, json.dumps(value))

@@ -1,0 +1,88 @@
+"""Writing files whole: a reader sees the old file or all of the new one, whoever else writes it, whatever interrupts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+#: The end of the names of files that are being written; nobody reads them, and ``rammer cache clear`` removes what a killed
+#: process left.
+PARTIAL = ".partial"
+
+
+def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """The file that ``fill`` writes, in one step. OSError where that is impossible; then nothing has changed.
+
+    A symbolic link stays one, and a file keeps its permissions; one that may not be written is not replaced. What is no
+    ordinary file (/dev/null, a pipe) is written in place, as other compilers do: it cannot be replaced without harm.
+    """
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():  # a circle of links ends nowhere
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    if target.exists() and not target.is_file():
+        with target.open("wb", buffering=0) as device:
+            fill(cast(BinaryIO, _InOrder(device)))
+        return
+    mode = target.stat().st_mode & 0o777 if target.exists() else None
+    if mode is not None and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    # A name of its own: two threads may write one file at the same time, and the last one wins.
+    partial = target.with_name(secrets.token_hex(8) + PARTIAL)
+    try:
+        with partial.open("xb") as file:
+            fill(file)
+        if mode is not None:
+            partial.chmod(mode)
+        partial.replace(target)
+    finally:
+        with contextlib.suppress(OSError):  # left over only where something failed or Ctrl-C came
+            partial.unlink(missing_ok=True)
+
+
+class _InOrder(io.RawIOBase):
+    """A device that is only written to, in order: /dev/null lets one seek, but is always at 0."""
+
+    def __init__(self, device: io.FileIO) -> None:
+        self._device = device
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left:  # a pipe takes what it has room for
+            left = left[self._device.write(left) :]
+        return size
+
+
+def keep_text(path: Path, text: str) -> None:
+    """``text`` in a file of the cache, under a checksum. Best effort: a read-only cache only makes the next start slower."""
+    data = f"{_checksum(path, text)}\n{text}".encode()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda file: file.write(data))
+
+
+def kept_text(path: Path) -> str | None:
+    """What ``keep_text`` wrote there; None where there is nothing, or anything else."""
+    try:
+        checksum, _, text = path.read_bytes().decode().partition("\n")
+    except (OSError, ValueError):
+        return None
+    return text if checksum == _checksum(path, text) else None
+
+
+def _checksum(path: Path, text: str) -> str:
+    """Of the name, too: a file under another's name is not what it says."""
+    return hashlib.sha256(f"{path.name}\n{text}".encode()).hexdigest()[:16]

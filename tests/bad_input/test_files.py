@@ -1,0 +1,174 @@
+"""Files that are written: whole or not at all, never in the place of something else, and what is left over goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from cases import LITTLE, Capture, Patch, command, message, model, saved
+
+import rammer
+from rammer.errors import BadInput
+from rammer.profile.store import KernelStore, TunedKernel
+from rammer.runtime.artifact import is_artifact
+from rammer.runtime.files import kept_text, write_whole
+from rammer.runtime.session import open_executable
+
+FIXED = LITTLE.replace("[1,N,8]", "[1,3,8]").replace("[1,N,5]", "[1,3,5]")
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> partial[tuple[int, str, str]]:
+    """``compiled(FILE)``: ``rammer compile m.onnx -o FILE``."""
+    path = saved(tmp_path / "m.onnx", model(FIXED))
+    return partial(command, monkeypatch, capsys, "compile", path, "--device", "toy", "-o")
+
+
+Compiled = partial[tuple[int, str, str]]
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path, compiled: Compiled) -> None:
+    pipe, read = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    # Open for both, so that nobody waits should the pipe be replaced by a file.
+    handle = os.open(pipe, os.O_RDWR)
+    reader = threading.Thread(target=lambda: read.append(os.read(handle, 1 << 16)), daemon=True)
+    reader.start()
+    code, _, err = compiled(pipe)
+    reader.join(10)
+    os.close(handle)
+    assert (code, err) == (0, "")
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert read[0].startswith(b"PK")
+
+
+def test_a_device_stays_one(tmp_path: Path, compiled: Compiled) -> None:
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        null.write_bytes(b"")
+    except OSError:
+        null = Path("/dev/null")  # a user who may not make a device may not replace one either
+    assert compiled(null)[0] == 0
+    assert stat.S_ISCHR(null.lstat().st_mode)
+
+
+def test_a_full_disk_and_places_where_nothing_can_be_written(tmp_path: Path, compiled: Compiled) -> None:
+    def refused(path: Path) -> str:
+        code, _, err = compiled(path)
+        assert code == 2 and "Traceback" not in err
+        return err.removeprefix("rammer: error: ")
+
+    full = Path("/dev/full")
+    assert refused(full) == f"cannot write {full}: No space left on device\n"
+    assert refused(tmp_path / "no" / "f") == f"cannot write {tmp_path}/no/f: its folder does not exist\n"
+    assert refused(tmp_path).startswith(f"cannot write {tmp_path}: it is a folder\n")
+    assert refused(tmp_path / "m.onnx").startswith(f"cannot write {tmp_path}/m.onnx: it is the model that is read\n")
+    assert refused(Path("/proc/f")).startswith("cannot write /proc/f: ")
+    assert refused(tmp_path / ("f" * 300)).endswith(": File name too long\n")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert refused(tmp_path / "loop").startswith(f"cannot write {tmp_path}/loop: ")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "cache") == ["loop", "m.onnx"]
+
+
+def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path: Path, compiled: Compiled, monkeypatch: Patch) -> None:
+    path = saved(tmp_path / "f", b"old")
+    path.chmod(0o400)
+    # The superuser may write everything; let this one be as others are.
+    monkeypatch.setattr(os, "access", lambda p, mode: mode != os.W_OK or bool(Path(p).stat().st_mode & 0o200))
+    assert compiled(path)[::2] == (2, f"rammer: error: cannot write {path}: Permission denied\n")
+    with pytest.raises(PermissionError):
+        write_whole(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"old"
+
+
+def test_a_link_stays_a_link_and_permissions_stay(tmp_path: Path, compiled: Compiled) -> None:
+    path, link = saved(tmp_path / "f", b"old"), tmp_path / "link"
+    path.chmod(0o640)
+    link.symlink_to("f")
+    assert compiled(link)[0] == 0
+    assert link.is_symlink() and is_artifact(path) and stat.S_IMODE(path.stat().st_mode) == 0o640
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to("new")
+    assert compiled(dangling)[0] == 0
+    assert dangling.is_symlink() and is_artifact(tmp_path / "new")
+
+
+def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
+    path, both, problems = tmp_path / "f", threading.Barrier(2), list[Exception]()
+
+    def write(letter: bytes) -> None:
+        try:
+            write_whole(path, lambda file: (file.write(letter * 9), both.wait(10), file.write(letter * 9)))
+        except Exception as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert path.read_bytes() in (b"a" * 18, b"b" * 18)
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_clear_removes_what_killed_processes_left(tmp_path: Path, own_cache: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    path = saved(tmp_path / "m.onnx", model(FIXED))
+    rammer.compile(path, device="toy").specialise({})
+    for folder in ("programs", "heads", "binaries/toy"):
+        (own_cache / folder).mkdir(parents=True, exist_ok=True)
+        (own_cache / folder / "x.77.partial").write_text("half")
+    assert "compiled programs  1" in command(monkeypatch, capsys, "cache", "status")[1]
+    assert command(monkeypatch, capsys, "cache", "clear")[0] == 0
+    assert [p.name for p in own_cache.rglob("*") if p.is_file()] == ["kernels.sqlite"]
+
+
+def test_a_damaged_head_is_not_trusted(tmp_path: Path, own_cache: Path) -> None:
+    path = saved(tmp_path / "m.onnx", model(FIXED))
+    want = rammer.compile(path, device="toy").head
+    (kept,) = own_cache.glob("heads/*")
+    text = kept.read_text()
+    for old, new in (('"float32"', '"float64"'), ("[1, 3, 8]", "[1, 4, 8]"), ('["y"]', '["z"]'), ('"x"', '"v"')):
+        assert old in text
+        kept.write_text(text.replace(old, new))
+        assert rammer.compile(path, device="toy").head == want
+        assert kept_text(kept) is not None  # written anew
+    other = kept.with_name("other.json")
+    other.write_text(text)
+    assert kept_text(other) is None
+
+
+def test_a_kept_kernel_that_is_no_candidate_is_not_used(own_cache: Path) -> None:
+    proto = model(FIXED)
+    rammer.compile(proto, device="toy", tune="quick").specialise({})
+    import sqlite3
+
+    with sqlite3.connect(own_cache / "kernels.sqlite") as db:
+        rows = db.execute("select key, value from kernels").fetchall()
+        for key, value in rows:
+            db.execute("update kernels set value = ? where key = ?", (value.replace('"tile": [', '"tile": [1'), key))
+    store = KernelStore.default()
+    assert all(store.get(key) is None for key, _ in rows)
+    for key, value in rows:
+        kernels = [TunedKernel(**{**k, "tile": (999, *k["tile"][1:])}) for k in json.loads(value.partition(" ")[2])]
+        store._memory.clear()
+        store.put(key, kernels)  # under a checksum, and wrong
+    exe = open_executable(proto, "toy", tune="quick", store=store)
+    exe.specialise({})
+    assert exe.compiler.tuner.measured
+
+
+def test_models_that_cannot_be_opened(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in ((tmp_path / "pipe", "the model is no ordinary file"), (tmp_path / ("f" * 300), "File name too long"),
+                       ("/dev/zero", "the model is no ordinary file")):  # fmt: skip
+        for name in ("run", "compile", "inspect", "bench"):
+            code, _, err = command(monkeypatch, capsys, name, path, "--device", "toy")
+            assert (code, said in err, "Traceback" in err) == (2, True, False), (name, path, err)
+    assert "null byte" in message(BadInput, lambda: rammer.compile("a\0b", device="toy"))

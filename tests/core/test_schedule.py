@@ -133,6 +133,21 @@ def test_operators_with_the_same_weights_run_where_they_were() -> None:
     assert [{(name[1], i) for name, i in row} for row in rows if row] == [{(str(v // 3), v % 3)} for v in range(6)]
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.integers(2, 8), st.integers(1, 12), st.sampled_from(sorted(policies())))
+def test_every_policy_places_every_task_once_where_operators_of_other_sizes_share_constants(
+    seed: int, operators: int, veus: int, policy: str
+) -> None:
+    """A scalar such as an epsilon is read by operators of any size, and these may have the same tile."""
+    rng, kernels, after = Random(seed), dict[str, tuple[RKernel, ...]](), dict[str, tuple[str, ...]]()
+    for i in range(operators):
+        reads = [rng.choice(("w", "v")), *rng.sample(list(kernels), min(len(kernels), rng.randint(0, 2)))]
+        made = adding(f"t{i}", rng.randint(1, 6), reads, rng.randint(1, 2))
+        kernels[made.name], after[made.name] = (kernel(made, rng.choice((1e-6, 3e-6))),), tuple(reads[1:])
+    schedule = parse_policy(policy)(OperatorGraph(kernels, after, frozenset("wv")), device(veus))
+    assert placed(schedule) == {(n, i): 1 for n, (k,) in kernels.items() for i in range(k.operator.task_count)}
+
+
 def test_weights_stay_where_they_were_only_if_that_delays_nobody() -> None:
     """The second operator with ``w`` comes beside a longer one on the same two vEUs."""
     kernels = {"a": [sharing("a", "w", 1)], "b": [simple("b", 1, 5e-6)], "c": [sharing("c", "w", 2)]}

@@ -42,11 +42,13 @@ def build_program(
 ) -> RProgram:
     """Waits, arena offsets and buffers for ``schedule``; the result has passed ``ir.verify``.
 
-    ``constants`` names the constant tensors; those that no chosen operator reads are left out. Raises
+    ``constants`` names the constant tensors; those that no chosen operator reads, directly or as a view, are left out. Raises
     ValueError for an output that no operator computes (upstream adds a copy), VerifyError for an illegal program.
     """
     operators = stage_order(schedule)
     tensors = _tensors(operators, inputs, outputs)
+    known, touched = set(tensors), {storage.storages[t].buffer for t in tensors}
+    tensors += [c for c in constants if c not in known and storage.storages[c].buffer in touched]  # a view of it is read
     storages = {t: storage.storages[t] for t in tensors}
     kinds = _kinds(storages, inputs, outputs, constants)
     _check_outputs(operators, outputs, storages, kinds)

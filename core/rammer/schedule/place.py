@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from rammer.schedule.policy import OperatorGraph
 TINY = 1e-12
 
 Row = list[tuple[str, int]]
+#: Static operands, tile and grid: operators that agree in these have equal tasks.
+_Home: TypeAlias = "tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]"
 
 
 def fastest(kernels: Sequence[RKernel], device: VDevice) -> RKernel:
@@ -81,29 +84,31 @@ class Homes:
     """
 
     shared: Mapping[str, tuple[str, ...]]
-    at: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = field(default_factory=dict)
+    at: dict[_Home, list[int]] = field(default_factory=dict)
 
     def known(self, kernel: RKernel) -> bool:
-        """Whether an operator with the same static operands and tile was placed before."""
-        return (self.shared.get(kernel.operator.name, ()), kernel.operator.tile) in self.at
+        """Whether an operator with the same static operands, tile and grid was placed before."""
+        return self._home(kernel.operator) in self.at
+
+    def _home(self, operator: ROperator) -> _Home:
+        return self.shared.get(operator.name, ()), operator.tile, operator.grid
 
     def place(self, kernel: RKernel, loads: NDArray[np.float64], seconds: float) -> list[int]:
         """The vEU of every task of ``kernel``, given when each vEU is free."""
         operator = kernel.operator
-        static = self.shared.get(operator.name, ())
-        homes = self.at.get((static, operator.tile))
+        home = self._home(operator)
+        homes = self.at.get(home)
         if homes is None:
+            static = bool(home[0])
             taken = {v for placed in self.at.values() for v in placed} if static else ()
             busy = loads.copy()
             busy[list(taken)] += 0.5 * seconds  # first choose vEUs that are nobody's home
-            return self._keep(static, operator, _spread_out(spread(busy, operator.task_count, seconds)))
+            homes = _spread_out(spread(busy, operator.task_count, seconds))
+            if static:
+                self.at[home] = homes
+            return homes
         away = _spread_out(spread(loads, operator.task_count, seconds))
         return homes if _end(homes, loads, seconds) <= _end(away, loads, seconds) else away
-
-    def _keep(self, static: tuple[str, ...], operator: ROperator, placed: list[int]) -> list[int]:
-        if static:
-            self.at[static, operator.tile] = placed
-        return placed
 
 
 def _spread_out(counts: NDArray[np.int64]) -> list[int]:

@@ -43,11 +43,6 @@ class Memory:
     nbytes: int
 
 
-def constant_tensors(program: RProgram) -> frozenset[str]:
-    """Tensors that live in constant buffers."""
-    return frozenset(s.tensor for s in program.storages if program.buffer[s.buffer].kind == "constant")
-
-
 def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> Memory:
     """Addresses: constants (only in the forms that kernels read), arena, inputs, outputs."""
     raw, packed = set[str](), dict[str, int]()
@@ -134,7 +129,7 @@ class OpenClProgram:
                  constants: Mapping[str, Array], single: bool) -> None:  # fmt: skip
         context = queue.context
         self.program, self.queue, self.single, self.closed = program, queue, single, False
-        binding = Binding.of(program, constant_tensors(program))
+        binding = Binding.of(program, constants)
         used = {task.operator for row in program.rows for task in row}
         functions = {o.name: task_function(o, binding, device) for o in program.operators if o.name in used}
         self.memory = lay_out(program, functions)
@@ -200,8 +195,8 @@ class OpenClProgram:
             raise DeviceFailure(f"out of device memory: {self.memory.nbytes} bytes wanted ({problem})") from problem
 
     def _upload_constants(self, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction]) -> None:
-        for name in sorted(constant_tensors(self.program)):
-            if self.program.storage[name].buffer in self.memory.buffers:
+        for name in sorted(constants):
+            if name in self.program.storage and self.program.storage[name].buffer in self.memory.buffers:
                 self.write(name, constants[name])
         done = set[str]()
         for argument in (a for f in functions.values() for a in f.arguments):

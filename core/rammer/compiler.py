@@ -27,6 +27,7 @@ from rammer.passes.pipeline import PassReport, Pipeline, default_passes
 from rammer.plan.build import build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
+from rammer.plan.simplify import simplified
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
@@ -109,7 +110,7 @@ class Compiler:
         """From tensor expressions to a verified program."""
         with self._step("storage"):
             compute = slice_steps(compute, self.backend.vdevice)
-            plan = assign_storage(split_deep(compute, self.backend.vdevice))
+            plan = assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):

@@ -17,10 +17,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rammer.ir import expr as ex
-from rammer.ir.expr import Expr, Interval, Load, Op
+from rammer.ir.expr import Const, Expr, Interval, Load, Op
 from rammer.ir.names import SHOWN, checked, quoted, unquoted
 from rammer.ir.parse import TENSOR, parse
-from rammer.ir.types import LONG, SHORT, TensorType
+from rammer.ir.types import LONG, SHORT, TensorType, is_float
 
 Combiner: TypeAlias = Literal["sum", "max", "min", "prod"]
 Kind: TypeAlias = Literal["contraction", "window", "reduction", "map"]
@@ -163,6 +163,16 @@ def _axes(text: str) -> tuple[Axis, ...]:
     if not all(found):
         raise ValueError(f"not axes: {text[:SHOWN]}")
     return tuple(Axis(match[1], int(match[2])) for match in found if match)
+
+
+def identity(combiner: Combiner, dtype: str) -> Const:
+    """What a reduction over nothing gives: 0, 1, or the type's least or greatest value."""
+    if is_float(dtype) or combiner in ("sum", "prod"):
+        return Const(IDENTITY[combiner], dtype)
+    if dtype == "bool":
+        return Const(combiner == "min", dtype)
+    bounds = np.iinfo(dtype)
+    return Const(int(bounds.min if combiner == "max" else bounds.max), dtype)
 
 
 def _slides(index: Expr, compute: Compute) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from rammer.ir import expr as ex
-from rammer.ir.compute import IDENTITY, Axis, Compute, ComputeGraph, contraction_operands
+from rammer.ir.compute import Axis, Compute, ComputeGraph, contraction_operands, identity
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
 from rammer.ir.types import is_float
 
@@ -65,7 +65,7 @@ def evaluate(compute: Compute, tensors: Mapping[str, Array], precise: bool = Fal
     """The whole output of ``compute``; ``precise`` keeps floats in float64."""
     out_dtype = np.dtype("float64") if precise and is_float(compute.dtype) else np.dtype(compute.dtype)
     if compute.points == 0:
-        start = IDENTITY[compute.combiner] if compute.combiner else 0
+        start = identity(compute.combiner, compute.dtype).value if compute.combiner else 0
         return np.full(compute.shape, start, dtype=out_dtype)
     fast = _contract(compute, tensors, out_dtype)
     if fast is not None:

@@ -112,7 +112,7 @@ class _Slicer:
         else:
             self.made[c.name] = c
 
-    def _slice_load(self, e: Expr) -> Expr | None:
+    def _slice_load(self, e: Expr) -> Load | None:
         """A read of one position of a chain becomes a read of that step's copy."""
         if not isinstance(e, Load) or e.tensor not in self.chain_of:
             return None
@@ -149,7 +149,8 @@ class _Slicer:
             return self._slice_load(at)
         if Ref(axis) not in e.indices or e.fill is not None or e.tensor in self.graph.constants:
             return at
-        return self._taken(self._source(at))
+        source = self._source(at)
+        return self._taken(self._slice_load(source) or source)
 
     def _source(self, load: Load) -> Load:
         """What ``load`` reads in the end, looking through copies and concatenations."""
@@ -165,7 +166,9 @@ class _Slicer:
     def _taken(self, load: Load) -> Load:
         """A read of a slice of a tensor that has all steps: equal steps must read alike, whatever their number."""
         literal = [d for d, i in enumerate(load.indices) if isinstance(i, Const)]
-        shape = self.graph.types[load.tensor].shape
+        # The tensor may itself be a slice of another chain, made a moment ago.
+        kind = self.made[load.tensor].type if load.tensor in self.made else self.graph.types[load.tensor]
+        shape = kind.shape
         if all(shape[d] == 1 for d in literal):
             return load
         own = self._name(f"{load.tensor}_at{'_'.join(str(load.indices[d]) for d in literal)}", load.tensor,
@@ -176,8 +179,7 @@ class _Slicer:
             names = iter(axes)
             indices = tuple(i if d in literal else Ref(next(names).name) for d, i in enumerate(load.indices))
             origin = self.producers[load.tensor].origin if load.tensor in self.producers else ""
-            body = Load(load.tensor, indices)
-            self.made[own] = Compute(own, self.graph.types[load.tensor].dtype, axes, body, origin=origin)
+            self.made[own] = Compute(own, kind.dtype, axes, Load(load.tensor, indices), origin=origin)
         return Load(own, tuple(load.indices[d] for d in rest))
 
 

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.ir import expr as ex
-from rammer.ir.compute import IDENTITY, Axis, Combiner
+from rammer.ir.compute import Axis, Combiner, identity
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
 from rammer.ir.types import is_float
 
@@ -120,17 +118,8 @@ def _combine(ctx: Lowering, shape: _Reduction, body: Expr, combiner: Combiner, o
         return ctx.emit(shape.axes, body, output=output, hint=combiner)
     if shape.count == 0:
         dtype = ex.dtype_of(body, {ctx.input(0): ctx.type(ctx.input(0)).dtype})
-        return ctx.emit(shape.axes, _identity(combiner, dtype), output=output, hint=combiner)
+        return ctx.emit(shape.axes, identity(combiner, dtype), output=output, hint=combiner)
     return ctx.emit(shape.axes, body, shape.reduce, combiner, output=output, hint=combiner)
-
-
-def _identity(combiner: Combiner, dtype: str) -> Const:
-    if is_float(dtype) or combiner in ("sum", "prod"):
-        return Const(IDENTITY[combiner], dtype)
-    if dtype == "bool":
-        return Const(combiner == "min", dtype)
-    bounds = np.iinfo(dtype)
-    return Const(int(bounds.min if combiner == "max" else bounds.max), dtype)
 
 
 @lowering("ReduceLogSumExp")

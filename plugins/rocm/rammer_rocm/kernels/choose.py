@@ -87,6 +87,8 @@ def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
 def _tiles(operator: ROperator, veus: int) -> Iterator[tuple[int, ...]]:
     """One axis for rows (or none), a split suffix of the others for columns, 1 elsewhere."""
     shape = operator.main.shape
+    if not shape:  # a product of two vectors has neither rows nor columns
+        return
     live = [d for d, n in enumerate(shape) if n > 1] or [len(shape) - 1]
     smallest = min(operator.main.flops, max(operator.main.flops // (veus * MOST_ROUNDS), SMALLEST_TASK))
     work = operator.main.flops / max(1, math.prod(shape))

@@ -1,0 +1,68 @@
+"""What no operator needs to compute: tensors without elements, sums over nothing, and constants seen in another order.
+
+All three are settled before storages are assigned, so that no later step, and no device, meets them: every Compute that is
+left has elements, terms and no empty operand, and what only rearranges a constant is a constant of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute, ComputeGraph, identity
+from rammer.ir.evaluate import evaluate
+from rammer.ir.expr import Const, Expr, Load
+
+
+def simplified(graph: ComputeGraph) -> ComputeGraph:
+    """``graph`` without empty Computes and without views of constants; itself where it has neither."""
+    return constant_views(without_empty(graph))
+
+
+def without_empty(graph: ComputeGraph) -> ComputeGraph:
+    """``graph`` without Computes that have no elements; a reduction over nothing is its combiner's identity, and a guarded
+    read of a tensor without elements is what lies outside."""
+    if not any(t.size == 0 for t in graph.types.values()) and all(c.points for c in graph.computes):
+        return graph
+    computes = tuple(_filled(c, graph) for c in graph.computes if 0 not in c.shape)
+    used = {n for c in computes for n in c.reads} | set(graph.outputs)
+    constants = {n: v for n, v in graph.constants.items() if n in used}
+    return replace(graph, computes=computes, constants=constants)
+
+
+def _filled(c: Compute, graph: ComputeGraph) -> Compute:
+    if not c.points:
+        assert c.combiner is not None  # without reduction axes the output is empty
+        return replace(c, body=identity(c.combiner, c.dtype), reduce=(), combiner=None)
+
+    def rule(e: Expr) -> Expr | None:
+        if not isinstance(e, Load) or graph.types[e.tensor].size:
+            return None
+        # Without a guard it is a branch that is never taken.
+        return Const(0 if e.fill is None else e.fill, graph.types[e.tensor].dtype)
+
+    return replace(c, body=ex.transform(c.body, rule))
+
+
+def constant_views(graph: ComputeGraph) -> ComputeGraph:
+    """``graph`` where Computes that only rearrange a constant are constants: kernels may then pack them, and a
+    program never reads a constant under another name than its own."""
+    constants = dict(graph.constants)
+    kept = list[Compute]()
+    for c in graph.computes:
+        if c.name not in graph.outputs and _rearranges(c, constants):
+            constants[c.name] = np.ascontiguousarray(evaluate(c, constants))
+        else:
+            kept.append(c)
+    if len(kept) == len(graph.computes):
+        return graph
+    used = {n for c in kept for n in c.reads} | set(graph.outputs)
+    return replace(graph, computes=tuple(kept), constants={n: v for n, v in constants.items() if n in used})
+
+
+def _rearranges(c: Compute, constants: Mapping[str, np.ndarray]) -> bool:
+    body = c.body
+    return c.combiner is None and isinstance(body, Load) and body.fill is None and body.tensor in constants and c.points > 0

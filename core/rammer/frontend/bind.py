@@ -244,7 +244,8 @@ class _Walk:
             kind = nd.tensor_type(inferred.get(onnx_name, TypeProto()))
             if onnx_name and kind is None:
                 raise _untyped(schema, proto, onnx_name, inferred.get(onnx_name))
-            outputs.append(self.result(onnx_name, kind, scope) if kind is not None else "")
+            # Inference gives a type to outputs that are left out, too.
+            outputs.append(self.result(onnx_name, kind, scope) if onnx_name and kind is not None else "")
         title = shortened(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
         self.nodes.append(Node(proto.op_type, inputs, tuple(outputs), attributes, title, _domain(proto),
                                schema.since_version))  # fmt: skip

@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 import rammer
 from rammer.ir.names import LONGEST, is_identifier
 from rammer.ir.program import RProgram
-from rammer.runtime.artifact import load_artifact
 from rammer.runtime.segments import Compiled
+from rammer.runtime.unpack import load_artifact
 
 RNG = np.random.default_rng()
 #: What a model calls its things here; ``named`` gives each another name.

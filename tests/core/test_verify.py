@@ -114,8 +114,8 @@ def banded(reach: int = 1) -> RProgram:
     net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 2)).add(stencil("y", 8, "a", 2, reach))
     program = net.program(Wavefront(), 4)
     bands = [(0, 2), (1, 3), (2, 4), (0, 4)]
-    counters = tuple(Counter(f"a.{i}", "a", first, last) for i, (first, last) in enumerate(bands))
-    needs = [("a.0",), ("a.0", "a.1"), ("a.1", "a.2"), ("a.2",)]
+    counters = tuple(Counter(f"a_{i}", "a", first, last) for i, (first, last) in enumerate(bands))
+    needs = [("a_0",), ("a_0", "a_1"), ("a_1", "a_2"), ("a_2",)]
     rows = tuple((Task("a", i), Task("y", i, tuple(Wait(c, 2) for c in needs[i]))) for i in range(4))
     return replace(program, counters=counters, rows=rows)
 

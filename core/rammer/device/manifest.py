@@ -300,6 +300,17 @@ class Rated(Protocol):
         ...
 
 
+@runtime_checkable
+class Families(Protocol):
+    """A Backend may also say which kernel families it has, so that a loaded file that names another one is refused. Without
+    it, ``load`` alone decides."""
+
+    @property
+    def families(self) -> Mapping[str, Mapping[str, range]]:
+        """The values of every config key by family; "" is the generic one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A plugin's manifest. ``probe`` lists units ([] = no hardware) or raises MissingDependency;

@@ -19,7 +19,7 @@ import numpy as np
 from rammer.ir import expr as ex
 from rammer.ir.expr import Const, Expr, Interval, Load, Op
 from rammer.ir.names import SHOWN, checked, quoted, unquoted
-from rammer.ir.parse import TENSOR, parse
+from rammer.ir.parse import TENSOR, Form, form_of, parse
 from rammer.ir.types import LONG, SHORT, TensorType, is_float
 
 Combiner: TypeAlias = Literal["sum", "max", "min", "prod"]
@@ -94,15 +94,20 @@ class Compute:
         """``str`` of the body."""
         return str(self.body)
 
+    @cached_property
+    def form(self) -> Form:
+        """The body without its tensors' names: equal for bodies that differ in those only."""
+        return form_of(self.body_text)[0]
+
     @property
     def type(self) -> TensorType:
         """Type of the output tensor."""
         return TensorType(self.dtype, self.shape)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Extents of the output axes."""
-        return tuple(a.extent for a in self.axes)
+        return tuple([a.extent for a in self.axes])
 
     @property
     def loads(self) -> list[Load]:
@@ -146,7 +151,8 @@ class Compute:
         combiner: Combiner | None = over  # type: ignore[assignment]
         parsed, node = parse(body), unquoted(origin) if origin else ""
         made = Compute(name, LONG[short], _axes(axes), parsed.expr, _axes(reduce or ""), combiner, node, parsed.axes)
-        made.__dict__["reads"] = parsed.tensors  # known from the text; looking for them takes as long as reading it did
+        # Known from the text; looking for them takes as long as reading it did.
+        made.__dict__["form"], made.__dict__["reads"] = parsed.form, parsed.tensors
         if parsed.canonical:
             made.__dict__["body_text"] = body
         return made

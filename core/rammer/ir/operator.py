@@ -69,12 +69,12 @@ class ROperator:
         place = next((i for i, c in enumerate(self.computes) if c.combiner is not None), 0)
         return self.computes[:place] if self.computes[place].kind == "contraction" else ()
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, ...]:
         """Number of tiles along each output axis."""
         return tuple(-(-a.extent // t) for a, t in zip(self.anchor.axes, self.tile, strict=True))
 
-    @property
+    @cached_property
     def task_count(self) -> int:
         """Number of independent tasks."""
         return math.prod(self.grid)

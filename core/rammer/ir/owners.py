@@ -55,9 +55,9 @@ class Owners:
             self._map = self._painted()
 
     def _simple(self) -> bool:
-        """One writer that fills a gapless range needs no map."""
+        """No writer, or one that fills a gapless range, needs no map."""
         if len(self.writes) != 1:
-            return False
+            return not self.writes
         low, high = self.writes[0].storage.span()
         return high - low == math.prod(self.writes[0].storage.shape)
 

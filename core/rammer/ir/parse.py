@@ -32,6 +32,10 @@ LARGEST = 1 << 64
 REMEMBERED = 4096
 
 
+#: An expression's text without its tensors' names, and the numbers of those.
+Form: TypeAlias = "tuple[tuple[str, ...], tuple[int, ...]]"
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """An expression with what else is known of its text: distinct tensors in order of first use, axes, and whether ``str``
@@ -41,23 +45,30 @@ class Parsed:
     tensors: tuple[str, ...]
     axes: frozenset[str]
     canonical: bool
+    form: Form
 
 
 def parse(text: str) -> Parsed:
     """Inverse of ``str``. Raises ValueError on anything that ``str`` does not print."""
     if not text.isascii():
         raise ValueError(f"not a scalar expression: {text[:SHOWN]!r}")
-    parts = TENSOR.split(text)
-    number: dict[str, int] = {}
-    order = tuple([number.setdefault(t, len(number)) for t in parts[1::2]])
+    form, tensors = form_of(text)
     try:
-        copy, axes, canonical = _pattern(tuple(parts[::2]), order)
+        copy, axes, canonical = _pattern(*form)
     except (RecursionError, MemoryError):  # Python's parser and ours go as deep as the expression
         raise ValueError(f"an expression is nested too deeply: {text[:SHOWN]}") from None
     except (SyntaxError, KeyError, IndexError, TypeError, OverflowError) as problem:
         raise ValueError(f"not a scalar expression: {text[:SHOWN]}") from problem
-    tensors = tuple(number)
-    return Parsed(copy(tensors), tensors, axes, canonical)
+    return Parsed(copy(tensors), tensors, axes, canonical, form)
+
+
+def form_of(text: str) -> tuple[Form, tuple[str, ...]]:
+    """The form of an expression's text, which is equal for expressions that differ in their tensors' names only, and those
+    names in order of first use."""
+    parts = TENSOR.split(text)
+    number: dict[str, int] = {}
+    order = tuple([number.setdefault(t, len(number)) for t in parts[1::2]])
+    return (tuple(parts[::2]), order), tuple(number)
 
 
 _Copy: TypeAlias = "Callable[[Sequence[str]], Expr]"

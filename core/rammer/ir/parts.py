@@ -52,10 +52,15 @@ class Storage:
 
     def span(self) -> tuple[int, int]:
         """Half-open range of element addresses within the buffer; empty tensors give an empty range."""
+        low = high = self.offset
         if 0 in self.shape:
-            return self.offset, self.offset
-        reach = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
-        return self.offset + sum(min(r, 0) for r in reach), self.offset + sum(max(r, 0) for r in reach) + 1
+            return low, high
+        for extent, stride in zip(self.shape, self.strides, strict=True):
+            if stride < 0:
+                low += (extent - 1) * stride
+            else:
+                high += (extent - 1) * stride
+        return low, high + 1
 
 
 @dataclass(frozen=True, slots=True)

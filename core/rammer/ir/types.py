@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ SHORT: dict[str, str] = {
     "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
 }  # fmt: skip
 LONG: dict[str, str] = {short: name for name, short in SHORT.items()}
+_TYPE = re.compile(r"(\w+)\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,10 @@ class TensorType:
     @staticmethod
     def parse(text: str) -> TensorType:
         """Inverse of ``str``: ``f32[1,3]`` -> ``TensorType('float32', (1, 3))``."""
-        short, _, rest = text.strip().partition("[")
-        if short not in LONG or not rest.endswith("]"):
-            raise ValueError(f"not a tensor type: {text!r}")
-        return TensorType(LONG[short], tuple(int(n) for n in rest[:-1].split(",") if n))
+        match = _TYPE.fullmatch(text)
+        if match is None or match[1] not in LONG:
+            raise ValueError(f"not a tensor type: {text[:80]!r}")
+        return TensorType(LONG[match[1]], tuple(int(n) for n in match[2].split(",") if n))
 
 
 def itemsize(dtype: str) -> int:

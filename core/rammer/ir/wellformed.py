@@ -1,27 +1,27 @@
-"""The part of verification that needs no notion of time: names, shapes, places, tasks and counters."""
+"""The part of verification that needs no notion of time: names, shapes, places, bodies, tasks and counters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
-from rammer.errors import RammerError
-from rammer.ir import expr as ex
-from rammer.ir.compute import Compute
-from rammer.ir.expr import Interval
+from rammer.ir.bodies import FARTHEST, MOST_AXES, Bodies, VerifyError
+from rammer.ir.names import is_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, RProgram, Task
+from rammer.ir.text import MOST_ROWS, MOST_TASKS
+from rammer.ir.types import SHORT
 
-
-class VerifyError(RammerError):
-    """A program breaks a rule that every device relies on: a mistake of the planner or of an edited file."""
+__all__ = ["VerifyError", "check_form"]
 
 
 def check_form(program: RProgram) -> None:
     """Everything about ``program`` that can be said without running its rows. Raises VerifyError."""
     _check_names(program)
     _check_places(program)
+    bodies = Bodies(program.types)
     for operator in program.operators:
-        _check_operator(program, operator)
+        _check_operator(program, operator, bodies)
     _check_counters(program)
     _check_tasks(program)
 
@@ -34,6 +34,16 @@ def _check_names(program: RProgram) -> None:
     _unique("computed tensor", (c.name for o in program.operators for c in o.computes))
     _unique("input", (p.external for p in program.inputs))
     _unique("output", (p.external for p in program.outputs))
+    for what, names in (("program", [program.name]), ("buffer", program.buffer), ("tensor", program.storage),
+                        ("operator", program.operator), ("counter", program.counter)):  # fmt: skip
+        for name in names:
+            if not is_identifier(name):
+                raise VerifyError(f"{what} {name!r} has a name that is no identifier", program.name)
+    _check_ports(program)
+
+
+def _check_ports(program: RProgram) -> None:
+    """Inputs and outputs are dense tensors with a buffer each: they come from and go to arrays of the user's."""
     for port in (*program.inputs, *program.outputs):
         if port.tensor not in program.storage:
             raise VerifyError(f"port {port.external!r} names tensor {port.tensor}, which has no storage", program.name)
@@ -41,6 +51,13 @@ def _check_names(program: RProgram) -> None:
         kind = program.buffer[program.storage[port.tensor].buffer].kind
         if kind != "input":
             raise VerifyError(f"input {port.external!r} lives in a buffer of kind {kind}", port.tensor)
+    whole = {program.storage[p.tensor].buffer: p for p in (*program.inputs, *program.outputs)}
+    if len(whole) != len(program.inputs) + len(program.outputs):
+        raise VerifyError("two inputs or outputs live in one buffer", program.name)
+    for name, port in whole.items():
+        storage = program.storage[port.tensor]
+        if storage.offset or not storage.row_major or math.prod(storage.shape) != program.buffer[name].size:
+            raise VerifyError(f"port {port.external!r} does not fill its buffer {name} in the order of its axes", port.tensor)
 
 
 def _unique(what: str, names: Iterable[str]) -> None:
@@ -52,7 +69,10 @@ def _unique(what: str, names: Iterable[str]) -> None:
 
 
 def _check_places(program: RProgram) -> None:
-    """Storages inside their buffers, arena buffers aligned."""
+    """Storages inside their buffers, arena buffers aligned, every number such that addresses fit 64 bits."""
+    for buffer in program.buffers:
+        if buffer.dtype not in SHORT or buffer.size < 0 or buffer.offset < 0 or buffer.offset + buffer.nbytes >= FARTHEST:
+            raise VerifyError(f"buffer {buffer.name} holds no possible number of elements of a known type", buffer.name)
     for storage in program.storages:
         if storage.buffer not in program.buffer:
             raise VerifyError(f"tensor {storage.tensor} lives in an unknown buffer {storage.buffer}", storage.tensor)
@@ -60,18 +80,20 @@ def _check_places(program: RProgram) -> None:
         if len(storage.strides) != len(storage.shape):
             raise VerifyError(f"tensor {storage.tensor} has {len(storage.strides)} strides for shape {storage.shape}",
                               storage.tensor)  # fmt: skip
+        if len(storage.shape) > MOST_AXES or min(storage.shape, default=0) < 0 or not 0 <= storage.offset <= size:
+            raise VerifyError(f"tensor {storage.tensor} has an impossible shape or place", storage.tensor)
         low, high = storage.span()
         if low < high and not 0 <= low < high <= size:
             raise VerifyError(f"tensor {storage.tensor} covers elements {low}..{high} of buffer {storage.buffer}, "
                               f"which has {size}", storage.tensor)  # fmt: skip
     for buffer in program.buffers:
-        if buffer.kind == "arena" and (buffer.offset < 0 or buffer.offset % ALIGNMENT):
+        if buffer.kind == "arena" and buffer.offset % ALIGNMENT:
             raise VerifyError(f"buffer {buffer.name} starts at byte {buffer.offset}, no multiple of {ALIGNMENT}",
                               buffer.name)  # fmt: skip
 
 
-def _check_operator(program: RProgram, operator: ROperator) -> None:
-    """Operands stored, outputs shaped like the task grid, loads within their tensors."""
+def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> None:
+    """Operands stored, outputs shaped like the task grid, Computes in order, reads within their tensors."""
     if len(operator.tile) != len(operator.anchor.axes) or any(t < 1 for t in operator.tile):
         raise VerifyError(f"tile {operator.tile} does not cut shape {operator.anchor.shape}", operator.name)
     computes = {c.name: c for c in operator.computes}
@@ -88,28 +110,15 @@ def _check_operator(program: RProgram, operator: ROperator) -> None:
         stored = program.buffer[storage.buffer].dtype
         if compute.dtype != stored:
             raise VerifyError(f"{tensor} is {compute.dtype}, its buffer {stored}", operator.name)
-    shapes = tensor_shapes(program, operator)
+    later = set(computes)
     for c in operator.computes:
-        _check_loads(c, shapes, operator.name)
-
-
-def tensor_shapes(program: RProgram, operator: ROperator) -> dict[str, tuple[int, ...]]:
-    """Shapes of everything that ``operator`` reads or computes."""
-    shapes = {t: program.storage[t].shape for t in operator.inputs}
-    return shapes | {c.name: c.shape for c in operator.computes}
-
-
-def _check_loads(c: Compute, shapes: Mapping[str, tuple[int, ...]], operator: str) -> None:
-    bounds: dict[str, Interval] = {a.name: (0, a.extent - 1) for a in (*c.axes, *c.reduce)}
-    for load in c.loads if c.points else ():
-        shape = shapes[load.tensor]
-        if len(load.indices) != len(shape):
-            raise VerifyError(f"{load} has {len(load.indices)} indices for shape {shape}", f"{operator}: {c.name}")
-        for index, extent in zip(load.indices, shape, strict=True):
-            span = None if load.fill is not None else ex.interval(index, bounds)
-            if span is not None and not 0 <= span[0] <= span[1] < extent:
-                raise VerifyError(f"{load}: index {index} covers {span[0]}..{span[1]}, the axis has {extent}",
-                                  f"{operator}: {c.name}")  # fmt: skip
+        if not later.isdisjoint(c.reads):
+            raise VerifyError(f"{c.name} reads what it or a later one computes", operator.name)
+        later.discard(c.name)
+        bodies.check(c, operator.name)
+    for edge in operator.connections:
+        if edge.producer not in computes or edge.consumer not in computes:
+            raise VerifyError(f"{edge} connects what {operator.name} does not compute", operator.name)
 
 
 def _check_counters(program: RProgram) -> None:
@@ -124,6 +133,8 @@ def _check_counters(program: RProgram) -> None:
 
 def _check_tasks(program: RProgram) -> None:
     """Every task exactly once, every wait on a counter's full count."""
+    if len(program.rows) > MOST_ROWS or sum(o.task_count for o in program.operators) > MOST_TASKS:
+        raise VerifyError(f"a program has at most {MOST_ROWS} rows and {MOST_TASKS} tasks", program.name)
     seen = {o.name: bytearray(o.task_count) for o in program.operators}
     full = {c.name: c.total for c in program.counters}
     for veu, row in enumerate(program.rows):

@@ -1,14 +1,12 @@
 """Artifacts: a compiled model in one file, for ``rammer compile -o``, ``rammer run F`` and warm starts.
 
-A zip of JSON, program texts and constants, these uncompressed with a checksum each. No pickle; reading it imports no ONNX
-tooling unless an operator runs on the host. A file of another version or a damaged one is refused.
+A zip of JSON, program texts and constants, all uncompressed, the constants with a checksum each. No pickle; reading it
+(``rammer.runtime.unpack``) imports no ONNX tooling unless an operator runs on the host.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -17,16 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rammer.errors import BadInput
-from rammer.ir.graph import Graph, Value
-from rammer.ir.program import RProgram
-from rammer.ir.types import TensorType
-from rammer.ir.verify import VerifyError, verify
+from rammer.ir.graph import Value
 from rammer.runtime.files import write_whole
-from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
-from rammer.runtime.shares import in_threads, read_into
+from rammer.runtime.segments import Compiled, HostSegment, Segment
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -114,102 +106,3 @@ def is_artifact(path: Path) -> bool:
             return file.read(4) == b"PK\x03\x04"
     except OSError:
         return False
-
-
-def load_artifact(path: Path, proved: bool = False) -> Artifact:
-    """Read an artifact and verify its programs, unless they were ``proved`` before this version of rammer wrote the
-    file. BadInput when it is damaged or of another format."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return _read(archive, path, proved)
-    except (VerifyError, *_DAMAGE) as problem:
-        said = problem.what if isinstance(problem, VerifyError) else str(problem).strip('"')
-        raise BadInput(f"{path} is not a compiled model: {said}", hint="compile the model again") from problem
-
-
-#: What a damaged file can raise: the zip's own checks, a decompressor, and every parser of its members.
-_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, LookupError, ValueError, TypeError,
-           AttributeError)  # fmt: skip
-
-
-def _read(archive: zipfile.ZipFile, path: Path, proved: bool) -> Artifact:
-    head = json.loads(archive.read("head.json"))
-    if head["format"] != FORMAT:
-        raise BadInput(f"{path} has format {head['format']}, this rammer reads {FORMAT}",
-                       hint="compile the model again")  # fmt: skip
-    segments = tuple(_read_segment(archive, path, i, s, proved) for i, s in enumerate(head["segments"]))
-    constants = _unpack(archive, path, "constants", head["constants"])
-    inputs, outputs = (tuple(_value(p) for p in head[k]) for k in ("inputs", "outputs"))
-    types = {v.name: v.type for v in (*inputs, *outputs)}
-    graph = Graph(head["name"], inputs, outputs, (), types, constants)
-    options = {str(k): str(v) for k, v in head["options"].items()}
-    device, target, fingerprint, policy, precision = (
-        str(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision")
-    )
-    return Artifact(Compiled(graph, segments), device, target, fingerprint, policy, options, precision)
-
-
-def _value(port: list[str]) -> Value:
-    name, text, external = port
-    return Value(name, TensorType.parse(text), external)
-
-
-def _read_segment(archive: zipfile.ZipFile, path: Path, number: int, entry: Mapping[str, Any], proved: bool) -> Segment:
-    if entry["kind"] == "host":
-        from rammer.runtime.host import HostNode
-
-        return HostSegment(HostNode.from_bytes(archive.read(f"{number}.node")), entry["why"])
-    program = RProgram.parse(archive.read(f"{number}.program").decode())
-    if not proved:
-        verify(program)
-    return ProgramSegment(program, _unpack(archive, path, f"{number}.constants", entry["constants"]))
-
-
-def _unpack(archive: zipfile.ZipFile, path: Path, member: str, index: list[list[Any]]) -> dict[str, Array]:
-    """The arrays of a member, read-only. They are read and checked by several threads: through ``archive`` it takes half a
-    second for 0.4 GB."""
-    info = archive.getinfo(member)
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
-        raise ValueError(f"member {member} is compressed, or longer than the file")
-    data = np.empty(info.file_size, np.uint8)
-    begin = _data_begin(path, info)
-
-    def read(share: list[list[Any]]) -> dict[str, Array]:
-        return {row[0]: _constant(path, begin, data, *row) for row in share}
-
-    arrays = {name: array for part in in_threads(read, _shares(index)) for name, array in part.items()}
-    for array in arrays.values():
-        array.flags.writeable = False
-    return arrays
-
-
-def _data_begin(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where the bytes of an uncompressed member begin."""
-    head = bytearray(HEADER)
-    read_into(path, info.header_offset, memoryview(head))
-    name, extra = struct.unpack_from(LENGTHS, head, LENGTHS_AT)
-    return int(info.header_offset + HEADER + name + extra)
-
-
-def _shares(index: list[list[Any]]) -> list[list[list[Any]]]:
-    """Rows of the index that are read together: about ``SHARE`` bytes."""
-    result, end = list[list[list[Any]]](), 0
-    for row in index:
-        if not result or row[3] >= end:
-            result.append([])
-            end = row[3] + SHARE
-        result[-1].append(row)
-    return result
-
-
-def _constant(path: Path, begin: int, data: NDArray[np.uint8], name: str, dtype: str, shape: list[int], place: int,
-              checksum: int) -> Array:  # fmt: skip
-    """A constant of a member that begins at ``begin`` of the file, read to its place in ``data``."""
-    kind = np.dtype(dtype)
-    if kind.hasobject:
-        raise ValueError(f"constant {name} has type {dtype}")
-    flat = data[place : place + math.prod(shape) * kind.itemsize]
-    read_into(path, begin + place, flat.data)
-    if zlib.crc32(flat.data) != checksum:
-        raise zipfile.BadZipFile(f"constant {name} is damaged")
-    return flat.view(kind).reshape(shape)

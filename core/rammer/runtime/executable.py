@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -24,12 +24,13 @@ from rammer.ir.collector import collector_paused
 from rammer.ir.operator import RKernel
 from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, key_of
-from rammer.runtime.artifact import Artifact, load_artifact, save_artifact
+from rammer.runtime.artifact import Artifact, save_artifact
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.options import CompileOptions, Progress, quiet
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing
+from rammer.runtime.unpack import as_refusal, check_device, load_artifact
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
@@ -128,8 +129,13 @@ class Executable:
         start = time.perf_counter()
         with collector_paused():
             compiled = self._kept(key)
-        compiled = compiled or self._compile(key, shapes)
-        return self._load(key, compiled, start)
+        if compiled is not None:
+            try:
+                with as_refusal(self._path(key)):
+                    return self._load(key, compiled, start)
+            except BadInput as problem:
+                warn(f"{problem.what}; compiling again")
+        return self._load(key, self._compile(key, shapes), start)
 
     def adopt(self, compiled: Compiled) -> Specialised:
         """Load a program that was compiled elsewhere; runs of its input shapes use it."""
@@ -215,7 +221,11 @@ class Executable:
         if path is None or not path.is_file():
             return None
         try:
-            return load_artifact(path, proved=True).compiled  # the compiler verified it; the zip's checksums still count
+            kept = load_artifact(path)
+            if replace(kept, compiled=Compiled(kept.compiled.graph, ())) != self.artifact(Compiled(kept.compiled.graph, ())):
+                raise BadInput(f"{path} was kept for something else")
+            check_device(path, kept.compiled, self.backend)
+            return kept.compiled
         except BadInput as problem:
             warn(f"{problem.what}; compiling again")
             return None

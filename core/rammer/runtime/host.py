@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
+from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from rammer.errors import BadInput
+from rammer.frontend import checks
 from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, evaluate_node, first_line, node_proto
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
@@ -85,12 +86,22 @@ class HostNode:
             proto = NodeProto.FromString(base64.b64decode(head["proto"]))
         except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations
             raise ValueError(f"not an operator: {first_line(error)}") from error
+        _check_node(proto, int(head["version"]), head["opsets"])
         outer = tuple(map(str, head["captures"]))
         opsets = tuple((str(domain), int(version)) for domain, version in head["opsets"])
         attributes = {a.name: _with_context(attribute_value(a), outer, opsets) for a in proto.attribute}
         node = Node(proto.op_type, tuple(map(str, head["inputs"])), tuple(proto.output), attributes, proto.name,
                     proto.domain, int(head["version"]))  # fmt: skip
         return HostNode(node, {str(n): TensorType.parse(t) for n, t in head["types"].items()})
+
+
+def _check_node(proto: NodeProto, version: int, opsets: Any) -> None:
+    """BadInput for an operator that ONNX does not define, or one that reads other files."""
+    graph = GraphProto(node=[proto])
+    imports = {proto.domain: version, **{str(domain): int(v) for domain, v in opsets}}
+    model = ModelProto(graph=graph, opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in imports.items()])
+    checks.check_operators(model)
+    checks.check_external_data(model, None, "the compiled model")
 
 
 def _with_context(value: Any, outer: tuple[str, ...], opsets: tuple[tuple[str, int], ...]) -> Any:

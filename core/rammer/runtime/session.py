@@ -12,11 +12,12 @@ from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, cache_folder
 from rammer.profile.tune import MEASURED
-from rammer.runtime.artifact import is_artifact, load_artifact
+from rammer.runtime.artifact import is_artifact
 from rammer.runtime.executable import RESIDENT, Executable, check_resident, warn
 from rammer.runtime.options import DEFAULT, CompileOptions, Progress, check_layout, check_precision, quiet
 from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource, open_source
+from rammer.runtime.unpack import as_refusal, check_device, load_artifact
 
 if TYPE_CHECKING:
     import onnx
@@ -88,6 +89,8 @@ def open_artifact(path: Path, device: str, require: str, options: dict[str, str]
                            "leave out --option, or compile the model again with it")  # fmt: skip
         raise BadInput(f"{path} was compiled for other hardware or by another version of the {made_for} plugin", where,
                        "compile the model again")  # fmt: skip
+    check_device(path, compiled, backend)
+    check_precision(artifact.precision, spec, backend.vdevice)
     graph = compiled.graph
     ports = tuple(InputPort(v.external or v.name, v.type.dtype, v.type.shape) for v in graph.inputs)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
@@ -95,7 +98,8 @@ def open_artifact(path: Path, device: str, require: str, options: dict[str, str]
     chosen = CompileOptions(artifact.policy, precision=artifact.precision)
     exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, chosen, registry,
                      device_options=device_options)  # fmt: skip
-    exe.adopt(compiled)
+    with as_refusal(path):
+        exe.adopt(compiled)
     return exe
 
 

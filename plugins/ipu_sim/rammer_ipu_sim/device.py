@@ -60,6 +60,11 @@ class SimulatorBackend:
         """Changes with the chip's figures and with the generator."""
         return f"ipu_sim generator {GENERATOR} {self.chip!r}"
 
+    @property
+    def families(self) -> Mapping[str, Mapping[str, range]]:
+        """Codelets are generic."""
+        return {"": {}}
+
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tilings whose tasks fit in a tile, best predicted first."""
         return candidates(operator, binding, self.vdevice, CANDIDATES)

@@ -17,7 +17,7 @@ from rammer.tile.traffic import task_cost
 
 from rammer_rocm.build import Builder, standard, version
 from rammer_rocm.executor import OpenClProgram
-from rammer_rocm.kernels import task_function
+from rammer_rocm.kernels import PANEL, task_function
 from rammer_rocm.kernels.choose import panel_candidates
 from rammer_rocm.profiler import OpenClProfiler
 from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
@@ -26,6 +26,8 @@ from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
 EXECUTORS = ("single", "waves")
 #: Panel tiles offered to the tuner, before the generic ones.
 PANEL_TILES = 6
+#: What a panel can be configured with: rows and vectors of its register tile, and whether one padded copy serves all taps.
+PANEL_CONFIGS = {"mr": range(1, 65), "nv": range(1, 17), "window": range(2)}
 #: Generic tiles offered to the tuner.
 GENERIC_TILES = 4
 #: Share of the peak that generic contractions reach: 15 to 23 of 500 GFLOP/s on two Zen 5 cores.
@@ -74,6 +76,11 @@ class OpenClBackend:
         """Device, driver and the text of the kernel generators."""
         detail = self.hardware.detail
         return f"rocm {self.hardware.name} {detail['platform_version']} {detail['driver']} {generator_hash('rammer_rocm')}"
+
+    @property
+    def families(self) -> Mapping[str, Mapping[str, range]]:
+        """The generic kernels and, on CPUs, panels."""
+        return {"": {}, **({PANEL: PANEL_CONFIGS} if self.vdevice.threads == 1 else {})}
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families, best predicted first."""

@@ -1,0 +1,107 @@
+"""Verification of what Computes say: element types that exist, integers where places are meant, and reads that stay in their
+tensors and tables.
+
+The memory safety of kernels rests on this: code generators check nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rammer.errors import RammerError
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Cast, Const, Expr, Interval, Load, Op, Ref, Table
+from rammer.ir.types import SHORT, TensorType, is_float
+
+
+class VerifyError(RammerError):
+    """A program breaks a rule that every device relies on: a mistake of the planner or of an edited file."""
+
+
+#: Beyond this an integer of an index could overflow 64 bits on the way.
+FARTHEST = 1 << 62
+#: Axes of a tensor or of a reduction (NumPy, which checks and simulates programs, has no more), and levels of an expression.
+MOST_AXES, DEEPEST = 32, 200
+
+
+class Bodies:
+    """Checks Computes over tensors of these ``types``; those that differ in nothing but tensors' names are looked at once."""
+
+    def __init__(self, types: Mapping[str, TensorType]) -> None:
+        self.types = types
+        self.known: set[tuple[object, ...]] = set()
+
+    def check(self, c: Compute, operator: str) -> None:
+        """Raises VerifyError naming what is wrong."""
+        read = tuple([self.types[t] for t in c.reads])
+        key = (c.form, c.axes, c.reduce, c.combiner, c.dtype, read)
+        if key not in self.known:
+            for problem in _problems(c, self.types):
+                raise VerifyError(problem, f"{operator}: {c.name}")
+            self.known.add(key)
+
+
+def _problems(c: Compute, types: Mapping[str, TensorType]) -> Iterator[str]:
+    if c.dtype not in SHORT:
+        yield f"unknown element type {c.dtype}"
+    if max(len(c.axes), len(c.reduce)) > MOST_AXES or any(not 0 <= a.extent < FARTHEST for a in (*c.axes, *c.reduce)):
+        yield f"it has more than {MOST_AXES} axes, or one of an impossible extent"
+    if _depth(c.body) > DEEPEST:
+        yield f"its expression has more than {DEEPEST} levels"
+        return  # everything else walks down the levels
+    bounds: dict[str, Interval] = {a.name: (0, a.extent - 1) for a in (*c.axes, *c.reduce)}
+    dtypes = {t: types[t].dtype for t in c.reads}
+    for e in ex.walk(c.body):
+        if isinstance(e, Const | Cast | Table) and e.dtype not in SHORT:
+            yield f"unknown element type {e.dtype}"
+        elif isinstance(e, Table):
+            yield from _table(e, bounds if c.points else None, dtypes)
+        elif isinstance(e, Load):
+            yield from _load(e, types[e.tensor].shape, bounds if c.points else None, dtypes)
+
+
+def _table(e: Table, bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
+    yield from _integer(e.index, bounds, dtypes)
+    span = ex.interval(e.index, bounds) if bounds is not None else (0, 0)
+    if span is None or not 0 <= span[0] <= span[1] < len(e.values):
+        yield f"a table of {len(e.values)} values is read at {e.index}"
+
+
+def _load(e: Load, shape: tuple[int, ...], bounds: Mapping[str, Interval] | None,
+          dtypes: Mapping[str, str]) -> Iterator[str]:  # fmt: skip
+    if len(e.indices) != len(shape):
+        yield f"{e} has {len(e.indices)} indices for shape {shape}"
+        return
+    for index, extent in zip(e.indices, shape, strict=True):
+        yield from _integer(index, bounds, dtypes)
+        if e.fill is not None or bounds is None:
+            continue  # guarded, or never read
+        span = ex.interval(index, bounds)
+        if span is None and not ex.loads(index):
+            yield f"{e}: nothing bounds index {index}"  # what depends on data is clamped to the tensor
+        if span is not None and not 0 <= span[0] <= span[1] < extent:
+            yield f"{e}: index {index} covers {span[0]}..{span[1]}, the axis has {extent}"
+
+
+def _integer(index: Expr, bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
+    """Whether ``index`` is an integer, also half-way."""
+    if isinstance(index, Ref):
+        return
+    if is_float(ex.dtype_of(index, dtypes)):
+        yield f"index {index} is no integer"
+    if bounds is None:
+        return
+    for e in ex.walk(index):
+        span = ex.interval(e, bounds) if isinstance(e, Const | Op | Table) else None
+        if span is not None and max(-span[0], span[1]) >= FARTHEST:
+            yield f"index {index} may overflow"
+
+
+def _depth(e: Expr) -> int:
+    """Levels of an expression, counted without a call for each."""
+    level, depth = [e], 0
+    while level and depth <= DEEPEST:
+        level = [child for parent in level for child in ex.children(parent)]
+        depth += 1
+    return depth

@@ -1,0 +1,242 @@
+"""Reading artifacts, whoever wrote them: nothing of a file is used before all of it was verified.
+
+A file is as large as it says and no larger: members are stored, not compressed, each once, and together no longer than the
+file. Texts give identifiers and numbers alone (``rammer.ir.text``), programs pass ``rammer.ir.verify`` in full, constants
+and host operators must fit them, and the device must know the kernel families (``check_device``). What remains is what any
+model can do: compute, for as long as it takes, on the memory that it asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rammer.device.manifest import Backend, Families
+from rammer.errors import BadInput
+from rammer.ir.graph import Graph, Value
+from rammer.ir.names import checked, shortened
+from rammer.ir.program import RProgram
+from rammer.ir.types import SHORT, TensorType
+from rammer.ir.verify import VerifyError, verify
+from rammer.runtime.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact
+from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
+from rammer.runtime.shares import in_threads, read_into
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Bytes of a head and of a program's text: a hundred times those of the largest known.
+LONGEST_HEAD, LONGEST_PROGRAM = 64 << 20, 256 << 20
+#: What a damaged file can raise: the zip's own checks and every parser of its members.
+_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, LookupError, ValueError, TypeError,
+           AttributeError, ArithmeticError, MemoryError)  # fmt: skip
+
+
+def load_artifact(path: Path) -> Artifact:
+    """Read an artifact and verify all of it. BadInput when it is damaged, of another format, or not as it must be."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _Reader(archive, path).artifact()
+    except VerifyError as problem:
+        said = f"{problem.what} ({problem.where})" if problem.where else problem.what
+        raise _refused(path, said) from problem
+    except _DAMAGE as problem:
+        raise _refused(path, str(problem).strip('"') or type(problem).__name__) from problem
+
+
+def _refused(path: Path | None, why: str) -> BadInput:
+    return BadInput(f"{path} is not a compiled model: {why}", hint="compile the model again")
+
+
+@contextmanager
+def as_refusal(path: Path | None) -> Iterator[None]:
+    """What a device's generators raise over a verified program that no compiler of ours would make: BadInput."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, RecursionError) as problem:
+        raise _refused(path, f"the device cannot take its program: {problem}") from problem
+
+
+def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
+    """BadInput where a program names a kernel family or a configuration that the device does not have."""
+    if not isinstance(backend, Families):
+        return
+    for operator in (o for p in compiled.programs for o in p.operators):
+        keys = backend.families.get(operator.family)
+        if keys is None:
+            raise _refused(path, f"operator {operator.name} is of family {operator.family}, which the device does not have")
+        for key, value in operator.config:
+            if value not in keys.get(key, ()):
+                raise _refused(path, f"operator {operator.name} is configured with {key}={value}, which family "
+                                     f"{operator.family or 'generic'} does not have")  # fmt: skip
+
+
+class _Reader:
+    """The members of one file."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
+        self.archive, self.path = archive, path
+        self.members: dict[str, zipfile.ZipInfo] = {}
+        for info in archive.infolist():
+            name = shortened(info.filename)
+            if info.filename in self.members:
+                raise ValueError(f"member {name!r} occurs twice")
+            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
+                raise ValueError(f"member {name!r} is compressed or encrypted")
+            self.members[info.filename] = info
+        if sum(info.file_size for info in self.members.values()) > path.stat().st_size:
+            raise ValueError("its members are longer than the file")
+
+    def read(self, name: str, longest: int) -> bytes:
+        """A whole member, which nobody else reads."""
+        info = self.members.pop(name)
+        if info.file_size > longest:
+            raise ValueError(f"member {name!r} is longer than {longest} bytes")
+        return self.archive.read(info)
+
+    def artifact(self) -> Artifact:
+        """All of the file."""
+        head = json.loads(self.read("head.json", LONGEST_HEAD))
+        if head["format"] != FORMAT:
+            raise BadInput(f"{self.path} has format {shortened(str(head['format']))}, this rammer reads {FORMAT}",
+                           hint="compile the model again")  # fmt: skip
+        segments = tuple(self.segment(i, s) for i, s in enumerate(head["segments"]))
+        constants = self.constants("constants", head["constants"])
+        inputs, outputs = (tuple(map(_value, head[k])) for k in ("inputs", "outputs"))
+        types = {v.name: v.type for v in (*inputs, *outputs)}
+        compiled = Compiled(Graph(checked("the model", head["name"]), inputs, outputs, (), types, constants), segments)
+        if self.members:
+            raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")
+        _check_flow(compiled)
+        options = {_text(k): _text(v) for k, v in head["options"].items()}
+        device, target, fingerprint, policy, precision = (
+            _text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision")
+        )
+        return Artifact(compiled, device, target, fingerprint, policy, options, precision)
+
+    def segment(self, number: int, entry: Mapping[str, Any]) -> Segment:
+        """A program, verified, or an operator for the host."""
+        if entry["kind"] == "host":
+            from rammer.runtime.host import HostNode
+
+            node = HostNode.from_bytes(self.read(f"{number}.node", self.path.stat().st_size))
+            return HostSegment(node, _text(entry["why"]))
+        program = RProgram.parse(self.read(f"{number}.program", LONGEST_PROGRAM).decode())
+        verify(program)
+        constants = self.constants(f"{number}.constants", entry["constants"])
+        _check_constants(program, constants)
+        return ProgramSegment(program, constants)
+
+    def constants(self, member: str, index: list[list[Any]]) -> dict[str, Array]:
+        """The arrays of a member, read-only. They are read and checked by several threads: through ``archive`` it takes half
+        a second for 0.4 GB."""
+        info = self.members.pop(member)
+        data = np.empty(info.file_size, np.uint8)
+        begin, end = _data_begin(self.path, info), 0
+        for name, dtype, shape, place, _ in index:
+            checked("a constant", name)
+            if dtype not in SHORT or not all(type(n) is int and n >= 0 for n in (*shape, place)) or place < end:
+                raise ValueError(f"constant {name} has an impossible type, shape or place")
+            end = place + math.prod(shape) * np.dtype(dtype).itemsize
+        if end > info.file_size or len({row[0] for row in index}) < len(index):
+            raise ValueError(f"member {member!r} does not hold its constants, each once")
+
+        def read(share: list[list[Any]]) -> dict[str, Array]:
+            return {row[0]: _constant(self.path, begin, data, *row) for row in share}
+
+        arrays = {name: array for part in in_threads(read, _shares(index)) for name, array in part.items()}
+        for array in arrays.values():
+            array.flags.writeable = False
+        return arrays
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shortened(repr(value))} is no text")
+    return value
+
+
+def _value(port: list[Any]) -> Value:
+    name, text, external = map(_text, port)
+    return Value(checked("a port", name), TensorType.parse(text), external)
+
+
+def _data_begin(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of an uncompressed member begin."""
+    head = bytearray(HEADER)
+    read_into(path, info.header_offset, memoryview(head))
+    name, extra = struct.unpack_from(LENGTHS, head, LENGTHS_AT)
+    return int(info.header_offset + HEADER + name + extra)
+
+
+def _shares(index: list[list[Any]]) -> list[list[list[Any]]]:
+    """Rows of the index that are read together: about ``SHARE`` bytes."""
+    result, end = list[list[list[Any]]](), 0
+    for row in index:
+        if not result or row[3] >= end:
+            result.append([])
+            end = row[3] + SHARE
+        result[-1].append(row)
+    return result
+
+
+def _constant(path: Path, begin: int, data: NDArray[np.uint8], name: str, dtype: str, shape: list[int], place: int,
+              checksum: int) -> Array:  # fmt: skip
+    """A constant of a member that begins at ``begin`` of the file, read to its place in ``data``."""
+    flat = data[place : place + math.prod(shape) * np.dtype(dtype).itemsize]
+    read_into(path, begin + place, flat.data)
+    if zlib.crc32(flat.data) != checksum:
+        raise zipfile.BadZipFile(f"constant {name} is damaged")
+    return flat.view(dtype).reshape(shape)
+
+
+def _check_constants(program: RProgram, constants: Mapping[str, Array]) -> None:
+    """VerifyError unless there is a value for every constant tensor, of its type, which fills its buffer."""
+    stored = {s.tensor: s for s in program.storages if program.buffer[s.buffer].kind == "constant"}
+    if stored.keys() != constants.keys():
+        name = next(iter(stored.keys() ^ constants.keys()))
+        raise VerifyError(f"constant {name} has no value, or is none of the program", program.name)
+    for name, storage in stored.items():
+        buffer, value = program.buffer[storage.buffer], constants[name]
+        if (str(value.dtype), value.shape, value.size) != (buffer.dtype, storage.shape, buffer.size) or not storage.row_major:
+            wanted = f"{buffer.dtype}{list(storage.shape)} that fills a buffer of {buffer.size}"
+            raise VerifyError(f"constant {name} is {value.dtype}{list(value.shape)}, not {wanted}", program.name)
+
+
+def _check_flow(compiled: Compiled) -> None:
+    """VerifyError unless every segment reads what is there before it, with the same types, and the outputs come out."""
+    graph = compiled.graph
+    known = {v.name: v.type for v in graph.inputs}
+    for ports in (graph.inputs, graph.outputs):
+        if len({v.external or v.name for v in ports}) < len(ports):
+            raise VerifyError("two inputs or two outputs of the model have one name", graph.name)
+    fixed = {n: TensorType(str(a.dtype), a.shape) for n, a in graph.constants.items()}
+    for number, segment in enumerate(compiled.segments):
+        where = f"segment {number}"
+        if isinstance(segment, HostSegment):
+            reads = {n: (known | fixed).get(n) for n in segment.node.inputs}
+            made = dict(segment.node.types)
+        else:
+            types = segment.program.types
+            wrong = next((p for p in segment.program.inputs if known.get(p.tensor) != types[p.tensor]), None)
+            reads = {wrong.tensor: None} if wrong is not None else {}
+            made = {p.tensor: types[p.tensor] for p in segment.program.outputs}
+        for name, kind in reads.items():
+            if kind is None:
+                raise VerifyError(f"{name} is read, but is not there or of another type", where)
+        for name in made:
+            if name in known or name in fixed:
+                raise VerifyError(f"{name} is there already", where)
+        known |= made
+    for value in graph.outputs:
+        if (known | fixed).get(value.name) != value.type:
+            raise VerifyError(f"output {value.name} is never computed, or of another type", graph.name)

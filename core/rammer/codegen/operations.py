@@ -96,6 +96,9 @@ def convert(target: CTarget, value: Val, dtype: str) -> Val:
         return Val(f"({value.text} != 0)", dtype)
     narrow = dtype in ("int8", "uint8", "int16", "uint16", "uint32") and is_float(value.dtype)
     # Converting a negative float to an unsigned type is undefined; by way of int64 it wraps, as in NumPy.
+    if dtype == "uint64" and is_float(value.dtype):
+        wrapped, plain = f"({ctype(target, kind)})({ctype(target, 'int64')})", f"({ctype(target, kind)})"
+        return Val(f"(({value.text}) < 0 ? {wrapped}({value.text}) : {plain}({value.text}))", dtype)
     through = f"({ctype(target, 'int64')})" if narrow else ""
     return Val(f"(({ctype(target, kind)}){through}{value.text})" if value.atom or value.text.startswith("(")
                else f"(({ctype(target, kind)}){through}({value.text}))", dtype)  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 #: Mathematical functions of the scalar language with a C spelling of their own.
 MATH = ("floor", "ceil", "round", "sqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-         "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "pow", "fmod", "abs")  # fmt: skip
+         "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "log1p", "expm1", "pow", "fmod", "abs")  # fmt: skip
 
 #: Widths of the float32 vectors of a dialect.
 WIDTHS = (4, 8, 16)

@@ -24,11 +24,13 @@ from onnx import (
     numpy_helper,
     shape_inference,
 )
+from onnx.checker import ValidationError
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.errors import BadInput
 from rammer.frontend import checks, functions
 from rammer.frontend import nodes as nd
+from rammer.frontend.inference import corrected, untyped_body
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
@@ -40,6 +42,8 @@ from rammer.ir.types import SHORT, TensorType
 MAX_FOLDED_BYTES: Final = 64 << 20
 #: Shape inference reads operand values only where they are shapes, axes or scales: all short.
 _MAX_INFERENCE_ELEMENTS: Final = 1024
+#: Operands that were float attributes of older opsets.
+_MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
 #: Operators whose result follows from the type of their input alone.
 _TYPE_ONLY: Final = frozenset({"Shape", "Size"})
 
@@ -132,20 +136,41 @@ class _Walk:
 
     def step(self, proto: NodeProto, scope: _Scope) -> None:
         """Fold, inline, expand or keep one operator, whichever is possible first."""
+        proto = self.converted(proto, scope)
         reads = {n: scope.values[n] for n in checks.node_reads(proto)}
         operands = {n: self.known[name] for n, name in reads.items() if name in self.known}
         if self.fold_type_only(proto, scope) or self.take_branch(proto, operands, scope):
             return
         types = {n: self.onnx_type(name) for n, name in reads.items()}
         schema = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
-        inferred = _infer(schema, proto, types, operands, scope.opsets)
-        if any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
-            inferred |= self.types_by_body(schema, proto, types, scope)
+        inferred = corrected(proto, types, _infer(schema, proto, types, operands, scope.opsets))
         if len(operands) == len(reads) and self.fold(proto, operands, inferred, scope):
             return
+        if any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
+            inferred |= self.types_by_body(schema, proto, types, scope)
         if self.expand(schema, proto, types, scope):
             return
         self.keep(schema, proto, inferred, scope)
+
+    def converted(self, proto: NodeProto, scope: _Scope) -> NodeProto:
+        """``proto`` with constant operands in the type of its first operand: ONNX's version converter makes them
+        float32 where they were attributes."""
+        places = [i for i in _MADE_FLOAT.get(proto.op_type, ()) if i < len(proto.input) and proto.input[i]]
+        if not places or _domain(proto):
+            return proto
+        first = scope.values[proto.input[0]]
+        dtype = self.known[first].dtype if first in self.known else np.dtype(self.types[first].dtype)
+        result = proto
+        for i in places:
+            value = self.known.get(scope.values[proto.input[i]])
+            if value is None or value.dtype == dtype or value.dtype != np.float32:
+                continue
+            if result is proto:
+                result = NodeProto.FromString(proto.SerializeToString())
+            result.input[i] = f"{proto.input[i]}:{dtype}"
+            with np.errstate(over="ignore"):
+                self.constant(result.input[i], value.astype(dtype), scope)
+        return result
 
     def onnx_type(self, name: str) -> TypeProto:
         """The ONNX type of a value of the Graph."""
@@ -286,7 +311,11 @@ def _infer(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProt
     try:
         inferred = shape_inference.infer_node_outputs(schema, proto, dict(types), data, opset_imports=imports)
         return inferred
-    except shape_inference.InferenceError as error:
+    except (shape_inference.InferenceError, ValidationError) as error:
+        # Types inside the body that ONNX gives an operator may not go together where the operator is fine.
+        known = untyped_body(proto) or all(n in operands for n in proto.input if n)
+        if isinstance(error, ValidationError) and known:
+            return {}
         shown = ", ".join(f"{n}: {nd.tensor_type(types[n])}" for n in proto.input if n)
         raise BadInput(f"{proto.op_type} does not accept its operands ({shown}): {nd.first_line(error)}",
                        nd.node_title(proto), "check the input shapes given with --shape") from error  # fmt: skip

@@ -28,26 +28,27 @@ class Resampling:
     def coordinates(self, mode: str) -> Array:
         """Source coordinate of each output position (float64, shape ``[out]``)."""
         y = np.arange(self.out, dtype=np.float64)
-        width = self.scale * self.source
         if mode == "align_corners":
+            # ONNX's own examples keep the fraction of the length here, but "length_resized > 1" is about whole ones.
+            width = self.scale * self.source
             return y * 0 if width == 1 else y * (self.source - 1) / (width - 1)
         if mode == "asymmetric":
             return y / self.scale
         if mode == "tf_crop_and_resize":
-            return self._cropped(y, width)
-        if mode == "pytorch_half_pixel" and width == 1:
-            return y * 0 - 0.5
+            return self._cropped(y)
+        if mode == "pytorch_half_pixel" and self.out == 1:
+            return y * 0
         offset = 0.0
         if mode == "half_pixel_symmetric":
-            offset = self.source / 2 * (1 - self.out / width)
+            offset = self.source / 2 * (1 - self.out / (self.scale * self.source))
         elif mode not in ("half_pixel", "pytorch_half_pixel"):
             raise CannotLower(f"Resize with coordinate_transformation_mode={mode!r}")
         return offset + (y + 0.5) / self.scale - 0.5
 
-    def _cropped(self, y: Array, width: float) -> Array:
+    def _cropped(self, y: Array) -> Array:
         start, end = self.roi
         span = (end - start) * (self.source - 1)
-        middle = y * 0 + span / 2 if width == 1 else y * span / (width - 1)
+        middle = y * 0 + span / 2 if self.out == 1 else y * span / (self.out - 1)
         return middle + start * (self.source - 1)
 
     def nearest(self, x: Array, mode: str) -> Array:

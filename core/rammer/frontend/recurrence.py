@@ -162,8 +162,13 @@ class Recurrence:
 
     def mask(self, step: int) -> Expr | None:
         """Whether each sequence of the batch still has ``step`` (None where all do)."""
-        lengths = self.ctx.static(4, "sequence_lens")
-        if lengths is None or all(int(n) > step for n in lengths):
+        if not self.ctx.has(4):
+            return None
+        lengths = self.ctx.graph.constant(self.ctx.input(4))
+        if lengths is None:
+            kind = self.ctx.type(self.ctx.input(4)).dtype
+            return Op("lt", (Const(step, kind), self.ctx.load(self.ctx.input(4), "b")))
+        if all(int(n) > step for n in lengths):
             return None
         return Table(tuple(int(n) > step for n in lengths), ex.as_index("b"), "bool")
 
@@ -245,7 +250,7 @@ def _below(x: Expr, k: _Literal, negative: Expr) -> Expr:
 
 
 def _elu(x: Expr, k: _Literal, a: float, _: float) -> Expr:
-    return _below(x, k, Op("mul", (Op("sub", (Op("exp", (x,)), k(1.0))), k(a))))
+    return _below(x, k, Op("mul", (Op("expm1", (x,)), k(a))))
 
 
 def _hard_sigmoid(x: Expr, k: _Literal, a: float, b: float) -> Expr:

@@ -14,6 +14,8 @@ from rammer.frontend.outline import attach, outlined
 
 #: The opset that lowerings are written for; older models are upgraded to it.
 TARGET_OPSET: Final = 21
+#: The largest number of float32.
+_FLOAT_MAX: Final = 3.4028234663852886e38
 #: Tried in this order for a model whose upgrade to the first one fails.
 FALLBACK_OPSETS: Final = (20, 18, 17, 13)
 
@@ -64,6 +66,8 @@ def _prepared(model: ModelProto, opset: int) -> ModelProto:
     Resize up to opset 10, and Upsample, take the source of pixel i at i / scale; since opset 11 the
     default is half_pixel, and the converter sets nothing. Hardmax up to opset 12 works on the
     flattened tail, as Softmax does, which is the only one of the two that the converter rewrites.
+    Pad up to opset 10 may have a value that its mode does not use, which the converter leaves behind.
+    Clip up to opset 10 limits values to what float32 holds where an attribute is missing.
     GroupNormalization up to opset 20 has a scale per group, then one per channel.
     """
     names = {node.op_type for graph in checks.all_graphs(model) for node in graph.node if not node.domain}
@@ -84,13 +88,17 @@ def _prepared(model: ModelProto, opset: int) -> ModelProto:
 
 
 #: Operator -> the last opset at which it means something else than at the target.
-_CHANGED_AFTER: Final = {"Resize": 10, "Hardmax": 12, "GroupNormalization": 20}
+_CHANGED_AFTER: Final = {"Resize": 10, "Hardmax": 12, "GroupNormalization": 20, "Clip": 10, "Pad": 10}
 
 
 def _said(node: NodeProto, known: Mapping[str, TensorProto]) -> list[NodeProto]:
     """What replaces a node that is in _CHANGED_AFTER."""
     if node.op_type == "Resize":
         return [_asymmetric_resize(node, known)]
+    if node.op_type == "Clip":
+        return [_bounded_clip(node)]
+    if node.op_type == "Pad":
+        return [_plain_pad(node)]
     source, result, name = node.input[0], node.output[0], node.name or node.op_type
     shape, flat, wide = (f"{result}:{part}" for part in ("shape", "flat", "wide"))
     given = {a.name: a for a in node.attribute}
@@ -107,6 +115,28 @@ def _said(node: NodeProto, known: Mapping[str, TensorProto]) -> list[NodeProto]:
                                   epsilon=epsilon)]  # fmt: skip
     return [helper.make_node("Shape", [source], [shape], f"{name}/shape"), *inner,
             helper.make_node("Reshape", [wide, shape], [result], f"{name}/reshape")]  # fmt: skip
+
+
+def _bounded_clip(node: NodeProto) -> NodeProto:
+    """Clip of opset 10 with the bounds that its attributes have by default: infinities become finite."""
+    result = NodeProto()
+    result.CopyFrom(node)
+    given = {a.name for a in node.attribute}
+    for name, value in (("min", -_FLOAT_MAX), ("max", _FLOAT_MAX)):
+        if name not in given:
+            result.attribute.append(helper.make_attribute(name, value))
+    return result
+
+
+def _plain_pad(node: NodeProto) -> NodeProto:
+    """Pad of opset 10 without the value where its mode reads none."""
+    result = NodeProto()
+    result.CopyFrom(node)
+    if any(a.name == "mode" and a.s not in (b"", b"constant") for a in node.attribute):
+        kept = [a for a in node.attribute if a.name != "value"]
+        del result.attribute[:]
+        result.attribute.extend(kept)
+    return result
 
 
 def _asymmetric_resize(node: NodeProto, known: Mapping[str, TensorProto]) -> NodeProto:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+from rammer.frontend.extents import geometry_of
 from rammer.ir.types import TensorType
 
 Voice: TypeAlias = Literal["rammer", "onnxruntime", "reference"]
@@ -81,6 +82,17 @@ def _automatic(use: Use) -> bool:
     return use.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
 
 
+def _leaping(use: Use) -> bool:
+    kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
+    mode, dims = geometry_of(use.op, use.attributes, source, kernel)
+    spans = [(k - 1) * d.dilation + 1 for k, d in zip(kernel, dims, strict=True)]
+    if mode == "VALID" and use.attr("ceil_mode", 0):
+        return True
+    if mode.startswith("SAME"):
+        return any(d.dilation != 1 or d.stride > span for d, span in zip(dims, spans, strict=True))
+    return any(d.out < 1 for d in dims)
+
+
 def _unusual_cell(use: Use) -> bool:
     return use.attr("direction", "forward") != "forward" or bool(use.attr("activations")) or use.has(4)
 
@@ -115,14 +127,115 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         ("reference",), "The same formulas as MaxPool's.",
     ),
     Decision(
+        ("MaxPool",), "pads that differ between dimensions or sides", lambda use: len(set(use.attr("pads") or ())) > 1,
+        ("reference",),
+        "'pads format should be as follow [x1_begin, x2_begin...x1_end, x2_end,...]'. The reference takes them in another order.",
+    ),
+    Decision(
+        ("MaxPool", "AveragePool", "LpPool"), "nothing fits, VALID with ceil_mode, SAME with dilations or with strides that leap",
+        _leaping, ("onnxruntime",),
+        "'floor((input_spatial_shape[i] + pad_shape[i] - dilation[i] * (kernel_shape[i] - 1) - 1) / strides_spatial_shape[i] + "
+        "1)', 'VALID: ceil((input_spatial_shape[i] - ((kernel_spatial_shape[i] - 1) * dilations[i] + 1) + 1) / "
+        "strides_spatial_shape[i])', 'SAME_UPPER or SAME_LOWER: ceil(input_spatial_shape[i] / strides_spatial_shape[i])', 'the "
+        "extra padding is added at the end for SAME_UPPER and at the beginning for SAME_LOWER'. ONNX Runtime rounds towards "
+        "zero, takes VALID for pads of 0, leaves dilations out of SAME and halves negative paddings in another way.",
+    ),
+    Decision(
+        ("ConvTranspose",), "groups, output_shape, or SAME",
+        lambda use: use.attr("group", 1) > 1 or bool(use.attr("output_shape")) or _automatic(use), ("reference",),
+        "'output_shape[i] = input_shape[i] * strides[i]' and 'pads[start_i] = total_padding[i]/2'; the reference pads in front "
+        "where the result is larger than the scattered input, and mixes up groups of one feature.",
+    ),
+    Decision(
+        ("ConvTranspose",), "a result larger than the scattered input", _automatic, ("onnxruntime",),
+        "'pad the input so that output_shape[i] = input_shape[i] * strides[i]'. ONNX Runtime gives less where a stride leaps "
+        "over more than the kernel covers.",
+    ),
+    Decision(
+        ("Conv",), "group, SAME, or a stride that leaps", _automatic, ("reference",),
+        "'pad the input so that output_shape[i] = ceil(input_shape[i] / strides[i])'.",
+    ),
+    Decision(
+        ("GlobalMaxPool",), "not two spatial dimensions", lambda use: len(use.shape()) != 4, ("reference",),
+        "'dimensions are in the form of (N x C x D1 x D2 ... Dn)'; the output has 'the same rank as the input'. The reference "
+        "loses or adds dimensions.",
+    ),
+    Decision(
+        ("Hardmax",), "opsets up to 12", lambda use: use.version < 13, ("reference",),
+        "'Input does not need to explicitly be a 2D vector; rather, it will be coerced into one.' The reference goes along axis.",
+    ),
+    Decision(
+        ("Softmax", "LogSoftmax"), "opsets up to 12", lambda use: use.version < 13, ("reference",),
+        "'Input does not need to explicitly be a 2D vector; rather, it will be coerced into one.' The reference goes along axis.",
+    ),
+    Decision(
+        ("Unsqueeze",), "axes as an attribute", lambda use: use.version < 13, ("reference",),
+        "'The order of values in axes does not matter and can come in any order'. In the reference it matters.",
+    ),
+    Decision(
+        ("BatchNormalization",), "opsets up to 13", lambda use: use.version < 14, ("reference",),
+        "'epsilon: The epsilon value to use to avoid division by zero.' The reference does not read it.",
+    ),
+    Decision(
+        ("GroupNormalization",), "all", _always, ("reference",),
+        "'y = scale * (x - mean) / sqrt(variance + epsilon) + bias'. The reference takes a variance that cancels.",
+    ),
+    Decision(
+        ("LayerNormalization",), "the other outputs", lambda use: any(use.wanted[1:]) and use.dtype() != "float32",
+        ("reference",),
+        "'stash_type: Type of Mean and InvStdDev', float32 by default; the reference keeps the type of the input.",
+    ),
+    Decision(
+        ("LRN",), "all", _always, ("reference",),
+        "'max(0, c - floor((size - 1) / 2)) <= i <= min(C - 1, c + ceil((size - 1) / 2))'. The reference leaves out the last "
+        "channel of the window.",
+    ),
+    Decision(
+        ("MeanVarianceNormalization",), "all", _always, ("reference",),
+        "'(X-EX)/sqrt(E(X-EX)^2)' over the given axes. The reference takes E(X^2)-(EX)^2, which cancels.",
+    ),
+    Decision(
+        ("ReduceSumSquare",), "integers", lambda use: "int" in use.dtype(), ("reference",),
+        "The output has the type of the input; the reference widens it.",
+    ),
+    Decision(
+        ("RNN", "GRU", "LSTM"), "ThresholdedRelu without its alpha",
+        lambda use: "ThresholdedRelu" in (use.attr("activations") or ()) and not use.attr("activation_alpha"), ("onnxruntime",),
+        "'Default values are the same as of corresponding ONNX operators', and ThresholdedRelu's is 1. ONNX Runtime takes 0.",
+    ),
+    Decision(
         ("LpPool",), "pads", lambda use: any(use.attr("pads") or ()), ("reference",),
         "'Lp pooling consisting of computing the Lp norm on all values of a subset of the input tensor'. The reference "
         "multiplies an average by the whole kernel's size, also where the average counted fewer elements.",
     ),
     Decision(
-        ("Resize",), "tf_crop_and_resize, or cubic with exclude_outside",
-        lambda use: use.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
-        or (use.attr("mode") == "cubic" and bool(use.attr("exclude_outside", 0))), ("reference",),
+        ("Resize",), "tf_crop_and_resize or pytorch_half_pixel",
+        lambda use: use.attr("coordinate_transformation_mode") in ("tf_crop_and_resize", "pytorch_half_pixel"),
+        ("reference",),
+        "'length_resized as the length of the resized tensor in axis x'; 'x_original = length_resized > 1 ? (x_resized + 0.5) / "
+        "scale - 0.5 : 0'. The reference takes the product of the length and the scale, which may have a fraction, and -0.5.",
+    ),
+    Decision(
+        ("Resize",), "tf_crop_and_resize", lambda use: use.attr("coordinate_transformation_mode") == "tf_crop_and_resize",
+        ("onnxruntime",),
+        "'start_x * (length_original - 1) + x_resized * (end_x - start_x) * (length_original - 1) / (length_resized - 1)' holds "
+        "for every axis. ONNX Runtime copies an axis whose extent stays, whatever part of it roi names.",
+    ),
+    Decision(
+        ("Resize",), "align_corners with scales",
+        lambda use: use.attr("coordinate_transformation_mode") == "align_corners" and use.shape(2) not in ((), (0,)),
+        ("onnxruntime",),
+        "'output_width the target length on the axis x which can be a fractional number when it is calculated out of a scale "
+        "factor': ONNX's node tests (resize_downsample_scales_linear_align_corners) divide by that; ONNX Runtime rounds first.",
+    ),
+    Decision(
+        ("Resize",), "axes with keep_aspect_ratio_policy",
+        lambda use: bool(use.attr("axes")) and use.attr("keep_aspect_ratio_policy", "stretch") != "stretch", ("onnxruntime",),
+        "'scale = Max(sizes[i] / in_size[d]), out_size[d] = round_int(scale * in_size[d])'. ONNX Runtime keeps the size.",
+    ),
+    Decision(
+        ("Resize",), "cubic with exclude_outside",
+        lambda use: use.attr("mode") == "cubic" and bool(use.attr("exclude_outside", 0)), ("reference",),
         "exclude_outside: 'If set to 1, the weight of sampling locations outside the tensor will be set to 0 and the weight "
         "will be renormalized so that their sum is 1.0'.",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rammer.frontend.extents import PADDING_MODES, geometry_of
 from rammer.frontend.lowering import CannotLower, Lowering
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -82,33 +83,10 @@ class Window:
 
 
 def window_of(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> Window:
-    """The window of a convolution or pooling node from its attributes and declared output shape."""
-    rank = len(source)
-    out = ctx.out().shape[-rank:]
-    strides = _ints(ctx, "strides", rank)
-    dilations = _ints(ctx, "dilations", rank)
-    begin, end = _paddings(ctx, source, kernel, strides, dilations)
-    return Window(tuple(source), out, tuple(kernel), strides, dilations, begin, end)
-
-
-def _ints(ctx: Lowering, name: str, rank: int) -> tuple[int, ...]:
-    return tuple(int(v) for v in ctx.attr(name) or (1,) * rank)
-
-
-def _paddings(ctx: Lowering, source: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-              dilations: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
-    rank = len(source)
-    mode = ctx.attr("auto_pad", "NOTSET")
-    if mode in ("NOTSET", ""):
-        pads = tuple(int(p) for p in ctx.attr("pads") or (0,) * (2 * rank))
-        return pads[:rank], pads[rank:]
-    if mode == "VALID":
-        return (0,) * rank, (0,) * rank
-    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+    """The window of a convolution or pooling node from its attributes."""
+    mode, dims = geometry_of(ctx.node.op, ctx.node.attributes, source, kernel)
+    if mode not in PADDING_MODES:
         raise CannotLower(f"{ctx.node.op} with auto_pad={mode!r}")
-    totals = [
-        max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-        for n, k, s, d in zip(source, kernel, strides, dilations, strict=True)
-    ]
-    small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
-    return (small, large) if mode == "SAME_UPPER" else (large, small)
+    out = tuple(d.out for d in dims)
+    return Window(tuple(source), out, tuple(kernel), tuple(d.stride for d in dims), tuple(d.dilation for d in dims),
+                  tuple(d.begin for d in dims), tuple(d.end for d in dims))  # fmt: skip

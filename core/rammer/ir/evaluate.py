@@ -41,10 +41,15 @@ def _safe(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _divide(a: Array, b: Array) -> Array:
-    if np.issubdtype(np.result_type(a, b), np.floating):
+    kind = np.result_type(a, b)
+    if np.issubdtype(kind, np.floating):
         return np.asarray(np.true_divide(a, b))
-    # ONNX integer Div truncates towards zero.
-    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))
+    quotient = np.floor_divide(a, b)
+    if not np.issubdtype(kind, np.signedinteger):
+        return np.asarray(quotient)
+    # ONNX integer Div truncates towards zero. Magnitudes would not do: that of the least integer is no integer.
+    inexact = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
+    return np.asarray(quotient + inexact.astype(kind))
 
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
@@ -54,7 +59,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "round": np.rint, "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "sin": np.sin, "cos": np.cos,
     "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh,
     "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-    "erf": _erf, "eq": np.equal, "lt": np.less, "le": np.less_equal, "not_": np.logical_not,
+    "erf": _erf, "log1p": np.log1p, "expm1": np.expm1, "eq": np.equal, "lt": np.less, "le": np.less_equal, "not_": np.logical_not,
     "and_": np.bitwise_and, "or_": np.bitwise_or, "xor": np.bitwise_xor, "shl": np.left_shift,
     "shr": np.right_shift, "isnan": np.isnan, "isinf": np.isinf, "where": np.where,
 }  # fmt: skip

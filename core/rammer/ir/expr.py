@@ -119,7 +119,7 @@ OPS: dict[str, OpInfo] = {
     **{n: OpInfo(1) for n in ("neg", "abs", "sign", "floor", "ceil", "round", "sqrt")},
     **{n: OpInfo(1, flops=8) for n in (
         "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-        "asinh", "acosh", "atanh", "erf")},
+        "asinh", "acosh", "atanh", "erf", "log1p", "expm1")},
     "pow": OpInfo(2, flops=8),
     **{n: OpInfo(2, "bool") for n in ("eq", "lt", "le")},
     **{n: OpInfo(2) for n in ("and_", "or_", "xor", "shl", "shr")},

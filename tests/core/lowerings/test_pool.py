@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import check_node_case, check_random, lower_model, node_cases, node_model
-
-from rammer.frontend.lowering import CannotLower
+from harness import check_node_case, check_random, node_cases
 
 
 def _data(*shape: int) -> np.ndarray:
@@ -68,7 +66,6 @@ def test_max_pool_of_bytes_ignores_padding() -> None:
     assert graph.computes[0].kind == "window"
 
 
-def test_max_pool_indices_are_declined() -> None:
-    x = _data(1, 1, 4, 4)
-    with pytest.raises(CannotLower, match="Indices"):
-        lower_model(node_model("MaxPool", {"x": x}, 2, kernel_shape=[2, 2]), {"x": x})
+@pytest.mark.parametrize("order", [0, 1])
+def test_max_pool_indices(order: int) -> None:
+    check_random("MaxPool", {"x": _data(2, 3, 5, 6)}, 2, kernel_shape=[2, 3], pads=[0, 1, 1, 0], storage_order=order)

@@ -27,8 +27,8 @@ def sigmoid_of(x: Expr, k: Literal) -> Expr:
 
 
 def softplus_of(x: Expr, k: Literal) -> Expr:
-    """``log(1 + exp(x))`` as ``max(x, 0) + log(1 + exp(-|x|))``, which cannot overflow."""
-    tail = apply("log", apply("add", k(1), apply("exp", apply("neg", apply("abs", x)))))
+    """``log(1 + exp(x))`` as ``max(x, 0) + log1p(exp(-|x|))``, which cannot overflow and keeps what is small."""
+    tail = apply("log1p", apply("exp", apply("neg", apply("abs", x))))
     return apply("add", apply("max", x, k(0)), tail)
 
 
@@ -40,8 +40,8 @@ def _bounded(x: Expr, low: Expr, high: Expr) -> Expr:
     return apply("min", apply("max", x, low), high)
 
 
-def _exp_minus_1(x: Expr, k: Literal) -> Expr:
-    return apply("sub", apply("exp", x), k(1))
+def _exp_minus_1(x: Expr) -> Expr:
+    return apply("expm1", x)
 
 
 @lowering("Relu")
@@ -68,7 +68,7 @@ def prelu(ctx: Lowering) -> None:
 def elu(ctx: Lowering) -> None:
     """``x < 0 ? alpha * (exp(x) - 1) : x``."""
     alpha = float(ctx.attr("alpha", 1.0))
-    _map(ctx, lambda x, k: _below_zero(x, k, apply("mul", k(alpha), _exp_minus_1(x, k))))
+    _map(ctx, lambda x, k: _below_zero(x, k, apply("mul", k(alpha), _exp_minus_1(x))))
 
 
 @lowering("Selu")
@@ -78,7 +78,7 @@ def selu(ctx: Lowering) -> None:
     gamma = float(ctx.attr("gamma", 1.0507009873554805))
 
     def formula(x: Expr, k: Literal) -> Expr:
-        return apply("mul", k(gamma), _below_zero(x, k, apply("mul", k(alpha), _exp_minus_1(x, k))))
+        return apply("mul", k(gamma), _below_zero(x, k, apply("mul", k(alpha), _exp_minus_1(x))))
 
     _map(ctx, formula)
 
@@ -89,7 +89,7 @@ def celu(ctx: Lowering) -> None:
     alpha = float(ctx.attr("alpha", 1.0))
 
     def formula(x: Expr, k: Literal) -> Expr:
-        return _below_zero(x, k, apply("mul", k(alpha), _exp_minus_1(apply("div", x, k(alpha)), k)))
+        return _below_zero(x, k, apply("mul", k(alpha), _exp_minus_1(apply("div", x, k(alpha)))))
 
     _map(ctx, formula)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rammer.frontend.extents import transposed_of
 from rammer.frontend.lowering import Lowering, lowering
 from rammer.frontend.windows import spatial_names, window_of
 from rammer.ir import expr as ex
@@ -176,21 +177,7 @@ def _stuff(ctx: Lowering, x: str, dims: Sequence[_Spread]) -> str:
 
 
 def _spreads(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> list[_Spread]:
-    """Geometry per dimension; the output's declared extents decide what ``auto_pad`` leaves open."""
-    rank = len(source)
-    out = ctx.out().shape[2:]
-    strides = tuple(ctx.attr("strides") or (1,) * rank)
-    dilations = tuple(ctx.attr("dilations") or (1,) * rank)
-    extra = tuple(ctx.attr("output_padding") or (0,) * rank)
-    explicit = ctx.attr("pads")
-    mode = ctx.attr("auto_pad", "NOTSET")
-    result = []
-    for d, name in enumerate(spatial_names(rank)):
-        full = (source[d] - 1) * strides[d] + (kernel[d] - 1) * dilations[d] + 1 + extra[d]
-        total = max(full - out[d], 0)
-        if mode in ("SAME_UPPER", "SAME_LOWER") or ctx.attr("output_shape") is not None:
-            begin = total // 2 if mode == "SAME_UPPER" else total - total // 2
-        else:
-            begin = int(explicit[d]) if explicit and mode in ("NOTSET", "") else 0
-        result.append(_Spread(name, source[d], out[d], kernel[d], strides[d], dilations[d], begin))
-    return result
+    """Geometry per dimension."""
+    dims = transposed_of(ctx.node.attributes, source, kernel)
+    return [_Spread(name, n, d.out, k, d.stride, d.dilation, d.begin)
+            for name, n, k, d in zip(spatial_names(len(source)), source, kernel, dims, strict=True)]  # fmt: skip

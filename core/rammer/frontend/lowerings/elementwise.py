@@ -131,15 +131,27 @@ def _small_power(base: Expr, exponent: Expr, dtype: str) -> Expr | None:
 
 def _general_power(ctx: Lowering, base: Expr, exponent: Expr, dtype: str) -> Expr:
     kind = exponent.dtype if isinstance(exponent, Const) else ctx.type(ctx.input(1)).dtype
+    if not is_float(dtype) and not is_float(kind):
+        return _integer_power(base, _converted(exponent, dtype) if kind != dtype else exponent, dtype)
     if kind == dtype:
         return apply("pow", base, exponent)
     if is_float(dtype):
         return apply("pow", base, _converted(exponent, dtype))
     # An integer base to a fractional power is computed as a float and truncated.
-    wide = kind if is_float(kind) else dtype
-    if wide == dtype:
-        return apply("pow", base, _converted(exponent, dtype))
-    return Cast(dtype, apply("pow", _converted(base, wide), exponent))
+    return Cast(dtype, apply("pow", _converted(base, kind), exponent))
+
+
+def _integer_power(base: Expr, exponent: Expr, dtype: str) -> Expr:
+    """A negative exponent of an integer gives the quotient without its fraction: 0, but for 1 and -1."""
+    if dtype.startswith("u") or (isinstance(exponent, Const) and exponent.value >= 0):
+        return apply("pow", base, exponent)
+    zero, one = literal(0, dtype), literal(1, dtype)
+    whole = apply("pow", base, apply("max", exponent, zero))
+    odd = apply("eq", apply("and_", exponent, one), one)
+    sign = apply("where", odd, base, apply("mul", base, base))
+    unit = apply("eq", apply("mul", base, base), one)
+    inverse = apply("where", unit, sign, zero)
+    return apply("where", apply("lt", exponent, zero), inverse, whole)
 
 
 def _converted(value: Expr, dtype: str) -> Expr:

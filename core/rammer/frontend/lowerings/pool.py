@@ -6,28 +6,50 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rammer.frontend.lowering import CannotLower, Lowering, lowering
+from rammer.frontend.lowering import Lowering, lowering
 from rammer.frontend.operands import emit_narrowed, widened
 from rammer.frontend.windows import Window, spatial_names, window_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
-from rammer.ir.expr import Const, Expr, Op, Table
+from rammer.ir.expr import Const, Expr, Load, Op, Table
 from rammer.ir.types import is_float
 
 
 @lowering("MaxPool")
 def max_pool(ctx: Lowering) -> None:
-    """Maximum of each window; padding never wins. The Indices output has no lowering."""
-    if ctx.wants(1):
-        raise CannotLower("MaxPool with its Indices output")
+    """Maximum of each window; padding never wins. Indices are those of the first maximum in the whole tensor."""
     x = ctx.input(0)
     dtype = ctx.type(x).dtype
     lowest: ex.Number = -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
     window = _window(ctx)
-    reduce = window.taps
-    ctx.emit(
-        _axes(ctx, window), window.load(x, ("n", "c"), lowest), reduce, "max" if reduce else None, output=0
-    )
+    reduce, axes = window.taps, _axes(ctx, window)
+    value = window.load(x, ("n", "c"), lowest)
+    largest = ctx.emit(axes, value, reduce, "max" if reduce else None, output=0 if ctx.wants(0) else None)
+    if ctx.wants(1):
+        _emit_indices(ctx, window, value, ctx.load(largest, *[a.name for a in axes]))
+
+
+def _emit_indices(ctx: Lowering, window: Window, value: Load, largest: Load) -> None:
+    """Output 1: "the flatten 1-D indices of selected values"; ``storage_order`` 1 counts columns first."""
+    axes = _axes(ctx, window)
+    places = list(zip(window.indices, window.source, strict=True))
+    place: Expr = ex.integer(0)
+    for index, extent in reversed(places) if ctx.attr("storage_order", 0) else places:
+        place = ex.add(ex.mul(place, extent), index)
+    plane = ex.add(ex.mul("n", axes[1].extent), "c")
+    place = ex.add(ex.mul(plane, int(np.prod(window.source))), place)
+    if not window.taps:
+        ctx.emit(axes, place, output=1)
+        return
+    chosen: Expr = Op("eq", (value, largest))
+    if is_float(ctx.type(value.tensor).dtype):
+        # NaN is a maximum that equals nothing.
+        chosen = Op("or_", (chosen, Op("isnan", (value,))))
+    for index, extent in places if window.padded else ():
+        inside = Op("and_", (Op("le", (ex.integer(0), index)), Op("lt", (index, ex.integer(extent)))))
+        chosen = Op("and_", (chosen, inside))
+    last = ex.integer(ctx.type(value.tensor).size)
+    ctx.emit(axes, Op("where", (chosen, place, last)), window.taps, "min", output=1, dtype="int64")
 
 
 @lowering("AveragePool")

@@ -130,7 +130,8 @@ def reduce_log_sum_exp(ctx: Lowering) -> None:
     x: Expr = shape.load(ctx.input(0))
     x = Cast("float32" if dtype == "float16" else "float64", x) if dtype == "float16" or not is_float(dtype) else x
     if shape.count == 0:
-        ctx.emit(shape.axes, Const(-math.inf, dtype), output=0)
+        nothing = Const(-math.inf, dtype) if is_float(dtype) else identity("max", dtype)
+        ctx.emit(shape.axes, nothing, output=0)
         return
     largest = shape.result(_combine(ctx, shape, x, "max", None))
     finite = Op("where", (Op("isinf", (largest,)), Const(0.0), largest))
@@ -153,9 +154,12 @@ def arg_extreme(ctx: Lowering) -> None:
     extreme = shape.result(_combine(ctx, shape, x, "max" if ctx.node.op == "ArgMax" else "min", None))
     place = ex.as_index(f"k{dim}")
     last = bool(ctx.attr("select_last_index", 0))
-    # Where nothing is equal (NaN) the answer is arbitrary, but must be a valid index.
     other = ex.integer(0 if last else shape.count - 1)
-    candidate = Op("where", (Op("eq", (x, extreme)), place, other))
+    found: Expr = Op("eq", (x, extreme))
+    if is_float(ctx.type(ctx.input(0)).dtype):
+        # NaN is the extreme of a row that holds it, as in NumPy and torch, but equals nothing.
+        found = Op("or_", (found, Op("isnan", (x,))))
+    candidate = Op("where", (found, place, other))
     ctx.emit(shape.axes, candidate, shape.reduce, "max" if last else "min", output=0, dtype="int64")
 
 

@@ -78,7 +78,8 @@ def hardmax(ctx: Lowering) -> None:
     for axis in over:
         place = ex.add(ex.mul(place, axis.extent), axis.name)
     last = ex.integer(max(math.prod(a.extent for a in over) - 1, 0))
-    candidate = Op("where", (Op("eq", (x, largest)), place, last))
+    # NaN is a maximum that equals nothing; the first one counts, as for ArgMax.
+    candidate = Op("where", (Op("or_", (Op("eq", (x, largest)), Op("isnan", (x,)))), place, last))
     first = ctx.load(
         ctx.emit(kept, candidate, over, "min", dtype="int64", hint="first"), *[a.name for a in kept]
     )

@@ -17,7 +17,7 @@ _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
 _CALLS = {
     "abs": "fabs", "floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt", "pow": "pow",
     **{n: n for n in ("exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-                      "asinh", "acosh", "atanh", "erf")},
+                      "asinh", "acosh", "atanh", "erf", "log1p", "expm1")},
 }  # fmt: skip
 
 

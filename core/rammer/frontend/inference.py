@@ -1,0 +1,133 @@
+"""Types of results where ONNX's own inference departs from what its operators say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from onnx import NodeProto, TypeProto, helper
+
+from rammer.errors import BadInput
+from rammer.frontend import nodes as nd
+from rammer.frontend.extents import Extent, geometry_of, transposed_of
+from rammer.ir.types import TensorType
+
+#: Shapes of the results, given attributes and the types of the operands (None where one is absent).
+_Rule: TypeAlias = Callable[[str, Mapping[str, Any], Sequence[TensorType | None]], tuple[int, ...]]
+
+
+def corrected(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+    """``inferred`` with the shapes that this module knows better. BadInput for a window that cannot be."""
+    rule = _RULES.get(proto.op_type) if proto.domain in ("", "ai.onnx") else None
+    operands = [nd.tensor_type(types[n]) if n else None for n in proto.input]
+    if rule is None or not operands or operands[0] is None:
+        return dict(inferred)
+    attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute if not a.HasField("g")}
+    attributes = {k: v.decode() if isinstance(v, bytes) else v for k, v in attributes.items()}
+    try:
+        shape = rule(proto.op_type, attributes, operands)
+    except BadInput as problem:
+        raise BadInput(problem.what, nd.node_title(proto), problem.hint) from None
+    result = dict(inferred)
+    for name in filter(None, proto.output):
+        known = inferred.get(name, types[proto.input[0]])
+        result[name] = helper.make_tensor_type_proto(known.tensor_type.elem_type, shape)
+    return result
+
+
+def untyped_body(proto: NodeProto) -> bool:
+    """Whether ONNX's body of the operator has types that contradict each other, but ``corrected`` knows the result's."""
+    return bool(proto.op_type == "MeanVarianceNormalization")
+
+
+def _pool(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    batch, channels, source = _image(op, operands[0])
+    kernel = tuple(attributes.get("kernel_shape", ()))
+    _check_window(op, attributes, len(source), kernel)
+    return (batch, channels, *_outs(op, geometry_of(op, attributes, source, kernel)[1], source, kernel))
+
+
+def _conv(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    batch, channels, source = _image(op, operands[0])
+    _, _, kernel = weights = _image(op, operands[1])
+    if len(kernel) != len(source):
+        raise BadInput(f"{op} of an image with {len(source)} spatial dimensions has weights with {len(kernel)}",
+                       hint="the weights have the rank of the image")  # fmt: skip
+    given = tuple(attributes.get("kernel_shape") or kernel)
+    if given != kernel:
+        raise BadInput(f"{op} has kernel_shape={list(given)} and weights of {list(kernel)}", hint="leave kernel_shape out")
+    _check_window(op, attributes, len(source), kernel)
+    features = _features(op, int(attributes.get("group", 1)), channels, weights)
+    _check_bias(op, features, operands)
+    if op == "ConvTranspose":
+        return (batch, features, *_outs(op, transposed_of(attributes, source, kernel), source, kernel))
+    return (batch, features, *_outs(op, geometry_of(op, attributes, source, kernel)[1], source, kernel))
+
+
+def _features(op: str, group: int, channels: int, weights: tuple[int, int, tuple[int, ...]]) -> int:
+    """Channels of the result; BadInput where groups, channels and weights do not go together."""
+    first, second, _ = weights
+    if group < 1:
+        raise BadInput(f"{op} has group={group}", hint="groups of channels are counted from 1")
+    if op == "ConvTranspose":
+        if first != channels or channels % group:
+            raise BadInput(f"{op} of {channels} channels in {group} groups has weights for {first}",
+                           hint="the weights have shape [channels, features / group, ...]")  # fmt: skip
+        return second * group
+    if second * group != channels or first % group:
+        raise BadInput(f"{op} of {channels} channels in {group} groups has weights for {second} channels a group and "
+                       f"{first} features", hint="the weights have shape [features, channels / group, ...]")  # fmt: skip
+    return first
+
+
+def _check_bias(op: str, features: int, operands: Sequence[TensorType | None]) -> None:
+    bias = operands[2] if len(operands) > 2 else None
+    if bias is not None and bias.shape != (features,):
+        raise BadInput(f"{op} with {features} features has a bias of shape {list(bias.shape)}", hint="one value a feature")
+
+
+def _image(op: str, kind: TensorType | None) -> tuple[int, int, tuple[int, ...]]:
+    if kind is None or len(kind.shape) < 3:
+        shape = "no shape" if kind is None else str(list(kind.shape))
+        raise BadInput(f"{op} of a tensor of {shape}", hint="batch, channels and at least one spatial dimension")
+    return kind.shape[0], kind.shape[1], kind.shape[2:]
+
+
+def _check_window(op: str, attributes: Mapping[str, Any], rank: int, kernel: Sequence[int]) -> None:
+    given = {name: attributes.get(name) or () for name in ("strides", "dilations", "pads")}
+    for name, values in {**given, "kernel_shape": kernel}.items():
+        count = 2 * rank if name == "pads" else rank
+        if (values or name == "kernel_shape") and len(values) != count:
+            raise BadInput(f"{op} in {rank} spatial dimensions has {name}={list(values)}", hint=f"give {count} values")
+        # Weights without elements make an empty sum; a pooling window needs an element.
+        checked = name in ("strides", "dilations") or (name == "kernel_shape" and not op.startswith("Conv"))
+        if checked and any(v < 1 for v in values):
+            raise BadInput(f"{op} has {name}={list(values)}", hint="the least value is 1")
+    mode = attributes.get("auto_pad") or "NOTSET"
+    if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise BadInput(f"{op} has auto_pad={mode!r}", hint="ONNX knows NOTSET, VALID, SAME_UPPER and SAME_LOWER")
+
+
+def _outs(op: str, dims: Sequence[Extent], source: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+    """Extents of the result; none where as much as a window is missing ("floor((input + pads - window) / stride) + 1")."""
+    if any(d.out < 0 for d in dims):
+        raise BadInput(f"the window of {op}, {list(kernel)}, does not fit into its padded input {list(source)}",
+                       hint="give a larger input with --shape")  # fmt: skip
+    return tuple(d.out for d in dims)
+
+
+def _global_pool(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    batch, channels, source = _image(op, operands[0])
+    return (batch, channels, *[1] * len(source))
+
+
+def _same(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    return operands[0].shape if operands[0] is not None else ()
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
+    **dict.fromkeys(("Conv", "ConvTranspose"), _conv),
+    **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
+    "MeanVarianceNormalization": _same,
+}

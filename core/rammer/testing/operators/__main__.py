@@ -1,0 +1,31 @@
+"""``python -m rammer.testing.operators``: the search, or one of its cases again."""
+
+from __future__ import annotations
+
+import click
+
+from rammer.testing.operators.search import search
+
+
+@click.command()
+@click.argument("ops", nargs=-1)
+@click.option("--seed", default=0)
+@click.option("--seconds", default=60.0)
+@click.option("--fold", is_flag=True, help="Make every operand a constant.")
+@click.option("--kinds", default="wrong,broken,reference,runtime,refused,alone")
+@click.option("--show", default=3, help="Examples of each operator and kind.")
+def main(ops: tuple[str, ...], seed: int, seconds: float, fold: bool, kinds: str, show: int) -> None:
+    """Compare single operators with ONNX Runtime and onnx.reference."""
+    counts, found = search(ops, seed, seconds, fold)
+    total = sum(counts.values())
+    click.echo(f"{total} cases of {len({op for op, _ in counts})} operators, seed {seed}")
+    for (op, kind), count in sorted(counts.items(), key=lambda i: (i[0][1], i[0][0])):
+        if kind not in kinds.split(","):
+            continue
+        click.echo(f"{kind:9} {op:24} {count}")
+        for number, verdict in [f for f in found if (f[1].case.op, f[1].kind) == (op, kind)][:show]:
+            click.echo(f"    #{number} {verdict.case}\n        {verdict.text.splitlines()[0] if verdict.text else ''}")
+
+
+if __name__ == "__main__":
+    main()

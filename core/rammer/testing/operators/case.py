@@ -1,0 +1,173 @@
+"""One operator with operands and attributes, and the registry of generators that draw such cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import ModelProto, defs, helper, numpy_helper
+
+from rammer.frontend.voices import Use
+from rammer.ir.types import SHORT, TensorType
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Values at which formulas break: zeros of both signs, tiny, large and huge ones, what is no number.
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-8, -1e-8, 1e-4, 6.0, -6.0, 20.0, -20.0, 50.0, -50.0,
+           88.0, -104.0, 710.0, -750.0, 6e4, 1e30, -1e30, np.inf, -np.inf, np.nan)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of one node. Operands that are None are absent; ``static`` are the positions of constants."""
+
+    op: str
+    opset: int
+    operands: tuple[Array | None, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int = 1
+    static: frozenset[int] = frozenset()
+
+    @property
+    def feeds(self) -> dict[str, Array]:
+        """What a run of the model is given."""
+        return {f"x{i}": a for i, a in enumerate(self.operands) if a is not None and i not in self.static}
+
+    @property
+    def use(self) -> Use:
+        """What decisions on voices ask about."""
+        version = defs.get_schema(self.op, self.opset, "").since_version
+        types = [None if a is None else TensorType(str(a.dtype), a.shape) for a in self.operands]
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in self.attributes.items() if v is not None}
+        return Use(self.op, version, given, types, (True,) * self.outputs)
+
+    def folded(self) -> Case:
+        """The same with every operand a constant."""
+        return Case(self.op, self.opset, self.operands, self.attributes, self.outputs,
+                    frozenset(range(len(self.operands))))  # fmt: skip
+
+    def model(self) -> ModelProto:
+        """The model; the types of its outputs are known where ONNX infers them, their shapes are not."""
+        names = [f"x{i}" if a is not None else "" for i, a in enumerate(self.operands)]
+        while names and not names[-1]:
+            names.pop()
+        attributes = {k: v for k, v in self.attributes.items() if v is not None}
+        node = helper.make_node(self.op, names, [f"y{i}" for i in range(self.outputs)], name="node", **attributes)
+        ports, constants = [], []
+        for i, operand in enumerate(self.operands):
+            if operand is None:
+                continue
+            if i in self.static:
+                constants.append(numpy_helper.from_array(operand, f"x{i}"))
+            else:
+                code = helper.np_dtype_to_tensor_dtype(operand.dtype)
+                ports.append(helper.make_tensor_value_info(f"x{i}", code, operand.shape))
+        results = [onnx.ValueInfoProto(name=f"y{i}") for i in range(self.outputs)]
+        graph = helper.make_graph([node], "case", ports, results, constants)
+        # An older IR version goes with older opsets, in which initializers are inputs, too.
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+
+    def __str__(self) -> str:
+        operands = ", ".join("-" if a is None else f"{SHORT.get(str(a.dtype), a.dtype)}{list(a.shape)}"
+                             + ("*" if i in self.static else "") for i, a in enumerate(self.operands))  # fmt: skip
+        attributes = " ".join(f"{k}={v}" for k, v in self.attributes.items() if v is not None)
+        return f"{self.op}-{self.opset}({operands}) {attributes}".rstrip()
+
+
+Maker: TypeAlias = Callable[["Draw"], Case]
+#: Family -> what draws one of its cases.
+FAMILIES: dict[str, Maker] = {}
+
+
+def family(*ops: str) -> Callable[[Callable[[Draw, str], Case]], Callable[[Draw, str], Case]]:
+    """Decorator: register a generator for each of ``ops``."""
+
+    def register(make: Callable[[Draw, str], Case]) -> Callable[[Draw, str], Case]:
+        for op in ops:
+            FAMILIES[op] = lambda draw, op=op: make(draw, op)  # type: ignore[misc]
+        return make
+
+    return register
+
+
+def drawn(op: str, seed: int, number: int) -> Case:
+    """Case ``number`` of a family; the same arguments give the same case."""
+    return FAMILIES[op](Draw(Random(f"{op}:{seed}:{number}")))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random choices of a generator."""
+
+    random: Random
+
+    def pick(self, *options: Any) -> Any:
+        """One of ``options``."""
+        return self.random.choice(options)
+
+    def chance(self, share: float = 0.5) -> bool:
+        """True in ``share`` of the draws."""
+        return self.random.random() < share
+
+    def size(self, low: int = 1, high: int = 6) -> int:
+        """An extent, often a small one."""
+        return self.random.randint(low, self.pick(min(low + 1, high), high))
+
+    def shape(self, low: int = 0, high: int = 4, least: int = 1) -> tuple[int, ...]:
+        """A shape of a rank within these bounds."""
+        return tuple(self.size(least) for _ in range(self.random.randint(low, high)))
+
+    def opset(self, op: str, low: int = 7, high: int = 26) -> int:
+        """An opset at which the operator exists and is not withdrawn: any version, each of its revisions alike."""
+        versions = sorted({max(s.since_version, low) for s in _history(op) if s.since_version <= high})
+        chosen = self.random.choice(versions)
+        later = [v for v in versions if v > chosen]
+        last = min(later) - 1 if later else high
+        gone = defs.get_schema(op, last, "").deprecated
+        return int(chosen if gone else self.random.randint(chosen, last))
+
+    def dtype(self, op: str, opset: int, position: int = 0, narrow: bool = True) -> str:
+        """An element type that operand ``position`` accepts, float32 in half of the draws."""
+        kinds = accepted(op, opset, position)
+        if "float32" in kinds and self.chance():
+            return "float32"
+        return str(self.random.choice(kinds or ["float32"]))
+
+    def array(self, shape: tuple[int, ...], dtype: str = "float32", special: float = 0.0, low: float = -3,
+              high: float = 3) -> Array:  # fmt: skip
+        """Values of ``dtype``: floats within bounds or, in this share of the places, SPECIAL; integers of all sizes."""
+        rng = np.random.default_rng(self.random.getrandbits(63))
+        if dtype == "bool":
+            return np.asarray(rng.integers(0, 2, shape).astype(bool))
+        if not dtype.startswith("float"):
+            bounds = np.iinfo(dtype)
+            small = rng.integers(max(int(low), int(bounds.min)), int(high) + 1, shape).astype(dtype)
+            edge = rng.choice(np.array([bounds.min, bounds.max, bounds.max - 1], dtype), shape)
+            return np.asarray(np.where(rng.random(shape) < special, edge, small), dtype)
+        values = rng.uniform(low, high, shape)
+        values = np.where(rng.random(shape) < special, rng.choice(SPECIAL, shape), values)
+        with np.errstate(over="ignore"):
+            return np.asarray(values, dtype)
+
+    def ints(self, count: int, low: int, high: int) -> list[int]:
+        """Integers within bounds."""
+        return [self.random.randint(low, high) for _ in range(count)]
+
+
+def _history(op: str) -> list[Any]:
+    return [s for s in defs.get_all_schemas_with_history() if s.name == op and s.domain == "" and not s.deprecated]
+
+
+def accepted(op: str, opset: int, position: int = 0) -> list[str]:
+    """Element types of rammer that operand ``position`` of the operator accepts."""
+    schema = defs.get_schema(op, opset, "")
+    formal = schema.inputs[min(position, len(schema.inputs) - 1)]
+    texts = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(formal.type_str,
+                                                                                        [formal.type_str])  # fmt: skip
+    names = {"float": "float32", "double": "float64"}
+    plain = [t[7:-1] for t in texts if t.startswith("tensor(")]
+    return sorted(n for n in (names.get(t, t) for t in plain) if n in SHORT)

@@ -1,0 +1,39 @@
+"""Draws cases of every family and has the voices judge them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from rammer.testing.operators import elementwise, places, recurrent, rows, windows
+from rammer.testing.operators.case import FAMILIES, drawn
+from rammer.testing.operators.voices import Verdict, judge
+
+MODULES = (elementwise, places, recurrent, rows, windows)
+
+
+def verdicts(ops: Sequence[str], seed: int, count: int, fold: bool = False) -> Iterator[tuple[int, Verdict]]:
+    """Judge ``count`` cases of each operator; numbers are those of ``drawn``."""
+    for number in range(count):
+        for op in ops:
+            case = drawn(op, seed, number)
+            yield number, judge(case.folded() if fold else case)
+
+
+Found: TypeAlias = "tuple[Counter[tuple[str, str]], list[tuple[int, Verdict]]]"
+
+
+def search(ops: Sequence[str], seed: int, seconds: float, fold: bool = False) -> Found:
+    """Search for ``seconds``; counts by (operator, kind), and what is not ok."""
+    counts: Counter[tuple[str, str]] = Counter()
+    found: list[tuple[int, Verdict]] = []
+    end = time.monotonic() + seconds
+    for number, verdict in verdicts(ops or sorted(FAMILIES), seed, 1_000_000, fold):
+        counts[verdict.case.op, verdict.kind] += 1
+        if verdict.kind != "ok":
+            found.append((number, verdict))
+        if time.monotonic() > end:
+            break
+    return counts, found

@@ -1,0 +1,200 @@
+"""What says how an operator's results must be: rammer's own expressions, ONNX Runtime and onnx.reference."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rammer.errors import RammerError
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower_node
+from rammer.frontend.lowering import CannotLower
+from rammer.frontend.reader import read_model
+from rammer.frontend.voices import Voice, distrusted
+from rammer.ir.evaluate import evaluate
+from rammer.ir.graph import Graph
+from rammer.runtime.host import HostNode
+from rammer.testing.operators.case import Array, Case
+
+#: Operators in which ONNX Runtime may pass over NaN. ONNX is silent; rammer follows NumPy and torch, in which a NaN is the
+#: largest and the smallest element of its row: what is no number must not be lost.
+NAN_LOST = frozenset({"ArgMax", "ArgMin", "Hardmax", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "Max", "Min"})
+
+
+@dataclass(frozen=True)
+class Said:
+    """Results, or why there are none. ``broken`` marks an end that no user should see (a traceback)."""
+
+    values: tuple[Array, ...] | None
+    why: str = ""
+    broken: bool = False
+    #: Operators that ran on the host.
+    host: tuple[str, ...] = ()
+
+
+def ours(case: Case, precise: bool = False) -> Said:
+    """rammer's results: lowered expressions in NumPy, and host operators where there are none."""
+    try:
+        graph = bind(read_model(case.model()), {name: a.shape for name, a in case.feeds.items()})
+        return _executed(graph, case.feeds, precise)
+    except RammerError as error:
+        return Said(None, str(error))
+    except Exception as error:
+        return Said(None, f"{type(error).__name__}: {error}", broken=True)
+
+
+def _executed(graph: Graph, feeds: Mapping[str, Array], precise: bool) -> Said:
+    values: dict[str, Array] = {**graph.constants, **{v.name: feeds[v.external or v.name] for v in graph.inputs}}
+    taken, host = set(graph.types), list[str]()
+    for node in graph.nodes:
+        try:
+            lowered = lower_node(graph, node, taken)
+        except CannotLower:
+            host.append(node.op)
+            operator = HostNode.of(graph, node)
+            values |= operator.run({n: values[n] for n in operator.inputs})
+            continue
+        values |= lowered.constants
+        for compute in lowered.computes:
+            values[compute.name] = evaluate(compute, values, precise)
+    results = tuple(np.asarray(values[v.name]) for v in graph.outputs)
+    for value, result in zip(graph.outputs, results, strict=True):
+        if result.shape != value.type.shape:
+            return Said(None, f"{value.name} is declared {value.type} and has the shape {result.shape}", broken=True)
+    return Said(results, host=tuple(host))
+
+
+def reference(case: Case) -> Said:
+    """onnx.reference's results."""
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = ReferenceEvaluator(case.model()).run(None, case.feeds)
+        return Said(tuple(np.asarray(v) for v in values))
+    except Exception as error:
+        return Said(None, f"{type(error).__name__}: {error}")
+
+
+def onnxruntime(case: Case) -> Said:
+    """ONNX Runtime's results on the CPU."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        model = _typed(case)
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return Said(tuple(np.asarray(v) for v in session.run(None, case.feeds)))
+    except Exception as error:
+        return Said(None, f"{type(error).__name__}: {error}")
+
+
+def _typed(case: Case) -> onnx.ModelProto:
+    """The model with the element types of its outputs, which ONNX Runtime wants."""
+    model = case.model()
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model)
+    except Exception:  # whatever C++ threw: without types ONNX Runtime infers them itself
+        return model
+    for mine, typed in zip(model.graph.output, inferred.graph.output, strict=True):
+        mine.type.tensor_type.elem_type = typed.type.tensor_type.elem_type
+    return model
+
+
+def difference(have: Sequence[Array], want: Sequence[Array]) -> str:
+    """How results differ beyond rounding, "" where they agree. NaN agrees with NaN alone."""
+    if len(have) != len(want):
+        return f"{len(have)} results, not {len(want)}"
+    for i, (a, b) in enumerate(zip(have, want, strict=True)):
+        text = _differ(np.asarray(a), np.asarray(b))
+        if text:
+            return f"result {i}: {text}"
+    return ""
+
+
+def _differ(a: Array, b: Array) -> str:
+    if a.shape != b.shape:
+        return f"shape {list(a.shape)}, not {list(b.shape)}"
+    if a.dtype != b.dtype:
+        return f"type {a.dtype}, not {b.dtype}"
+    if a.dtype.kind != "f":
+        wrong = a != b
+    else:
+        with np.errstate(all="ignore"):
+            x, y = a.astype(np.float64), b.astype(np.float64)
+            loose = 1e-2 if a.dtype == np.float16 else 1e-4
+            near = np.abs(x - y) <= loose * np.abs(y) + _absolute(a.dtype, y)
+        wrong = ~(near & np.isfinite(x) & np.isfinite(y)) & ~(x == y) & ~(np.isnan(x) & np.isnan(y))
+    if not wrong.any():
+        return ""
+    place = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"{a[place]!s}, not {b[place]!s} at {list(place)} ({int(wrong.sum())} of {a.size})"
+
+
+def _absolute(dtype: np.dtype[Any], want: Array) -> float:
+    """What sums that cancel may be off by: a part of the largest value beside them, and little more."""
+    finite = np.abs(want[np.isfinite(want)])
+    largest = float(finite.max()) if finite.size else 0.0
+    unit = 1e-3 if dtype == np.float16 else 1e-6
+    return unit * min(largest, 100.0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``kind``: ok, wrong (no voice agrees), runtime or reference (only that one agrees), alone (no other voice),
+    refused (another voice has results) or broken (a traceback)."""
+
+    kind: str
+    text: str
+    case: Case
+
+
+def judge(case: Case) -> Verdict:
+    """Compare the voices."""
+    mine = ours(case)
+    if mine.broken:
+        return Verdict("broken", mine.why, case)
+    one, two = _trusted(case, "onnxruntime", onnxruntime), _trusted(case, "reference", reference)
+    if mine.values is None:
+        others = [v for v in (one, two) if v.values is not None]
+        return Verdict("refused" if others else "ok", mine.why, case)
+    if one.values is None and two.values is None:
+        return Verdict("alone", f"{one.why} | {two.why}", case)
+    by_runtime = None if one.values is None else difference(mine.values, one.values)
+    by_reference = None if two.values is None else difference(mine.values, two.values)
+    if not by_runtime and not by_reference:
+        return Verdict("ok", "", case)
+    host = f" [host {', '.join(mine.host)}]" if mine.host else ""
+    text = f"runtime: {_shown(by_runtime, one)}; reference: {_shown(by_reference, two)}{host}"
+    if by_runtime == "":
+        return Verdict("runtime", text, case)
+    return Verdict("reference" if by_reference == "" else "wrong", text, case)
+
+
+def _trusted(case: Case, voice: Voice, said: Callable[[Case], Said]) -> Said:
+    """What a voice says, unless it was decided that it is wrong here."""
+    decision = distrusted(voice, case.use)
+    if decision is not None:
+        return Said(None, f"decided: {decision.when}")
+    if voice == "onnxruntime" and case.op in NAN_LOST and any(has_nan(a) for a in case.operands):
+        return Said(None, "decided: NaN is an extreme")
+    return said(case)
+
+
+def has_nan(operand: Array | None) -> bool:
+    """Whether an operand holds what is no number."""
+    return operand is not None and operand.dtype.kind == "f" and bool(np.isnan(operand).any())
+
+
+def _shown(text: str | None, said: Said) -> str:
+    return f"none ({said.why[:90]})" if text is None else text or "agrees"
+

@@ -1,0 +1,174 @@
+"""Operators that were once lowered wrongly, one example each, with the result that ONNX's words give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rammer.testing.operators.case import Case
+from rammer.testing.operators.voices import ours
+
+F32 = np.float32
+
+
+def row(*values: float, dtype: Any = F32) -> np.ndarray:
+    """An image of one row: [1, 1, n]."""
+    return np.array(values, dtype)[None, None]
+
+
+def check(case: Case, *expected: Any, rtol: float = 1e-6) -> None:
+    """In the tensor's own types and, where it matters, in float64."""
+    for precise in (False, True):
+        said = ours(case, precise)
+        assert said.values is not None, said.why
+        for have, want in zip(said.values, expected, strict=True):
+            assert have.shape == np.shape(want)
+            np.testing.assert_allclose(have, want, rtol=rtol)
+
+
+def windows(n: int, kernel: int, starts: list[int], dilation: int = 1) -> list[list[int]]:
+    """The elements under a window at each start."""
+    return [[p for p in range(s, s + kernel * dilation, dilation) if 0 <= p < n] for s in starts]
+
+
+#: (extent, kernel, attributes, where the windows start), by the formulas in the text of MaxPool-22.
+POOLS = [
+    (6, 1, {"strides": [2], "ceil_mode": 1}, [0, 2, 4]),
+    (5, 2, {"strides": [3], "pads": [1, 1], "ceil_mode": 1}, [-1, 2]),
+    (4, 2, {"strides": [3], "ceil_mode": 1}, [0, 3]),
+    (3, 2, {"strides": [2], "auto_pad": "VALID", "ceil_mode": 1}, [0]),
+    (3, 2, {"dilations": [2], "auto_pad": "SAME_UPPER"}, [-1, 0, 1]),
+    (5, 4, {"dilations": [2], "strides": [2], "auto_pad": "SAME_LOWER"}, [-3, -1, 1]),
+    (3, 1, {"strides": [3], "auto_pad": "SAME_UPPER"}, [1]),
+    (2, 1, {"strides": [2], "auto_pad": "SAME_UPPER"}, [0]),
+    (2, 1, {"strides": [2], "auto_pad": "SAME_LOWER"}, [1]),
+    (2, 3, {"strides": [2]}, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "kernel", "attributes", "starts"), POOLS, ids=str)
+def test_pools(n: int, kernel: int, attributes: dict[str, Any], starts: list[int]) -> None:
+    x = np.random.default_rng().uniform(-3, 3, n).astype(F32)
+    seen = windows(n, kernel, starts, attributes.get("dilations", [1])[0])
+    given = {"kernel_shape": [kernel], **attributes}
+    largest = [max(w, key=lambda p: x[p]) for w in seen]
+    indices = np.array(largest, np.int64)[None, None]
+    check(Case("MaxPool", 22, (row(*x),), given, 2), row(*(x[i] for i in largest)), indices)
+    check(Case("AveragePool", 22, (row(*x),), given), row(*(x[w].mean() for w in seen)), rtol=1e-5)
+    check(Case("LpPool", 22, (row(*x),), {**given, "p": 1}), row(*(np.abs(x[w]).sum() for w in seen)), rtol=1e-5)
+
+
+def test_columns_first_and_a_window_on_nothing_but_nan() -> None:
+    x = np.array([[1, 5, 2], [4, 3, np.nan]], F32)[None, None]
+    case = Case("MaxPool", 22, (x,), {"kernel_shape": [2, 2], "storage_order": 1}, 2)
+    check(case, np.array([[[[5, np.nan]]]]), np.array([[[[2, 5]]]]))
+
+
+@pytest.mark.parametrize(("n", "kernel", "attributes", "starts"), [
+    (3, 1, {"strides": [3], "auto_pad": "SAME_UPPER"}, [0]),  # a convolution pads and never crops
+    (5, 2, {"strides": [2], "auto_pad": "SAME_LOWER"}, [-1, 1, 3]),
+    (3, 2, {"dilations": [2], "auto_pad": "SAME_UPPER"}, [-1, 0, 1]),
+    (2, 3, {"strides": [3]}, []),
+], ids=str)  # fmt: skip
+def test_conv(n: int, kernel: int, attributes: dict[str, Any], starts: list[int]) -> None:
+    x, w = np.arange(1, n + 1, dtype=F32), np.array([1, 10, 100, 1000][:kernel], F32)
+    step = attributes.get("dilations", [1])[0]
+    want = [sum(x[s + k * step] * w[k] for k in range(kernel) if 0 <= s + k * step < n) for s in starts]
+    check(Case("Conv", 11, (row(*x), row(*w)), attributes), row(*want))
+
+
+def test_conv_transpose_pads_behind() -> None:
+    """A stride that leaps over more than the kernel covers: "output_shape[i] = input_shape[i] * strides[i]"."""
+    x, w = row(1, 2), row(1)
+    for mode in ("SAME_UPPER", "SAME_LOWER"):
+        check(Case("ConvTranspose", 11, (x, w), {"strides": [3], "auto_pad": mode}), row(1, 0, 0, 2, 0, 0))
+    attributes = {"strides": [1], "auto_pad": "SAME_UPPER", "output_padding": [1], "dilations": [2]}
+    check(Case("ConvTranspose", 11, (x, row(1, 10)), attributes), row(2, 10))
+
+
+@pytest.mark.parametrize(("attributes", "weights"), [
+    ({"group": 0}, (4, 4, 1)), ({"group": -1}, (4, 4, 1)), ({"group": 2}, (4, 4, 1)), ({"group": 3}, (4, 1, 1)),
+    ({"kernel_shape": [2]}, (4, 4, 1)), ({"strides": [0]}, (4, 4, 1)), ({"strides": [1, 1]}, (4, 4, 1)),
+    ({}, (4, 4, 9)), ({"auto_pad": "SAME"}, (4, 4, 1)),
+], ids=str)  # fmt: skip
+def test_wrong_convolutions_are_refused(attributes: dict[str, Any], weights: tuple[int, ...]) -> None:
+    for op in ("Conv", "ConvTranspose"):
+        if (op == "ConvTranspose" and weights[2] == 9) or (op, attributes.get("group")) == ("ConvTranspose", 2):
+            continue  # scattering always fits, and its weights are counted the other way round
+        said = ours(Case(op, 11, (np.ones((1, 4, 5), F32), np.ones(weights, F32)), attributes))
+        assert said.values is None and not said.broken and "node node" in said.why, said
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.float32])
+def test_attributes_of_old_opsets_take_the_type_of_the_data(dtype: Any) -> None:
+    x = np.array([-3, 0.5, 9], dtype)
+    check(Case("Clip", 10, (x,), {"min": -1.0, "max": 2.0}), np.array([-1, 0.5, 2], dtype))
+    check(Case("Pad", 10, (x,), {"pads": [1, 0], "value": 7.5}), np.array([7.5, -3, 0.5, 9], dtype))
+    check(Case("Pad", 10, (x,), {"pads": [1, 0], "value": 7.5, "mode": "edge"}), np.array([-3, -3, 0.5, 9], dtype))
+
+
+def test_an_old_clip_makes_infinities_finite() -> None:
+    """Clip-6: 'max: Maximum value, above which element is replaced by max', 3.4028235e+38 by default."""
+    check(Case("Clip", 10, (np.array([np.inf, -np.inf], F32),)), np.array([3.4028235e38, -3.4028235e38]))
+
+
+def test_small_results_are_kept() -> None:
+    x = np.array([-20, -50, -1e-8, 1e-8, 0, 30], F32)
+    wide = x.astype(np.float64)
+    softplus = np.maximum(wide, 0) + np.log1p(np.exp(-np.abs(wide)))
+    check(Case("Softplus", 1 + 6, (x,)), softplus)
+    check(Case("Mish", 18, (x,)), wide * np.tanh(softplus), rtol=1e-5)
+    check(Case("Elu", 7, (x,)), np.where(wide < 0, np.expm1(wide), wide))
+
+
+def test_integers_to_negative_powers() -> None:
+    base = np.array([-2, -1, 0, 1, 2, 7], np.int32)
+    check(Case("Pow", 13, (base, np.array(-1, np.int32))), np.array([0, -1, 0, 1, 0, 0]))
+    check(Case("Pow", 13, (base, np.array(-2, np.int64))), np.array([0, 1, 0, 1, 0, 0]))
+    check(Case("Pow", 13, (base, np.array([3, -3, 2, -1, 3, 0], np.int32))), np.array([-8, -1, 0, 1, 8, 1]))
+
+
+def test_the_least_integer_divides() -> None:
+    least = np.array([-128, -128, -127, 127, -128], np.int8)
+    check(Case("Div", 14, (least, np.array([2, -128, 2, -2, 3], np.int8))), np.array([-64, 1, -63, -63, -42]))
+
+
+def test_nan_is_an_extreme() -> None:
+    x = np.array([[1, np.nan, 9, np.nan], [4, 5, 5, 0]], F32)
+    check(Case("ArgMax", 13, (x,), {"axis": 1, "keepdims": 0}), np.array([1, 1]))
+    check(Case("ArgMax", 13, (x,), {"axis": 1, "keepdims": 0, "select_last_index": 1}), np.array([3, 2]))
+    check(Case("ArgMin", 13, (x,), {"axis": 1, "keepdims": 0}), np.array([1, 3]))
+    check(Case("Hardmax", 13, (x,), {"axis": 1}), np.array([[0, 1, 0, 0], [0, 1, 0, 0]]))
+
+
+def test_a_negative_number_as_unsigned() -> None:
+    x = np.array([-1, -3, 2**63, 7], F32)
+    check(Case("Cast", 13, (x,), {"to": 13}), np.array([2**64 - 1, 2**64 - 3, 2**63, 7], np.uint64))
+
+
+def test_resize_measures_the_whole_length() -> None:
+    """'length_resized as the length of the resized tensor': whole, also where scale times length is not."""
+    scales, roi = np.array([1, 1, 0.8], F32), np.array([0, 0, -0.5, 1, 1, 1.5], F32)
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
+    check(Case("Resize", 13, (row(3, 5), roi, scales), attributes, static=frozenset((1, 2))), row(4))
+    attributes = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
+    sizes = np.array([1, 1, 1], np.int64)
+    check(Case("Resize", 13, (row(3, 1, 2), None, None, sizes), attributes, static=frozenset((3,))), row(3))
+
+
+def test_lengths_at_run_time() -> None:
+    """Steps behind a sequence's end give 0, and the last state is that of its last step."""
+    rng = np.random.default_rng()
+    x, w, r = (rng.uniform(-1, 1, s).astype(F32) for s in ((4, 3, 2), (2, 5, 2), (2, 5, 5)))
+    lengths = np.array([1, 4, 2], np.int32)
+    said = ours(Case("RNN", 14, (x, w, r, None, lengths), {"hidden_size": 5, "direction": "bidirectional"}, 2))
+    assert said.values is not None and not said.host
+    y = np.zeros((4, 2, 3, 5))
+    for b, n in enumerate(lengths):
+        for d, order in enumerate((range(n), range(n)[::-1])):
+            h = np.zeros(5)
+            for t in order:
+                h = y[t, d, b] = np.tanh(w[d] @ x[t, b].astype(float) + r[d] @ h)
+    np.testing.assert_allclose(said.values[0], y, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,26 @@
+"""Single operators over their attribute spaces: rammer, ONNX Runtime and onnx.reference say the same, but where it was decided.
+
+``python -m rammer.testing.operators OPERATOR --seconds 60 --seed 5`` searches further.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from rammer.testing.operators.case import FAMILIES, drawn
+from rammer.testing.operators.search import MODULES
+from rammer.testing.operators.voices import judge
+
+#: Cases of each operator, and the seed from which they are drawn.
+COUNT, SEED = 3, 1
+#: Operators that rammer may refuse for some of the types that an old opset allowed.
+OLD_TYPES = frozenset({"Erf"})
+
+
+@pytest.mark.parametrize("op", sorted(FAMILIES))
+def test_voices_agree(op: str) -> None:
+    assert MODULES
+    for number in range(COUNT):
+        verdict = judge(drawn(op, SEED, number))
+        allowed = {"ok", "alone", "runtime", "reference"} | ({"refused"} if op in OLD_TYPES else set())
+        assert verdict.kind in allowed, f"{verdict.kind} #{number}: {verdict.case}: {verdict.text}"

@@ -236,6 +236,18 @@ class Loaded(Protocol):
         ...
 
 
+@runtime_checkable
+class Poisoned(Protocol):
+    """A loaded program may also fill what its runs write, and what kernels use besides, with NaN: for tests."""
+
+    def poison(self) -> None:
+        """Every byte of arena, inputs, outputs and the units' own memory gets all bits set: NaN in every float type.
+
+        Where the device may start an operator before those that it waits for have finished, it does so from now on.
+        """
+        ...
+
+
 class Profiler(Protocol):
     """Rammer's three measurements (section 4.3). A device with a clock must measure, not predict."""
 
@@ -285,6 +297,15 @@ class Backend(Protocol):
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Compile every kernel, upload constants (by tensor name). DeviceFailure when memory does not suffice."""
+        ...
+
+
+@runtime_checkable
+class Exhaustive(Protocol):
+    """A Backend may also list what ``candidates`` leaves out because it is predicted slow: for tests of every kernel."""
+
+    def offered(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
+        """Every tile and family that the search could come up with; ``kernel`` raises DeviceFailure for some."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Tiles offered to the tuner, which measures a dozen at most: of matrix products, of every other family, and generic ones.
 GEMM_TILES, PLAIN_TILES, GENERIC_TILES = 14, 6, 12
+#: More than any family has.
+EVERY = 1 << 20
 #: Families of matrix products, of which only those that fit are offered.
 PRODUCTS = {*FAMILIES, *WIDE_FAMILIES}
 #: How far behind the best prediction a family's best may be and still be measured among the first: so many times, and seconds.
@@ -109,6 +111,16 @@ class CudaBackend:
         ranked = _leaders_first(found)
         tiles = tile_candidates(operator, binding, self.vdevice, 2 if found else GENERIC_TILES) if not ranked else []
         return [t for t in (*(o for _, o in ranked), *tiles) if t.family in PRODUCTS or self._fits(t, binding)]
+
+    def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
+        """Every choice of every family, whatever its prediction; nothing is kept from cells, chains and attention."""
+        yield from cell_candidates(operator, binding, self.vdevice)
+        yield from (o for _, o in chain_candidates(operator, binding, self.vdevice)) if self._warpgroups else ()
+        for choose in (attention_candidates, plain_candidates, *CHOOSERS):
+            yield from (o for _, o in choose(operator, binding, self.vdevice, EVERY))
+        for choices in (gemm_choices, wide_choices)[: 1 + self._warpgroups]:
+            yield from (c.operator for c in choices(operator, binding, self.vdevice))
+        yield from tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
 
     def _products(self, operator: ROperator, binding: Binding, count: int = GEMM_TILES) -> list[tuple[float, ROperator]]:
         """(predicted seconds, tiled copy) of the matrix-product families, best first: no kernel is written in vain."""

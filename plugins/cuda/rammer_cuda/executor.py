@@ -47,7 +47,7 @@ class CudaProgram:
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
-        self.program, self.notes = program, tuple[str, ...]()
+        self.program, self.notes, self.arch = program, tuple[str, ...](), arch
         binding = Binding.of(program, constants)
         kernels = kept_kernels(program, binding) if repeat == 1 else task_kernels(program.operators, binding)
         arguments = [a for k in kernels.values() for a in k.arguments]
@@ -60,8 +60,10 @@ class CudaProgram:
             self.recipe = Recipe(plan, kernels, functions, _compute_capability(arch) >= 90)
             self.graph = Graph(build_graph(self.resident, self.recipe, repeat))
         self.resident.ready()
+        self.early: Switches | None = None
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
-            self._start_early(self.resident.switches(functions), Remembered(program, "early", arch))
+            self.early = self.resident.switches(functions)
+            self._start_early(self.early, Remembered(program, "early", arch))
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
 
     def _start_early(self, switches: Switches, kept: Remembered) -> None:
@@ -98,6 +100,12 @@ class CudaProgram:
         made = CudaBound(self.resident, places, chosen, graph, stream)
         self.bounds.add(made)
         return made
+
+    def poison(self) -> None:
+        """As ``rammer.device.manifest.Poisoned``; and every kernel lets its dependents start early from now on."""
+        if self.early is not None:
+            self.early.set(self.early.address)
+        self.resident.poison(self.arch)
 
     def close(self) -> None:
         """Free the graphs, the modules and all buffers."""

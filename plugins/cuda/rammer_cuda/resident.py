@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,19 @@ from rammer.ir.program import RProgram
 from rammer.ir.types import row_major
 from rammer.runtime.host_memory import view
 
-from rammer_cuda.compile import compile_all
+from rammer_cuda.compile import compile_all, compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.early import Switches
 from rammer_cuda.hardware import cupy
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import translation_unit
+
+#: Bytes of shared memory of a block that has an SM to itself (the least that a GPU with tf32 offers).
+SM_SHARED = 163 << 10
+POISON = """extern "C" __global__ void rm_poison(int words) {
+  extern __shared__ volatile unsigned memory[];
+  for (int i = threadIdx.x; i < words; i += blockDim.x) memory[i] = 0xffffffffu;
+}"""
 
 
 class Resident:
@@ -201,6 +209,20 @@ class Resident:
             queued.synchronize()
         except self.cp.cuda.runtime.CUDARuntimeError as problem:
             raise DeviceFailure(f"program {self.program.name} failed on the GPU: {problem}") from problem
+
+    def poison(self, arch: str) -> None:
+        """NaN in every buffer but constants, and in the shared memory of every SM."""
+        with self.device:
+            for b in self.program.buffers:
+                if b.kind != "constant":
+                    self.buffers[b.name].data.memset(0xFF, self.buffers[b.name].nbytes)
+            function = self.function(compile_cubin(POISON, arch).code, "rm_poison", SM_SHARED)
+            values = [ctypes.c_int(SM_SHARED // 4)]
+            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(values[0]))
+            blocks = 2 * self.device.attributes["MultiProcessorCount"]
+            check(driver().cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, SM_SHARED, 0, ctypes.addressof(pointers), 0),
+                  "launching the kernel that fills shared memory")  # fmt: skip
+            self.device.synchronize()
 
     def close(self) -> None:
         """Unload the modules and free all memory; closing again does nothing."""

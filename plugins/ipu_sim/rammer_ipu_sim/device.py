@@ -21,6 +21,8 @@ GENERATOR = 1
 
 #: Tilings returned for an operator.
 CANDIDATES = 8
+#: More than there are.
+EVERY = 1 << 20
 
 OPTIONS = ("tiles", "sram", "no_stream")
 
@@ -68,6 +70,10 @@ class SimulatorBackend:
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tilings whose tasks fit in a tile, best predicted first."""
         return candidates(operator, binding, self.vdevice, CANDIDATES)
+
+    def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Every tiling that the search looks at."""
+        return candidates(operator, binding, self.vdevice, EVERY)
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """1, since codelets are equally good at all operators; with maps before a contraction, which every task computes

@@ -30,6 +30,8 @@ PANEL_TILES = 6
 PANEL_CONFIGS = {"mr": range(1, 65), "nv": range(1, 17), "window": range(2)}
 #: Generic tiles offered to the tuner.
 GENERIC_TILES = 4
+#: More than either has.
+EVERY = 1 << 20
 #: Share of the peak that generic contractions reach: 15 to 23 of 500 GFLOP/s on two Zen 5 cores.
 GENERIC_RATE = 0.05
 
@@ -86,6 +88,11 @@ class OpenClBackend:
         """Tiles and families, best predicted first."""
         panels = panel_candidates(operator, binding, self.vdevice, PANEL_TILES) if self.vdevice.threads == 1 else []
         return [*(c.operator for c in panels), *tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)]
+
+    def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Every panel and many generic tiles, whatever their prediction."""
+        panels = panel_candidates(operator, binding, self.vdevice, EVERY) if self.vdevice.threads == 1 else []
+        return [*(c.operator for c in panels), *tile_candidates(operator, binding, self.vdevice, EVERY)]
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """What the generic kernel reaches of the peak where an operand is held: the panel family reads its operands from

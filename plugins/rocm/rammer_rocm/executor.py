@@ -299,8 +299,9 @@ class OpenClProgram:
         raise DeviceFailure(f"program {self.program.name} makes no progress", hint="try --option executor=waves")
 
     def poison(self) -> None:
-        """Fill arena, inputs and outputs with NaN (all bits set): what a run does not write then shows."""
+        """Fill arena, inputs, outputs and scratch with NaN (all bits set): what a run does not write then shows."""
         cl = opencl()
+        cl.enqueue_fill_buffer(self.queue, self.spill, np.uint8(255), 0, self.spill.size)
         for buffer in self.program.buffers:
             if buffer.kind != "constant" and buffer.nbytes:
                 cl.enqueue_copy(self.queue, self.buffer, np.full(buffer.nbytes, 255, np.uint8),

@@ -318,8 +318,8 @@ class _CellText:
             if name in self.sent:  # first, since somebody waits for it
                 span, at = word_span(self.binding.storages[name]), block.address(self._global(name), point)
                 block.line(f"rm_send(walk, {self._word(name)}, {span}, {at}, {value.text});")
-            if name in self.stored:
-                block.store(unit.places[name], point, value, ())
+            if name in self.stored:  # a product's own result, too, which for the maps is a tile in shared memory
+                block.store(self._global(name), point, value, ())
         if self.early:
             return ["if (mine) {", *block.lines, "}"], unit
         text = Text()

@@ -23,7 +23,7 @@ from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.kernels.chain import Chain, Layer, chain_of
-from rammer_cuda.kernels.task import TaskKernel, origins
+from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 from rammer_cuda.kernels.wgmma import preamble
 from rammer_cuda.targets import model_clock
 
@@ -149,8 +149,7 @@ class _ChainText:
         self._first()
         for number, layer in enumerate(self.c.layers):
             self._layer(number, layer)
-        kinds = ("float *" if a.written else "const float *__restrict__ " for a in self.arguments)
-        names = ", ".join(f"{kind}p{k}" for k, kind in enumerate(kinds))
+        names = ", ".join(parameter("float", a, k, self.binding) for k, a in enumerate(self.arguments))
         bounds = f"__launch_bounds__({threads}, {self.resident})"
         head = f'extern "C" __global__ void {bounds} @NAME@({names}, const int *order, int first)'
         text = f"{head} {{\n{self.text}}}\n"

@@ -29,7 +29,7 @@ from rammer_cuda.kernels.change import change_of
 from rammer_cuda.kernels.depth import depth_of
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
-from rammer_cuda.kernels.task import TaskKernel, origins
+from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 
 #: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
 MOST_SPLIT = 8
@@ -146,18 +146,14 @@ class Gemm:
         self._fetch()
         self._sum()
         tables = self._epilogue()
-        names = ", ".join(self.parameter(k, a) for k, a in enumerate(self.arguments))
+        types = self.binding.types
+        names = ", ".join(parameter(CUDA.types[types[a.tensor].dtype], a, k, self.binding) for k, a in enumerate(self.arguments))
         cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
         head = f'extern "C" __global__ void {cluster}__launch_bounds__({s.threads}) @NAME@({names}, const int *order, int first)'
         text = f"{head} {{\n{self.text}}}\n"
         name = "g_" + hashlib.sha256((tables + self.preamble + text).encode()).hexdigest()[:20]
         return TaskKernel(name, self.preamble + tables + text.replace("@NAME@", name), tuple(self.arguments), s.threads,
                           self.dynamic, self.dynamic, self.split)  # fmt: skip
-
-    def parameter(self, number: int, argument: Argument) -> str:
-        """The declaration of one pointer parameter."""
-        kind = CUDA.types[self.binding.types[argument.tensor].dtype]
-        return f"{kind} *p{number}" if argument.written else f"const {kind} *__restrict__ p{number}"
 
     def _origins(self) -> None:
         text, operator = self.text, self.p.operator

@@ -42,6 +42,15 @@ def first_possible(ranked: Sequence[tuple[float, ROperator]], make: Callable[[RO
         yield seconds, tiled
 
 
+def parameter(kind: str, argument: Argument, number: int, binding: Binding) -> str:
+    """The declaration of pointer parameter ``number`` to elements of the C type ``kind``. What other kernels write is not
+    ``const __restrict__``: such loads may be moved before the wait for those kernels, and go by a cache that need not see
+    what they wrote meanwhile."""
+    if argument.written:
+        return f"{kind} *__restrict__ p{number}"
+    return f"const {kind} *{'__restrict__ ' if argument.tensor in binding.constants else ''}p{number}"
+
+
 def origins(operator: ROperator) -> list[str]:
     """Lines that define ``o0, o1, ...``, the first element of the task numbered ``task`` along each axis."""
     places = zip(digits("task", operator.grid), operator.tile, operator.grid, strict=True)

@@ -183,11 +183,15 @@ class Warpgroups(Gemm):
         m.setup(text)
         (self.patch or r).setup(text)
         self._copies()
+        if m.packing is None:  # float16: what kernels before this one write, both operands
+            text.line("rm_after();")
         text.all(["#pragma unroll", f"for (int i = copier; i <= copier + {between}; i += {n})"])
         text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
         if self.change:
             text.all(["rm_arrived<0>();", f"rm_copiers_meet<{THREADS * n}>();"])  # copies of the constant are no group yet
-        text.all(["rm_after();", "#pragma unroll 1", f"for (int i = copier; begin + i < end + {between}; i += {n}) {{"])
+        if m.packing is not None:
+            text.line("rm_after();")
+        text.all(["#pragma unroll 1", f"for (int i = copier; begin + i < end + {between}; i += {n}) {{"])
         text.all(["const int kb = begin + i;", "if (kb < end) {", f"const int slot = i % {s.stages};"])
         text.line(f"if (i >= {s.stages}) rm_barrier_wait(empty + 8 * slot, (i / {s.stages} - 1) & 1);")
         text.line(f"if (i > copier + {between}) {m.name}fetch(kb, slot);")

@@ -1,0 +1,304 @@
+"""The models behind the cases of ``rammer.testing.cases``, as ONNX graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Sizes = Mapping[str, int]
+
+
+@dataclass
+class Net:
+    """An ONNX graph under construction. Weights are constants unless ``free``; the last value is the output."""
+
+    tags: Collection[str]
+    rng: np.random.Generator
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+    def node(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """A node; its output."""
+        self.nodes.append(helper.make_node(op, list(inputs), [f"v{len(self.nodes)}"], **attributes))
+        return f"v{len(self.nodes) - 1}"
+
+    def input(self, *shape: int) -> str:
+        """A float32 input of the model."""
+        name = f"x{len(self.inputs)}"
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        return name
+
+    def weight(self, *shape: int) -> str:
+        """A constant, or an input where the case says so."""
+        return self.input(*shape) if "free" in self.tags else self.constant(self.rng.standard_normal(shape).astype(np.float32))
+
+    def constant(self, values: Any) -> str:
+        """A constant with these values."""
+        array = np.asarray(values)
+        self.constants.append(numpy_helper.from_array(array, f"c{len(self.constants)}"))
+        return f"c{len(self.constants) - 1}"
+
+    def model(self, last: str) -> onnx.ModelProto:
+        """The finished model."""
+        results = [helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in (*self.outputs, last)]
+        graph = helper.make_graph(self.nodes, "case", self.inputs, results, self.constants)
+        for value in graph.output:
+            value.ClearField("type")
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=9)
+        return onnx.shape_inference.infer_shapes(model)
+
+    # --- what is around an operator ---------------------------------------------------------------
+
+    def source(self, shape: tuple[int, ...], off: int, axis: int = 1) -> str:
+        """The first operand: an input, or a slice of one; with maps before it where the case says so."""
+        if "slice" in self.tags and off:
+            big = list(shape)
+            big[axis] += off
+            ends, starts = (self.constant(np.array([v], np.int64)) for v in (big[axis], off))
+            x = self.node("Slice", self.node("Relu", self.input(*big)), starts, ends, self.constant(np.array([axis], np.int64)))
+        else:
+            x = self.input(*shape)
+        if "bn" in self.tags:
+            side = [1] * len(shape)
+            side[axis] = shape[axis]
+            x = self.node("Relu", self.node("Add", self.node("Mul", x, self.some(*side)), self.some(*side)))
+        return x
+
+    def some(self, *shape: int) -> str:
+        """A constant that nothing folds into weights."""
+        return self.constant(self.rng.standard_normal(shape).astype(np.float32))
+
+    def finish(self, y: str, shape: tuple[int, ...], off: int, axis: int = 1) -> onnx.ModelProto:
+        """Maps behind the operator, another reader of its result, and its place in a concatenation."""
+        if "add" in self.tags:
+            y = self.node("Add", y, self.input(*shape))
+        for tag, op in (("relu", "Relu"), ("sigmoid", "Sigmoid"), ("swish", "HardSwish")):
+            y = self.node(op, y) if tag in self.tags else y
+        if "mul" in self.tags:
+            y = self.node("Mul", y, self.constant(np.float32(0.5)))
+        if "twice" in self.tags:
+            self.outputs.append(self.node("Neg", y))
+        if "concat" in self.tags and off:
+            side = list(shape)
+            side[axis] = off
+            y = self.node("Concat", self.node("Neg", self.input(*side)), y, axis=axis)
+        return self.model(self.node("Abs", y) if "concat" in self.tags else y)
+
+
+def _out(size: int, s: Sizes) -> int:
+    reach = s.get("d", 1) * (s["k"] - 1) + 1
+    return int((size + _end(s) + s["p"] - reach) // s["s"] + 1)
+
+
+def _end(s: Sizes) -> int:
+    """Padding after the image: as before it unless ``q`` says otherwise."""
+    return s["p"] if s.get("q", -1) < 0 else s["q"]
+
+
+def _conv(net: Net, s: Sizes) -> onnx.ModelProto:
+    c, m = s["c"] * s["g"], s["m"] * s["g"]
+    x = net.source((s["n"], c, s["h"], s["w"]), s["off"])
+    wide = s["k"] if "square" not in net.tags else 1
+    operands = [x, net.weight(m, s["c"], s["k"], wide), *([net.some(m)] if "bias" in net.tags else [])]
+    across = s["p"] if wide > 1 else 0
+    end = _end(s) if wide > 1 else 0
+    attributes = {"strides": [s["s"]] * 2, "dilations": [s["d"]] * 2, "group": s["g"], "pads": [s["p"], across, _end(s), end]}
+    y = net.node("Conv", *operands, **attributes)
+    flat = {**s, "k": wide, "p": across, "q": end}
+    shape = (s["n"], m, _out(s["h"], s), _out(s["w"], flat))
+    if "reader" in net.tags:
+        net.outputs.append(net.node("Conv", net.node("Neg", x), *operands[1:], **attributes))
+    return net.finish(y, shape, s["off"])
+
+
+def _depthwise(net: Net, s: Sizes) -> onnx.ModelProto:
+    x = net.source((s["n"], s["c"], s["h"], s["w"]), s["off"])
+    operands = [x, net.weight(s["c"], 1, s["k"], s["k"]), *([net.some(s["c"])] if "bias" in net.tags else [])]
+    pads = [s["p"], s["p"], _end(s), _end(s)]
+    y = net.node("Conv", *operands, group=s["c"], strides=[s["s"]] * 2, dilations=[s["d"]] * 2, pads=pads)
+    return net.finish(y, (s["n"], s["c"], _out(s["h"], s), _out(s["w"], s)), s["off"])
+
+
+def _pool(net: Net, s: Sizes) -> onnx.ModelProto:
+    x = net.source((s["n"], s["c"], s["h"], s["w"]), s["off"])
+    pads = [min(p, s["k"] - 1) for p in (s["p"], s["p"], _end(s), _end(s))]
+    op, more = ("AveragePool", {"count_include_pad": 1}) if "average" in net.tags else ("MaxPool", {})
+    y = net.node(op, x, kernel_shape=[s["k"]] * 2, strides=[s["s"]] * 2, pads=pads, **more)
+    high, wide = ((n + pads[0] + pads[2] - s["k"]) // s["s"] + 1 for n in (s["h"], s["w"]))
+    return net.finish(y, (s["n"], s["c"], high, wide), s["off"])
+
+
+def _matmul(net: Net, s: Sizes) -> onnx.ModelProto:
+    b, m, k, n = (s[x] for x in ("b", "m", "depth", "width"))
+    batch = (b,) if b > 1 else ()
+    turned = "turn" in net.tags
+    x = net.source((*batch, k, m) if turned else (*batch, m, k), s["off"], len(batch) + 1)
+    order = [*range(len(batch)), len(batch) + 1, len(batch)]
+    x = net.node("Transpose", x, perm=order) if turned else x
+    own = batch if "free" in net.tags or "own" in net.tags else ()
+    w = net.weight(*own, n, k) if "turnb" in net.tags else net.weight(*own, k, n)
+    if "turnb" in net.tags:
+        w = net.node("Transpose", w, perm=[*range(len(own)), len(own) + 1, len(own)])
+    operands = [w, x] if "left" in net.tags and n == m == k else [x, w]
+    y = net.node("MatMul", *operands)
+    y = net.node("Add", y, net.some(n)) if "bias" in net.tags else y
+    if "reader" in net.tags:
+        net.outputs.append(net.node("MatMul", net.node("Neg", operands[0]), operands[1]))
+    return net.finish(y, (*batch, m, n), s["off"], len(batch) + 1)
+
+
+def _heads(net: Net, x: str, heads: int, depth: int, tokens: int) -> list[str]:
+    """Queries, keys and values as views of one tensor [n, tokens, 3 * heads * depth], as ViT has them."""
+    shape = net.constant(np.array([0, tokens, 3, heads, depth], np.int64))
+    turned = net.node("Transpose", net.node("Reshape", x, shape), perm=[2, 0, 3, 1, 4])
+    return [net.node("Gather", turned, net.constant(np.int64(i)), axis=0) for i in range(3)]
+
+
+def _attention(net: Net, s: Sizes) -> onnx.ModelProto:
+    n, heads, m, k, d = (s[x] for x in ("n", "heads", "m", "keys", "depth"))
+    if "packed" in net.tags:
+        x = net.node("Relu", net.input(n, m, 3 * heads * d))
+        q, key, v = _heads(net, x, heads, d, m)
+        k = m
+    else:
+        q, key, v = (net.node("Relu", net.input(n, heads, rows, d)) for rows in (m, k, k))
+    scores = net.node("MatMul", q, net.node("Transpose", key, perm=[0, 1, 3, 2]))
+    scores = net.node("Mul", scores, net.constant(np.float32(0.25)))
+    scores = net.node("Add", scores, net.input(n, 1, m, k)) if "mask" in net.tags else scores
+    y = net.node("MatMul", net.node("Softmax", scores, axis=-1), v)
+    if "merge" in net.tags:
+        y = net.node("Transpose", y, perm=[0, 2, 1, 3])
+        y = net.node("Reshape", y, net.constant(np.array([n, m, heads * d], np.int64)))
+        return net.model(net.node("MatMul", y, net.weight(heads * d, s["width"])))
+    return net.finish(y, (n, heads, m, d), s["off"])
+
+
+def _rows(net: Net, s: Sizes) -> onnx.ModelProto:
+    x = net.source((s["b"], s["m"], s["depth"]), s["off"], 2)
+    x = net.node("Add", x, net.input(s["b"], s["m"], s["depth"])) if "add" in net.tags else x
+    width = s["depth"]
+    if "norm" in net.tags:
+        y = net.node("LayerNormalization", x, net.some(width), net.some(width), axis=-1)
+    elif "arg" in net.tags:
+        return net.model(net.node("ArgMax", x, axis=-1))
+    elif "mean" in net.tags:
+        return net.model(net.node("Sigmoid", net.node("ReduceMean", x, net.constant(np.array([1 + s["t"] % 2], np.int64)))))
+    else:
+        y = net.node("LogSoftmax" if "log" in net.tags else "Softmax", x, axis=1 if "across" in net.tags else -1)
+    if "reader" in net.tags:
+        net.outputs.append(net.node("ReduceMax", y, net.constant(np.array([2], np.int64))))
+    return net.model(net.node("Mul", y, net.constant(np.float32(2.0))))
+
+
+def _chain(net: Net, s: Sizes) -> onnx.ModelProto:
+    """Layers in a row, the form that a device may keep on chip."""
+    widths = [s["first"], *[s["wide"]] * (s["layers"] - 1), s["last"]]
+    y = net.input(s["rows"], widths[0])
+    for a, b in pairwise(widths):
+        y = net.node("Relu", net.node("Add", net.node("MatMul", y, net.weight(a, b)), net.some(b)))
+    return net.finish(y, (s["rows"], widths[-1]), s["off"])
+
+
+def _recurrent(net: Net, s: Sizes) -> onnx.ModelProto:
+    gates, op = (3, "GRU") if "gru" in net.tags else (4, "LSTM")
+    hidden, depth = s["width"], s["depth"]
+    shapes = ((1, gates * hidden, depth), (1, gates * hidden, hidden), (1, 2 * gates * hidden))
+    x = net.input(s["t"], s["b"], depth)
+    return net.model(net.node(op, x, *(net.some(*shape) for shape in shapes), hidden_size=hidden))
+
+
+def _maps(net: Net, s: Sizes) -> onnx.ModelProto:
+    shape = (s["n"], s["c"], s["h"], s["w"])
+    x = net.source(shape, s["off"])
+    if "turn" in net.tags:
+        x, shape = net.node("Transpose", x, perm=[0, 2, 3, 1]), (s["n"], s["h"], s["w"], s["c"])
+    if "take" in net.tags:
+        places = net.rng.integers(0, shape[1], s["off"])
+        x, shape = net.node("Gather", x, net.constant(places), axis=1), (shape[0], s["off"], *shape[2:])
+    if "resize" in net.tags:
+        scales = net.constant(np.array([1, 1, 2, 2], np.float32))
+        x, shape = net.node("Resize", x, "", scales, mode="nearest"), (*shape[:2], 2 * shape[2], 2 * shape[3])
+    if "padded" in net.tags:
+        x = net.node("Pad", x, net.constant(np.array([0, 1, 0, 0, 0, 0, 2, 1], np.int64)))
+        shape = (shape[0], shape[1] + 1, shape[2] + 2, shape[3] + 1)
+    if "flat" in net.tags:
+        x = net.node("Add", x, net.some(shape[1], 1, 1))
+    return net.finish(net.node("Tanh", x), shape, s["off"])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of case: what builds it, the tags that it knows, which sizes are legal, and how much work they are."""
+
+    build: Callable[[Net, Sizes], onnx.ModelProto]
+    tags: tuple[str, ...]
+    legal: Callable[[Sizes], bool]
+    work: Callable[[Sizes], int]
+
+
+AFTER = ("relu", "add", "sigmoid", "swish", "mul", "twice", "concat")
+IMAGE = ("slice", "bn")
+SIZES: Mapping[str, tuple[str, ...]] = {
+    "conv": ("n", "c", "m", "h", "w", "k", "s", "d", "p", "q", "g", "off"),
+    "depthwise": ("n", "c", "h", "w", "k", "s", "d", "p", "q", "off"),
+    "pool": ("n", "c", "h", "w", "k", "s", "p", "q", "off"),
+    "matmul": ("b", "m", "depth", "width", "off"), "gemv": ("t", "depth", "width", "off"),
+    "attention": ("n", "heads", "m", "keys", "depth", "width", "off"), "rows": ("b", "m", "depth", "t", "off"),
+    "chain": ("rows", "first", "wide", "last", "layers", "off"), "recurrent": ("t", "b", "depth", "width"),
+    "maps": ("n", "c", "h", "w", "off"),
+}  # fmt: skip
+
+
+def _fits(s: Sizes) -> bool:
+    least = min(_out(s["h"], s), _out(s["w"], s), _out(s["w"], {**s, "k": 1, "p": 0, "q": 0}))
+    return s["p"] < s["k"] + (s["k"] == 1) and least > 0
+
+
+def _area(s: Sizes) -> int:
+    return s["n"] * _out(s["h"], s) * _out(s["w"], s) * s["k"] ** 2
+
+
+def _always(s: Sizes) -> bool:
+    return True
+
+
+def _gemv(net: Net, s: Sizes) -> onnx.ModelProto:
+    return _matmul(net, {**s, "b": 1, "m": s["t"]})
+
+
+def _volume(*names: str) -> Callable[[Sizes], int]:
+    return lambda s: math.prod(s[n] for n in names)
+
+
+KINDS: Mapping[str, Kind] = {
+    "conv": Kind(_conv, (*AFTER, *IMAGE, "bias", "free", "square", "reader"), _fits,
+                 lambda s: max(_area(s) * s["c"] * s["m"] * s["g"], 50 * s["n"] * s["c"] * s["g"] * s["h"] * s["w"])),
+    "depthwise": Kind(_depthwise, (*AFTER, *IMAGE, "bias", "free"), _fits, lambda s: 40 * _area(s) * s["c"]),
+    "pool": Kind(_pool, (*AFTER, *IMAGE, "average"), lambda s: _fits({**s, "d": 1}) and s["p"] < s["k"] and s["q"] < s["k"],
+                 lambda s: 40 * _area({**s, "d": 1}) * s["c"]),
+    "matmul": Kind(_matmul, (*AFTER, *IMAGE, "bias", "free", "own", "turn", "turnb", "reader", "left"), _always,
+                   _volume("b", "m", "depth", "width")),
+    "gemv": Kind(_gemv, (*AFTER, "slice", "bias", "free", "turnb", "reader"), _always, _volume("t", "depth", "width")),
+    "attention": Kind(_attention, (*AFTER, "packed", "mask", "merge"), _always,
+                      lambda s: 2 * s["n"] * s["heads"] * s["m"] * max(s["keys"], s["m"]) * s["depth"]),
+    "rows": Kind(_rows, ("add", "slice", "norm", "log", "across", "arg", "mean", "reader", "bn"), _always,
+                 lambda s: 40 * s["b"] * s["m"] * s["depth"]),
+    "chain": Kind(_chain, AFTER, _always, lambda s: s["rows"] * max(s["first"], s["wide"], s["last"]) * s["layers"]),
+    "recurrent": Kind(_recurrent, ("gru",), _always, lambda s: 40 * s["t"] * s["b"] * s["width"] * (s["depth"] + s["width"])),
+    "maps": Kind(_maps, (*AFTER, "slice", "turn", "take", "resize", "padded", "flat"), _always,
+                 lambda s: 120 * _volume("n", "c", "h", "w")(s)),
+}  # fmt: skip
+
+
+def model_of(kind: str, sizes: Sizes, tags: Collection[str], seed: int) -> onnx.ModelProto:
+    """The model of a case; constants depend on ``seed``."""
+    return KINDS[kind].build(Net(tags, np.random.default_rng(seed)), sizes)

@@ -200,16 +200,19 @@ def _constant(path: Path, begin: int, data: NDArray[np.uint8], name: str, dtype:
 
 
 def _check_constants(program: RProgram, constants: Mapping[str, Array]) -> None:
-    """VerifyError unless there is a value for every constant tensor, of its type, which fills its buffer."""
-    stored = {s.tensor: s for s in program.storages if program.buffer[s.buffer].kind == "constant"}
-    if stored.keys() != constants.keys():
-        name = next(iter(stored.keys() ^ constants.keys()))
-        raise VerifyError(f"constant {name} has no value, or is none of the program", program.name)
-    for name, storage in stored.items():
-        buffer, value = program.buffer[storage.buffer], constants[name]
+    """VerifyError unless every constant buffer has one value, of its type, which fills it; other tensors there are views."""
+    empty = {b.name for b in program.buffers if b.kind == "constant"}
+    for name, value in constants.items():
+        storage = program.storage.get(name)
+        if storage is None or storage.buffer not in empty:
+            raise VerifyError(f"constant {name} is none of the program, or its buffer has another value", program.name)
+        buffer = program.buffer[storage.buffer]
+        empty.discard(buffer.name)
         if (str(value.dtype), value.shape, value.size) != (buffer.dtype, storage.shape, buffer.size) or not storage.row_major:
             wanted = f"{buffer.dtype}{list(storage.shape)} that fills a buffer of {buffer.size}"
             raise VerifyError(f"constant {name} is {value.dtype}{list(value.shape)}, not {wanted}", program.name)
+    for name in empty:
+        raise VerifyError(f"constant buffer {name} has no value", program.name)
 
 
 def _check_flow(compiled: Compiled) -> None:

@@ -1,0 +1,288 @@
+"""Compiled files that nobody's compiler wrote: refused with exit code 2 before anything of them is used, and soon."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import RNG, Capture, Patch, arrays, command, message, model, saved
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rammer
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
+from rammer.ir.program import RProgram
+from rammer.ir.verify import verify
+from rammer.runtime.artifact import save_artifact
+from rammer.testing.programs import random_net
+
+Members = dict[str, bytes]
+SHAPES = {"x": (1, 3, 8), "w": (8, 5)}
+TEXT = """<ir_version: 9, opset_import: ["" : 21]> little (float[1,3,8] x, float[8,5] w) => (float[1,3,5] y) {
+    k = Constant<value = float[8,5] {%s}>()
+    v = Add(w, k)
+    m = MatMul(x, v)
+    y = Softmax(m)
+}""" % ", ".join(map(str, range(40)))  # noqa: UP031 - braces are ONNX's
+
+
+@pytest.fixture(scope="module", params=["rocm", "toy"])
+def members(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Members:
+    """The parts of a good file."""
+    path = tmp_path_factory.mktemp("good") / "good.rammer"
+    exe = rammer.compile(model(TEXT), device=request.param)
+    save_artifact(path, exe.artifact(exe.compile_only(SHAPES)))
+    with zipfile.ZipFile(path) as archive:
+        return {n: archive.read(n) for n in archive.namelist()}
+
+
+def written(path: Path, parts: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    return path
+
+
+def refusal(path: Path, most: float = 5.0) -> str:
+    """What the error says, which must be BadInput and come soon."""
+    start = time.monotonic()
+    text = message(BadInput, lambda: rammer.compile(path).run(arrays()))
+    assert time.monotonic() - start < most
+    return text
+
+
+def test_the_good_file_runs(tmp_path: Path, members: Members) -> None:
+    given = arrays()
+    have = rammer.compile(written(tmp_path / "m.rammer", members)).run(given)["y"]
+    products = given["x"] @ (given["w"] + np.arange(40, dtype=np.float32).reshape(8, 5))
+    scores = np.exp(products - products.max(-1, keepdims=True))
+    np.testing.assert_allclose(have, scores / scores.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)
+
+
+#: What is replaced in a program's text (once, by a regular expression), and what the refusal says.
+LINES: dict[str, tuple[str, str, str]] = {
+    "an axis that is C": (r"\[i0:1, i1:3, i2:5\] = exp", "[i0:1, evil();i1:3, i2:5] = exp", "not axes|not a compute"),
+    "an axis with a line break": (r"\[k:8\]", "[k\u000bevil:8]", "not axes|not a compute"),
+    "an axis of another alphabet": (r"\[k:8\]", "[ж:8]", "not axes|not a compute"),
+    "a tensor that is C": (r"storage x:", "storage x;evil():", "not a line of a program"),
+    "a buffer that is C": (r"buffer x:", "buffer x*/evil/*:", "not a line of a program"),
+    "an operator that is C": (r"operator (\w+) tile", "operator evil(); tile", "not a line of a program"),
+    "an unknown element type": (r"buffer x: f32", "buffer x: f33", "unknown element type f33"),
+    "an element type that is C": (r" = exp\(", " = exp(cast(float32 or evil(), 1.0) + ", "not an element type"),
+    "an unknown function": (r" = exp\(", " = system(", "unknown scalar operation"),
+    "an origin in half quotes": (r"  # .*", '  # "evil', "line "),
+    "an origin that could be shorter": (r"  # .*", '  # "evil"', "not a name as it is written"),
+    "a family that is C": (r"operator (\w+) tile\[(.*?)\].*", "operator <1> tile[<2>] family e\"vil x=1",
+        "not a line of a program"),
+    "rows without end": (r"row v0.*", "row v0..v99999999999: y[0:1:1]", "not a line of a program"),
+    "more rows than vEUs": (r"row v0(\.\.v1)?", "row v0..v60000", "a row that the program does not have"),
+    "vEUs without end": (r"on \d+ vEUs", "on 99999999999 vEUs", "at most 65536 rows"),
+    "tasks without end": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:<3>]", "tasks, none of them"),
+    "the same task again and again": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:0]",
+        "more tasks than"),
+    "an extent without end": (r"storage x: x\+0 \[1, 3, 8\]", "storage x: x+0 [1, 3, 999999999999999999]",
+        "does not fill its buffer"),
+    "a buffer without end": (r"buffer y: f32 15", "buffer y: f32 999999999999999999", "does not fill its buffer|possible number"),
+    "an integer of 5,000 digits": (r"buffer x: f32 24", "buffer x: f32 " + "9" * 5000, "not a line of a program"),
+    "a literal of 5,000 digits": (r"= exp\(", "= exp(" + "9" * 5000 + " + ", "not a scalar expression|line "),
+    "parentheses without end": (r"= exp\(", "= exp(" * 5000, "nested|not a scalar expression"),
+    "a sum without end": (r"= exp\(", "= exp(1.0 + " + " + ".join(["1.0"] * 20000) + " + ", "nested too deeply|levels"),
+    "a sum of many levels": (r"= exp\(", "= exp(1.0 + " + " + ".join(["1.0"] * 300) + " + ", "levels|nested too deeply"),
+    "a read past the end": (r"x\[i0, i1, k\]|x\[b0, m, k\]|x\[0, m, k\]", "x[0, m, k + 1]", "covers 1..8"),
+    "a read that nothing bounds": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, k // m]", "nothing bounds"),
+    "a place that may be no integer": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, k * 0.5]", "nothing bounds"),
+    "a place that is no integer": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, exp(0.5)]", "is no integer"),
+    "a table read past its end": (r"x\[0, m, k\]|x\[b0, m, k\]", "x[0, m, table(int64, [0, 1], k)]", "a table of 2 values"),
+    "a tile of other axes": (r"tile\[\w+=", "tile[evil=", "does not cut"),
+    "a tile of nothing": (r"tile\[(\w+)=\d+", "tile[<1>=0", "does not cut"),
+    "a memory layer of its own": (r"connect (\w+) <\w+>", "connect <1> <moon>", "not a line of a program"),
+    "a time that is none": (r"predicted \S+ s", "predicted nan s", "takes some time"),
+}  # fmt: skip
+
+
+def filled(text: str, found: re.Match[str]) -> str:
+    """``text`` with what was found where it says ``<1>``."""
+    for number, group in enumerate(found.groups(), 1):
+        text = text.replace(f"<{number}>", group or "")
+    return text
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_programs_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str) -> None:
+    pattern, change, said = LINES[case]
+    text = members["0.program"].decode()
+    changed = re.sub(pattern, lambda found: filled(change, found), text, count=1)
+    if changed == text:
+        pytest.skip("this device's program has no such part")
+    path = written(tmp_path / "m.rammer", {**members, "0.program": changed.encode()})
+    assert re.search(said, refusal(path)), refusal(path)
+
+
+def test_families_and_configurations_must_be_the_device_s(tmp_path: Path, members: Members) -> None:
+    text = members["0.program"].decode()
+    if "family panel" not in text:
+        pytest.skip("a device without families")
+    for change, said in ((" family other x=1", "of family other, which"), (" family panel mr=70 nv=1", "with mr=70"),
+                         (" family panel mr=4 nv=-1", "with nv=-1"), (" family panel evil=1", "with evil=1")):  # fmt: skip
+        bad = re.sub(r" family panel.*", change, text, count=1)
+        assert said in refusal(written(tmp_path / "m.rammer", {**members, "0.program": bad.encode()}))
+
+
+def spoiled_zip(case: str, members: Members, path: Path) -> None:
+    """A zip that no compiler wrote."""
+    big = b"[" + b" " * (100 << 20) + b"]"
+    if case in ("deflated", "bzip2", "lzma"):
+        written(path, members, {"deflated": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}[case])
+    elif case == "bomb":
+        written(path, {**members, "head.json": big}, zipfile.ZIP_DEFLATED)
+    elif case == "long head":
+        written(path, {**members, "head.json": big})
+    elif case == "twice":
+        written(path, members)
+        with pytest.warns(UserWarning), zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("head.json", members["head.json"])
+    elif case == "another member":
+        written(path, {**members, "../../evil": b"x"})
+    elif case == "no head":
+        written(path, {n: d for n, d in members.items() if n != "head.json"})
+    elif case == "longer than the file":
+        written(path, members)
+        data = bytearray(path.read_bytes())
+        at = data.rindex(b"PK\x01\x02")
+        struct.pack_into("<II", data, at + 20, 3_000_000_000, 3_000_000_000)
+        path.write_bytes(bytes(data))
+    else:
+        raise AssertionError(case)
+
+
+@pytest.mark.parametrize("case, said", [
+    ("deflated", "is compressed"), ("bzip2", "is compressed"), ("lzma", "is compressed"), ("bomb", "is compressed"),
+    ("long head", "'head.json' is longer than"), ("twice", "occurs twice"), ("another member", "belongs to nothing"),
+    ("no head", "head.json"), ("longer than the file", "longer than the file"),
+])  # fmt: skip
+def test_zips_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str, said: str) -> None:
+    spoiled_zip(case, members, tmp_path / "m.rammer")
+    assert said in refusal(tmp_path / "m.rammer")
+
+
+#: A change of the head, and what the refusal says.
+HEADS: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
+    "a list": (lambda h: [], "."),
+    "deep": (lambda h: {**h, "options": "DEEP"}, "."),
+    "no segments": (lambda h: {**h, "segments": []}, "belongs to nothing"),
+    "a kind of its own": (lambda h: {**h, "segments": [{"kind": "evil"}]}, "."),
+    "another type": (lambda h: {**h, "outputs": [["y", "f32[1,3,6]", "y"]]}, "output y is never computed, or of another type"),
+    "another input": (lambda h: {**h, "inputs": [["x", "f32[1,3,9]", "x"], ["w", "f32[8,5]", "w"]]}, "x is read, but"),
+    "a name that is none": (lambda h: {**h, "name": "evil\n"}, "no identifier"),
+    "a port that is none": (lambda h: {**h, "outputs": [["y\n", "f32[1,3,5]", "y"]]}, "no identifier"),
+    "one name for two": (lambda h: {**h, "inputs": [["x", "f32[1,3,8]", "a"], ["w", "f32[8,5]", "a"]]}, "have one name"),
+    "a type that is none": (lambda h: {**h, "outputs": [["y", "f32[-1]", "y"]]}, "not a tensor type"),
+    "a precision that is none": (lambda h: {**h, "precision": "float99"}, "float99"),
+    "a constant that is none": (lambda h: with_constant(h, 0, "evil()"), "no identifier"),
+    "a constant of objects": (lambda h: with_constant(h, 1, "O"), "impossible type"),
+    "a constant of void": (lambda h: with_constant(h, 1, "V999999999"), "impossible type"),
+    "a constant of another type": (lambda h: with_constant(h, 1, "int32"), "not float32"),
+    "a constant of another shape": (lambda h: with_constant(h, 2, [5, 8]), r"is float32\[5, 8\], not"),
+    "a constant without end": (lambda h: with_constant(h, 2, [10**12]), "does not hold its constants"),
+    "a constant before the start": (lambda h: with_constant(h, 3, -64), "impossible type"),
+    "a constant behind the end": (lambda h: with_constant(h, 3, 10**12), "does not hold its constants"),
+    "a constant of another content": (lambda h: with_constant(h, 4, 1), "is damaged"),
+}  # fmt: skip
+
+
+def with_constant(head: dict[str, object], field: int, value: object) -> object:
+    changed = json.loads(json.dumps(head))
+    changed["segments"][0]["constants"][0][field] = value
+    return changed
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_heads_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str) -> None:
+    change, said = HEADS[case]
+    head = json.dumps(change(json.loads(members["head.json"]))).replace('"DEEP"', "[" * 100_000 + "]" * 100_000)
+    assert re.search(said, refusal(written(tmp_path / "m.rammer", {**members, "head.json": head.encode()})))
+
+
+def test_the_command_line_says_so(tmp_path: Path, members: Members, monkeypatch: Patch, capsys: Capture) -> None:
+    path = written(tmp_path / "m.rammer", members, zipfile.ZIP_LZMA)
+    code, out, err = command(monkeypatch, capsys, "run", path)
+    assert ((code, out) == (2, "") and err.startswith(f"rammer: error: {path} is not a compiled model: member 'head.json' is"))\
+        or "is compressed" in err
+    assert "Traceback" not in err
+
+
+def test_a_kept_program_that_does_not_hold_is_made_again(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+    """Whatever a file of the cache says, with good checksums: never another result, and never its code."""
+    path, given = saved(tmp_path / "m.onnx", model(TEXT)), arrays()
+    want = rammer.compile(path, device="rocm").run(given)["y"]
+    (kept,) = own_cache.glob("programs/*.rammer")
+    with zipfile.ZipFile(kept) as archive:
+        parts = {n: archive.read(n) for n in archive.namelist()}
+    text = parts["0.program"].decode()
+    for change in (("[k:8]", "[evil();k:8]"), (" = exp(", " = sin("), ("x[", "w["), ("family panel", "family other")):
+        bad = written(tmp_path / "bad.rammer", {**parts, "0.program": text.replace(*change).encode()}).read_bytes()
+        if change[1] == " = sin(":
+            continue  # a program as good as any other: who may write there is trusted with it
+        kept.write_bytes(bad)
+        assert np.array_equal(rammer.compile(path, device="rocm").run(given)["y"], want), change
+        assert "; compiling again\n" in capsys.readouterr().err or change[0] not in text
+        assert kept.read_bytes() != bad or change[0] not in text
+    head = parts["head.json"].replace(b'"precision": "float32"', b'"precision": "float16"')
+    kept.write_bytes(written(tmp_path / "bad.rammer", {**parts, "head.json": head}).read_bytes())
+    assert np.array_equal(rammer.compile(path, device="rocm").run(given)["y"], want)
+    assert "was kept for something else; compiling again" in capsys.readouterr().err
+
+
+TOKENS = re.compile(r"\w+|[^\w\s]| +|\n")
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 10**6), st.integers(1, 8), st.data())
+def test_a_mutated_text_is_an_error_or_a_program(seed: int, operators: int, data: st.DataObject) -> None:
+    """Tokens taken out, doubled, exchanged or replaced: ValueError, or a program that says what its text says."""
+    from random import Random
+
+    from rammer.schedule.wavefront import Wavefront
+
+    tokens = TOKENS.findall(str(random_net(Random(seed), operators).program(Wavefront(), 3)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at, other = (data.draw(st.integers(0, len(tokens) - 1)) for _ in range(2))
+        kind = data.draw(st.sampled_from(("drop", "double", "swap", "other", "evil", "number", "bytes")))
+        new = {"drop": "", "double": tokens[at] * 2, "swap": tokens[other], "other": tokens[other], "number": "99999999999",
+               "evil": data.draw(st.sampled_from(("evil();", '"', "#", "\\", "*/", "[", ")", "\x85", "é", "-1", "0", "1e999"))),
+               "bytes": data.draw(st.text(max_size=3))}[kind]  # fmt: skip
+        if kind == "swap":
+            tokens[other] = tokens[at]
+        tokens[at] = new
+    try:
+        program = RProgram.parse("".join(tokens))
+        verify(program)
+    except (ValueError, RammerError):
+        return
+    assert RProgram.parse(str(program)) == program
+
+
+@pytest.mark.parametrize("device", ["rocm", "toy", "ipu_sim"])
+def test_mutated_files_are_refused_or_run(tmp_path: Path, device: str) -> None:
+    """The same on whole files, loaded and run: an expected error or an output of the declared type, nothing else."""
+    exe = rammer.compile(model(TEXT), device=device)
+    save_artifact(tmp_path / "good.rammer", exe.artifact(exe.compile_only(SHAPES)))
+    with zipfile.ZipFile(tmp_path / "good.rammer") as archive:
+        parts = {n: archive.read(n) for n in archive.namelist()}
+    for _ in range(40):
+        tokens = TOKENS.findall(parts["0.program"].decode())
+        for at, other in RNG.integers(0, len(tokens), (int(RNG.integers(1, 3)), 2)):
+            tokens[at] = tokens[other] if RNG.random() < 0.7 else str(RNG.choice(["", "0", "2", "-1", "evil", "[", "7"]))
+        path = written(tmp_path / "m.rammer", {**parts, "0.program": "".join(tokens).encode()})
+        try:
+            out = rammer.compile(path).run(arrays())["y"]
+        except (BadInput, DeviceFailure, DeviceUnavailable):
+            continue
+        assert out.shape == (1, 3, 5) and out.dtype == np.float32

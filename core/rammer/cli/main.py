@@ -40,6 +40,10 @@ def main() -> None:
         if level() >= TRACEBACKS:
             traceback.print_exc()
         sys.exit(problem.exit_code)
+    except MemoryError as problem:
+        print(f"rammer: error: out of memory on the host: {problem or 'no more can be allocated'}\n"
+              "  hint: use a smaller batch or input, or a machine with more memory", file=sys.stderr)  # fmt: skip
+        sys.exit(DeviceFailure.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -28,7 +28,7 @@ from onnx.checker import ValidationError
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.errors import BadInput
-from rammer.frontend import checks, functions
+from rammer.frontend import checks, functions, limits
 from rammer.frontend import nodes as nd
 from rammer.frontend.inference import corrected, untyped_body
 from rammer.frontend.lowering import REGISTRY
@@ -77,6 +77,7 @@ def bind(model: Model, shapes: Mapping[str, tuple[int, ...]],
     scope = _Scope({}, checks.opset_versions(model.proto.opset_import))
     inputs = []
     for port in model.inputs:
+        limits.check_shape(extents[port.name], f"input {port.name}")
         value = Value(identifier(port.name, walk.taken), TensorType(port.dtype, extents[port.name]), port.name)
         scope.values[port.name] = value.name
         walk.types[value.name] = value.type
@@ -85,7 +86,8 @@ def bind(model: Model, shapes: Mapping[str, tuple[int, ...]],
         walk.reserved.setdefault(name, identifier(name, walk.taken))
     walk.initializers(graph, scope)
     walk.nodes_of(checks.sorted_nodes(graph), model.outputs, scope)
-    outputs = tuple(walk.output(name, scope) for name in dict.fromkeys(model.outputs))
+    declared = {v.name: v.type.tensor_type.elem_type for v in graph.output}
+    outputs = tuple(walk.output(name, declared[name], scope) for name in dict.fromkeys(model.outputs))
     return _assembled(model, walk, tuple(inputs), outputs)
 
 
@@ -142,6 +144,7 @@ class _Walk:
         if self.fold_type_only(proto, scope) or self.take_branch(proto, operands, scope):
             return
         types = {n: self.onnx_type(name) for n, name in reads.items()}
+        limits.check_sizes(proto, operands)
         schema = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
         inferred = corrected(proto, types, _infer(schema, proto, types, operands, scope.opsets))
         if len(operands) == len(reads) and self.fold(proto, operands, inferred, scope):
@@ -285,9 +288,12 @@ class _Walk:
         self.types[name] = kind
         return name
 
-    def output(self, onnx_name: str, scope: _Scope) -> Value:
+    def output(self, onnx_name: str, declared: int, scope: _Scope) -> Value:
         """The Value of a graph output; one that is an input, a constant or another output gets an Identity."""
         name, wanted = scope.values[onnx_name], self.reserved[onnx_name]
+        if declared and declared != (made := self.onnx_type(name).tensor_type.elem_type):
+            what = f"output {onnx_name!r} is declared {nd.element_type(declared)}, and computed as {nd.element_type(made)}"
+            raise BadInput(what, f"output {onnx_name}", "export the model again")
         if name != wanted:
             array = self.known.get(name)
             self.types[wanted] = self.types[name] if array is None else TensorType(str(array.dtype), array.shape)
@@ -310,8 +316,7 @@ def _infer(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProt
     inferred: dict[str, TypeProto]
     try:
         inferred = shape_inference.infer_node_outputs(schema, proto, dict(types), data, opset_imports=imports)
-        return inferred
-    except (shape_inference.InferenceError, ValidationError) as error:
+    except Exception as error:  # ONNX's own two kinds, and whatever its C++ throws: std::bad_alloc, std::out_of_range, ...
         # Types inside the body that ONNX gives an operator may not go together where the operator is fine.
         known = untyped_body(proto) or all(n in operands for n in proto.input if n)
         if isinstance(error, ValidationError) and known:
@@ -319,6 +324,9 @@ def _infer(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProt
         shown = ", ".join(f"{n}: {nd.tensor_type(types[n])}" for n in proto.input if n)
         raise BadInput(f"{proto.op_type} does not accept its operands ({shown}): {nd.first_line(error)}",
                        nd.node_title(proto), "check the input shapes given with --shape") from error  # fmt: skip
+    for kind in inferred.values():
+        limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))
+    return inferred
 
 
 def _untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs
 
 from rammer.errors import BadInput
 from rammer.frontend.nodes import element_type, node_title
+from rammer.frontend.wellformed import check_node, check_stored_bytes
+from rammer.ir.names import shortened
 from rammer.ir.types import SHORT
 
 #: Field number -> (name, wire type) of ModelProto (onnx.proto); 0 is a varint, 2 is length-delimited.
@@ -110,8 +113,17 @@ def check_external_data(model: ModelProto, folder: Path | None, where: str) -> b
 
 
 def _check_external_tensor(tensor: TensorProto, folder: Path | None, where: str) -> None:
-    info = external_data_helper.ExternalDataInfo(tensor)
-    place = f"tensor {tensor.name} of {where}"
+    place = f"tensor {shortened(tensor.name)} of {where}"
+    try:
+        info = external_data_helper.ExternalDataInfo(tensor)
+        _check_external_place(tensor, info, folder, place)
+    except (OSError, ValueError) as error:  # an offset that is no number, a name that no file can have
+        what = f"the external data of a tensor cannot be found: {getattr(error, 'strerror', None) or error}"
+        raise BadInput(what, place, "export the model again") from error
+
+
+def _check_external_place(tensor: TensorProto, info: external_data_helper.ExternalDataInfo, folder: Path | None,
+                          place: str) -> None:  # fmt: skip
     if folder is None:
         raise BadInput(f"external data {info.location!r} of a model that comes from memory", place,
                        "give the path of the model file, or load the model with its external data")  # fmt: skip
@@ -123,13 +135,43 @@ def _check_external_tensor(tensor: TensorProto, folder: Path | None, where: str)
     if not path.is_file():
         hint = f"put the file at {folder / info.location}"
         raise BadInput(f"external data {info.location!r} is missing", place, hint)
-    needed = (info.offset or 0) + (info.length or 0)
-    if path.stat().st_size < needed:
-        raise BadInput(f"external data {info.location!r} is truncated: {needed} bytes are needed, "
-                       f"{path.stat().st_size} are there", place, "download or copy the file again")  # fmt: skip
+    offset, size = info.offset or 0, path.stat().st_size
+    length = size - offset if info.length is None else info.length
+    if offset < 0 or size < offset + max(length, 0):
+        raise BadInput(f"external data {info.location!r} is truncated: {offset + length} bytes are needed, "
+                       f"{size} are there", place, "download or copy the file again")  # fmt: skip
+    check_stored_bytes(tensor, length, place)
 
 
 # Operators -----------------------------------------------------------------------------------------------------
+
+
+def count_nodes(model: ModelProto) -> int:
+    """Operators of the model with its functions inlined, sub-graphs included: functions may call others many times."""
+    sizes: dict[tuple[str, str, str], int] = {}
+    bodies = {(f.domain, f.name, f.overload): f.node for f in model.functions}
+
+    def size(nodes: Iterable[NodeProto], depth: int) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type, node.overload)
+            if key in bodies and key not in sizes and depth < len(bodies):
+                sizes[key] = size(bodies[key], depth + 1)
+            total += sizes.get(key, 1) + sum(size(g.node, depth) for a in node.attribute for g in (a.g, *a.graphs))
+        return total
+
+    return size(model.graph.node, 0)
+
+
+def check_opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> None:
+    """BadInput for a version that cannot be, and for two versions of one domain."""
+    seen: dict[str, int] = {}
+    for item in imports:
+        domain = "" if item.domain == "ai.onnx" else item.domain
+        if not 0 < item.version < 1 << 31 or seen.setdefault(domain, item.version) != item.version:
+            again = f" and {seen[domain]}" if domain in seen and seen[domain] != item.version else ""
+            raise BadInput(f"the model imports version {item.version}{again} of the operators of {domain or 'ai.onnx'}",
+                           "opset_import", "export the model again")  # fmt: skip
 
 
 def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
@@ -139,6 +181,8 @@ def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]
 
 def check_operators(model: ModelProto) -> None:
     """BadInput naming the first operator that neither ONNX nor a function of the model defines."""
+    for imports in (model.opset_import, *(f.opset_import for f in model.functions)):
+        check_opsets(imports)
     functions = {(f.domain, f.name) for f in model.functions}
     scopes: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [
         (g.node, opset_versions(model.opset_import)) for g in all_graphs(model)
@@ -147,10 +191,14 @@ def check_operators(model: ModelProto) -> None:
     for nodes, opsets in scopes:
         for node in nodes:
             domain = "" if node.domain == "ai.onnx" else node.domain
-            if (node.domain, node.op_type) not in functions and not _known(node.op_type, domain, opsets.get(domain, 0)):
+            if (node.domain, node.op_type) in functions:
+                continue
+            if not _known(node.op_type, domain, opsets.get(domain, 0)):
                 raise _unknown_operator(node, domain, opsets.get(domain, 0))
+            check_node(node, domain, opsets[domain])
 
 
+@lru_cache(maxsize=4096)
 def _known(op: str, domain: str, version: int) -> bool:
     # Asking for a schema at version v finds the newest one up to v.
     if version < 1 or not defs.has(op, version, domain):

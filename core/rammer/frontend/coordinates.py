@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rammer.frontend.limits import check_positions
 from rammer.frontend.lowering import CannotLower
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,6 +28,7 @@ class Resampling:
 
     def coordinates(self, mode: str) -> Array:
         """Source coordinate of each output position (float64, shape ``[out]``)."""
+        check_positions(self.out, "Resize")
         y = np.arange(self.out, dtype=np.float64)
         if mode == "align_corners":
             # ONNX's own examples keep the fraction of the length here, but "length_resized > 1" is about whole ones.

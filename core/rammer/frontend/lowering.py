@@ -6,12 +6,14 @@ node's outputs, so the printed compute graph reads like the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.frontend.limits import check_taps
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Combiner, Compute
 from rammer.ir.expr import Expr, Load
@@ -85,6 +87,7 @@ class Lowering:
         otherwise it is an intermediate named after the node's first output and ``hint``."""
         known = {n: self.type(n).dtype for n in {ld.tensor for ld in ex.loads(body)}}
         kind = dtype or ex.dtype_of(body, known)
+        check_taps(math.prod(a.extent for a in reduce), self.node.name or self.node.op)
         name = self._fresh(hint) if output is None else self.node.outputs[output]
         compute = Compute(name, kind, tuple(axes), body, tuple(reduce), combiner, self.node.name or self.node.op)
         self.computes.append(compute)

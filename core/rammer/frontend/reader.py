@@ -9,7 +9,7 @@ import onnx
 from onnx import ModelProto, ValueInfoProto, external_data_helper, inliner
 
 from rammer.errors import BadInput
-from rammer.frontend import checks
+from rammer.frontend import checks, limits, wellformed
 from rammer.frontend.functions import with_defaults
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.ir.port import InputPort
@@ -42,10 +42,14 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
     proto = source if isinstance(source, ModelProto) else checks.parse_model(_content(source), where)
+    graphs = list(checks.all_graphs(proto))
+    limits.check_node_count(checks.count_nodes(proto), where)
+    wellformed.check_names(graphs)
     folder = path.parent if path is not None else None
     external = checks.check_external_data(proto, folder, where)
     if external:
         external_data_helper.load_external_data_for_model(proto, str(folder))
+    wellformed.check_tensors(proto, graphs)
     checks.check_operators(proto)
     if proto.functions:
         proto = inliner.inline_local_functions(with_defaults(proto))
@@ -107,6 +111,7 @@ def _port(value: ValueInfoProto) -> InputPort:
     if not tensor.HasField("shape"):
         raise BadInput(f"input {value.name!r} declares no rank", f"input {value.name}",
                        "export the model with the rank of its inputs (onnx.checker wants it too)")  # fmt: skip
+    limits.check_shape((max(0, d.dim_value) for d in tensor.shape.dim), f"input {value.name}")
     return InputPort(value.name, dtype, tuple(_extent(d) for d in tensor.shape.dim))
 
 

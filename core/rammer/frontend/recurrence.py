@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rammer.errors import BadInput
 from rammer.frontend.concat import piecewise
 from rammer.frontend.lowering import CannotLower, Lowering
 from rammer.frontend.lowerings.activation import sigmoid_of, softplus_of
@@ -24,6 +25,21 @@ class Recurrence:
     ctx: Lowering
     gates: int
     gated: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """BadInput where ``hidden_size`` and the weights contradict each other: ONNX infers shapes from the attribute alone."""
+        ctx, hidden = self.ctx, self.hidden.extent
+        w, r = (ctx.shape(ctx.input(i)) for i in (1, 2))
+        width = ctx.shape(ctx.input(0))[-1]
+        directions, packed = len(self.directions), self.gates * hidden
+        wanted: dict[int, tuple[int, ...]] = {1: (directions, packed, width), 2: (directions, packed, hidden),
+                                              3: (directions, 2 * packed)}  # fmt: skip
+        for index, shape in wanted.items():
+            fits = not ctx.has(index) or ctx.shape(ctx.input(index)) == shape
+            if not fits or ctx.attr("hidden_size", hidden) != hidden:
+                raise BadInput(f"the weights of {ctx.node.op} have the shapes {list(w)} and {list(r)}, which do not belong "
+                               f"together, to hidden_size={ctx.attr('hidden_size', hidden)} and to inputs of {width} elements",
+                               f"node {ctx.node.name} ({ctx.node.op})", "export the model again")  # fmt: skip
 
     @property
     def batch_first(self) -> bool:

@@ -23,6 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Elements of one evaluation block; larger Computes are evaluated along their first axes in turn.
 BLOCK = 1 << 24
+#: A tensor is padded where that makes it at most so many times as large as what is read and made.
+PADDED = 8
 
 
 def _erf(x: Array) -> Array:
@@ -192,6 +194,9 @@ def strided(load: Load, axes: tuple[Axis, ...], tensor: Array) -> Array | None:
     if any(p != (0, 0) for p in padding):
         if load.fill is None:
             raise IndexError(f"{load} reads outside {tensor.shape}")
+        padded = math.prod(sum(p) + n for p, n in zip(padding, tensor.shape, strict=True))
+        if padded > PADDED * (tensor.size + math.prod(a.extent for a in axes)):
+            return None
         tensor = np.pad(tensor, padding, constant_values=load.fill)
     offset = sum((c + p[0]) * s for (_, c), p, s in zip(known, padding, tensor.strides, strict=True))
     strides = [

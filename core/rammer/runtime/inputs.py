@@ -12,6 +12,7 @@ import numpy as np
 
 from rammer.errors import BadInput
 from rammer.ir.port import InputPort
+from rammer.runtime.room import room
 from rammer.runtime.source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -81,8 +82,13 @@ def make_inputs(model: Head, *, shapes: Mapping[str, tuple[int, ...]], ranges: M
             raise BadInput(f"{what} names {unknown[0]!r}, which is no input of the model",
                            hint=f"its inputs are: {', '.join(sorted(names))}")  # fmt: skip
     rng = np.random.default_rng(seed)
+    made = {p.name: static_shape(p, shapes) for p in model.inputs if p.name not in given}
+    need = sum(math.prod(made[p.name]) * np.dtype(p.dtype).itemsize for p in model.inputs if p.name in made)
+    if need > room():
+        raise BadInput(f"the inputs take {need} bytes, this process can have {room()}", "input " + ", ".join(made),
+                       "use a smaller batch or input")  # fmt: skip
     return {
         p.name: given[p.name] if p.name in given
-        else random_array(p.dtype, static_shape(p, shapes), rng, ranges.get(p.name))
+        else random_array(p.dtype, made[p.name], rng, ranges.get(p.name))
         for p in model.inputs
     }  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
@@ -99,7 +99,10 @@ def _descend(tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ..
 
 
 def _neighbours(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    factors = (1, 2, -2)
-    moves = [m for m in product(factors, repeat=len(tile)) if 1 <= sum(f != 1 for f in m) <= 2]
-    for move in moves:
-        yield tuple(t * f if f > 0 else max(1, t // -f) for t, f in zip(tile, move, strict=True))
+    # One axis or two at a time: as many moves as pairs of axes, not as many as subsets of them.
+    for first, second in combinations(range(-1, len(tile)), 2):
+        for factors in product((2, -2), repeat=1 + (first >= 0)):
+            moved = list(tile)
+            for d, f in zip((second, first), factors, strict=False):
+                moved[d] = tile[d] * f if f > 0 else max(1, tile[d] // -f)
+            yield tuple(moved)

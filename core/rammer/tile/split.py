@@ -7,6 +7,7 @@ becomes two ordinary Computes, partial sums and their sum, and everything after 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -61,13 +62,17 @@ def _split(compute: Compute, types: Mapping[str, TensorType], device: VDevice,
         return None
     longest = max(compute.reduce, key=lambda r: r.extent)
     name = identifier(f"{compute.name}_partial", taken)
-    for parts in range(2, longest.extent + 1):
-        if longest.extent % parts == 0:
-            partial, final = rfactor(compute, longest.name, parts, name)
-            known = {**types, partial.name: partial.type}
-            if _fits(partial, known, device) and _fits(final, known, device):
-                return partial, final
+    for parts in _divisors(longest.extent)[1:]:
+        partial, final = rfactor(compute, longest.name, parts, name)
+        known = {**types, partial.name: partial.type}
+        if _fits(partial, known, device) and _fits(final, known, device):
+            return partial, final
     return None  # the tile search says which operator does not fit, and where
+
+
+def _divisors(number: int) -> list[int]:
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return low + [number // n for n in reversed(low) if n * n != number]
 
 
 def _fits(compute: Compute, types: Mapping[str, TensorType], device: VDevice) -> bool:

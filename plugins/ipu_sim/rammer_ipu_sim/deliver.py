@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,10 @@ from rammer_ipu_sim.spans import Numbers
 from rammer_ipu_sim.supersteps import Batch
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+#: A tensor is padded where that makes it at most so many times as large as what is read and made.
+PADDED = 8
 
 
 def tensor_view(buffer: Array, storage: Storage) -> Array:
@@ -34,7 +39,10 @@ def gather(stage: Stage, tensor: Array) -> Array:
     known = [s for s in steps if s is not None]
     lows = [int(s.low.min()) for s in stage.spans]
     highs = [int(s.low.max()) + n - 1 for s, n in zip(stage.spans, stage.extents, strict=True)]
+    result = math.prod((*stage.dims, *stage.extents))
     padding = [(max(0, -lo), max(0, hi - n + 1)) for lo, hi, n in zip(lows, highs, tensor.shape, strict=True)]
+    if math.prod(sum(p) + n for p, n in zip(padding, tensor.shape, strict=True)) > PADDED * (tensor.size + result):
+        return _gather_any(stage, tensor, missing)
     if any(p != (0, 0) for p in padding):
         tensor = np.pad(tensor, padding, constant_values=missing)
     corner = [slice(int(s.low.flat[0]) + p[0], None) for s, p in zip(stage.spans, padding, strict=True)]

@@ -211,9 +211,11 @@ def local_response_normalization(ctx: Lowering) -> None:
     """``x / (bias + alpha / size * sum of squares over neighbouring channels)^beta``."""
     axes = _channel_axes(ctx)
     size = int(ctx.attr("size"))
-    neighbour = ex.add(ex.add("c", "j"), -((size - 1) // 2))
+    # A window wider than all channels has nothing to add beyond them.
+    before, after = (min(n, axes[1].extent - 1) for n in ((size - 1) // 2, size // 2))
+    neighbour = ex.add(ex.add("c", "j"), -before)
     near = widened(ctx, ctx.load(ctx.input(0), "n", neighbour, *refs(axes[2:]), fill=0.0))
-    squares = ctx.emit(axes, Op("mul", (near, near)), (Axis("j", size),), "sum", hint="squares")
+    squares = ctx.emit(axes, Op("mul", (near, near)), (Axis("j", before + after + 1),), "sum", hint="squares")
     spread = Op("mul", (ctx.load(squares, *refs(axes)), Const(float(ctx.attr("alpha", 1e-4)) / size)))
     base = Op("add", (spread, Const(float(ctx.attr("bias", 1.0)))))
     power = Op("pow", (base, Const(float(ctx.attr("beta", 0.75)))))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rammer.frontend.limits import MAX_TABLE, check_positions
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -88,6 +89,7 @@ def _folded(mode: str, axis: Axis, extent: int, begin: int, end: int) -> Expr:
     if mode == "edge":
         return Op("min", (Op("max", (position, ex.integer(0))), ex.integer(extent - 1)))
     # A pad longer than the tensor reflects repeatedly: a triangle wave, which a table states plainly.
+    check_positions(axis.extent, "Pad", MAX_TABLE)
     period = max(2 * (extent - 1), 1)
     wave = (np.arange(axis.extent) - begin) % period
     return Table(tuple(int(min(p, period - p)) if extent > 1 else 0 for p in wave), ex.as_index(axis.name))

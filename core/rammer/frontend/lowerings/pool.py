@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rammer.frontend.limits import MAX_POSITIONS, MAX_TABLE, check_positions
 from rammer.frontend.lowering import Lowering, lowering
 from rammer.frontend.operands import emit_narrowed, widened
 from rammer.frontend.windows import Window, spatial_names, window_of
@@ -107,6 +108,7 @@ def _counts(window: Window, include_pad: bool, dtype: str) -> Expr:
     constant = 1
     result: Expr | None = None
     for name, per_position in zip(window.names, _extents_counted(window, include_pad), strict=True):
+        check_positions(len(per_position), "pooling", MAX_POSITIONS if len(set(per_position)) == 1 else MAX_TABLE)
         if len(set(per_position)) == 1:
             constant *= per_position[0]
             continue
@@ -123,8 +125,9 @@ def _extents_counted(window: Window, include_pad: bool) -> list[list[int]]:
         low = -window.begin[d] if include_pad else 0
         high = extent + window.end[d] if include_pad else extent
         starts = [o * window.strides[d] - window.begin[d] for o in range(window.out[d])]
-        taps = [k * window.dilations[d] for k in range(window.kernel[d])]
-        result.append([sum(low <= s + t < high for t in taps) for s in starts])
+        step, last = window.dilations[d], window.kernel[d] - 1
+        # Taps k with low <= start + k * step < high, counted without looking at each: a kernel may be huge.
+        result.append([max(0, min(last, (high - 1 - s) // step) - max(0, -((s - low) // step)) + 1) for s in starts])
     return result
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rammer.frontend.coordinates import Kernel, Resampling
+from rammer.frontend.limits import MAX_TABLE, check_positions
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -116,6 +117,7 @@ def _source_index(axis: str, values: np.ndarray) -> Expr:
     step = int(values[1] - values[0]) if len(values) > 1 else 0
     if step > 0 and np.array_equal(values, values[0] + n * step):
         return ex.add(ex.mul(axis, step), int(values[0]))
+    check_positions(len(values), "Resize", MAX_TABLE)
     return Table(tuple(int(v) for v in values), ex.as_index(axis))
 
 
@@ -123,6 +125,8 @@ def _emit_weighted(ctx: Lowering, taps: dict[int, tuple[np.ndarray, np.ndarray]]
     """Linear interpolation as one map over the corners; wider kernels as one reduction a dimension."""
     dtype = ctx.out().dtype
     working = dtype if is_float(dtype) else "float64"
+    for index, _ in taps.values():
+        check_positions(index.size, "Resize", MAX_TABLE)
     corners = [d for d, (index, _) in taps.items() if index.shape[1] == 2]
     source = ctx.input(0)
     for d, (index, weight) in taps.items():

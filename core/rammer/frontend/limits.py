@@ -1,0 +1,103 @@
+"""How large a model may be: limits found by arithmetic on shapes and attributes, before anything takes memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+from onnx import AttributeProto, NodeProto
+
+from rammer.errors import BadInput
+from rammer.frontend.nodes import node_title
+
+#: Most axes of a tensor (a Compute has some to sum over besides, and NumPy counts up to 32 together), and most elements along
+#: one; a tensor's elements then have 64-bit addresses.
+MAX_RANK: Final = 24
+MAX_EXTENT: Final = (1 << 31) - 1
+#: Most elements of a tensor: a terabyte in bytes.
+MAX_ELEMENTS: Final = 1 << 40
+#: Most elements that are summed or compared for one element of a result.
+MAX_TAPS: Final = 1 << 28
+#: Most positions along an axis whose places are computed one by one (Resize), and most that become a table in a kernel.
+MAX_POSITIONS: Final = 1 << 24
+MAX_TABLE: Final = 1 << 18
+#: Most bytes that a constant takes that a file only describes.
+MAX_DESCRIBED_BYTES: Final = 1 << 30
+#: Most operators of a model.
+MAX_NODES: Final = 100_000
+
+_HINT: Final = "no device holds such a tensor: check the model's shapes and attributes"
+
+#: Attributes that are sizes, or numbers of elements, with the least value that means something.
+_SIZES: Final[Mapping[str, int]] = {
+    "kernel_shape": 1, "strides": 1, "dilations": 1, "pads": -MAX_EXTENT, "output_padding": 0, "output_shape": 0, "group": 1,
+    "hidden_size": 1, "size": 1, "blocksize": 1, "num_outputs": 1, "num_groups": 1, "shape": -1, "sample_size": 1,
+    "p": 1, "k": -MAX_EXTENT,
+}  # fmt: skip
+#: Operands that are sizes, by operator; their values decide the size of the result.
+_SIZE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
+    "Tile": (1,), "Expand": (1,), "Pad": (1,), "ConstantOfShape": (0,), "Reshape": (1,), "OneHot": (1,), "Resize": (3,),
+    "CenterCropPad": (1,), "Col2Im": (1, 2), "HannWindow": (0,), "HammingWindow": (0,), "BlackmanWindow": (0,), "TopK": (1,),
+    "Split": (1,), "DFT": (1,), "STFT": (1, 3), "MelWeightMatrix": (0, 1, 2), "MaxUnpool": (2,),
+}  # fmt: skip
+
+
+def check_shape(shape: Iterable[int], where: str) -> None:
+    """BadInput for a negative extent and a shape beyond the limits."""
+    extents = tuple(shape)
+    if len(extents) > MAX_RANK:
+        raise BadInput(f"a tensor has {len(extents)} axes, more than {MAX_RANK}", where, "export the model with fewer axes")
+    if any(n < 0 for n in extents):
+        raise BadInput(f"a tensor has the negative extent {min(extents)}", where, "export the model again")
+    if any(n > MAX_EXTENT for n in extents) or math.prod(extents) > MAX_ELEMENTS:
+        shown = ",".join(map(str, extents[:8]))
+        raise BadInput(f"a tensor of shape [{shown}] is beyond the limits of {MAX_EXTENT} elements along an axis and "
+                       f"{MAX_ELEMENTS} in all", where, _HINT)  # fmt: skip
+
+
+def check_positions(count: int, what: str, most: int = MAX_POSITIONS) -> None:
+    """BadInput for more positions of ``what`` than are computed one by one, or kept as a table."""
+    if count > most:
+        raise BadInput(f"{what} over {count} positions along an axis has no simple form, and only {most} can be listed",
+                       what, "use whole-numbered scales, or fewer positions")  # fmt: skip
+
+
+def check_taps(count: int, where: str) -> None:
+    """BadInput for a result each element of which would need more elements than the limit."""
+    if count > MAX_TAPS:
+        raise BadInput(f"every element of a result needs {count} elements, more than {MAX_TAPS}", where, _HINT)
+
+
+def check_folded(nbytes: int, where: str) -> None:
+    """BadInput for a constant that the file describes in few bytes and that takes more than the limit."""
+    if nbytes > MAX_DESCRIBED_BYTES:
+        raise BadInput(f"a constant of {nbytes} bytes is described by a few; the limit is {MAX_DESCRIBED_BYTES}", where, _HINT)
+
+
+def check_node_count(count: int, where: str) -> None:
+    """BadInput for more operators than a model may have."""
+    if count > MAX_NODES:
+        raise BadInput(f"the model has {count} operators, more than {MAX_NODES}", where,
+                       "cut the model in parts, or use Loop or Scan for what repeats")  # fmt: skip
+
+
+def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
+    """BadInput for an attribute or a known operand that is a size, and no size that can be."""
+    for attribute in node.attribute:
+        low = _SIZES.get(attribute.name)
+        if low is not None and attribute.type in (AttributeProto.INT, AttributeProto.INTS):
+            values = attribute.ints if attribute.type == AttributeProto.INTS else (attribute.i,)
+            _check_values(f"attribute {attribute.name}", values, low, node)
+    for place in _SIZE_OPERANDS.get(node.op_type, ()) if not node.domain else ():
+        value = operands.get(node.input[place]) if place < len(node.input) else None
+        if value is not None and value.dtype.kind in "iu" and value.size <= 4096:
+            _check_values(f"input {place}", value.ravel().tolist(), -MAX_EXTENT, node)
+
+
+def _check_values(what: str, values: Iterable[int], low: int, node: NodeProto) -> None:
+    for value in values:
+        if not low <= value <= MAX_EXTENT:
+            raise BadInput(f"{what} of {node.op_type} is {value}, where {low} to {MAX_EXTENT} is possible", node_title(node),
+                           "export the model again")  # fmt: skip

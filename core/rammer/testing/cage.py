@@ -1,0 +1,165 @@
+"""One command of ``rammer`` in a forked child with limits of memory and time, and what became of it.
+
+Forking a process that has imported everything costs about 10 ms, so thousands of runs are cheap. The limit of memory is
+of address space (``RLIMIT_AS``), which the kernel refuses at once and exactly: an allocation beyond it is a MemoryError where
+it is made, and no other process suffers. A parent that polls resident memory would see an overrun too late. OpenCL
+runtimes reserve more than they use, so devices that have one want a larger limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+#: What one run may take: bytes of address space, and seconds.
+MEMORY, SECONDS = 3 << 30, 20.0
+#: Audit events that mean that something was executed.
+_EXECUTES = frozenset({"os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "socket.connect",
+                       "pickle.find_class", "ctypes.dlopen/from-file"})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of one child: its exit code, or the signal that ended it; what it printed; what it did and should not."""
+
+    code: int
+    signal: int
+    late: bool
+    out: str
+    err: str
+    seconds: float
+    deeds: tuple[str, ...] = ()
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with this end, in a few words; "" for a clear error or a run that ended well."""
+        if self.deeds:
+            return f"did what a file must not make it do: {self.deeds[0]}"
+        if self.late:
+            return "did not end, in " + _place(self.err)
+        if self.signal:
+            return f"ended by signal {signal.Signals(self.signal).name}"
+        if "Traceback (most recent call last)" in self.err:
+            said = [line for line in self.err.splitlines() if line.startswith("rammer: internal error: ")]
+            return "traceback: " + (said[-1].removeprefix("rammer: internal error: ") if said else self.err.strip()[-200:])
+        if self.err.startswith("rammer: error: out of memory on the host: "):
+            return "took memory without a limit: " + self.err.splitlines()[0].removeprefix("rammer: error: ")
+        if self.code and "rammer: error: " not in self.err and not self.err.startswith("Usage: "):
+            return f"exit code {self.code} without an error message"
+        return ""
+
+
+def caged(words: Sequence[object], folder: Path, *, seconds: float = SECONDS, memory: int = MEMORY) -> Outcome:
+    """``rammer WORDS...`` in a child that may write below ``folder`` only; its cache is ``folder/cache``."""
+    installed()
+    out, err, told = (folder / name for name in ("stdout", "stderr", "deeds"))
+
+    def work() -> int:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.environ["RAMMER_CACHE"] = str(folder / "cache")
+        faulthandler.dump_traceback_later(seconds * 0.95)  # where it hangs, on stderr
+        _watch(folder, told)
+        return _command(words)
+
+    code, sign, late, spent = forked(work, out, err, seconds)
+    deeds = tuple(told.read_text().splitlines()) if told.exists() else ()
+    told.unlink(missing_ok=True)
+    return Outcome(code, sign, late, _text(out), _text(err), spent, deeds)
+
+
+def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tuple[int, int, bool, float]:
+    """Exit code, signal, whether it was late, and the seconds of ``work`` in a forked child with these files as output."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    begin = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.setsid()
+            for path, descriptor in ((out, 1), (err, 2)):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
+            sys.stdout, sys.stderr = (os.fdopen(d, "w", encoding="utf-8", errors="replace") for d in (1, 2))
+            code = work()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    handle = os.pidfd_open(child)
+    try:
+        late = not select.select([handle], [], [], seconds)[0]
+        if late:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    finally:
+        os.close(handle)
+    sign = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    return (os.WEXITSTATUS(status) if not sign else -1), sign, late, time.monotonic() - begin
+
+
+@cache
+def installed() -> Callable[[], object]:
+    """The command ``rammer`` as it was installed. Loaded before a fork, it costs the children nothing."""
+    (found,) = entry_points(group="console_scripts", name="rammer")
+    return cast("Callable[[], object]", found.load())
+
+
+def _command(words: Sequence[object]) -> int:
+    sys.argv = ["rammer", *map(str, words)]
+    try:
+        installed()()
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    return 0
+
+
+def _watch(folder: Path, told: Path) -> None:
+    """Note in ``told`` every execution of something, and every file written outside ``folder``, in this process."""
+    root = str(folder.resolve())
+    sink = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        deed = ""
+        if event in _EXECUTES:
+            deed = f"{event} {arguments[:1]!r:.200}"
+        elif event == "open" and isinstance(arguments[0], str | bytes) and _writes(arguments):
+            path = os.path.abspath(os.fsdecode(arguments[0]))
+            if not path.startswith((root, "/dev/", "/proc/")):
+                deed = f"writes {path}"
+        if deed:
+            os.write(sink, deed.replace("\n", "\\n").encode() + b"\n")
+
+    sys.addaudithook(hook)
+
+
+def _place(err: str) -> str:
+    """The innermost frame of rammer in a dump of the stack."""
+    frames = re.findall(r'File "[^"]*/(rammer\w*/[^"]+)", line (\d+) in (\S+)', err)
+    return "{2} ({0}:{1})".format(*frames[0]) if frames else "an unknown place"
+
+
+def _writes(arguments: tuple[Any, ...]) -> bool:
+    flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
+    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,194 @@
+"""rocm's kernels for GPUs under Oclgrind, a simulated OpenCL GPU: races, bounds, barriers, calls, and values nobody wrote.
+
+python benchmarks/oclgrind.py --seconds 300 --seed 1
+
+First each planted fault must be found. Then random operators with random candidates (``rammer.testing.families``) and small
+models with random tiles, most of them partial, in every precision and layout; values are compared with float64. The tools
+exclude each other: ``races`` (also of equal values, bounds, barriers and the API's rules) and ``values`` (what is read was
+written; only models). Every buffer of a program is an allocation
+of its own meanwhile (``separate.py``). ``--case`` runs one again as it was printed.
+
+Oclgrind is a package of Debian and Ubuntu (``apt-get install oclgrind``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from entry import run
+
+from rammer.errors import DeviceUnavailable, Mismatch
+
+#: What both tools are run with: three work-groups side by side, and room for allocations that are never freed.
+ALWAYS = {
+    "OCLGRIND_COMPUTE_UNITS": "3", "OCLGRIND_CHECK_API": "1", "OCLGRIND_MAX_ERRORS": "1000000",
+    "OCLGRIND_GLOBAL_MEM_SIZE": str(4_000_000_000), "OCLGRIND_NUM_THREADS": "1", "PYOPENCL_NO_CACHE": "1",
+}  # fmt: skip
+#: The tools. The second knows no ``freeze``, which the compiler's optimisations insert.
+TOOLS = {
+    "races": {"OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNIFORM_WRITES": "1"},
+    "values": {"OCLGRIND_UNINITIALIZED": "1", "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable"},
+}
+#: A fault by what is replaced in a model's source: (tool, case, pattern, replacement, what is said of it).
+PLANTED = {
+    "a barrier between stages": ("races", "kit:product", r"    barrier\(CLK_LOCAL_MEM_FENCE\);", "", "data race at local"),
+    "the barrier between tasks": (
+        "races", "kit:attention seed=2", r"barrier\(CLK_LOCAL_MEM_FENCE \| CLK_GLOBAL_MEM_FENCE\);", "", "data race at"),
+    "one element too many is written": ("races", "kit:convolution", r"u < (\d+);", r"u < \1 + 1;", "Invalid write of size 4"),
+    "one row too many is read": ("races", "kit:convolution", r"< 13u", "< 14u", "Invalid read of size 4"),
+    "two threads write the same": (
+        "races", "kit:convolution", r"u \+= \(int\)get_local_size\(0\)\)", "u += 1)",
+        "data race at global"),
+    "a barrier that some threads miss": (
+        "races", "kit:product", r"    barrier\(CLK_LOCAL_MEM_FENCE\);",
+        "if (get_local_id(0) < 128) barrier(CLK_LOCAL_MEM_FENCE);", "divergence"),
+    "a sum that does not begin with 0": ("values", "kit:convolution", r"float a1 = 0\.0f;", "float a1;", "ninitialized"),
+    "a stage that leaves out an element": (
+        "values", "kit:normalisation", r"for \(int t = \(int\)get_local_id\(0\)", "for (int t = (int)get_local_id(0) + 1",
+        "ninitialized"),
+}  # fmt: skip
+#: What is no fault, by what a complaint contains. pyopencl asks every device for what only newer ones know. The tree of a
+#: shared reduction combines the slots of elements beyond the tensor, too, which nobody reads: what counts is whether such a
+#: value is stored in global memory, is an address or decides anything but a maximum, and Oclgrind follows it there.
+IGNORED = (r"Function: clGetDeviceInfo", r"^\d+ warnings? generated", r"^Uninitialized value written to local memory",
+           r"^Controlflow .* rm_(max|min)_")  # fmt: skip
+
+
+def find_library() -> Path:
+    """Oclgrind's library for OpenCL loaders; DeviceUnavailable without it."""
+    binary = shutil.which("oclgrind")
+    roots = [Path(binary).resolve().parent.parent] if binary else []
+    for root in (*roots, Path("/usr"), Path("/usr/local")):
+        for found in sorted(root.glob("lib*/**/liboclgrind-rt-icd.so")):
+            return found
+    raise DeviceUnavailable("oclgrind is not installed", hint="apt-get install oclgrind")
+
+
+def child(library: Path, tool: str, *arguments: str) -> Iterator[dict[str, Any]]:
+    """The events of a process of this file that runs under a tool."""
+    with tempfile.TemporaryDirectory(prefix="rammer-oclgrind-") as folder:
+        (Path(folder) / "oclgrind.icd").write_text(f"{library}\n")
+        log = Path(folder) / "log"
+        environment = {**os.environ, **ALWAYS, **TOOLS[tool], "OCL_ICD_VENDORS": folder}
+        command = [sys.executable, __file__, "--child", str(log), *arguments]
+        with (log.open("w") as errors,
+              subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process):
+            assert process.stdout is not None
+            last = "before the first case"
+            for line in process.stdout:
+                event = json.loads(line)
+                last = event.get("case", last)
+                yield event
+        if process.returncode:
+            yield {"case": last, "found": [f"the process ended with {process.returncode}: {log.read_text()[-500:]}"]}
+
+
+def complaints(text: str) -> list[str]:
+    """The different complaints in a piece of a log, without addresses and threads."""
+    found = Counter[str]()
+    for block in re.split(r"\n\s*\n", text):
+        lines = [line.strip() for line in block.splitlines() if line.strip()]
+        if lines and not any(re.search(pattern, " ".join(lines)) for pattern in IGNORED):
+            kept = [re.sub(r"0x[0-9a-f]+", "ADDRESS", line) for line in lines if not line.startswith(("Entity:", "store", "%"))]
+            found["; ".join(kept[:6])] += 1
+    return [f"{count} x {what}" for what, count in found.most_common(8)]
+
+
+def plant(name: str) -> None:
+    """Every source of the plugin has the fault from now on. Mismatch where it has no place for it."""
+    import rammer_rocm.executor
+
+    _, _, pattern, replacement, _ = PLANTED[name]
+    honest = rammer_rocm.executor.program_text
+
+    def faulty(*arguments: Any) -> str:
+        text, count = re.subn(pattern, replacement, honest(*arguments), count=1)
+        if not count:
+            raise Mismatch(f"no place for the fault {name!r}", hint="the kernels have changed: mend PLANTED")
+        return text
+
+    rammer_rocm.executor.program_text = faulty
+
+
+def work(log: Path, seconds: float, seed: int, case: str, fault: str) -> None:
+    """The child: cases until the time is over, an event a line on stdout."""
+    from oclgrind_cases import Runner
+
+    if fault:
+        plant(fault)
+    poisoned = "OCLGRIND_UNINITIALIZED" not in os.environ
+    runner, random, end = Runner(poisoned), Random(seed), time.monotonic() + seconds
+    place = log.stat().st_size
+    while True:
+        one = case or runner.draw(random)
+        print(json.dumps({"case": one}), flush=True)
+        problem = runner.run(one)
+        data = log.read_bytes()
+        found = complaints(data[place:].decode(errors="replace")) + ([problem] if problem else [])
+        place = len(data)
+        print(json.dumps({"case": one, "found": found, "covered": runner.covered}), flush=True)
+        if case or time.monotonic() > end:
+            return
+
+
+def check_planted(library: Path, names: Sequence[str] = tuple(PLANTED)) -> None:
+    """Mismatch unless each of these planted faults is found by its tool."""
+    for name in names:
+        tool, case, _, _, words = PLANTED[name]
+        said = [f for e in child(library, tool, "--case", case, "--plant", name) for f in e.get("found", ())]
+        if not any(words in f for f in said):
+            raise Mismatch(f"the planted fault {name!r} is not found by {tool}: {said}")
+        click.echo(f"planted, found by {tool}: {name} ({next(f for f in said if words in f)[:90]})")
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="How long, for each tool.")
+@click.option("--seed", default=1, show_default=True, help="Of the cases.")
+@click.option("--tools", default=",".join(TOOLS), show_default=True, help="With commas.")
+@click.option("--case", default="", help="Run this one, as it was printed.")
+@click.option("--planted/--no-planted", default=True, help="Look for the planted faults first.")
+@click.option("--child", "log", type=click.Path(path_type=Path), hidden=True)
+@click.option("--plant", "fault", default="", hidden=True)
+def main(seconds: float, seed: int, tools: str, case: str, planted: bool, log: Path | None, fault: str) -> None:
+    """Run the search, print what was covered and what was found, and exit with 1 if something was."""
+    if log is not None:
+        return work(log, seconds, seed, case, fault)
+    library = find_library()
+    if planted and not case:
+        check_planted(library)
+    bad = 0
+    for tool in tools.split(","):
+        count, covered = 0, dict[str, int]()
+        for event in child(library, tool, "--seconds", str(seconds), "--seed", str(seed), "--case", case):
+            if "found" not in event:
+                continue
+            count, covered, bad = count + 1, event.get("covered", covered), bad + bool(event["found"])
+            for line in event["found"]:
+                click.echo(f"{tool}: --case {event['case']!r}\n    {line}")
+        click.echo(f"{tool}: {count} cases, " + ", ".join(f"{n} {what}" for what, n in sorted(covered.items())))
+    if bad:
+        raise Mismatch(f"{bad} cases have complaints")
+
+
+if __name__ == "__main__":
+    try:
+        run(lambda: main(standalone_mode=False))
+    except click.ClickException as problem:
+        problem.show()
+        sys.exit(problem.exit_code)

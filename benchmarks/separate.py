@@ -1,0 +1,118 @@
+"""rocm's GPU path under Oclgrind with every buffer of a program in an allocation of its own.
+
+The plugin keeps all buffers in one allocation, in which Oclgrind can see no access that misses its tensor, and not what was
+written: it forgets all else of an allocation when the host writes a part of it. Here kernels reach each buffer by its distance
+from the first: a simulated address is an allocation's number and a place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rammer.device.manifest import Array
+from rammer.ir.program import RProgram
+from rammer.runtime.host_memory import view
+
+import rammer_rocm.backend
+import rammer_rocm.executor
+from rammer_rocm.executor import Memory, OpenClProgram
+from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.units import opencl
+
+#: Bits of a simulated address that are the place in an allocation (Oclgrind's Memory.h: 16 bits are its number).
+PLACE = 48
+#: Closed programs.
+KEPT: list[SeparateProgram] = []
+_PROBE = "__kernel void place(__global char *p, __global ulong *found) { found[0] = (ulong)p; }"
+
+
+def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> Memory:
+    """Numbers of allocations, shifted to where an address has them: packed constants and buffers, those of the arena, too."""
+    packed = {f"{a.tensor}@{a.packing.key}" for f in functions.values() for a in f.arguments if a.packing is not None}
+    names = [*sorted(packed), *(b.name for b in program.buffers)]
+    address = {name: (i + 1) << PLACE for i, name in enumerate(names)}
+    return Memory({b.name: address[b.name] for b in program.buffers}, {name: address[name] for name in packed}, 4)
+
+
+class SeparateProgram(OpenClProgram):
+    """A program whose addresses are ``number of allocation << PLACE | place``."""
+
+    def _upload(self, context: Any, arguments: Array, constants: Mapping[str, Array],
+                functions: Mapping[str, TaskFunction], scratch: int) -> None:  # fmt: skip
+        sizes = {self.memory.buffers[b.name]: b.nbytes for b in self.program.buffers}
+        for f in functions.values():
+            sizes |= {self.memory.packed[f"{a.tensor}@{a.packing.key}"]: a.packing.size * 4
+                      for a in f.arguments if a.packing is not None}  # fmt: skip
+        self.parts = {a: self._allocated(context, n) for a, n in sizes.items()}
+        self.images = {a: np.zeros(n, np.uint8) for a, n in sizes.items()}
+        self.buffer, self.spill = self._allocated(context, 4), self._allocated(context, 4)
+        tables = (self._moved(context, arguments), self.table.starts, self.table.runs, self.table.filled)
+        self.tables = [self._allocated(context, t.nbytes) for t in tables]
+        for made, values in zip(self.tables, tables, strict=True):
+            opencl().enqueue_copy(self.queue, made, values)
+        self._upload_constants(constants, functions)
+
+    def _allocated(self, context: Any, nbytes: int) -> Any:
+        return opencl().Buffer(context, opencl().mem_flags.READ_WRITE, max(nbytes, 1))
+
+    def _moved(self, context: Any, arguments: Array) -> Array:
+        """Addresses as distances from ``self.buffer``."""
+        cl = opencl()
+        kernel = cl.Kernel(cl.Program(context, _PROBE).build(), "place")
+        found, place = np.zeros(1, np.uint64), self._allocated(context, 8)
+
+        def first(part: Any) -> int:
+            kernel(self.queue, (1,), (1,), part, place)
+            cl.enqueue_copy(self.queue, found, place)
+            return int(found[0])
+
+        base, low = first(self.buffer), (1 << PLACE) - 1
+        starts = {address: first(part) for address, part in self.parts.items()}
+        return np.array([starts[int(a) & ~low] + (int(a) & low) - base for a in arguments], np.int64)
+
+    def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
+        """Host values into a tensor's storage; the whole allocation is written."""
+        storage = self.program.storage[tensor]
+        address = self.memory.buffers[storage.buffer]
+        _tensor(self.images[address], self.program, tensor)[...] = values
+        self._copy(self.images[address], address)
+
+    def _copy(self, values: Array, address: int, blocking: bool = True) -> None:
+        if values.nbytes:
+            opencl().enqueue_copy(self.queue, self.parts[address], values)
+
+    def read(self, tensor: str) -> Array:
+        """A copy of a tensor."""
+        address = self.memory.buffers[self.program.storage[tensor].buffer]
+        image = np.empty_like(self.images[address])
+        if image.nbytes:
+            opencl().enqueue_copy(self.queue, image, self.parts[address])
+        return np.array(_tensor(image, self.program, tensor), order="C")
+
+    def poison(self) -> None:
+        """All but constants is NaN (all bits set)."""
+        for buffer in self.program.buffers:
+            if buffer.kind != "constant":
+                address = self.memory.buffers[buffer.name]
+                self.images[address][...] = 0xFF
+                self._copy(self.images[address], address)
+
+    def close(self) -> None:
+        """Nothing is freed: what Oclgrind knows of an allocation would be taken for that of the next one with its number."""
+        self.closed = True
+        KEPT.append(self)
+
+
+def _tensor(image: Array, program: RProgram, tensor: str) -> Array:
+    """A tensor inside the bytes of its buffer."""
+    storage = program.storage[tensor]
+    return view(image.view(program.buffer[storage.buffer].dtype), storage)
+
+
+def install() -> None:
+    """Programs of the plugin, from now on in this process, are of separate allocations."""
+    rammer_rocm.executor.lay_out = lay_out
+    rammer_rocm.backend.OpenClProgram = SeparateProgram

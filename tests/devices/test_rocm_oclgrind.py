@@ -1,0 +1,35 @@
+"""rocm's kernels for GPUs under Oclgrind, where it is installed: planted faults are found, and a few random cases are clean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import oclgrind
+import pytest
+
+from rammer.errors import DeviceUnavailable
+
+try:
+    LIBRARY = oclgrind.find_library()
+except DeviceUnavailable:
+    LIBRARY = Path()
+pytestmark = pytest.mark.skipif(not LIBRARY.name, reason="oclgrind is not installed (apt-get install oclgrind)")
+
+
+@pytest.mark.parametrize("fault", oclgrind.PLANTED)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    oclgrind.check_planted(LIBRARY, (fault,))
+
+
+#: Cases that take a second each: shared reductions, layers that stay in local memory, views, float16, a single operator.
+CASES = {
+    "races": ("kit:attention @float32 layout=keep seed=2", "kit:normalisation @float16 layout=keep seed=4"),
+    "values": ("kit:views seed=3", "kit:product @float32 layout=nhwc seed=267460"),
+}
+
+
+@pytest.mark.parametrize(("tool", "case"), [(t, c) for t, cases in CASES.items() for c in cases])
+def test_a_case_is_clean(tool: str, case: str) -> None:
+    events = list(oclgrind.child(LIBRARY, tool, "--case", case))
+    assert [e["found"] for e in events if "found" in e] == [[]]
+    assert events[-1]["covered"]["launches"] > 0

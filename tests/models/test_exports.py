@@ -1,0 +1,94 @@
+"""Models as torch's exporters write them (``export_torch.py``): right on every device, at every size they allow."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.frontend.reader import read_model
+from rammer.profile.store import KernelStore
+from rammer.runtime.executable import Executable
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.oracle import expected_outputs
+from rammer.runtime.segments import ProgramSegment
+from rammer.runtime.source import open_source
+from rammer.testing.accuracy import TOLERANCE
+
+FILES = sorted((Path(__file__).parent / "exports").glob("*.onnx"))
+#: Dynamic axes take these sizes, one column after the other.
+SIZES = {"batch": (3, 1), "steps": (3, 6), "tokens": (7, 5)}
+#: The simulator is slow: it runs one of so many.
+SAMPLE = 4
+
+
+def sampled(path: Path) -> bool:
+    return zlib.crc32(path.name.encode()) % SAMPLE == 0
+
+
+def shapes_of(proto: onnx.ModelProto, column: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the inputs, dynamic axes at one of their sizes."""
+    return {i.name: tuple(SIZES[d.dim_param][column] if d.dim_param else d.dim_value for d in i.type.tensor_type.shape.dim)
+            for i in proto.graph.input}  # fmt: skip
+
+
+def random_inputs(proto: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Floats N(0, 1), identifiers of words, and masks that keep the first word."""
+    rng, found = np.random.default_rng(), {}
+    for i in proto.graph.input:
+        dtype, shape = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type), shapes[i.name]
+        if dtype.kind == "f":
+            found[i.name] = rng.standard_normal(shape).astype(dtype)
+        elif "mask" in i.name:
+            found[i.name] = np.maximum(rng.integers(0, 2, shape), np.arange(shape[-1]) == 0).astype(dtype)
+        else:
+            found[i.name] = rng.integers(0, 100, shape).astype(dtype)
+    return found
+
+
+def test_the_exports_are_here() -> None:
+    assert len({p.stem.rpartition("_")[0] for p in FILES}) >= 15 and len(FILES) >= 30
+
+
+def marked(path: Path) -> list[pytest.MarkDecorator]:
+    """What takes long is run by one exporter only."""
+    return [pytest.mark.large] if path.stem in ("convnext_script", "convnext_permuted_dynamo", "mobilenet_script") else []
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=marked(p)) for p in FILES])
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_an_export_agrees_with_onnxruntime(path: Path, device: str) -> None:
+    registry = Registry()
+    if registry.status(device).state != "ok":
+        pytest.skip(f"{device} does not work here")
+    if device == "ipu_sim" and not sampled(path):
+        pytest.skip("not in the simulator's sample")
+    proto = onnx.load(path)
+    options = {"tiles": "64"} if device == "ipu_sim" else {}
+    exe = Executable(open_source(path), registry.open(device, options=options), device, CompileOptions(), registry,
+                     store=KernelStore(None))  # fmt: skip
+    shapes = [shapes_of(proto, column) for column in (0, 1)]
+    for chosen in shapes[: 1 if shapes[0] == shapes[1] else 2]:
+        inputs = random_inputs(proto, chosen)
+        want, have = expected_outputs(read_model(proto), "onnxruntime", inputs), exe.run(inputs)
+        for name, value in want.items():
+            assert have[name].shape == value.shape and np.isfinite(value).all()
+            error = np.linalg.norm(have[name].astype(np.float64) - value) / np.linalg.norm(value)
+            assert error <= TOLERANCE, f"{name} at {chosen}: relative L2 error {error:.1e}"
+    exe.close()
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem) for p in FILES if "dynamo" in p.name])
+def test_an_export_compiles_for_a_gpu(path: Path) -> None:
+    """Every program is verified as it is made; no operator is left to the host."""
+    pytest.importorskip("cuda.bindings")
+    backend = Registry().open("cuda", target="sm_90a")
+    compiler, shapes = Compiler(backend, CompileOptions(), KernelStore(None)), shapes_of(onnx.load(path), 0)
+    compiled = compiler.compile_model(read_model(path), shapes)
+    assert all(isinstance(s, ProgramSegment) for s in compiled.segments)

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from rammer.errors import BadInput
-from rammer.profile.store import KernelStore, cache_folder
+from rammer.profile.folder import cache_folder
+from rammer.profile.store import KernelStore
 from rammer.report.table import plain, size
 from rammer.runtime.files import PARTIAL
 

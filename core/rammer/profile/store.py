@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -19,9 +18,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import platformdirs
-
 from rammer.ir.operator import Resources
+from rammer.profile.folder import cache_folder
 
 #: Bumped when the meaning of an entry or of a key changes; older entries are then misses.
 STORE_VERSION = 2
@@ -38,11 +36,6 @@ class TunedKernel:
     alone: float
     crowded: float
     origin: str
-
-
-def cache_folder() -> Path:
-    """``$RAMMER_CACHE`` or the platform's user cache folder for rammer."""
-    return Path(os.environ.get("RAMMER_CACHE") or platformdirs.user_cache_dir("rammer"))
 
 
 def key_of(*parts: str) -> str:

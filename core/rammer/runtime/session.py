@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.port import InputPort
-from rammer.profile.store import KernelStore, cache_folder
+from rammer.profile.folder import cache_folder
+from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED
 from rammer.runtime.artifact import is_artifact
 from rammer.runtime.executable import RESIDENT, Executable, check_resident, warn

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rammer.ir.port import InputPort
-from rammer.profile.store import cache_folder
+from rammer.profile.folder import cache_folder
 from rammer.runtime.files import keep_text, kept_text
 from rammer.runtime.shares import in_threads
 from rammer.version import __version__

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rammer.errors import DeviceFailure
-from rammer.profile.store import cache_folder
+from rammer.profile.folder import cache_folder
 from rammer.runtime.files import write_whole
 
 from rammer_cuda.driver import check, nvrtc

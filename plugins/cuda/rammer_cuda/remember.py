@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rammer.ir.program import RProgram
-from rammer.profile.store import cache_folder
+from rammer.profile.folder import cache_folder
 from rammer.runtime.files import keep_text, kept_text
 from rammer.version import __version__
 

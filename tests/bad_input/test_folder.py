@@ -1,0 +1,56 @@
+"""What is kept runs, so a cache that others may write is not used."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from cases import Capture, arrays, model, saved
+
+import rammer
+from rammer.profile import folder
+from rammer.profile.folder import cache_folder
+
+
+def run(path: Path) -> None:
+    rammer.compile(path, device="toy").run(arrays())
+
+
+def test_the_folder_is_made_for_its_user_alone(tmp_path: Path, own_cache: Path) -> None:
+    old = os.umask(0)
+    try:
+        run(saved(tmp_path / "m.onnx", model()))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(own_cache.stat().st_mode) == 0o700 and list(own_cache.glob("programs/*.rammer"))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, own_cache: Path, capsys: Capture, mode: int) -> None:
+    path = saved(tmp_path / "m.onnx", model())
+    run(path)
+    (kept,) = own_cache.glob("programs/*.rammer")
+    (kept.parent / "planted.rammer").write_bytes(kept.read_bytes())
+    kept.write_bytes(b"evil")
+    own_cache.chmod(mode)
+    folder._own_folder.cache_clear()
+    for _ in range(2):
+        run(path)
+    assert capsys.readouterr().err == (f"rammer: warning: cache folder {own_cache} is not used: other users may write there "
+                                       "(chmod 700, or set RAMMER_CACHE)\n")  # fmt: skip
+    assert kept.read_bytes() == b"evil" and stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+    assert list(cache_folder().glob("programs/*.rammer"))  # kept for this process
+    own_cache.chmod(0o755)
+    assert cache_folder() == own_cache
+
+
+def test_a_folder_of_somebody_else_is_not_used(own_cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder() == own_cache
+    monkeypatch.setattr(os, "geteuid", lambda: own_cache.stat().st_uid + 1)
+    if own_cache.stat().st_uid == 0:  # root may write anywhere: its folder is anybody's
+        assert cache_folder() == own_cache
+        os.chown(own_cache, 4711, -1)
+    folder._own_folder.cache_clear()
+    assert cache_folder() != own_cache and "it belongs to user" in capsys.readouterr().err

@@ -15,12 +15,13 @@ from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.store import KernelStore
+from rammer.runtime.files import keep_text, kept_text
 from rammer.runtime.options import CompileOptions
 from rammer.runtime.segments import ProgramSegment
 
 pytest.importorskip("cuda.bindings")
 
-from rammer_cuda import kept
+from rammer_cuda import compile, kept, launches
 from rammer_cuda.backend import open_backend
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent import kept as kept_plan
@@ -109,3 +110,48 @@ def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch
     plan = kept_plan.kept_words(program, binding)
     assert plan.program is program and not plan.words
     assert kept_plan.kept_words(program, binding) == plan
+
+
+def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Under a good checksum: kernels of other tensors, names that are none, sizes and counts without end."""
+    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(launches, "KEPT_FROM", 1)
+    program, binding = small_nasnet()
+    made, plan = launched(kept.kept_kernels(program, binding)), launches.kept_launches(program)
+    files = {p.name.split(".")[-2]: p for p in (tmp_path / "binaries" / "cuda").iterdir()}
+    for what, changes in {
+        "kernels": (('"entry": "', '"entry": "evil();'), ('"entry": "', '"entry": "other'), ('"threads": ', '"threads": 9999999'),
+                    ('"written": [false', '"written": [true'), ('"operators": {', '"operator": {')),
+        "launches": (("[0, ", "[0, 99999999"), ("[0, ", "[1, "), ("[[", "[[1, 2, 3], [")),
+    }.items():  # fmt: skip
+        text = str(kept_text(files[what]))
+        for change in changes:
+            assert change[0] in text
+            keep_text(files[what], text.replace(*change, 1))
+            assert launched(kept.kept_kernels(program, binding)) == made and launches.kept_launches(program) == plan, change
+            assert kept_text(files[what]) == text, change
+
+
+def test_damaged_machine_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built: list[str] = []
+
+    def build(source: str, arch: str) -> tuple[bytes, str]:
+        built.append(source)
+        return b"code of " + source.encode(), "Compiling entry function 'k'\nUsed 7 registers"
+
+    monkeypatch.setattr(compile, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compile, "version", lambda: "13.0")
+    monkeypatch.setattr(compile, "_compile", build)
+    first = compile.compile_cubin("a", "sm_90a")
+    assert compile.compile_cubin("a", "sm_90a") == first and len(built) == 1
+    compile.compile_cubin("b", "sm_90a")
+    cubins = sorted((tmp_path / "binaries" / "cuda").glob("*.cubin"))
+    others = [p.read_bytes() for p in cubins]
+    for number, junk in enumerate((b"", b"junk", b"")):
+        for path, other in zip(cubins, reversed(others), strict=True):
+            path.write_bytes(junk if number < 2 else other)  # or another kernel's
+        assert compile.compile_cubin("a", "sm_90a") == first and len(built) == 3 + 2 * number
+        compile.compile_cubin("b", "sm_90a")
+    next((tmp_path / "binaries" / "cuda").glob("*.log")).write_text("Used 0 registers")
+    compile.compile_cubin("a", "sm_90a"), compile.compile_cubin("b", "sm_90a")
+    assert len(built) == 9

@@ -32,7 +32,7 @@ from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
 from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
 from rammer_cuda.kernels.window import window_candidates, window_seconds
 from rammer_cuda.profiler import CudaProfiler
-from rammer_cuda.source import task_kernel, translation_unit
+from rammer_cuda.source import CONFIGS, task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ class CudaBackend:
     def fingerprint(self) -> str:
         """Hardware, architecture, compiler and the text of the kernel generators."""
         return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {generator_hash('rammer_cuda')}"
+
+    @property
+    def families(self) -> Mapping[str, Mapping[str, range]]:
+        """What kernels there are texts for."""
+        return CONFIGS
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits: the best predicted of each family, then the rest, best first."""

@@ -7,14 +7,13 @@ import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from rammer.errors import DeviceFailure
 from rammer.profile.folder import cache_folder
-from rammer.runtime.files import write_whole
+from rammer.runtime.files import keep_text, kept_text, write_whole
 
 from rammer_cuda.driver import check, nvrtc
 
@@ -42,8 +41,9 @@ class Cubin:
 def compile_cubin(source: str, arch: str) -> Cubin:
     """Machine code of ``source`` for ``arch`` (``sm_90a``). DeviceFailure with the compiler's first errors."""
     path = _kept(source, arch)
-    if path.is_file() and (log := path.with_suffix(".log")).is_file():
-        return Cubin(path.read_bytes(), parse_ptxas(log.read_text()))
+    known = _read(path)
+    if known is not None:
+        return known
     code, log_text = _compile(source, arch)
     _keep(path, code, log_text)
     return Cubin(code, parse_ptxas(log_text))
@@ -106,13 +106,17 @@ def _kept(source: str, arch: str) -> Path:
 
 def _keep(path: Path, code: bytes, log: str) -> None:
     """Best effort: without a writable cache every process compiles again."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for target, data in ((path.with_suffix(".log"), log.encode()), (path, code)):
-            write_whole(target, partial(_write, data))
+        write_whole(path, lambda file: file.write(code))
+    keep_text(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log}")
+
+
+def _read(path: Path) -> Cubin | None:
+    """What ``_keep`` wrote; None where there is nothing, or anything else."""
+    digest, _, log = (kept_text(path.with_suffix(".log")) or "").partition("\n")
+    try:
+        code = path.read_bytes() if digest else b""
     except OSError:
-        return
-
-
-def _write(data: bytes, file: BinaryIO) -> None:
-    file.write(data)
+        return None
+    return Cubin(code, parse_ptxas(log)) if hashlib.sha256(code).hexdigest() == digest else None

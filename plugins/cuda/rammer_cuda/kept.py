@@ -12,22 +12,21 @@ from typing import Any
 from rammer.codegen.generators import generator_hash
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
+from rammer.ir.names import checked
 from rammer.ir.program import RProgram
 
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.remember import Remembered
 from rammer_cuda.source import task_kernel, task_kernels
 
+#: Beyond any number of threads, bytes of shared memory and blocks of a cluster.
+LARGEST = 1 << 24
+
 
 def kept_kernels(program: RProgram, binding: Binding) -> dict[str, TaskKernel]:
     """``task_kernels`` of the program, remembered for the next process. Best effort."""
-    kept = remembered(program, binding, "kernels")
-    record = kept.read()
-    if record is not None:
-        return _restored(record, program, binding)
-    made = task_kernels(program.operators, binding)
-    kept.write(_record(made))
-    return made
+    return remembered(program, binding, "kernels").get(
+        lambda record: _restored(record, program, binding), lambda: task_kernels(program.operators, binding), _record)
 
 
 def remembered(program: RProgram, binding: Binding, what: str) -> Remembered:
@@ -51,11 +50,14 @@ def _record(kernels: Mapping[str, TaskKernel]) -> dict[str, Any]:
 
 
 def _restored(record: Any, program: RProgram, binding: Binding) -> dict[str, TaskKernel]:
-    """The inverse."""
+    """The inverse. ValueError and the like where a kernel is none of these operators'."""
     kernels = [_kernel(k, program, binding) for k in record["kernels"]]
     result: dict[str, TaskKernel] = {}
     for o in program.operators:
         number, tensors = record["operators"][o.name]
+        written = [t in o.outputs for t in tensors]
+        if not {*tensors} <= {*o.inputs, *o.outputs} or written != [a.written for a in kernels[number].arguments]:
+            raise ValueError(f"not the kernel of {o.name}")
         arguments = zip(kernels[number].arguments, tensors, strict=True)
         result[o.name] = replace(kernels[number], arguments=tuple(replace(a, tensor=t) for a, t in arguments))
     return result
@@ -65,4 +67,7 @@ def _kernel(k: Mapping[str, Any], program: RProgram, binding: Binding) -> TaskKe
     if "like" in k:
         return task_kernel(program.operator[k["like"]], binding)
     arguments = tuple(Argument("", bool(w)) for w in k["written"])
+    sizes = [k[n] for n in ("threads", "shared", "dynamic", "blocks")]
+    if checked("a kernel", k["entry"]) not in k["text"] or not all(type(n) is int and 0 <= n < LARGEST for n in sizes):
+        raise ValueError(f"not a kernel: {k['entry']}")
     return TaskKernel(k["entry"], k["text"], arguments, k["threads"], k["shared"], k["dynamic"], k["blocks"])

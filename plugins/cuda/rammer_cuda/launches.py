@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Storage, WaveTask, waves
+from rammer.ir.text import MOST_TASKS
 from rammer.ir.types import itemsize
 from rammer.plan.overlap import overlap
 
@@ -49,18 +51,35 @@ def kept_launches(program: RProgram) -> list[Launch]:
     """``launches``, remembered in the cache folder for the next process where the program is large. Best effort."""
     if program.task_count < KEPT_FROM:
         return launches(program)
-    kept = Remembered(program, "launches", Path(__file__).read_text())
-    record = kept.read()
-    if record is not None:
-        return [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in record]
-    plan = launches(program)
-    kept.write([[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
-                for x in plan])  # fmt: skip
+    return Remembered(program, "launches", Path(__file__).read_text()).get(
+        lambda record: _restored(record, program), lambda: launches(program), _record)
+
+
+def _record(plan: list[Launch]) -> list[list[object]]:
+    return [[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
+            for x in plan]  # fmt: skip
+
+
+def _restored(record: Any, program: RProgram) -> list[Launch]:
+    """The inverse. ValueError and the like where it does not launch every task once, after earlier launches."""
+    plan = [Launch(operator, _tasks(tasks), tuple(after)) for operator, tasks, after in record]
+    found: dict[str, set[int]] = {}
+    for place, launch in enumerate(plan):
+        found.setdefault(launch.operator, set()).update(launch.tasks)
+        if not all(0 <= before < place for before in launch.after):
+            raise ValueError(f"launch {place} is after a later one")
+    wanted = {o.name: o.task_count for o in program.operators if o.task_count}
+    if {n: len(tasks) for n, tasks in found.items()} != wanted or sum(len(x.tasks) for x in plan) != program.task_count:
+        raise ValueError("not every task is launched once")
+    if any(min(tasks) < 0 or max(tasks) >= wanted[n] for n, tasks in found.items()):
+        raise ValueError("a launch of other tasks")
     return plan
 
 
 def _tasks(kept: list[int]) -> tuple[int, ...]:
     """Tasks from [first, number], or from a list that ends in None."""
+    if kept[-1] is not None and not 0 <= kept[1] <= MOST_TASKS:
+        raise ValueError(f"{kept[1]} tasks")
     return tuple(kept[:-1]) if kept[-1] is None else tuple(range(kept[0], kept[0] + kept[1]))
 
 

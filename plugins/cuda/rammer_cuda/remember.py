@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rammer.ir.program import RProgram
 from rammer.profile.folder import cache_folder
+from rammer.runtime.debug import DECISIONS, debug
 from rammer.runtime.files import keep_text, kept_text
 from rammer.version import __version__
+
+Value = TypeVar("Value")
 
 
 class Remembered:
@@ -25,6 +29,19 @@ class Remembered:
         """The value, None where there is none, or not as it was written."""
         text = kept_text(self.path)
         return json.loads(text) if text is not None else None
+
+    def get(self, restored: Callable[[Any], Value], made: Callable[[], Value], record: Callable[[Value], Any]) -> Value:
+        """What an earlier process kept, where ``restored`` can make use of it; else what is ``made`` now, kept as its record."""
+        kept = self.read()
+        if kept is not None:
+            try:
+                return restored(kept)
+            except (LookupError, TypeError, ValueError, AttributeError) as problem:
+                said = f"{self.path} does not hold ({problem!r}) and is made again"
+                debug(DECISIONS, lambda: said)
+        value = made()
+        self.write(record(value))
+        return value
 
     def write(self, value: Any) -> None:
         """Keep ``value``, whole or not at all."""

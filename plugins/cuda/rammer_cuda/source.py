@@ -48,6 +48,19 @@ MAKERS = {name: f.make for name, f in FAMILIES.items()} | {
     "gemm_wgmma_f16": gemm_wgmma_f16, "gemm_chain": gemm_chain, "attention": attention,
 }  # fmt: skip
 
+_SMALL = range(0, 1025)
+_PRODUCT = dict.fromkeys(("tm", "tn", "bk", "split", "slices", "stages"), _SMALL)
+_WIDE = dict.fromkeys(("bk", "stages", "split", "patch", "copiers", "down"), _SMALL)
+#: The values of every config key, by family. What of them goes together each family decides (``Unsuited``).
+CONFIGS = {
+    "": {"threads": range(32, 1025)}, **dict.fromkeys(FAMILIES, _PRODUCT),
+    **dict.fromkeys(("gemm_wgmma3", "gemm_wgmma1", "gemm_wgmma_f16"), _WIDE),
+    "gemv": {"lanes": range(1, 1025), "columns": range(1, 1025)}, "rowwise": {"lanes": range(1, 1025), "vector": range(1, 17)},
+    "window": {"high": range(1, 1025), "wide": range(1, 1025)}, "cell": {},
+    "gemm_chain": {"groups": range(1, 1025), "stages": range(1, 1025)},
+    "attention": dict.fromkeys(("groups", "warps", "chunk", "stages"), range(1, 1025)),
+}  # fmt: skip
+
 #: Shared memory that needs no asking for; larger scratch memory is dynamic.
 STATIC_SHARED = 48 << 10
 

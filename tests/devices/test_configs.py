@@ -1,0 +1,43 @@
+"""Families and configurations that a device says it has are those that its search offers: others are refused in files."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import pytest
+
+from rammer.device.loader import Registry
+from rammer.device.manifest import Backend, Exhaustive, Families
+from rammer.testing.cases import Sampler
+from rammer.testing.single import subjects
+
+SECONDS = 4.0
+
+
+def opened(device: str) -> Backend:
+    if device == "cuda":
+        pytest.importorskip("cuda.bindings")
+        from rammer.device.manifest import OpenOptions
+
+        from rammer_cuda.backend import open_backend
+
+        return open_backend(OpenOptions(target="sm_90a"))
+    return Registry().open(device)
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim", "cuda"])
+def test_what_is_offered_is_declared(device: str) -> None:
+    backend = opened(device)
+    assert isinstance(backend, Families) and isinstance(backend, Exhaustive)
+    sampler = Sampler(Random(), precisions=tuple(p for p in backend.vdevice.precisions if p != "tf32") or ("float32",))
+    seen, end = set[str](), time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        for subject in subjects(sampler.next(), backend):
+            for tiled in backend.offered(subject.operator, subject.binding):
+                keys = backend.families[tiled.family]
+                assert all(value in keys[key] for key, value in tiled.config), tiled.head()
+                seen.add(tiled.family)
+                if time.monotonic() > end:
+                    break
+    assert "" in seen or device == "cuda"

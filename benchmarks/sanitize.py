@@ -1,6 +1,7 @@
-"""NVIDIA's compute-sanitizer over whole models: memcheck (addresses) and racecheck (shared memory).
+"""NVIDIA's compute-sanitizer over whole models: memcheck (addresses), racecheck (shared memory) and
+initcheck (memory that nobody wrote); also over kernels of every family.
 
-python benchmarks/sanitize.py --models squeezenet,lstm_tc --markdown sanitizer.md
+python benchmarks/sanitize.py --models squeezenet,lstm_tc,families --markdown sanitizer.md
 
 First a kernel with a planted fault must be found by each tool. Each check is a process of its own that runs the model
 twice through ``run`` and twice through a bound call on fresh inputs, and compares with a process that was not checked.
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from random import Random
 
 import click
 import numpy as np
@@ -38,16 +40,21 @@ from rammer.device.manifest import Loaded
 from rammer.errors import DeviceUnavailable, Mismatch
 from rammer.report.table import markdown
 from rammer.runtime.segments import ProgramSegment
+from rammer.testing.cases import Sampler
+from rammer.testing.families import Search, again, partial_tiles
 
 from rammer_cuda.hardware import architecture
 from rammer_cuda.persistent.executor import PersistentProgram
 
 #: Nanoseconds that a block of a checked persistent kernel waits before it reports a hang.
 WAIT = 300_000_000_000
-TOOLS = ("memcheck", "racecheck")
+TOOLS = ("memcheck", "racecheck", "initcheck")
+#: Stands for kernels of every family instead of a model: sampled cases, products of one, and of each family and precision.
+FAMILIES, CASES, LARGEST, EACH = "families", 60, 200_000, 2
 #: For every tool a kernel with the fault that it looks for, run from a CUDA graph as models are: it must be found.
 PLANTED = {
     "memcheck": "out[blockDim.x * 1024 * 1024 + threadIdx.x] = 1.0f;",
+    "initcheck": "out[threadIdx.x] = out[threadIdx.x] + 1.0f;",
     "racecheck": "__shared__ float s[64]; s[threadIdx.x] = threadIdx.x; out[threadIdx.x] = s[63 - threadIdx.x];",
 }
 CLEAN = "clean"
@@ -74,6 +81,8 @@ def find_sanitizer() -> str:
 def run_model(key: str, tune: str, seed: int, path: Path) -> None:
     """Run the model (``key``, by the graph executor, or ``key:persistent``); keep its outputs in ``path``, or compare them
     with those kept there."""
+    if key == FAMILIES:
+        return run_families(seed, path)
     key, _, executor = key.partition(":")
     model = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED)
     exe = rammer.compile(model, device="cuda", tune=tune, options={"executor": "graph"})
@@ -104,12 +113,23 @@ def run_model(key: str, tune: str, seed: int, path: Path) -> None:
                 raise Mismatch(f"output {name} differs from the run that was not checked")
 
 
+def run_families(seed: int, path: Path) -> None:
+    """Kernels of every family and precision with partial tiles, each as a program of one operator (``rammer.testing.families``);
+    wrong results count, too."""
+    search = Search("cuda", {"executor": "graph"}, 2)
+    sampler = Sampler(Random(seed), LARGEST, tuple(search.backend.vdevice.precisions))
+    wrong = [str(case) for case in partial_tiles(search, sampler, EACH, CASES) if again(search, case)]
+    path.touch()
+    if wrong:
+        raise Mismatch(f"wrong: {'; '.join(wrong)}")
+
+
 def run_planted(tool: str) -> None:
     """A graph of one kernel with a fault."""
     import cupy
 
     kernel = cupy.RawKernel(f'extern "C" __global__ void planted(float *out) {{ {PLANTED[tool]} }}', "planted")
-    out, stream = cupy.zeros(64, cupy.float32), cupy.cuda.Stream(non_blocking=True)
+    out, stream = cupy.empty(64, cupy.float32), cupy.cuda.Stream(non_blocking=True)
     kernel.compile()
     with stream:
         stream.begin_capture()
@@ -143,7 +163,7 @@ def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Pat
 
 @click.command()
 @click.option("--models", default="squeezenet,lstm_tc,lstm_tc:persistent", show_default=True,
-              help="Keys of the zoo, with commas; with :persistent by the persistent executor.")
+              help="Keys of the zoo, with commas; with :persistent by the persistent executor; families for kernels.")
 @click.option("--tools", default="memcheck,racecheck", show_default=True, help=f"With commas: {', '.join(TOOLS)}.")
 @click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")

@@ -129,6 +129,19 @@ def shapes_of(tiled: ROperator, subject: Subject) -> Iterator[str]:
         yield "strided"
 
 
+def partial_tiles(search: Search, sampler: Sampler, each: int, tries: int) -> Iterator[Case]:
+    """Up to ``each`` cases of every family and precision whose last tiles are partial, from ``tries`` sampled ones."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for _ in range(tries):
+        case = sampler.next()
+        for number, subject in enumerate(subjects(case, search.backend)):
+            for tiled in search.candidates(subject, sampler.random):
+                key = tiled.family, case.precision
+                if seen[key] < each and "partial" in shapes_of(tiled, subject) and search.possible(tiled, subject):
+                    seen[key] += 1
+                    yield replace(case, operator=number, pick=pick_of(tiled))
+
+
 def work(search: Search, sampler: Sampler, seconds: float) -> None:
     """A worker: cases until the time is over, events as lines of JSON. Ends after a failure of the device itself."""
     end, shrunk = time.monotonic() + seconds, set[tuple[str, ...]]()
@@ -220,9 +233,9 @@ class Worker:
             time.sleep(0.5)
 
 
-def again(search: Search, text: str) -> str:
+def again(search: Search, case: Case) -> str:
     """Run one case, all candidates or the one that it names; what is wrong."""
-    case, found = Case.parse(text), list[str]()
+    found = list[str]()
     if case.pick and case.operator < 0:
         return search.problem(case)
     for subject in subjects(case, search.backend):
@@ -252,7 +265,7 @@ def main(device: str, seconds: float, seed: int, workers: int, each: int, size: 
     """Search, print what was covered and every failure, and exit with 1 if there was one."""
     pairs = dict(o.split("=", 1) for o in options)
     if text:
-        problem = again(Search(device, pairs, each), text)
+        problem = again(Search(device, pairs, each), Case.parse(text))
         click.echo(problem or "good")
         sys.exit(bool(problem))
     if child:

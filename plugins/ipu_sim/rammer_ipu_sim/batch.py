@@ -322,7 +322,7 @@ class _Scope:
             self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
         )
         name, dims, fixed = held.name, held.dims, is_affine(load)
-        if interior and fixed and load.fill is not None and self._leaves(load, held):
+        if interior and load.fill is not None and self._leaves(load, held):
             name = self.planner.masked(name, load.fill)
             dims = np.broadcast_shapes(dims, *[s.low.shape for s in held.spans])
         indices = []

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,12 @@ from rammer.testing.host_c import Array, Guarded
 COMPILER = shutil.which("g++")
 
 HEAD = """
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <pthread.h>
+#include <sched.h>
 #define RM_INF INFINITY
 #define RM_NAN NAN
 #define __global__
@@ -39,6 +43,7 @@ struct float4 { float x, y, z, w; };
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct Place { int x; };
 static thread_local Place threadIdx, blockIdx;
+static Place blockDim;
 // Barriers by turns, as threads come to them: ThreadSanitizer takes what one does before it reaches the next barrier for ordered
 // before a late sleeper of this one where both are the same object.
 static pthread_barrier_t rm_block[2], rm_warps[32][2];
@@ -46,7 +51,26 @@ static thread_local int rm_block_turn, rm_warp_turn;
 static unsigned long long rm_mail[1024];
 static void __syncthreads() { pthread_barrier_wait(&rm_block[rm_block_turn++ % 2]); }
 static void rm_warp_meet() { pthread_barrier_wait(&rm_warps[threadIdx.x / 32][rm_warp_turn++ % 2]); }
-static void rm_after() {}
+// What a kernel may read only after it has waited for others is NaN until every thread of the block has. ``rm_kept`` is how many
+// buffers that are, and 0 where nothing is checked: then this orders nothing.
+static void **rm_given, **rm_values; static long *rm_sizes; static int rm_kept, rm_expected;
+static std::atomic<int> rm_here; static std::atomic<bool> rm_lost;
+static void rm_forget() {
+  for (int k = 0; k < rm_kept; ++k) memset(rm_given[k], 255, rm_sizes[k]);
+  rm_here = 0;
+}
+static void rm_after() {
+  if (!rm_kept) return;
+  if (rm_here.fetch_add(1) == rm_expected - 1) {
+    for (int k = 0; k < rm_kept; ++k) memcpy(rm_given[k], rm_values[k], rm_sizes[k]);
+    ++rm_here;
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (rm_here <= rm_expected && !rm_lost) {
+    sched_yield();
+    if (std::chrono::steady_clock::now() > end) rm_lost = true;
+  }
+}
 static int min(int a, int b) { return a < b ? a : b; }
 static float rm_load_f16(const unsigned short *p) {
   const int e = *p >> 10 & 31, m = *p & 1023;
@@ -77,11 +101,15 @@ static void *rm_thread(void *number) {
   for (blockIdx.x = 0; blockIdx.x < rm_blocks; ++blockIdx.x) {
     @NAME@(@POINTERS@, nullptr, rm_first);
     __syncthreads();
+    if (rm_kept && blockIdx.x + 1 < rm_blocks) {
+      if (threadIdx.x == 0) rm_forget();
+      __syncthreads();
+    }
   }
   return nullptr;
 }
 extern "C" void rm_launch(void **pointers, int blocks, int threads, int first) {
-  rm_pointers = pointers; rm_blocks = blocks; rm_first = first;
+  rm_pointers = pointers; rm_blocks = blocks; rm_first = first; blockDim.x = threads;
   for (int k = 0; k < 2; ++k) {
     pthread_barrier_init(&rm_block[k], nullptr, threads);
     for (int w = 0; w < threads / 32; ++w) pthread_barrier_init(&rm_warps[w][k], nullptr, 32);
@@ -89,6 +117,13 @@ extern "C" void rm_launch(void **pointers, int blocks, int threads, int first) {
   pthread_t ids[1024];
   for (long t = 0; t < threads; ++t) pthread_create(&ids[t], nullptr, rm_thread, (void *)t);
   for (int t = 0; t < threads; ++t) pthread_join(ids[t], nullptr);
+}
+extern "C" int rm_launch_after(void **pointers, int blocks, int threads, int first, int kept, void **given, void **values,
+                               long *sizes) {
+  rm_kept = kept; rm_expected = threads; rm_given = given; rm_values = values; rm_sizes = sizes; rm_lost = false;
+  rm_forget();
+  rm_launch(pointers, blocks, threads, first);
+  return rm_lost;
 }
 """
 #: A process of its own, since ThreadSanitizer must be there first. Every buffer is full of one float16 or float32 value.
@@ -142,6 +177,28 @@ def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks
         same = np.array_equal(tensors[a.tensor].buffer, tensors[a.tensor].before, equal_nan=True)
         assert tensors[a.tensor].untouched_outside() if a.written else same, a.tensor
     return {a.tensor: tensors[a.tensor].view.copy() for a in arguments if a.written}
+
+
+def launch_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks: int, threads: int, binding: Binding,
+                   addresses: Mapping[str, int], late: Sequence[Array]) -> None:  # fmt: skip
+    """Run ``blocks`` tasks of ``entry`` on tensors that lie at ``addresses``. The buffers ``late`` hold NaN until all threads of
+    a block have waited for the kernels before (``rm_after``), and their values from then on.
+
+    AssertionError where a thread never does; DeviceUnavailable without a C++ compiler.
+    """
+    if COMPILER is None:
+        raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
+    library = ctypes.CDLL(str(_compile(_source(text, entry, arguments, binding), "-O1", "-shared", "-fPIC")))
+    places = [a.packed.ctypes.data if a.packed is not None else addresses[a.tensor] for a in arguments]
+    values = [buffer.copy() for buffer in late]
+
+    def pointers(items: Sequence[int]) -> Any:
+        return (ctypes.c_void_p * max(len(items), 1))(*items)
+
+    sizes = (ctypes.c_long * max(len(late), 1))(*[buffer.nbytes for buffer in late])
+    lost = library.rm_launch_after(pointers(places), blocks, threads, 0, len(late), pointers([b.ctypes.data for b in late]),
+                                   pointers([v.ctypes.data for v in values]), sizes)  # fmt: skip
+    assert not lost, "a thread ends or waits without rm_after(), or a copy is misaligned"
 
 
 def find_race(text: str, entry: str, arguments: Sequence[HostArgument], blocks: int, threads: int,

@@ -1,0 +1,147 @@
+"""Any cuda kernel on host threads, as a runner of the search over kernels: NaN in shared memory, around operands, in results,
+and in what a kernel may read only after it has waited for the kernels before it. Clusters and bulk copies are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from random import Random
+
+import host_wgmma
+import numpy as np
+from warps import WARPS
+
+from rammer.device.manifest import OpenOptions
+from rammer.ir.operator import ROperator
+from rammer.testing.cases import Case, pick_of
+from rammer.testing.families import Search
+from rammer.testing.host_cuda import host_arguments, launch_on_host
+from rammer.testing.single import Subject, Trial, images, judge, placed, subjects, trial_of
+
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.kernels.half import HALF
+from rammer_cuda.kernels.preamble import PREAMBLE
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.tf32 import TF32
+from rammer_cuda.source import task_kernel
+
+#: Threads of a kernel that are worth starting here.
+MOST_THREADS = 512
+#: Copies that arrive when they are waited for, and what else these kernels use.
+LATE = """
+#include <functional>
+#include <vector>
+#define __align__(n) __attribute__((aligned(n)))
+#define __ldg(p) (*(p))
+#define __ldcg(p) (*(p))
+static thread_local std::vector<std::vector<std::function<void()>>> rm_late(1);
+template <class T> static void rm_later(T *to, const T *from, bool valid, int bytes) {
+  rm_late.back().push_back([=] { rm_move(to, from, valid, bytes); });
+}
+#define rm_copy4 rm_later4
+#define rm_copy16 rm_later16
+#define rm_commit rm_late_commit
+#define rm_arrived rm_late_arrived
+static void rm_later4(float *to, const float *from, bool valid) { rm_later(to, from, valid, 4); }
+template <class T> static void rm_later16(T *to, const T *from, bool valid) { rm_later(to, from, valid, 16); }
+static void rm_late_commit() { rm_late.emplace_back(); }
+template <int N> static void rm_late_arrived() {
+  while ((int)rm_late.size() - 1 > N) {
+    for (auto &copy : rm_late.front()) copy();
+    rm_late.erase(rm_late.begin());
+  }
+}
+static void rm_blocks2_of(unsigned (&r)[4], const unsigned short *at, bool turn) {
+  const int me = threadIdx.x, warp = me / 32 * 32, l = me % 32;
+  rm_named[me] = at;
+  rm_meet();
+  for (int b = 0; b < 2; ++b) {
+    unsigned short h[2];
+    for (int e = 0; e < 2; ++e) {
+      const int row = turn ? l % 4 * 2 + e : l / 4, column = turn ? l / 4 : l % 4 * 2 + e;
+      h[e] = ((const unsigned short *)rm_named[warp + b * 8 + row])[column];
+    }
+    memcpy(&r[b], h, 4);
+  }
+  rm_meet();
+}
+template <bool TURN> static void rm_blocks2(unsigned (&r)[4], const unsigned short *at) { rm_blocks2_of(r, at, TURN); }
+template <bool ROUND> static unsigned rm_tf32(float x) {
+  unsigned r; memcpy(&r, &x, 4);
+  if (ROUND && x == x && r << 1 < 0xff000000u) r = (r + 0x1000u) & 0xffffe000u;
+  return r;
+}
+static void rm_words4(unsigned (&r)[4], const float *at) { rm_blocks4<false>(r, (const unsigned short *)at); }
+"""
+#: The products themselves are plain C++ over the instructions.
+SOURCES = (("rm_multiply", PREAMBLE), ("rm_multiply3", PREAMBLE), ("rm_multiply_f16", HALF), ("rm_multiply_tf32", TF32))
+PLAIN = "".join(
+    re.search(rf"template <[^>]*>\n__device__ __forceinline__ void {name}\(.*?\n}}\n", text, re.DOTALL)[0]  # type: ignore[index]
+    for name, text in SOURCES
+)
+
+
+def on_host(kernel: TaskKernel, late_copies: bool = True) -> str:
+    """The text of ``kernel`` with what its instructions do."""
+    if "wgmma" in kernel.text:
+        return host_wgmma.on_host(kernel, late_copies, not late_copies, host_wgmma.PATIENCE)
+    warps = WARPS.replace("abort();", "rm_lost = true;").replace("@BYTES@", str(max(kernel.dynamic, 64)))
+    text = warps + "#define RM_TF32\n" + LATE + PLAIN + kernel.text
+    text = re.sub(r"extern __shared__ __align__\(16\) (\w+) (?!memory)(\w+)\[\];", r"\1 *const \2 = (\1 *)memory;", text)
+    return text.replace("extern __shared__ __align__(16) char memory[];", "")
+
+
+class HostSearch(Search):
+    """The search over the kernels for ``target``, run here."""
+
+    def __init__(self, target: str, each: int = 1) -> None:
+        backend = open_backend(OpenOptions(target=target))
+        assert isinstance(backend, CudaBackend)
+        self.backend: CudaBackend = backend
+        self.each = each
+
+    def possible(self, tiled: ROperator, subject: Subject) -> bool:
+        """Whether the kernel exists, and can be run on threads."""
+        if not super().possible(tiled, subject):
+            return False
+        kernel = task_kernel(tiled, subject.binding)
+        return kernel.blocks == 1 and kernel.threads <= MOST_THREADS and "bulk" not in kernel.text
+
+    def check(self, tiled: ROperator, trial: Trial) -> str:
+        """What is wrong with ``tiled``; "" if nothing."""
+        return problem_of(task_kernel(tiled, trial.subject.binding), tiled, trial)
+
+
+def problem_of(kernel: TaskKernel, tiled: ROperator, trial: Trial) -> str:
+    """What is wrong with the results of ``kernel``; "" if nothing."""
+    binding = trial.subject.binding
+    place = placed(tiled, binding, trial.constants, tiled.task_count)
+    for number, feed in enumerate(trial.feeds):
+        given = images(place, feed.inputs)
+        results = {n: np.full(place.program.buffer[f"b_{n}"].nbytes, 0xFF, np.uint8).view(binding.types[n].dtype)
+                   for n in tiled.outputs}  # fmt: skip
+        fixed = {n: np.ascontiguousarray(v) for n, v in trial.constants.items()}
+        buffers = {**given, **results, **fixed}
+        addresses = {n: b.ctypes.data + place.program.storage[n].offset * b.itemsize for n, b in buffers.items()}
+        arguments = host_arguments(kernel.arguments, fixed)
+        launch_on_host(on_host(kernel, number % 2 == 0), kernel.entry, arguments, tiled.task_count, kernel.threads,
+                       binding, addresses, list(given.values()))  # fmt: skip
+        if problem := judge(place, results, feed.wanted):
+            return f"run {number}: {problem}"
+    return ""
+
+
+def run_cases(search: HostSearch, case: Case, random: Random) -> tuple[int, list[str]]:
+    """How many candidates of contractions (or of any operator, where the case has none) of ``case`` were run, and every problem
+    with the text that repeats it."""
+    run, found = 0, list[str]()
+    numbered = list(enumerate(subjects(case, search.backend)))
+    products = [(n, s) for n, s in numbered if any(c.kind == "contraction" for c in s.operator.computes)]
+    for number, subject in (products or numbered)[:1]:
+        trial = trial_of(subject, case.seed)
+        for tiled in search.candidates(subject, random):
+            if search.possible(tiled, subject):
+                problem, run = search.check(tiled, trial), run + 1
+                found += [f"{replace(case, operator=number, pick=pick_of(tiled))}\n    {problem}"] if problem else []
+    return run, found

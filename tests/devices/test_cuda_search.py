@@ -1,0 +1,105 @@
+"""The search over kernels on cuda's, run on host threads: it finds planted faults, and a rotating sample is right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings")
+
+from cuda_on_host import HostSearch, on_host, problem_of, run_cases
+
+from rammer.ir.operator import ROperator
+from rammer.testing.cases import Case, Sampler
+from rammer.testing.host_cuda import COMPILER
+from rammer.testing.single import Trial, subjects, trial_of
+
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.source import task_kernel
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+SEED = int(os.environ.get("RAMMER_SEED", "0")) or int(np.random.SeedSequence().generate_state(1)[0])
+ROWS = "matmul b=1 m=20 depth=37 width=13 off=1 @float32 seed=5"
+ODD = "matmul b=2 m=33 depth=77 width=21 off=1 +free @float16 seed=5"
+WIDE = "matmul b=1 m=64 depth=64 width=64 off=1 @float16 seed=5"
+
+
+def found(text: str, family: str, partial: bool = True, **config: int) -> tuple[TaskKernel, ROperator, Trial]:
+    """The first kernel of a family for a case that can run here, with these numbers in its config."""
+    case, search = Case.parse(text), HostSearch("sm_90a")
+    for subject in subjects(case, search.backend):
+        for tiled in search.backend.offered(subject.operator, subject.binding):
+            ends = any(a.extent % t for a, t in zip(tiled.anchor.axes, tiled.tile, strict=True))
+            asked = tiled.family == family and (ends or not partial) and config.items() <= dict(tiled.config).items()
+            if asked and search.possible(tiled, subject):
+                return task_kernel(tiled, subject.binding), tiled, trial_of(subject, case.seed)
+    raise AssertionError(f"no {family} for {text}")
+
+
+def edited(text: str, old: str, new: str, last: bool = False) -> str:
+    """``text`` with every ``old`` changed, or the last one."""
+    assert old in text
+    before, _, after = text.rpartition(old)
+    return before + new + after if last else text.replace(old, new)
+
+
+def too_early(text: str) -> str:
+    """The operand that is no constant is fetched first and waited for afterwards."""
+    wait = "rm_after();\n"
+    first = text.index("#pragma unroll", text.index(wait))
+    loop = text.index("#pragma unroll 1", first + 1)
+    return text[: text.index(wait)] + text[first:loop] + wait + text[loop:]
+
+
+#: Case, family and config of a kernel, and whether its last tile must be partial.
+Kind = tuple[str, str, bool, dict[str, int]]
+GEMM: Kind = (ROWS, "gemm", True, {"bk": 32, "slices": 4})
+HALF: Kind = (ODD, "gemm_f16", True, {"bk": 64})
+DEEP: Kind = (WIDE, "gemm_f16", False, {"bk": 64})
+FIXED: Kind = (WIDE, "gemm_wgmma_f16", False, {"down": 0})
+RELU: Kind = ("matmul b=1 m=20 depth=37 width=13 off=1 +relu @float32 seed=6", *GEMM[1:])
+CELL: Kind = ("gemv t=1 depth=128 width=3 off=1 @float32 seed=1", "cell", False, {})
+#: A kernel, what to do to its text, and what is then said of it.
+PLANTS: dict[str, tuple[Kind, Callable[[str], str], str]] = {
+    "a dropped barrier": (GEMM, lambda t: edited(t, "__syncthreads();", "", last=True), "wrong"),
+    "an off-by-one bound": (GEMM, lambda t: edited(t, "+ ak) < 37", "+ ak) <= 37"), "wrong"),
+    "a row too many": (GEMM, lambda t: edited(t, "if (x0 < 20)", "if (x0 <= 20)"), "outside"),
+    "a wrong zero fill": (HALF, lambda t: edited(t, " < 77);", " < 177);"), "wrong"),
+    "an unaligned copy": (DEEP, lambda t: edited(t, "rm_copy16(as + ", "rm_copy16(as + 1 + "), "misaligned"),
+    "a missed NaN": (RELU, lambda t: edited(t, "rm_max_f32(", "fmaxf("), "wrong"),
+    "an early fetch": (FIXED, too_early, "wrong"),
+    "no wait": (GEMM, lambda t: edited(t, "rm_after();", ""), "wrong"),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTS)
+def test_planted_faults_are_found(fault: str) -> None:
+    (text, family, partial, config), edit, says = PLANTS[fault]
+    kernel, tiled, trial = found(text, family, partial, **config)
+    try:
+        problem = problem_of(replace(kernel, text=edit(kernel.text)), tiled, trial)
+    except AssertionError as stuck:
+        problem = str(stuck)
+    assert says in problem
+
+
+@pytest.mark.parametrize("kind", [GEMM, HALF, FIXED, CELL], ids=lambda k: k[1])
+def test_they_are_right_without_the_faults(kind: Kind) -> None:
+    """Of ``FIXED``, the operand that is no constant is the one that is otherwise fetched before the wait; the cell is one bare
+    product, whose sums no map stores."""
+    text, family, partial, config = kind
+    kernel, tiled, trial = found(text, family, partial, **config)
+    assert problem_of(kernel, tiled, trial) == ""
+    assert "rm_after" in on_host(kernel)
+
+
+def test_a_sample_is_right() -> None:
+    """A small fresh case, one candidate of each family."""
+    search, random = HostSearch("sm_90a"), Random(SEED)
+    case = Sampler(random, 1_000, ("float32", "tf32", "float16"), ("matmul", "gemv", "rows")).next()
+    assert run_cases(search, case, random)[1] == []

@@ -7,6 +7,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -108,8 +109,9 @@ def campaign(plan: Plan, processes: int = 1) -> Tally:
     if processes <= 1:
         return _part((plan, 0, 1))
     total = Tally()
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for part in pool.imap_unordered(_part, [(plan, i, processes) for i in range(processes)]):
+    # Not a Pool: its processes are daemons, which may not have the child that ONNX Runtime runs in.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for part in pool.map(_part, [(plan, i, processes) for i in range(processes)]):
             total.add(part)
     return total
 

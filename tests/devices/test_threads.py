@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,3 +170,35 @@ def test_resident_reaches_the_executable() -> None:
         exe.run({"x": np.zeros((n, 2), np.float32)})
     assert [dict(key)["x"] for key in exe.cache] == [(4, 2)]
     exe.close()
+
+
+def test_a_gpu_is_current_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rammer_cuda.hardware as hardware
+
+    class Runtime:
+        """Of two GPUs; every thread begins with the first, and without a context."""
+
+        def __init__(self) -> None:
+            self.own = threading.local()
+            self.set = list[int]()
+
+        def getDevice(self) -> int:
+            return int(getattr(self.own, "device", 0))
+
+        def setDevice(self, index: int) -> None:
+            self.own.device = index
+            self.set.append(index)
+
+    runtime = Runtime()
+    monkeypatch.setattr(hardware, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    first, second = hardware.Unit(0), hardware.Unit(1)
+
+    def work() -> list[int]:
+        runtime.set.clear()
+        with first, second, first:
+            pass
+        assert runtime.getDevice() == 0
+        return list(runtime.set)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == [0, 1, 0, 1, 0]

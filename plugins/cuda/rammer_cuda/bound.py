@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -140,6 +142,8 @@ class CudaBound:
         self._resident, self._places, self._launchable = resident, places, launchable
         self.inputs, self.outputs, self.notes = places.inputs, places.outputs, tuple(places.notes)
         self.stream, self._owner, self._closed = stream, owner, False
+        self._dropped = weakref.finalize(self, _let_go, resident, stream, owner, places, launchable)
+        self._dropped.atexit = False  # the driver may be gone by then
 
     def run(self) -> None:
         """Queue one run; DeviceFailure once closed."""
@@ -202,8 +206,16 @@ class CudaBound:
         """Wait, free the graph and let go of the arrays."""
         if not self._closed:
             self._closed = True
+            self._dropped.detach()
             self.synchronize()
             self._launchable.close()
             self._resident.leave(self.stream)
             self._places = Places()
             self.inputs, self.outputs = {}, {}
+
+
+def _let_go(resident: Resident, stream: Any, owner: Any, *used: Any) -> None:
+    """A bound call that nobody closed was collected: what its queued runs use goes back to the pool when they are done."""
+    with suppress(DeviceFailure):
+        resident.wait(stream)
+    del owner, used

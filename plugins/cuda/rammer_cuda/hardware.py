@@ -64,6 +64,32 @@ def cupy() -> Any:
     return module
 
 
+class Unit:
+    """GPU ``id``: inside ``with unit:`` it is the thread's own, and so is its context.
+
+    CuPy's ``Device`` sets nothing in a thread whose device has that number, as GPU 0 has in every new thread, and a call of
+    the driver, which makes no context, would be the first to want one there.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.id, self._runtime, self._own = index, cupy().cuda.runtime, threading.local()
+
+    def __enter__(self) -> Unit:
+        before = self._own.__dict__.setdefault("before", [])
+        before.append(self._runtime.getDevice())
+        self._runtime.setDevice(self.id)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        before = self._own.before.pop()
+        if before != self.id:
+            self._runtime.setDevice(before)
+
+    def multiprocessors(self) -> int:
+        """SMs of the GPU."""
+        return attribute(self.id, "MULTIPROCESSOR_COUNT")
+
+
 def attribute(index: int, name: str) -> int:
     """A device attribute by its driver name, without the ``CU_DEVICE_ATTRIBUTE_`` prefix."""
     api = driver()

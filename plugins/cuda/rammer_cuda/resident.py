@@ -21,7 +21,7 @@ from rammer.runtime.host_memory import view
 from rammer_cuda.compile import compile_all, compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.early import Switches
-from rammer_cuda.hardware import cupy
+from rammer_cuda.hardware import Unit, cupy
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import translation_unit
 
@@ -45,7 +45,7 @@ class Resident:
                  read: Collection[str] | None = None) -> None:  # fmt: skip
         self.program, self.closed = program, False
         self.cp = cupy()
-        self.device = self.cp.cuda.Device(index)
+        self.device = Unit(index)
         self.modules: list[Any] = []
         self.packed: dict[tuple[str, str], Any] = {}
         self.keep: list[Any] = []
@@ -206,7 +206,8 @@ class Resident:
     def wait(self, queued: Any) -> None:
         """Wait for a stream or event; DeviceFailure where what it waits for failed."""
         try:
-            queued.synchronize()
+            with self.device:
+                queued.synchronize()
         except self.cp.cuda.runtime.CUDARuntimeError as problem:
             raise DeviceFailure(f"program {self.program.name} failed on the GPU: {problem}") from problem
 
@@ -219,18 +220,19 @@ class Resident:
             function = self.function(compile_cubin(POISON, arch).code, "rm_poison", SM_SHARED)
             values = [ctypes.c_int(SM_SHARED // 4)]
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(values[0]))
-            blocks = 2 * self.device.attributes["MultiProcessorCount"]
+            blocks = 2 * self.device.multiprocessors()
             check(driver().cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, SM_SHARED, 0, ctypes.addressof(pointers), 0),
                   "launching the kernel that fills shared memory")  # fmt: skip
-            self.device.synchronize()
+            self.cp.cuda.runtime.deviceSynchronize()
 
     def close(self) -> None:
         """Unload the modules and free all memory; closing again does nothing."""
         if not self.closed:
             self.closed = True
             self.wait(self.last)  # memory that goes back to the pool may be another program's at once
-            for module in self.modules:
-                check(driver().cuModuleUnload(module), "unloading a module")
+            with self.device:
+                for module in self.modules:
+                    check(driver().cuModuleUnload(module), "unloading a module")
             self.modules.clear()
             self.buffers.clear()
             self.packed.clear()

@@ -71,7 +71,7 @@ class PersistentProgram:
         """Blocks that wait for each other must all have an SM, or the waiting ones never end."""
         api = driver()
         query = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.parts.threads, self.parts.shared)
-        room = int(check(query, "asking for occupancy")) * self.resident.device.attributes["MultiProcessorCount"]
+        room = int(check(query, "asking for occupancy")) * self.resident.device.multiprocessors()
         if room < self.program.veus:
             raise DeviceFailure(f"{self.program.veus} rows need as many blocks at once, this GPU runs {room}",
                                 where=f"program {self.program.name}", hint="--option executor=graph")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import struct
@@ -15,6 +16,7 @@ import pytest
 from cases import RNG, Capture, Patch, arrays, command, message, model, saved
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import NodeProto, TensorProto, helper
 
 import rammer
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
@@ -208,6 +210,32 @@ def test_heads_that_no_compiler_wrote(tmp_path: Path, members: Members, case: st
     change, said = HEADS[case]
     head = json.dumps(change(json.loads(members["head.json"]))).replace('"DEEP"', "[" * 100_000 + "]" * 100_000)
     assert re.search(said, refusal(written(tmp_path / "m.rammer", {**members, "head.json": head.encode()})))
+
+
+DET = """<ir_version: 9, opset_import: ["" : 21]> det (float[3,3] x) => (float y) { y = Det(x) }"""
+
+
+@pytest.mark.parametrize("case, said", [
+    ("operator", "Evil"), ("file", "external data"), ("version", "version 0"), ("input", "is read, but"),
+    ("junk", "not an operator"), ("type", "not a tensor type"),
+])  # fmt: skip
+def test_host_operators_that_no_compiler_wrote(tmp_path: Path, case: str, said: str) -> None:
+    exe = rammer.compile(model(DET), device="toy")
+    save_artifact(tmp_path / "det.rammer", exe.artifact(exe.compile_only({})))
+    with zipfile.ZipFile(tmp_path / "det.rammer") as archive:
+        parts = {n: archive.read(n) for n in archive.namelist()}
+    node = json.loads(parts["0.node"])
+    proto = NodeProto.FromString(base64.b64decode(node["proto"]))
+    if case == "operator":
+        proto.op_type = "Evil"
+    elif case == "file":
+        (tmp_path / "w.bin").write_bytes(bytes(16))
+        tensor = TensorProto(data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value="w.bin")
+        proto = helper.make_node("Constant", [], ["y"], value=tensor)
+    node["proto"] = base64.b64encode(b"junk" if case == "junk" else proto.SerializeToString()).decode()
+    node |= {"version": {"version": 0}, "input": {"inputs": ["z"]}, "type": {"types": {"y": "f32[-3]"}}}.get(case, {})
+    assert said in refusal(written(tmp_path / "m.rammer", {**parts, "0.node": json.dumps(node).encode()}))
 
 
 def test_the_command_line_says_so(tmp_path: Path, members: Members, monkeypatch: Patch, capsys: Capture) -> None:

@@ -181,6 +181,44 @@ def test_external_data_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(bind(loaded, {}).constants["w"], data)
 
 
+def hidden(place: str) -> onnx.ModelProto:
+    """External data where a model has it less often: a branch or a constant of a local function, a sparse tensor."""
+    weight = external("w.bin").graph.initializer[0]
+    imports, results = [helper.make_opsetid("", 21), helper.make_opsetid("local", 1)], [tensor("o", [4])]
+    if place == "sparse":
+        proto = model([helper.make_node("Add", ["x", "w"], ["y"])], [tensor("x", [4])], ["y"])
+        at = helper.make_tensor("at", TensorProto.INT64, [4], range(4))
+        proto.graph.sparse_initializer.append(helper.make_sparse_tensor(weight, at, [4]))
+        return proto
+    if place == "constant":
+        body = [helper.make_node("Constant", [], ["w"], value=weight), helper.make_node("Add", ["a", "w"], ["b"])]
+    else:
+        yes = helper.make_graph([helper.make_node("Add", ["a", "w"], ["o"])], "yes", [], results, [weight])
+        no = helper.make_graph([helper.make_node("Neg", ["a"], ["o"])], "no", [], results)
+        true = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("", TensorProto.BOOL, [], [True]))
+        body = [true, helper.make_node("If", ["c"], ["b"], then_branch=yes, else_branch=no)]
+    function = helper.make_function("local", "F", ["a"], ["b"], body, imports[:1])
+    call = helper.make_node("F", ["x"], ["y"], domain="local")
+    return model([call], [tensor("x", [4])], ["y"], functions=[function], imports=imports[1:])
+
+
+@pytest.mark.parametrize("place", ["branch", "constant", "sparse"])
+def test_external_data_of_any_tensor_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """A branch of a local function once read a file of the current folder, wherever the model came from."""
+    data = np.random.default_rng().standard_normal(4).astype(np.float32)
+    (tmp_path / "w.bin").write_bytes(data.tobytes())
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for source in (hidden(place).SerializeToString(), tmp_path / "sub" / "m.onnx"):
+        if isinstance(source, Path):
+            source.write_bytes(hidden(place).SerializeToString())
+        assert "external data 'w.bin'" in message(source)
+    (tmp_path / "m.onnx").write_bytes(hidden(place).SerializeToString())
+    loaded = read_model(tmp_path / "m.onnx")
+    assert loaded.external
+    np.testing.assert_array_equal(next(iter(bind(loaded, {}).constants.values())), data)
+
+
 @pytest.mark.parametrize("kind", ["parent", "absolute", "symlink"])
 def test_external_data_outside_the_folder(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "model"

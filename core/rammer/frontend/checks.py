@@ -84,19 +84,38 @@ def _varint(data: bytes, position: int) -> tuple[int | None, int]:
 
 def all_graphs(model: ModelProto) -> Iterator[GraphProto]:
     """The main graph and every sub-graph below it."""
-    waiting = [model.graph]
+    return _with_graphs_below([model.graph])
+
+
+def _with_graphs_below(waiting: list[GraphProto]) -> Iterator[GraphProto]:
     while waiting:
         graph = waiting.pop()
         yield graph
-        waiting.extend(g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs) if g.node or g.output)
+        waiting.extend(_bodies(graph.node))
 
 
-def _tensors(model: ModelProto) -> Iterator[TensorProto]:
-    for graph in all_graphs(model):
-        yield from graph.initializer
-    nodes = [n for g in all_graphs(model) for n in g.node] + [n for f in model.functions for n in f.node]
-    for attribute in (a for node in nodes for a in node.attribute):
-        yield from (t for t in (attribute.t, *attribute.tensors) if t.data_location == TensorProto.EXTERNAL)
+def _bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
+    return (g for node in nodes for a in node.attribute for g in (a.g, *a.graphs) if g.node or g.output)
+
+
+def _external_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor whose values are in another file: of functions, their bodies and sparse tensors, too."""
+    inside = [n for f in model.functions for n in f.node]
+    graphs = [*all_graphs(model), *_with_graphs_below(list(_bodies(inside)))]
+    attributes = [a for nodes in (inside, *(g.node for g in graphs)) for node in nodes for a in node.attribute]
+    sparse = [s for g in graphs for s in g.sparse_initializer]
+    sparse += [s for a in attributes for s in (a.sparse_tensor, *a.sparse_tensors)]
+    dense = [t for g in graphs for t in g.initializer] + [t for a in attributes for t in (a.t, *a.tensors)]
+    dense += [t for s in sparse for t in (s.values, s.indices)]
+    return (t for t in dense if external_data_helper.uses_external_data(t))
+
+
+def load_external_data(model: ModelProto, folder: Path) -> None:
+    """Read every tensor's values that ``check_external_data`` has found in files of ``folder``."""
+    for tensor in _external_tensors(model):
+        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
 
 
 def check_external_data(model: ModelProto, folder: Path | None, where: str) -> bool:
@@ -105,10 +124,9 @@ def check_external_data(model: ModelProto, folder: Path | None, where: str) -> b
     ``folder`` is None for a model that comes from memory, which can have none.
     """
     found = False
-    for tensor in _tensors(model):
-        if external_data_helper.uses_external_data(tensor):
-            _check_external_tensor(tensor, folder, where)
-            found = True
+    for tensor in _external_tensors(model):
+        _check_external_tensor(tensor, folder, where)
+        found = True
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, ValueInfoProto, external_data_helper, inliner
+from onnx import ModelProto, ValueInfoProto, inliner
 
 from rammer.errors import BadInput
 from rammer.frontend import checks, limits, wellformed
@@ -47,8 +47,8 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
     wellformed.check_names(graphs)
     folder = path.parent if path is not None else None
     external = checks.check_external_data(proto, folder, where)
-    if external:
-        external_data_helper.load_external_data_for_model(proto, str(folder))
+    if external and folder is not None:
+        checks.load_external_data(proto, folder)
     wellformed.check_tensors(proto, graphs)
     checks.check_operators(proto)
     if proto.functions:

@@ -128,7 +128,10 @@ class _Reader:
         if entry["kind"] == "host":
             from rammer.runtime.host import HostNode
 
-            node = HostNode.from_bytes(self.read(f"{number}.node", self.path.stat().st_size))
+            try:
+                node = HostNode.from_bytes(self.read(f"{number}.node", self.path.stat().st_size))
+            except BadInput as problem:
+                raise ValueError(problem.what) from problem
             return HostSegment(node, _text(entry["why"]))
         program = RProgram.parse(self.read(f"{number}.program", LONGEST_PROGRAM).decode())
         verify(program)

@@ -158,6 +158,12 @@ def test_resize_measures_the_whole_length() -> None:
     check(Case("Resize", 13, (row(3, 1, 2), None, None, sizes), attributes, static=frozenset((3,))), row(3))
 
 
+def test_nothing_to_sum_and_no_steps() -> None:
+    check(Case("Conv", 11, (np.ones((1, 0, 2, 2), F32), np.ones((3, 0, 1, 1), F32))), np.zeros((1, 3, 2, 2)))
+    x, w, r, h = np.ones((0, 2, 3), F32), np.ones((1, 4, 3), F32), np.ones((1, 4, 4), F32), np.full((1, 2, 4), 5, F32)
+    check(Case("RNN", 14, (x, w, r, None, None, h), {"hidden_size": 4}, 2), np.zeros((0, 1, 2, 4)), h)
+
+
 def test_lengths_at_run_time() -> None:
     """Steps behind a sequence's end give 0, and the last state is that of its last step."""
     rng = np.random.default_rng()

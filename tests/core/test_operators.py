@@ -13,8 +13,8 @@ from rammer.testing.operators.voices import judge
 
 #: Cases of each operator, and the seed from which they are drawn.
 COUNT, SEED = 3, 1
-#: Operators that rammer may refuse for some of the types that an old opset allowed.
-OLD_TYPES = frozenset({"Erf"})
+#: Operators that rammer may refuse: for types of old opsets, or where nothing judged runs them on the host.
+MAY_REFUSE = frozenset({"Erf", "MaxRoiPool", "STFT", "GridSample"})
 
 
 @pytest.mark.parametrize("op", sorted(FAMILIES))
@@ -22,5 +22,5 @@ def test_voices_agree(op: str) -> None:
     assert MODULES
     for number in range(COUNT):
         verdict = judge(drawn(op, SEED, number))
-        allowed = {"ok", "alone", "runtime", "reference"} | ({"refused"} if op in OLD_TYPES else set())
+        allowed = {"ok", "alone", "runtime", "reference"} | ({"refused"} if op in MAY_REFUSE else set())
         assert verdict.kind in allowed, f"{verdict.kind} #{number}: {verdict.case}: {verdict.text}"

@@ -17,20 +17,17 @@ import numpy as np
 from onnx import (
     GraphProto,
     NodeProto,
-    OperatorSetIdProto,
-    TensorProto,
     TypeProto,
     defs,
     numpy_helper,
-    shape_inference,
 )
-from onnx.checker import ValidationError
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.errors import BadInput
 from rammer.frontend import checks, functions, limits
 from rammer.frontend import nodes as nd
-from rammer.frontend.inference import corrected, untyped_body
+from rammer.frontend.evaluator import evaluate
+from rammer.frontend.inference import inferred_types
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
@@ -40,8 +37,6 @@ from rammer.ir.types import SHORT, TensorType
 
 #: A folded value above this stays an operator (a model may fill 400 MB of weights with one constant).
 MAX_FOLDED_BYTES: Final = 64 << 20
-#: Shape inference reads operand values only where they are shapes, axes or scales: all short.
-_MAX_INFERENCE_ELEMENTS: Final = 1024
 #: Operands that were float attributes of older opsets.
 _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
 #: Operators whose result follows from the type of their input alone.
@@ -146,8 +141,8 @@ class _Walk:
         types = {n: self.onnx_type(name) for n, name in reads.items()}
         limits.check_sizes(proto, operands)
         schema = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
-        inferred = corrected(proto, types, _infer(schema, proto, types, operands, scope.opsets))
-        if len(operands) == len(reads) and self.fold(proto, operands, inferred, scope):
+        inferred = inferred_types(schema, proto, types, operands, scope.opsets)
+        if len(operands) == len(reads) and self.fold(schema, proto, operands, inferred, scope):
             return
         if any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
             inferred |= self.types_by_body(schema, proto, types, scope)
@@ -210,8 +205,8 @@ class _Walk:
             scope.values[outer] = inner.values[result.name]
         return True
 
-    def fold(self, proto: NodeProto, operands: Mapping[str, np.ndarray], inferred: Mapping[str, TypeProto],
-             scope: _Scope) -> bool:  # fmt: skip
+    def fold(self, schema: defs.OpSchema, proto: NodeProto, operands: Mapping[str, np.ndarray],
+             inferred: Mapping[str, TypeProto], scope: _Scope) -> bool:  # fmt: skip
         """Evaluate an operator all of whose operands are known, unless the result is large or random."""
         static = {o: kind for o in proto.output if (kind := nd.tensor_type(inferred.get(o, TypeProto())))}
         if nd.is_random(proto) or sum(t.nbytes for t in static.values()) > MAX_FOLDED_BYTES:
@@ -223,9 +218,9 @@ class _Walk:
             self.constant(proto.output[0], nd.dense(stored), scope)
             return True
         try:
-            values = nd.evaluate_proto(proto, operands, {"": 1, **scope.opsets})
+            values = evaluate(nd.plain_node(proto, schema.since_version), operands, static)
         except NotImplementedError:
-            # onnx.reference has no implementation: the operator stays and meets its lowering.
+            # Nothing judged computes it: the operator stays and meets what runs it on the host, or is refused.
             return False
         except Exception as error:
             what = f"{proto.op_type} fails on its constant operands: {nd.first_line(error)}"
@@ -303,30 +298,6 @@ class _Walk:
 
 def _domain(proto: NodeProto) -> str:
     return "" if proto.domain == "ai.onnx" else proto.domain
-
-
-def _infer(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], operands: Mapping[str, np.ndarray],
-           opsets: Mapping[str, int]) -> dict[str, TypeProto]:  # fmt: skip
-    """Types of the node's outputs by name; those ONNX cannot infer are missing or incomplete."""
-    data: dict[str, TensorProto] = {
-        n: numpy_helper.from_array(a) for n, a in operands.items()
-        if a.size <= _MAX_INFERENCE_ELEMENTS and a.dtype.kind in "iufb"
-    }  # fmt: skip
-    imports = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()]
-    inferred: dict[str, TypeProto]
-    try:
-        inferred = shape_inference.infer_node_outputs(schema, proto, dict(types), data, opset_imports=imports)
-    except Exception as error:  # ONNX's own two kinds, and whatever its C++ throws: std::bad_alloc, std::out_of_range, ...
-        # Types inside the body that ONNX gives an operator may not go together where the operator is fine.
-        known = untyped_body(proto) or all(n in operands for n in proto.input if n)
-        if isinstance(error, ValidationError) and known:
-            return {}
-        shown = ", ".join(f"{n}: {nd.tensor_type(types[n])}" for n in proto.input if n)
-        raise BadInput(f"{proto.op_type} does not accept its operands ({shown}): {nd.first_line(error)}",
-                       nd.node_title(proto), "check the input shapes given with --shape") from error  # fmt: skip
-    for kind in inferred.values():
-        limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))
-    return inferred
 
 
 def _untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:

@@ -5,18 +5,62 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from onnx import NodeProto, TypeProto, helper
+import numpy as np
+from onnx import NodeProto, OperatorSetIdProto, TensorProto, TypeProto, defs, helper, numpy_helper, shape_inference
+from onnx.checker import ValidationError
 
 from rammer.errors import BadInput
+from rammer.frontend import limits
 from rammer.frontend import nodes as nd
 from rammer.frontend.extents import Extent, geometry_of, transposed_of
 from rammer.ir.types import TensorType
 
+#: Shape inference reads operand values only where they are shapes, axes or scales: all short.
+_MAX_INFERENCE_ELEMENTS: Final = 1024
 #: Shapes of the results, given attributes and the types of the operands (None where one is absent).
 _Rule: TypeAlias = Callable[[str, Mapping[str, Any], Sequence[TensorType | None]], tuple[int, ...]]
 
 
-def corrected(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+def inferred_types(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto],
+                   operands: Mapping[str, np.ndarray], opsets: Mapping[str, int]) -> dict[str, TypeProto]:  # fmt: skip
+    """Types of the node's outputs by name; those that nobody can infer are missing or incomplete.
+
+    ``types`` are those of its inputs, ``operands`` the inputs whose values are known. BadInput for operands that the
+    operator does not accept.
+    """
+    if proto.op_type == "Range":
+        # The bodies that ONNX gives other operators (AffineGrid) hand it tensors of one element.
+        operands = {n: a.reshape(()) if a.size == 1 else a for n, a in operands.items()}
+        types = {n: nd.type_proto(operands[n].dtype, ()) if n in operands else t for n, t in types.items()}
+    result = _corrected(proto, types, _inferred(schema, proto, types, operands, opsets))
+    for kind in result.values():
+        limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))
+    return result
+
+
+def _inferred(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], operands: Mapping[str, np.ndarray],
+           opsets: Mapping[str, int]) -> dict[str, TypeProto]:  # fmt: skip
+    """Types of the node's outputs by name; those ONNX cannot infer are missing or incomplete."""
+    data: dict[str, TensorProto] = {
+        n: numpy_helper.from_array(a) for n, a in operands.items()
+        if a.size <= _MAX_INFERENCE_ELEMENTS and a.dtype.kind in "iufb"
+    }  # fmt: skip
+    imports = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()]
+    inferred: dict[str, TypeProto]
+    try:
+        inferred = shape_inference.infer_node_outputs(schema, proto, dict(types), data, opset_imports=imports)
+        return inferred
+    except Exception as error:  # ONNX's own two kinds, and whatever its C++ throws: std::bad_alloc, std::out_of_range, ...
+        # Types inside the body that ONNX gives an operator may not go together where the operator is fine.
+        known = _untyped_body(proto) or all(n in operands for n in proto.input if n)
+        if isinstance(error, ValidationError) and known:
+            return {}
+        shown = ", ".join(f"{n}: {nd.tensor_type(types[n])}" for n in proto.input if n)
+        raise BadInput(f"{proto.op_type} does not accept its operands ({shown}): {nd.first_line(error)}",
+                       nd.node_title(proto), "check the input shapes given with --shape") from error  # fmt: skip
+
+
+def _corrected(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
     """``inferred`` with the shapes that this module knows better. BadInput for a window that cannot be."""
     rule = _RULES.get(proto.op_type) if proto.domain in ("", "ai.onnx") else None
     operands = [nd.tensor_type(types[n]) if n else None for n in proto.input]
@@ -35,8 +79,8 @@ def corrected(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mappin
     return result
 
 
-def untyped_body(proto: NodeProto) -> bool:
-    """Whether ONNX's body of the operator has types that contradict each other, but ``corrected`` knows the result's."""
+def _untyped_body(proto: NodeProto) -> bool:
+    """Whether ONNX's body of the operator has types that contradict each other, but ``_corrected`` knows the result's."""
     return bool(proto.op_type == "MeanVarianceNormalization")
 
 

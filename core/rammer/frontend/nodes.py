@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TypeProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from rammer.errors import BadInput
 from rammer.ir.graph import Node
@@ -162,50 +161,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-class OneNode:
-    """One ONNX operator, run by ``onnx.reference``; arrays are found by the names in ``proto``.
-
-    ``opsets`` maps a domain to its version; ``outer`` are the names that sub-graphs read besides.
-    """
-
-    def __init__(self, proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int],
-                 outer: Iterable[str] = ()) -> None:  # fmt: skip
-        names = dict.fromkeys(n for n in (*proto.input, *outer) if n)
-        self.outputs = [o for o in proto.output if o]
-        graph = GraphProto(name="one_node", node=[proto])
-        graph.input.extend(onnx.ValueInfoProto(name=n, type=types[n]) for n in names)
-        graph.output.extend(onnx.ValueInfoProto(name=n) for n in self.outputs)
-        self._evaluator = ReferenceEvaluator(graph, opsets=dict(opsets))
-
-    def __call__(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The node's outputs by name."""
-        with np.errstate(all="ignore"):
-            results = self._evaluator.run(self.outputs, dict(values))
-        return {name: np.asarray(r) for name, r in zip(self.outputs, results, strict=True)}
-
-
-def evaluate_proto(proto: NodeProto, values: Mapping[str, np.ndarray],
-                   opsets: Mapping[str, int]) -> dict[str, np.ndarray]:  # fmt: skip
-    """Outputs by name of one operator without sub-graphs, given its inputs by name."""
-    types = {n: type_proto(values[n].dtype, values[n].shape) for n in proto.input if n}
-    return OneNode(proto, types, opsets)({n: values[n] for n in types})
-
-
-def evaluate_node(node: Node, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs by name of ``node``, given its inputs (captured ones included) by name."""
-    proto, names = node_proto(node), captures(node)
-    formal = len(proto.input)
-    feeds = {n: values[n] for n in proto.input if n}
-    # Bodies know outer values by their ONNX names, which must not clash with the Graph's: rename the inputs.
-    if names:
-        feeds = {f"{n}:input": values[n] for n in feeds}
-        feeds |= {outer: values[n] for outer, n in zip(names, node.inputs[formal:], strict=True)}
-        renamed = [f"{n}:input" if n else "" for n in proto.input]
-        del proto.input[:]
-        proto.input.extend(renamed)
-    types = {n: type_proto(a.dtype, a.shape) for n, a in feeds.items()}
-    opsets = {"": node.version, **{d: v for body in bodies(node) for d, v in body.opsets}, node.domain: node.version}
-    return OneNode(proto, types, opsets, names)(feeds)
+def plain_node(proto: NodeProto, version: int) -> Node:
+    """A node without sub-graphs whose values keep their names. Raises ValueError for an attribute without a Python value."""
+    attributes = {a.name: attribute_value(a) for a in proto.attribute}
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    return Node(proto.op_type, tuple(proto.input), tuple(proto.output), attributes, proto.name, domain, version)
 
 
 def is_random(node: Node | NodeProto) -> bool:

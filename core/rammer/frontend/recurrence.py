@@ -132,6 +132,8 @@ class Recurrence:
         first ``hoisted`` gates.
         """
         ctx = self.ctx
+        if not self.steps:
+            return []
         inputs = ctx.shape(ctx.input(0))[-1]
         gates = Axis("g", self.gates)
         axes = (Axis("t", self.steps), self.batch, gates, self.hidden)
@@ -233,9 +235,9 @@ class Recurrence:
         """Output 0 from the tensors ``shown[direction][time]``, if it is wanted."""
         if not self.ctx.wants(0):
             return
-        trees = [piecewise("t", [1] * self.steps, [self.state(s) for s in row]) for row in shown]
+        trees = [piecewise("t", [1] * self.steps, [self.state(s) for s in row]) for row in shown if self.steps]
         time, many = Axis("t", self.steps), Axis("d", len(shown))
-        body = piecewise("d", [1] * len(trees), trees)
+        body = piecewise("d", [1] * len(trees), trees) if self.steps else self.literal(0.0)
         axes = (
             (self.batch, time, many, self.hidden)
             if self.batch_first

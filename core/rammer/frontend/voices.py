@@ -141,6 +141,12 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "zero, takes VALID for pads of 0, leaves dilations out of SAME and halves negative paddings in another way.",
     ),
     Decision(
+        ("GridSample",), "cubic with a border",
+        lambda use: use.attr("mode") in ("cubic", "bicubic") and use.attr("padding_mode") == "border", ("reference",),
+        "'border: use border pixel values for outside grid locations', as torch's grid_sample, of which every sampled "
+        "pixel is one. The reference moves the location itself to the border.",
+    ),
+    Decision(
         ("ConvTranspose",), "groups, output_shape, or SAME",
         lambda use: use.attr("group", 1) > 1 or bool(use.attr("output_shape")) or _automatic(use), ("reference",),
         "'output_shape[i] = input_shape[i] * strides[i]' and 'pads[start_i] = total_padding[i]/2'; the reference pads in front "

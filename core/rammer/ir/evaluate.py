@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, contraction_operands, identity
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table
+from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,6 +76,8 @@ def evaluate(compute: Compute, tensors: Mapping[str, Array], precise: bool = Fal
         start = identity(compute.combiner, compute.dtype).value if compute.combiner else 0
         return np.full(compute.shape, start, dtype=out_dtype)
     fast = _contract(compute, tensors, out_dtype)
+    if fast is None:
+        fast = _rearranged(compute, tensors, out_dtype, precise)
     if fast is not None:
         return fast
     return _blocks(compute, tensors, out_dtype, precise)
@@ -88,6 +91,43 @@ def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = 
     return values
 
 
+#: Points from which the two sides of a concatenation are evaluated on their own.
+_LARGE = 1 << 14
+
+
+def _rearranged(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array | None:
+    """A reshape as NumPy's, and a large concatenation side by side, without an index for every element."""
+    body = compute.body
+    if compute.reduce or not compute.axes:
+        return None
+    if isinstance(body, Load) and body.fill is None:
+        tensor = np.asarray(tensors[body.tensor])
+        same = tensor.size == compute.points and len(body.indices) == tensor.ndim
+        if same and body.indices == reshape_indices(tensor.shape, compute.axes):
+            return np.array(tensor, dtype=dtype).reshape(compute.shape)
+        return None
+    if compute.points < _LARGE or not isinstance(body, Op) or body.fn != "where":
+        return None
+    form = body.args[0]
+    if not isinstance(form, Op) or form.fn != "lt" or not isinstance(form.args[0], Ref) or not isinstance(form.args[1], Const):
+        return None
+    place = next((i for i, a in enumerate(compute.axes) if Ref(a.name) == form.args[0]), None)
+    if place is None or not 0 < form.args[1].value < compute.axes[place].extent:
+        return None
+    cut = int(form.args[1].value)
+    sides = [_part(compute, place, start, size, side) for start, size, side in
+             ((0, cut, body.args[1]), (cut, compute.axes[place].extent - cut, body.args[2]))]  # fmt: skip
+    return np.concatenate([evaluate(side, tensors, precise) for side in sides], axis=place)
+
+
+def _part(compute: Compute, place: int, start: int, size: int, body: Expr) -> Compute:
+    """``size`` positions of axis ``place`` from ``start`` on, of which ``body`` is the value."""
+    axis = compute.axes[place]
+    shifted = ex.substitute(body, {axis.name: ex.add(axis.name, start)}) if start else body
+    axes = (*compute.axes[:place], Axis(axis.name, size), *compute.axes[place + 1 :])
+    return Compute(compute.name, compute.dtype, axes, shifted, compute.reduce, compute.combiner)
+
+
 def _blocks(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array:
     """Evaluate slice by slice along the first output axis when all points at once are too many."""
     if not compute.axes or compute.points <= BLOCK or compute.axes[0].extent == 1:
@@ -97,10 +137,7 @@ def _blocks(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]
     parts = []
     for start in range(0, first.extent, step):
         size = min(step, first.extent - start)
-        shifted = ex.substitute(compute.body, {first.name: ex.add(first.name, start)})
-        part = Compute(compute.name, compute.dtype, (Axis(first.name, size), *compute.axes[1:]), shifted,
-                       compute.reduce, compute.combiner)  # fmt: skip
-        parts.append(_dense(part, tensors, {}, precise))
+        parts.append(_dense(_part(compute, 0, start, size, compute.body), tensors, {}, precise))
     return np.concatenate(parts).astype(dtype)
 
 

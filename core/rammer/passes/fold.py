@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rammer.frontend.nodes import bodies, evaluate_node, is_random
+from rammer.frontend.evaluator import evaluate
+from rammer.frontend.nodes import bodies, is_random
 from rammer.ir.graph import Graph, Node
 from rammer.passes.rewrite import output_names, rebuilt
 
@@ -16,8 +17,8 @@ from rammer.passes.rewrite import output_names, rebuilt
 class Fold:
     """``y = Op(constants)`` -> constant ``y``, unless its results exceed ``limit`` bytes.
 
-    A graph output stays the result of a node: only what leads to it folds. Operators without an
-    implementation in ``onnx.reference``, random ones and those with sub-graphs stay.
+    A graph output stays the result of a node: only what leads to it folds. Operators that
+    nothing judged computes (``frontend.evaluator``), random ones and those with sub-graphs stay.
     """
 
     limit: int = 64 << 20
@@ -40,7 +41,7 @@ class Fold:
         if is_random(node) or bodies(node) or sum(graph.types[o].nbytes for o in results) > self.limit:
             return False
         try:
-            values = evaluate_node(node, known)
+            values = evaluate(node, known, graph.types)
         except NotImplementedError:
             return False
         if any(values[o].shape != graph.types[o].shape for o in results):

@@ -1,4 +1,4 @@
-"""Operators without a tensor expression, run on the host by ``onnx.reference``; they are listed, never hidden."""
+"""Operators without a tensor expression, run on the host by ``frontend.evaluator``; they are listed, never hidden."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from rammer.errors import BadInput
 from rammer.frontend import checks
-from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, evaluate_node, first_line, node_proto
+from rammer.frontend.evaluator import Unjudged, evaluate
+from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, first_line, node_proto
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
 
@@ -47,12 +48,14 @@ class HostNode:
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Its outputs by name.
 
-        Raises BadInput where ``onnx.reference`` has no implementation, fails, or computes another
+        Raises BadInput where nothing judged implements the operator, where that fails, or computes another
         shape than the one inferred (a result whose shape depends on data).
         """
         where = f"node {self.node.name} ({self.node.op})"
         try:
-            values = evaluate_node(self.node, inputs)
+            values = evaluate(self.node, inputs, self.types, host=True)
+        except Unjudged as error:
+            raise BadInput(str(error), where, "export the model without it") from error
         except NotImplementedError as error:
             raise BadInput(f"no device and no reference implementation runs {self.node.op}", where,
                            "export the model without it") from error  # fmt: skip

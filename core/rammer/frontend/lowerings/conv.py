@@ -27,12 +27,12 @@ def conv(ctx: Lowering) -> None:
     features, per_group, *kernel = ctx.shape(w)
     group = int(ctx.attr("group", 1))
     window = window_of(ctx, source, kernel)
-    channel = ex.as_index("c" if per_group > 1 else 0)
+    channel = ex.as_index("c" if per_group != 1 else 0)
     if group > 1:
         channel = ex.add(ex.mul(ex.floordiv("m", features // group), per_group), channel)
     axes = (Axis("n", batch), Axis("m", features), *window.axes)
-    reduce = (*([Axis("c", per_group)] if per_group > 1 else []), *window.taps)
-    weight = ctx.load(w, "m", "c" if per_group > 1 else 0, *window.tap_indices)
+    reduce = (*([Axis("c", per_group)] if per_group != 1 else []), *window.taps)
+    weight = ctx.load(w, "m", "c" if per_group != 1 else 0, *window.tap_indices)
     body = Op("mul", (window.load(x, ("n", channel), 0.0), weight))
     _finish(ctx, axes, body, reduce)
 
@@ -135,13 +135,13 @@ def conv_transpose(ctx: Lowering) -> None:
     if any(d.extent != d.source for d in dims):
         x = _stuff(ctx, x, dims)
     depth = channels // group
-    channel = ex.as_index("c" if depth > 1 else 0)
+    channel = ex.as_index("c" if depth != 1 else 0)
     feature = ex.as_index("m")
     if group > 1:
         channel = ex.add(ex.mul(ex.floordiv("m", per_group), depth), channel)
         feature = ex.mod("m", per_group)
     axes = (Axis("n", batch), Axis("m", per_group * group), *[a for d in dims for a in d.axes])
-    reduce = (*([Axis("c", depth)] if depth > 1 else []), *[a for d in dims for a in d.tap_axis])
+    reduce = (*([Axis("c", depth)] if depth != 1 else []), *[a for d in dims for a in d.tap_axis])
     data = ctx.load(x, "n", channel, *[d.source_index for d in dims],
                     fill=0.0 if any(d.reads_outside for d in dims) else None)  # fmt: skip
     weight = ctx.load(w, channel, feature, *[d.weight_index for d in dims],

@@ -17,9 +17,11 @@ def reduction(draw: Draw, op: str) -> Case:
     """Any axes, none, all; empty tensors; values at which logarithms and exponentials break."""
     opset = draw.opset(op)
     shape = draw.shape(0, 4, least=draw.pick(1, 1, 1, 0))
-    rank = len(shape)
+    rank, empty = len(shape), 0 in shape
     special = draw.pick(0.0, 0.0, 0.2)
     dtype = draw.dtype(op, opset)
+    if empty and op == "ReduceMean":
+        dtype = "float32"  # a mean of no integers is nothing
     if not dtype.startswith("float") and op not in ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1"):
         special = 0.0  # what a mean or a root of sums that wrap around is, nobody says
     x = draw.array(shape, dtype, special, low=draw.pick(0, -3), high=draw.pick(3, 3, 200 if dtype != "int8" else 3))

@@ -1,0 +1,167 @@
+"""Values of single operators whose operands are known: what folds constants and runs operators on the host.
+
+An operator with a lowering is computed by its own Computes, as on a device; what can be lowered only when all operands are
+known (Range, Pad) is, too. The others are run by ``host_operators`` where ``onnx.reference`` departs from ONNX's words, else by
+that. Those in ``JUDGED`` were compared with ONNX Runtime over their attributes (``rammer.testing.operators``). Nothing else
+folds constants, and what else runs on the host is said to be unjudged; where a decision (``voices``) finds the reference
+wrong, it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TypeProto, defs
+
+from rammer.frontend import nodes as nd
+from rammer.frontend.host_operators import OPERATORS
+from rammer.frontend.inference import inferred_types
+from rammer.frontend.lower import lower_node
+from rammer.frontend.lowering import REGISTRY, CannotLower
+from rammer.frontend.voices import Use, distrusted
+from rammer.ir.evaluate import evaluate as evaluate_compute
+from rammer.ir.graph import Graph, Node
+from rammer.ir.types import SHORT, TensorType
+
+Arrays = Mapping[str, np.ndarray]
+
+#: Operators without a lowering, or without one for some operands, whose results by ``onnx.reference`` were judged. What
+#: has a lowering and is not here is refused where that does not apply.
+JUDGED: Final = frozenset({
+    "BatchNormalization", "Cast", "CastLike", "Col2Im", "Compress", "Constant", "ConvInteger", "DFT", "DequantizeLinear",
+    "Det", "DynamicQuantizeLinear", "GridSample", "If", "Loop", "MatMulInteger", "MaxUnpool", "MelWeightMatrix", "NonZero",
+    "QLinearConv", "QLinearMatMul", "QuantizeLinear", "RoiAlign", "STFT", "Scan", "ScatterElements", "ScatterND", "TopK",
+})  # fmt: skip
+
+
+class Unjudged(NotImplementedError):
+    """Nothing trustworthy computes this use of an operator (the message says why)."""
+
+
+def evaluate(node: Node, values: Arrays, types: Mapping[str, TensorType], host: bool = False) -> dict[str, np.ndarray]:
+    """Outputs by name of ``node``, given its inputs (captured ones included) by name and the types of its outputs.
+
+    On the ``host`` an operator without a judged implementation runs, too; elsewhere that raises Unjudged. Raises
+    NotImplementedError where nothing implements the operator, and what an implementation raises for operands that
+    it does not accept.
+    """
+    try:
+        computed = _lowered(node, values, types)
+    except CannotLower as reason:
+        if node.op not in JUDGED and node.op not in OPERATORS:
+            raise Unjudged(str(reason)) from reason
+        computed = None
+    if computed is not None:
+        return computed
+    if not node.domain and node.op in OPERATORS:
+        operands = [values[n] if n else None for n in node.inputs]
+        return {o: a for o, a in zip(node.outputs, OPERATORS[node.op](node.attributes, operands), strict=False) if o}
+    if not host and reservation(node):
+        raise Unjudged(f"{node.op}: {reservation(node)}")
+    decision = distrusted("reference", _use(node, values))
+    if decision is not None:
+        raise Unjudged(f"{node.op} with {decision.when} has no trustworthy implementation on the host")
+    return _referred(node, values)
+
+
+def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Outputs by name of one operator without sub-graphs, given its inputs by name. Raises as ``evaluate`` does."""
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    schema = defs.get_schema(proto.op_type, opsets[domain], domain)
+    operands = {n: values[n] for n in proto.input if n}
+    kinds = {n: nd.type_proto(a.dtype, a.shape) for n, a in operands.items()}
+    inferred = inferred_types(schema, proto, kinds, operands, opsets)
+    types = {o: t for o in proto.output if o and (t := nd.tensor_type(inferred.get(o, TypeProto())))}
+    return evaluate(nd.plain_node(proto, schema.since_version), operands, types)
+
+
+def reservation(node: Node) -> str:
+    """What a user should know of ``node`` on the host: "" where its implementation was judged."""
+    known = (node.domain, node.op) in REGISTRY or node.op in JUDGED or node.op in OPERATORS or nd.is_random(node)
+    return "" if known else "its results by onnx.reference were not compared with ONNX Runtime's"
+
+
+def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
+    """The outputs by the operator's Computes; None without a lowering or with types that have none. Raises CannotLower."""
+    operands = {n: np.asarray(values[n]) for n in node.inputs if n}
+    outputs = [o for o in node.outputs if o]
+    known = all(str(a.dtype) in SHORT for a in operands.values()) and all(o in types for o in outputs)
+    if (node.domain, node.op) not in REGISTRY or not known:
+        return None
+    # Names may be those of the model, which are no identifiers.
+    names = {n: f"v{i}" for i, n in enumerate((*operands, *outputs))}
+    renamed = replace(node, inputs=tuple(names.get(n, "") for n in node.inputs),
+                      outputs=tuple(names.get(o, "") for o in node.outputs))  # fmt: skip
+    constants = {names[n]: a for n, a in operands.items()}
+    kinds = {n: TensorType(str(a.dtype), a.shape) for n, a in constants.items()} | {names[o]: types[o] for o in outputs}
+    lowered = lower_node(Graph("one_node", (), (), (renamed,), kinds, constants), renamed, set(kinds))
+    results = {**constants, **lowered.constants}
+    for compute in lowered.computes:
+        results[compute.name] = evaluate_compute(compute, results)
+    return {o: np.asarray(results[names[o]]) for o in outputs}
+
+
+def _use(node: Node, values: Arrays) -> Use:
+    kinds = [TensorType(str(values[n].dtype), values[n].shape) if n and str(values[n].dtype) in SHORT else None
+             for n in node.inputs]  # fmt: skip
+    return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs])
+
+
+def _referred(node: Node, values: Arrays) -> dict[str, np.ndarray]:
+    proto, names = nd.node_proto(node), nd.captures(node)
+    formal = len(proto.input)
+    feeds = {n: values[n] for n in proto.input if n}
+    # Bodies know outer values by their ONNX names, which must not clash with the Graph's: rename the inputs.
+    if names:
+        feeds = {f"{n}:input": values[n] for n in feeds}
+        feeds |= {outer: values[n] for outer, n in zip(names, node.inputs[formal:], strict=True)}
+        renamed = [f"{n}:input" if n else "" for n in proto.input]
+        del proto.input[:]
+        proto.input.extend(renamed)
+    types = {n: nd.type_proto(a.dtype, a.shape) for n, a in feeds.items()}
+    inner = {d: v for body in nd.bodies(node) for d, v in body.opsets}
+    return _by_reference(proto, types, {"": node.version, **inner, node.domain: inner.get(node.domain, node.version)},
+                         feeds, names)  # fmt: skip
+
+
+def _by_reference(proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int], feeds: Arrays,
+                  outer: Iterable[str]) -> dict[str, np.ndarray]:  # fmt: skip
+    """One operator run by ``onnx.reference``; operators of its bodies are run by ``evaluate``."""
+    from onnx.reference import ReferenceEvaluator
+
+    outputs = [o for o in proto.output if o]
+    graph = GraphProto(name="one_node", node=[proto])
+    names = dict.fromkeys(n for n in (*proto.input, *outer) if n)
+    graph.input.extend(onnx.ValueInfoProto(name=n, type=types[n]) for n in names)
+    graph.output.extend(onnx.ValueInfoProto(name=n) for n in outputs)
+    bodies = any(a.HasField("g") for a in proto.attribute)
+    evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=list(_own_operators()) if bodies else None)
+    with np.errstate(all="ignore"):
+        results = evaluator.run(outputs, dict(feeds))
+    return {name: np.asarray(r) for name, r in zip(outputs, results, strict=True)}
+
+
+@cache
+def _own_operators() -> tuple[type[Any], ...]:
+    """Classes by which ``onnx.reference`` runs an operator with a lowering as ``evaluate_proto`` does."""
+    from onnx.reference.op_run import OpRun
+
+    class Own(OpRun):  # type: ignore[misc]  # onnx has no types
+        op_domain = ""
+
+        def run(self, *args: Any, linked_attributes: Any = None, context: Any = None) -> tuple[Any, ...]:
+            """The outputs; attributes are those of the node."""
+            node: NodeProto = self.onnx_node
+            values = {n: np.asarray(a) for n, a in zip(node.input, args, strict=False) if n}
+            results = evaluate_proto(node, values, self.run_params["opsets"])
+            return tuple(results.get(o) for o in node.output)
+
+        def _run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            return self.run(*args)
+
+    return tuple(type(op, (Own,), {}) for domain, op in REGISTRY if not domain)

@@ -1,0 +1,73 @@
+"""Operators without a tensor expression for which ``onnx.reference`` departs from ONNX's words: NumPy of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: From attributes and operands (None where one is absent) to all outputs.
+_Operator: TypeAlias = Callable[[Mapping[str, Any], Sequence["Array | None"]], Sequence[Array]]
+
+
+def _unique(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """"the unique values or sliced unique subtensors", sorted or "in the same order in which they occur in 'X'"; indices
+    of first occurrences, inverse indices and counts. The reference drops axes of unsorted and of single subtensors."""
+    x = operands[0]
+    assert x is not None
+    axis = attributes.get("axis")
+    _, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    order = np.arange(len(first)) if attributes.get("sorted", 1) else np.argsort(first, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    first = first[order]
+    values = x.ravel()[first] if axis is None else np.take(x, first, axis=axis)
+    return values, first, place[inverse.ravel()], counts[order]
+
+
+def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """Rows of batch, class and box: by falling score, "boxes with IOU overlap with previously selected boxes" above the
+    threshold left out. The reference refuses the scalars that the limits are."""
+    boxes, scores = operands[0], operands[1]
+    assert boxes is not None and scores is not None
+    limit, overlap, least = (_scalar(operands, i) for i in (2, 3, 4))
+    corners = _corners(boxes, bool(attributes.get("center_point_box", 0)))
+    chosen: list[tuple[int, int, int]] = []
+    for batch, label in np.ndindex(*scores.shape[:2]):
+        kept: list[int] = []
+        for box in np.argsort(-scores[batch, label], kind="stable"):
+            if len(kept) >= int(limit or 0):
+                break
+            if least is not None and scores[batch, label, box] <= least:
+                continue
+            if all(_overlap(corners[batch, box], corners[batch, other]) <= (overlap or 0) for other in kept):
+                kept.append(int(box))
+        chosen += [(batch, label, box) for box in kept]
+    return (np.array(chosen, np.int64).reshape(-1, 3),)
+
+
+def _scalar(operands: Sequence[Array | None], index: int) -> Any:
+    value = operands[index] if index < len(operands) else None
+    return None if value is None or value.size == 0 else value.ravel()[0]
+
+
+def _corners(boxes: Array, centred: bool) -> Array:
+    """Least and greatest coordinates ``[.., 4]`` of boxes, given by any two opposite corners or by centre and size."""
+    one, two = boxes[..., :2], boxes[..., 2:]
+    if centred:
+        one, two = one - two / 2, one + two / 2
+    return np.concatenate([np.minimum(one, two), np.maximum(one, two)], axis=-1)
+
+
+def _overlap(a: Array, b: Array) -> float:
+    """Intersection over union."""
+    sides = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
+    shared = float(sides[0] * sides[1])
+    areas = float(np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2]))
+    return shared / (areas - shared) if areas > shared else 0.0
+
+
+#: Standard operator -> what runs it.
+OPERATORS: Final[Mapping[str, _Operator]] = {"Unique": _unique, "NonMaxSuppression": _non_max_suppression}

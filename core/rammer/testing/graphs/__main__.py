@@ -7,9 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+from rammer.errors import RammerError
 from rammer.testing.graphs.campaign import Plan, campaign
 from rammer.testing.graphs.case import Case
-from rammer.testing.graphs.judge import Judge, Setting
+from rammer.testing.graphs.judge import Judge, Setting, registry_of
 
 
 def main() -> int:
@@ -18,20 +19,24 @@ def main() -> int:
     options = tuple(tuple(o.partition("=")[::2]) for o in args.option)
     setting = Setting(args.device, args.policy, args.layout, args.precision, options)
     if args.case:
-        return _again(args.case, setting)
+        return _again(args.case, setting, tuple(args.plugin))
     plan = Plan(setting, args.seed, args.first, args.graphs, args.seconds, args.batch, not args.no_voices, args.shrink,
-                args.keep, tuple(args.only), args.opset)  # fmt: skip
+                args.keep, tuple(args.only), args.alone, tuple(args.plugin), args.opset)  # fmt: skip
     print(f"seed {args.seed}, graphs {args.first} to {args.first + args.graphs - 1} on {setting}", flush=True)
     start = time.monotonic()
-    tally = campaign(plan, args.processes)
+    try:
+        tally = campaign(plan, args.processes)
+    except RammerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     print(tally.text())
     print(f"{time.monotonic() - start:.0f} s")
     return 1 if tally.raw else 0
 
 
-def _again(path: Path, setting: Setting) -> int:
+def _again(path: Path, setting: Setting, plugins: tuple[str, ...]) -> int:
     case, extra = Case.load(path)
-    judge = Judge()
+    judge = Judge(registry_of(plugins))
     print(case)
     if extra.get("setting") and not setting.device:
         setting = Setting(**extra["setting"])
@@ -60,7 +65,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds spent on shrinking a fault")
     parser.add_argument("--keep", type=Path, help="folder for shrunk cases")
     parser.add_argument("--only", nargs="*", default=[], help="draw these operators only")
+    parser.add_argument("--alone", action="store_true", help="shrink graphs about which one other voice is alone, too")
     parser.add_argument("--opset", type=int, default=0, help="one opset instead of any")
+    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="this plugin, not the installed ones")
     parser.add_argument("--case", type=Path, help="run a kept case again")
     return parser.parse_args()
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from rammer.testing.graphs.case import Case
 from rammer.testing.graphs.generate import graph, merged
-from rammer.testing.graphs.judge import Judge, Setting, Verdict
+from rammer.testing.graphs.judge import Judge, Setting, Verdict, registry_of
 from rammer.testing.graphs.shrink import Shrinker
 
 #: What ``*`` stands for: each graph draws one.
@@ -41,6 +41,8 @@ class Plan:
     shrink: float = 60.0
     folder: Path | None = None
     only: tuple[str, ...] = ()
+    alone: bool = False
+    plugins: tuple[str, ...] = ()
     opset: int = 0
 
 
@@ -118,7 +120,8 @@ def campaign(plan: Plan, processes: int = 1) -> Tally:
 
 def _part(job: tuple[Plan, int, int]) -> Tally:
     plan, number, of = job
-    tally, judge = Tally(), Judge(voices=plan.voices)
+    tally, judge = Tally(), Judge(registry_of(plan.plugins), plan.voices)
+    judge.backend(drawn(plan.setting, plan.seed, 0))  # no device is no campaign
     end, seen = time.monotonic() + plan.seconds, Counter[tuple[str, str]]()
     try:
         for batch in _batches(plan, number, of, tally):
@@ -126,7 +129,7 @@ def _part(job: tuple[Plan, int, int]) -> Tally:
                 break
             for index, case, setting, verdict in _judged(judge, plan, batch):
                 _count(tally, case, setting, verdict)
-                if verdict.good:
+                if verdict.good and not (plan.alone and verdict.kind == "voice"):
                     continue
                 seen[verdict.key] += 1
                 tally.raw[verdict.key] += 1
@@ -189,7 +192,8 @@ def _count(tally: Tally, case: Case, setting: Setting, verdict: Verdict) -> None
     if verdict.kind == "refused":
         tally.refused[verdict.site] += 1
     else:
-        tally.voices["+".join(verdict.voices) or "none"] += 1
+        heard = "+".join(verdict.voices) or "none"
+        tally.voices[f"{heard} (one alone)" if verdict.kind == "voice" else heard] += 1
         tally.told += verdict.told
     if verdict.kind == "refused":
         tally.told += 1

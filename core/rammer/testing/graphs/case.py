@@ -27,6 +27,10 @@ from onnx.defs import onnx_opset_version
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Opset of the functions that a case defines itself.
 LOCAL: Final = "local"
+#: Float operands, by position, that an operator wants known.
+STEERING: Final[Mapping[str, tuple[int, ...]]] = {
+    "Resize": (1, 2, 3), "Upsample": (1,), "Range": (0, 1, 2), "OneHot": (1,), "Clip": (1, 2), "Pad": (2,), "Dropout": (1,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,21 @@ class Case:
         known = {f.name: f for f in self.functions}
         nodes = tuple(_inlined(c, known[c.op]) if c.domain == LOCAL else c for c in self.nodes)
         return replace(self, nodes=nodes, functions=(), sparse=frozenset())
+
+    def unfolded(self) -> Case:
+        """The same with floats that are data as inputs: nothing can be folded, and no fault of folding is shared."""
+        plain = self.plain()
+        steering = {n for c in plain.nodes for i, n in enumerate(c.inputs) if c.op in STEERING and i in STEERING[c.op]}
+        given = {n: a for n, a in plain.constants.items() if a.dtype.kind == "f" and a.size and n not in steering}
+        nodes = []
+        for call in plain.nodes:
+            value = call.attributes.get("value") if call.op == "Constant" else None
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and call.outputs[0] not in steering:
+                given[call.outputs[0]] = value
+            else:
+                nodes.append(call)
+        constants = {n: a for n, a in plain.constants.items() if n not in given}
+        return replace(plain, inputs={**plain.inputs, **given}, constants=constants, nodes=tuple(nodes))
 
     def typed(self) -> ModelProto:
         """The plain model with inferred types, checked strictly by ONNX: its exception is the verdict."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import traceback
 import warnings
@@ -30,8 +31,8 @@ from rammer.testing.graphs.outside import Outside
 from rammer.testing.graphs.track import Expected, tracker
 
 Outputs: TypeAlias = "Mapping[str, Array]"
-#: Outcomes that are no fault.
-GOOD: Final = ("ok", "refused")
+#: Outcomes that are no fault of ours.
+GOOD: Final = ("ok", "refused", "voice")
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Setting:
 @dataclass(frozen=True)
 class Verdict:
     """``ok``; ``refused`` (BadInput on a valid model, with the reason); or a fault: ``device`` (device and our evaluation
-    differ), ``lowering`` (our evaluation and the other voices), ``voice`` (one of those alone), ``internal`` (an error that
-    is none of the user's), ``traceback``."""
+    differ), ``lowering`` (our evaluation and all others that were asked), ``internal`` (an error that is none of the user's),
+    ``traceback``, ``evaluator`` (our evaluation fails). ``voice`` is no fault of ours: one of two other voices is alone."""
 
     kind: str
     site: str = ""
@@ -70,6 +71,22 @@ class Verdict:
     def key(self) -> tuple[str, str]:
         """What stays the same while a fault is shrunk."""
         return self.kind, self.site
+
+
+@dataclass(frozen=True)
+class Module:
+    """An entry point for a plugin that lies on the path but is not installed."""
+
+    name: str
+
+    def load(self) -> Any:
+        """The module."""
+        return importlib.import_module(self.name)
+
+
+def registry_of(modules: tuple[str, ...]) -> Registry:
+    """The installed plugins, or these modules alone."""
+    return Registry([Module(m) for m in modules]) if modules else Registry()
 
 
 @dataclass
@@ -100,7 +117,7 @@ class Judge:
         except Exception as error:  # whatever escapes is a fault of ours, to be shrunk
             return Verdict("traceback", _site(error), "".join(traceback.format_exception(error)[-6:]))
         try:
-            return self._compared(case, model, have, setting, 3)
+            return self._compared(case, have, setting, 3)
         except Exception as error:
             return Verdict("evaluator", _site(error), "".join(traceback.format_exception(error)[-6:]))
 
@@ -114,21 +131,22 @@ class Judge:
         finally:
             exe.close()
 
-    def _compared(self, case: Case, model: ModelProto, have: Outputs, setting: Setting, trajectories: int) -> Verdict:
+    def _compared(self, case: Case, have: Outputs, setting: Setting, trajectories: int) -> Verdict:
         narrow = setting.precision == "float16"
         rng = np.random.default_rng(len(case.nodes))
-        ours = tracker(read_model(model), case.inputs, rng, narrow=narrow, trajectories=trajectories,
+        apart = case.unfolded()
+        ours = tracker(read_model(apart.model()), apart.inputs, rng, narrow=narrow, trajectories=trajectories,
                        amplified=8.0 if trajectories == 3 else 32.0)  # fmt: skip
-        expected = ours.run(case.inputs)
+        expected = ours.run(apart.inputs)
         found = _first(have, expected)
         if not found and self.voices and not narrow:
-            verdict = self._other_voices(case, expected)
-            found = "" if verdict.good else verdict.detail
+            verdict = self._other_voices(case, {n: e.widened() for n, e in expected.items()})
+            found = "" if verdict.kind == "ok" else verdict.detail
         else:
             verdict = Verdict("device" if found else "ok", "", found)
         if found and trajectories == 3:
             # A near tie that three trajectories missed is no fault: ask again with more of them.
-            return self._compared(case, model, have, setting, 24)
+            return self._compared(case, have, setting, 24)
         told = [e.told for e in expected.values()]
         return replace(verdict, told=sum(told) / max(len(told), 1))
 

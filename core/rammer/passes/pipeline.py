@@ -13,6 +13,7 @@ from rammer.ir.graph import Graph, verify_graph
 from rammer.passes.batchnorm import FoldAffine
 from rammer.passes.cse import CommonSubexpressions
 from rammer.passes.dce import DeadCode
+from rammer.passes.factors import FoldFactors
 from rammer.passes.fold import Fold
 from rammer.passes.identity import RemoveIdentities
 
@@ -104,13 +105,14 @@ def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
 
 def default_passes() -> tuple[Pass, ...]:
     """The passes every model goes through, in order."""
-    return (Fold(), RemoveIdentities(), FoldAffine(), CommonSubexpressions(), DeadCode())
+    return (Fold(), RemoveIdentities(), FoldAffine(), FoldFactors(), CommonSubexpressions(), DeadCode())
 
 
 _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
     Fold.name: Fold,
     RemoveIdentities.name: RemoveIdentities,
     FoldAffine.name: FoldAffine,
+    FoldFactors.name: FoldFactors,
     CommonSubexpressions.name: CommonSubexpressions,
     DeadCode.name: DeadCode,
 }

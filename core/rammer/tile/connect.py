@@ -59,7 +59,7 @@ def connect(graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[st
     """
     binding = binding or Binding(graph.types, {}, frozenset(graph.constants))
     state = _Connector(graph, device, dict(aliases or {}), rate, binding)
-    operators = tuple(state.grow(c) for c in graph.computes if c.name not in state.owner)
+    operators = tuple(state.grow(c) for c in state.seeds() if c.name not in state.owner)
     ordered = _topological(operators, state)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
     return TileGraph(graph, ordered, tuple(state.decisions), edges)
@@ -98,6 +98,12 @@ class _Connector:
                 bits |= result.get(root, 0)
             result[c.name] = bits
         return result
+
+    def seeds(self) -> list[Compute]:
+        """The Computes in the order in which groups start. What depends on no product comes first: a mask that a model makes
+        between the products of an attention would else stand in the way of their becoming one operator."""
+        products = sum(1 << i for i, c in enumerate(self.graph.computes) if c.kind == "contraction")
+        return sorted(self.graph.computes, key=lambda c: bool(self.ancestors[c.name] & products))
 
     def grow(self, seed: Compute) -> ROperator:
         """Place the operator that starts at ``seed``."""

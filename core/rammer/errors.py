@@ -9,6 +9,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def printable(text: str) -> str:
+    """``text`` without what a terminal would obey: names of files and models are in it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 class RammerError(Exception):
     """Base of all expected errors. Prints as ``what``, then ``  at: where``, then ``  hint: ...``."""
 
@@ -24,7 +31,7 @@ class RammerError(Exception):
             lines.append(f"  at: {self.where}")
         if self.hint:
             lines.append(f"  hint: {self.hint}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class Mismatch(RammerError):

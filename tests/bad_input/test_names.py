@@ -11,11 +11,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from cases import Capture, Patch, command, message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import rammer
+from rammer.errors import BadInput
 from rammer.ir.names import LONGEST, is_identifier
 from rammer.ir.program import RProgram
 from rammer.runtime.segments import Compiled
@@ -142,6 +144,21 @@ def test_every_hostile_name_somewhere(tmp_path: Path, device: str) -> None:
         names = distinct({p: HOSTILE[(i + shift) % len(HOSTILE)] for i, p in enumerate(PLACES)})
         for compiled in check(named(names), names, tmp_path / "m.onnx", device):
             check_program(compiled.programs[0])
+
+
+def test_no_name_commands_a_terminal(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    """Escape sequences and line breaks of a name are shown, wherever it is printed."""
+    evil = "\x1b[2J\x1b]0;evil\x07\u202e\x9b31m"
+    path = tmp_path / "m.onnx"
+    path.write_bytes(named(dict.fromkeys(("graph", "y"), evil)).SerializeToString())
+    for words in (("run", path, "--device", "toy", "--shape", "x:3x8"), ("inspect", path, "--device", "toy", "--shape", "x:3x8"),
+                  ("run", path, "--device", "toy"), ("run", path, "--device", "toy", "--shape", f"{evil}:3x8")):  # fmt: skip
+        _, out, err = command(monkeypatch, capsys, *words)
+        assert not set("\x1b\x07\u202e\x9b") & set(out + err), (words, out, err)
+    broken = named({"matmul": f"{evil}\nevil"})
+    broken.graph.node[0].input[1] = broken.graph.node[0].input[0]
+    text = message(BadInput, lambda: rammer.compile(broken, device="toy").run({"x": X}))
+    assert "\x1b" not in text and "\nevil" not in text and ("x1b" in text or "u001b" in text)
 
 
 def test_a_compiled_file_keeps_the_names_of_the_model(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def test_what_is_no_expression_is_refused() -> None:
             parse(text)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("text", ["1and 2", "0x10", "1_000", "1j", "0b1", "1.", "1.5.2", "i + 1or", "1e", "07"])
+def test_numbers_are_read_as_they_are_printed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a (number|scalar)"):
+        parse(text)
+    for number in ("1", "1.5", "1e-07", "1e+20", "3.4028234663852886e+38"):
+        assert parse(number).canonical
+
+
 def test_computes_of_one_pattern_share_what_has_no_loads() -> None:
     one, other = (Compute.parse(f"y: f32[i:4] = exp(x{n}[i * 2 + 1])") for n in np.arange(2))
     assert one.reads == ("x0",) and other.reads == ("x1",)

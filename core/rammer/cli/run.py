@@ -21,7 +21,7 @@ from rammer.cli.options import (
     tolerances,
 )
 from rammer.device.manifest import Tracer
-from rammer.errors import BadInput, Mismatch
+from rammer.errors import BadInput, Mismatch, printable
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
@@ -132,7 +132,7 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
         f"on host   {len(report['host_nodes'])} operators" + "".join(f"\n          {n}" for n in report["host_nodes"]),
     ]
     lines += [f"note      {note}" for note in report["notes"]]
-    click.echo("\n".join(lines), err=quiet)
+    click.echo(printable("\n".join(lines)), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]
     click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
 

@@ -12,6 +12,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TypeP
 
 from rammer.errors import BadInput
 from rammer.ir.graph import Node
+from rammer.ir.names import quoted, shortened
 from rammer.ir.types import SHORT, TensorType
 
 #: Two runs of these give different results, so equal ones are not the same and none is a constant.
@@ -122,7 +123,7 @@ def dense(sparse: SparseTensorProto) -> np.ndarray:
 
 def node_title(proto: NodeProto) -> str:
     """How messages name a node: its name, or else what it computes."""
-    name = proto.name or f"computing {', '.join(o for o in proto.output if o) or 'nothing'}"
+    name = quoted(shortened(proto.name)) if proto.name else f"computing {', '.join(o for o in proto.output if o) or 'nothing'}"
     return f"node {name} ({proto.op_type})"
 
 

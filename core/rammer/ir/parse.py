@@ -26,6 +26,8 @@ _BINARY: dict[type[ast.operator], str] = {
 
 #: What a load reads: in the text of an expression it stands before a bracket.
 TENSOR = re.compile(r"([^\W\d]\w*)(?=\s*\[)", re.ASCII)
+#: What begins with a digit and is no part of a name, and the numbers that ``str`` prints (the sign of an exponent ends one).
+_DIGITS, _NUMBER = re.compile(r"(?<![\w.])\d[\w.]*", re.ASCII), re.compile(r"\d+(\.\d+)?(e\d*)?", re.ASCII)
 #: One more than any integer of any element type.
 LARGEST = 1 << 64
 #: Expressions that are remembered.
@@ -79,6 +81,8 @@ def _pattern(between: tuple[str, ...], order: tuple[int, ...]) -> tuple[_Copy, f
     """Of an expression with the tensors of these numbers between the texts: what makes copies of it over given ones, its
     axes, and whether it prints so."""
     text = "".join(f"{before}t{i}" for before, i in zip(between, order, strict=False)) + between[-1]
+    if not all(map(_NUMBER.fullmatch, _DIGITS.findall(text))):
+        raise ValueError("not a number as expressions print it")  # Python reads many more, some with a warning
     expr = _read(ast.parse(text.strip(), mode="eval").body)
     return _copier(expr), frozenset(ex.axes_of(expr)), str(expr) == text
 

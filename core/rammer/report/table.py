@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from rammer.errors import printable
+
 
 def plain(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
     """An aligned table; numbers keep the text they come with."""
-    return str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True))
+    return printable(str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)))
 
 
 def markdown(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:

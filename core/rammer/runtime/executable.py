@@ -19,7 +19,7 @@ from rammer.device.arrays import as_numpy, by_name, dtype_of, shape_of
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
-from rammer.errors import BadInput, DeviceFailure
+from rammer.errors import BadInput, DeviceFailure, printable
 from rammer.ir.collector import collector_paused
 from rammer.ir.operator import RKernel
 from rammer.ir.port import InputPort
@@ -258,7 +258,7 @@ def check_resident(count: int) -> None:
 
 def warn(message: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"rammer: warning: {message}\n")
+    sys.stderr.write(printable(f"rammer: warning: {message}\n"))
 
 
 def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, DeviceUnavailable
+from rammer.ir.names import quoted
 from rammer.ir.port import InputPort
 from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
@@ -81,7 +82,7 @@ def open_artifact(path: Path, device: str, require: str, options: dict[str, str]
     backend = registry.open(spec, require, "", device_options)
     compiled = artifact.compiled
     if artifact.target:
-        warn(f"{path} was compiled for target {artifact.target}; here is {backend.hardware.name}")
+        warn(f"{path} was compiled for target {quoted(artifact.target)}; here is {backend.hardware.name}")
         compiled = _folded(compiled, backend.vdevice.veus)
     elif backend.fingerprint != artifact.fingerprint:
         where = f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}"

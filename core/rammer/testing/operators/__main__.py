@@ -12,11 +12,12 @@ from rammer.testing.operators.search import search
 @click.option("--seed", default=0)
 @click.option("--seconds", default=60.0)
 @click.option("--fold", is_flag=True, help="Make every operand a constant.")
+@click.option("--device", default="", help="Compare a device with the expressions instead.")
 @click.option("--kinds", default="wrong,broken,reference,runtime,refused,alone")
 @click.option("--show", default=3, help="Examples of each operator and kind.")
-def main(ops: tuple[str, ...], seed: int, seconds: float, fold: bool, kinds: str, show: int) -> None:
+def main(ops: tuple[str, ...], seed: int, seconds: float, fold: bool, device: str, kinds: str, show: int) -> None:
     """Compare single operators with ONNX Runtime and onnx.reference."""
-    counts, found = search(ops, seed, seconds, fold)
+    counts, found = search(ops, seed, seconds, fold, device)
     total = sum(counts.values())
     click.echo(f"{total} cases of {len({op for op, _ in counts})} operators, seed {seed}")
     for (op, kind), count in sorted(counts.items(), key=lambda i: (i[0][1], i[0][0])):

@@ -9,28 +9,30 @@ from typing import TypeAlias
 
 from rammer.testing.operators import elementwise, hosted, places, recurrent, rows, windows
 from rammer.testing.operators.case import FAMILIES, drawn
-from rammer.testing.operators.voices import Verdict, judge
+from rammer.testing.operators.voices import Verdict, judge, judge_device
 
 MODULES = (elementwise, hosted, places, recurrent, rows, windows)
 
 
-def verdicts(ops: Sequence[str], seed: int, count: int, fold: bool = False) -> Iterator[tuple[int, Verdict]]:
-    """Judge ``count`` cases of each operator; numbers are those of ``drawn``."""
+def verdicts(ops: Sequence[str], seed: int, count: int, fold: bool = False,
+             device: str = "") -> Iterator[tuple[int, Verdict]]:  # fmt: skip
+    """Judge ``count`` cases of each operator, on a ``device`` if one is given; numbers are those of ``drawn``."""
     for number in range(count):
         for op in ops:
             case = drawn(op, seed, number)
-            yield number, judge(case.folded() if fold else case)
+            case = case.folded() if fold else case
+            yield number, judge_device(case, device) if device else judge(case)
 
 
 Found: TypeAlias = "tuple[Counter[tuple[str, str]], list[tuple[int, Verdict]]]"
 
 
-def search(ops: Sequence[str], seed: int, seconds: float, fold: bool = False) -> Found:
+def search(ops: Sequence[str], seed: int, seconds: float, fold: bool = False, device: str = "") -> Found:
     """Search for ``seconds``; counts by (operator, kind), and what is not ok."""
     counts: Counter[tuple[str, str]] = Counter()
     found: list[tuple[int, Verdict]] = []
     end = time.monotonic() + seconds
-    for number, verdict in verdicts(ops or sorted(FAMILIES), seed, 1_000_000, fold):
+    for number, verdict in verdicts(ops or sorted(FAMILIES), seed, 1_000_000, fold, device):
         counts[verdict.case.op, verdict.kind] += 1
         if verdict.kind != "ok":
             found.append((number, verdict))

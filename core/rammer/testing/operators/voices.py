@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from rammer import compile
 from rammer.errors import RammerError
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower_node
@@ -35,6 +36,16 @@ class Said:
     broken: bool = False
     #: Operators that ran on the host.
     host: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``kind``: ok, wrong (no voice agrees), runtime or reference (only that one agrees), alone (no other voice),
+    refused (another voice has results) or broken (a traceback)."""
+
+    kind: str
+    text: str
+    case: Case
 
 
 def ours(case: Case, precise: bool = False) -> Said:
@@ -67,6 +78,31 @@ def _executed(graph: Graph, feeds: Mapping[str, Array], precise: bool) -> Said:
         if result.shape != value.type.shape:
             return Said(None, f"{value.name} is declared {value.type} and has the shape {result.shape}", broken=True)
     return Said(results, host=tuple(host))
+
+
+def on_device(case: Case, device: str) -> Said:
+    """The results of the compiled model on a device."""
+    try:
+        executable = compile(case.model(), device=device)
+        with np.errstate(all="ignore"):
+            results = executable.run(case.feeds)
+        return Said(tuple(results[f"y{i}"] for i in range(case.outputs)))
+    except RammerError as error:
+        return Said(None, str(error))
+    except Exception as error:
+        return Said(None, f"{type(error).__name__}: {error}", broken=True)
+
+
+def judge_device(case: Case, device: str) -> Verdict:
+    """Compare the device with rammer's expressions in NumPy, which other voices judge."""
+    want, have = ours(case), on_device(case, device)
+    if have.broken:
+        return Verdict("broken", have.why, case)
+    if want.values is None or have.values is None:
+        agree = (want.values is None) == (have.values is None)
+        return Verdict("ok" if agree else "refused", have.why or want.why, case)
+    text = difference(have.values, want.values)
+    return Verdict("wrong" if text else "ok", text, case)
 
 
 def reference(case: Case) -> Said:
@@ -146,16 +182,6 @@ def _absolute(dtype: np.dtype[Any], want: Array) -> float:
     largest = float(finite.max()) if finite.size else 0.0
     unit = 1e-3 if dtype == np.float16 else 1e-6
     return unit * min(largest, 100.0)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """``kind``: ok, wrong (no voice agrees), runtime or reference (only that one agrees), alone (no other voice),
-    refused (another voice has results) or broken (a traceback)."""
-
-    kind: str
-    text: str
-    case: Case
 
 
 def judge(case: Case) -> Verdict:

@@ -1,0 +1,38 @@
+"""Single operators at the values where C leaves open what NumPy computes: devices against the expressions in NumPy.
+
+``python -m rammer.testing.operators --device rocm --seconds 600 --seed 3`` draws more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rammer.testing.operators.case import Case
+from rammer.testing.operators.voices import judge_device
+
+F32 = np.float32
+NAN = np.array([[1, np.nan, 9, np.nan], [4, 5, 5, 0], [-np.inf, -np.inf, 3, 3]], F32)
+CASES = [
+    Case("Cast", 13, (np.array([-1, -3, 2**63, 7, 0.9, -0.9], F32),), {"to": 13}),
+    Case("Pow", 13, (np.array([-2, -1, 0, 1, 2, 7], np.int32), np.array([-1, -3, -1, -5, 5, -2], np.int32))),
+    Case("Div", 14, (np.array([-(2**31), 7, -7], np.int32), np.array([2, -2, 2], np.int32))),
+    Case("Softplus", 7, (np.array([-100, -20, -1e-8, 0, 1e-8, 30, 100], F32),)),
+    Case("Elu", 7, (np.array([-100, -1e-8, -1e-3, 2], F32),)),
+    Case("Mish", 18, (np.array([-20, -2, 0, 5], F32),)),
+    Case("ArgMax", 13, (NAN,), {"axis": 1}),
+    Case("ArgMin", 13, (NAN,), {"axis": 1, "select_last_index": 1}),
+    Case("Hardmax", 13, (NAN,)),
+    Case("MaxPool", 22, (np.arange(40, dtype=F32).reshape(1, 2, 4, 5) % 7,), {"kernel_shape": [2, 3], "pads": [1, 1, 0, 0]}, 2),
+    Case("LRN", 13, (np.arange(1, 9, dtype=F32).reshape(1, 2, 2, 2),), {"size": 1, "alpha": 0.5}),
+    Case("Conv", 11, (np.ones((1, 1, 2), F32), np.ones((1, 1, 3), F32)), {"strides": [3]}),
+    Case("RNN", 14, (np.ones((3, 2, 2), F32), np.ones((1, 3, 2), F32), np.ones((1, 3, 3), F32), None, np.array([1, 3], np.int32)),
+         {"hidden_size": 3, "direction": "reverse", "clip": 0.5}, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_devices_agree(case: Case, device: str) -> None:
+    verdict = judge_device(case, device)
+    assert verdict.kind == "ok", f"{verdict.kind}: {verdict.text}"

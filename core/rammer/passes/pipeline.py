@@ -16,6 +16,7 @@ from rammer.passes.dce import DeadCode
 from rammer.passes.factors import FoldFactors
 from rammer.passes.fold import Fold
 from rammer.passes.identity import RemoveIdentities
+from rammer.passes.sink import SinkReshapes
 
 
 @runtime_checkable
@@ -105,7 +106,7 @@ def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
 
 def default_passes() -> tuple[Pass, ...]:
     """The passes every model goes through, in order."""
-    return (Fold(), RemoveIdentities(), FoldAffine(), FoldFactors(), CommonSubexpressions(), DeadCode())
+    return (Fold(), RemoveIdentities(), FoldAffine(), FoldFactors(), SinkReshapes(), CommonSubexpressions(), DeadCode())
 
 
 _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
@@ -113,6 +114,7 @@ _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
     RemoveIdentities.name: RemoveIdentities,
     FoldAffine.name: FoldAffine,
     FoldFactors.name: FoldFactors,
+    SinkReshapes.name: SinkReshapes,
     CommonSubexpressions.name: CommonSubexpressions,
     DeadCode.name: DeadCode,
 }

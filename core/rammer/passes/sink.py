@@ -1,0 +1,134 @@
+"""Reshapes behind a product wait until after the element-wise operators that follow.
+
+Exporters flatten the rows of a sequence, multiply, and give the result its axes again; what follows the product (a bias,
+an activation, a residual) then reads it through a reshape, and is no part of the product's kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
+
+import numpy as np
+
+from rammer.ir.graph import Graph, Node
+from rammer.ir.names import identifier
+from rammer.ir.types import TensorType
+from rammer.passes.rewrite import output_names, producers, rebuilt
+
+_RESHAPES: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
+_PRODUCTS: Final = frozenset(("MatMul", "Gemm"))
+#: Operators whose every result element depends on the elements at its own place, with operands broadcast.
+_ELEMENTWISE: Final = frozenset((
+    "Abs", "Add", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max",
+    "Min", "Mish", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReshapes:
+    """``Op(Reshape(x), y)`` -> ``Reshape(Op(x, Reshape(y)))`` where ``x`` is a product or element-wise operators behind one.
+
+    ``Op`` is element-wise. Of its other operands, those of full size are reshaped as well (which costs nothing, or ends a
+    reshape that they are), and those that vary along the last axis only stay as they are if that axis does.
+    """
+
+    name: ClassVar[str] = "sink"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, graph: Graph) -> Graph:
+        state = _State(graph)
+        for node in graph.nodes:
+            state.visit(node)
+        return state.result() if state.changed else graph
+
+
+@dataclass
+class _State:
+    graph: Graph
+    nodes: list[Node] = field(default_factory=list)
+    changed: bool = False
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self.outputs, self.made = output_names(graph), dict(producers(graph))
+        self.types: dict[str, TensorType] = dict(graph.types)
+        self.constants: dict[str, np.ndarray] = dict(graph.constants)
+        self.taken = set(graph.types)
+        self.behind: set[str] = {o for n in graph.nodes if n.op in _PRODUCTS and not n.domain for o in n.outputs}
+
+    def result(self) -> Graph:
+        """The rewritten graph."""
+        return rebuilt(replace(self.graph, types=self.types), self.nodes, self.constants)
+
+    def visit(self, node: Node) -> None:
+        """Append ``node``, or what takes its place."""
+        if not self._sunk(node):
+            self.nodes.append(node)
+            if self._elementwise(node) and any(i in self.behind for i in node.inputs):
+                self.behind.update(node.outputs)
+
+    def _elementwise(self, node: Node) -> bool:
+        return node.op in _ELEMENTWISE and not node.domain and len(node.outputs) == 1
+
+    def _sunk(self, node: Node) -> bool:
+        """Whether ``node`` now comes before the reshape that it read."""
+        if not self._elementwise(node) or node.outputs[0] in self.outputs:
+            return False
+        result = self.types[node.outputs[0]]
+        source = next((s for i in node.inputs if (s := self._reshaped(i)) and self.types[i].shape == result.shape), "")
+        direct = any(i in self.behind and self.types[i].shape == result.shape for i in node.inputs)
+        if not source or direct or math.prod(result.shape) == 0:
+            return False
+        shape = self.types[source].shape
+        operands = [self._operand(i, result.shape, shape) for i in node.inputs]
+        if any(o is None for o in operands):
+            return False
+        inner = self._new(node.outputs[0], TensorType(result.dtype, shape))
+        self.nodes.append(replace(node, inputs=tuple(map(str, operands)), outputs=(inner,)))
+        self.behind.add(inner)
+        self._reshape(inner, node.outputs[0], result.shape)
+        self.changed = True
+        return True
+
+    def _reshaped(self, value: str) -> str:
+        """What ``value`` is a reshape of, if that is behind a product; "" if not."""
+        node = self.made.get(value)
+        if node is None or node.domain or node.op not in _RESHAPES:
+            return ""
+        return node.inputs[0] if node.inputs[0] in self.behind else ""
+
+    def _operand(self, value: str, old: tuple[int, ...], new: tuple[int, ...]) -> str | None:
+        """``value``, which was broadcast to ``old``, for a result of shape ``new``; None where that is no reshape of it."""
+        if not value:
+            return value
+        shape = self.types[value].shape
+        if shape == old:
+            source = self._reshaped(value)
+            if source and self.types[source].shape == new:
+                return source
+            return self._as(value, new)
+        size = math.prod(shape)
+        if size != 1 and not (shape[-1:] == old[-1:] == new[-1:] == (size,)):
+            return None
+        return value if len(shape) <= len(new) else self._as(value, shape[-1:])
+
+    def _as(self, value: str, shape: tuple[int, ...]) -> str:
+        return self._reshape(value, self._new(value, TensorType(self.types[value].dtype, shape)), shape)
+
+    def _reshape(self, value: str, result: str, shape: tuple[int, ...]) -> str:
+        """Append a reshape of ``value`` named ``result``."""
+        size = self._new(f"{result}_shape", TensorType("int64", (len(shape),)))
+        self.constants[size] = np.array(shape, np.int64)
+        node = Node("Reshape", (value, size), (result,), {}, version=21)
+        self.nodes.append(node)
+        self.made[result] = node
+        return result
+
+    def _new(self, near: str, kind: TensorType) -> str:
+        name = identifier(near, self.taken)
+        self.types[name] = kind
+        return name

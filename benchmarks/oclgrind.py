@@ -22,7 +22,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -110,48 +111,51 @@ def complaints(text: str) -> list[str]:
     return [f"{count} x {what}" for what, count in found.most_common(8)]
 
 
-def plant(name: str) -> None:
-    """Every source of the plugin has the fault from now on. Mismatch where it has no place for it."""
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Every source of the plugin has the fault meanwhile; none without a name. Mismatch where it has no place for it."""
     import rammer_rocm.executor
 
-    _, _, pattern, replacement, _ = PLANTED[name]
     honest = rammer_rocm.executor.program_text
 
     def faulty(*arguments: Any) -> str:
+        _, _, pattern, replacement, _ = PLANTED[name]
         text, count = re.subn(pattern, replacement, honest(*arguments), count=1)
         if not count:
             raise Mismatch(f"no place for the fault {name!r}", hint="the kernels have changed: mend PLANTED")
         return text
 
-    rammer_rocm.executor.program_text = faulty
+    rammer_rocm.executor.program_text = faulty if name else honest
+    try:
+        yield
+    finally:
+        rammer_rocm.executor.program_text = honest
 
 
-def work(log: Path, seconds: float, seed: int, case: str, fault: str) -> None:
-    """The child: cases until the time is over, an event a line on stdout."""
+def work(log: Path, seconds: float, seed: int, case: str, faults: str) -> None:
+    """The child: one case, or those of planted faults, or random ones until the time is over; events are lines on stdout."""
     from oclgrind_cases import Runner
 
-    if fault:
-        plant(fault)
     poisoned = "OCLGRIND_UNINITIALIZED" not in os.environ
     runner, random, end = Runner(poisoned), Random(seed), time.monotonic() + seconds
     place = log.stat().st_size
-    while True:
-        one = case or runner.draw(random)
-        print(json.dumps({"case": one}), flush=True)
-        problem = runner.run(one)
+    drawn = ((runner.draw(random), "") for _ in iter(lambda: time.monotonic() < end, False))
+    chosen = [(PLANTED[name][1], name) for name in PLANTED if faults == PLANTED[name][0]]
+    for one, fault in [(case, "")] if case else chosen if faults else drawn:
+        print(json.dumps({"case": one, "fault": fault}), flush=True)
+        with planted(fault):
+            problem = runner.run(one)
         data = log.read_bytes()
         found = complaints(data[place:].decode(errors="replace")) + ([problem] if problem else [])
         place = len(data)
-        print(json.dumps({"case": one, "found": found, "covered": runner.covered}), flush=True)
-        if case or time.monotonic() > end:
-            return
+        print(json.dumps({"case": one, "fault": fault, "found": found, "covered": runner.covered}), flush=True)
 
 
-def check_planted(library: Path, names: Sequence[str] = tuple(PLANTED)) -> None:
-    """Mismatch unless each of these planted faults is found by its tool."""
-    for name in names:
-        tool, case, _, _, words = PLANTED[name]
-        said = [f for e in child(library, tool, "--case", case, "--plant", name) for f in e.get("found", ())]
+def check_planted(library: Path, tool: str) -> None:
+    """Mismatch unless the tool finds each of its planted faults."""
+    events = [e for e in child(library, tool, "--faults", tool) if "found" in e]
+    for name in (n for n in PLANTED if PLANTED[n][0] == tool):
+        said, words = [f for e in events if e.get("fault") == name for f in e["found"]], PLANTED[name][-1]
         if not any(words in f for f in said):
             raise Mismatch(f"the planted fault {name!r} is not found by {tool}: {said}")
         click.echo(f"planted, found by {tool}: {name} ({next(f for f in said if words in f)[:90]})")
@@ -162,16 +166,17 @@ def check_planted(library: Path, names: Sequence[str] = tuple(PLANTED)) -> None:
 @click.option("--seed", default=1, show_default=True, help="Of the cases.")
 @click.option("--tools", default=",".join(TOOLS), show_default=True, help="With commas.")
 @click.option("--case", default="", help="Run this one, as it was printed.")
-@click.option("--planted/--no-planted", default=True, help="Look for the planted faults first.")
+@click.option("--planted/--no-planted", "faults_first", default=True, help="Look for the planted faults first.")
 @click.option("--child", "log", type=click.Path(path_type=Path), hidden=True)
-@click.option("--plant", "fault", default="", hidden=True)
-def main(seconds: float, seed: int, tools: str, case: str, planted: bool, log: Path | None, fault: str) -> None:
+@click.option("--faults", default="", hidden=True)
+def main(seconds: float, seed: int, tools: str, case: str, faults_first: bool, log: Path | None, faults: str) -> None:
     """Run the search, print what was covered and what was found, and exit with 1 if something was."""
     if log is not None:
-        return work(log, seconds, seed, case, fault)
+        return work(log, seconds, seed, case, faults)
     library = find_library()
-    if planted and not case:
-        check_planted(library)
+    if faults_first and not case:
+        for tool in tools.split(","):
+            check_planted(library, tool)
     bad = 0
     for tool in tools.split(","):
         count, covered = 0, dict[str, int]()

@@ -87,7 +87,6 @@ MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, wrong, check, words = MISTAKES[mistake]
-    CHECKS[check](Subject("toy", seed=3))
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(Exception, match=words) as found:
         for _ in range(5):  # what goes wrong in threads need not do so every time
@@ -108,8 +107,8 @@ def test_a_thread_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim", "toy", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_many_runs(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert threads.main(["--device", device, "--runs", "400", "--seed", "5"]) == 0
-    assert "400 runs from 8 threads, seed 5: all right" in capsys.readouterr().out
+    assert threads.main(["--device", device, "--runs", "240", "--seed", "5"]) == 0
+    assert "240 runs from 8 threads, seed 5: all right" in capsys.readouterr().out
 
 
 def test_many_runs_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

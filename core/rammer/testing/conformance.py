@@ -34,6 +34,13 @@ from rammer.testing.judge import reference as reference
 from rammer.testing.judge import relative_error as relative_error
 from rammer.testing.lifetime_checks import check_closed, check_own_outputs, check_resident
 from rammer.testing.small_models import MODELS, SmallModel
+from rammer.testing.strict_checks import (
+    check_precisions,
+    check_special_values,
+    check_strided_arrays,
+    check_unknown_family,
+    check_waits,
+)
 from rammer.testing.subject import ConformanceError, Subject
 from rammer.testing.thread_checks import check_bound_calls, check_closing, check_dropped, check_first_runs, check_runs
 
@@ -208,6 +215,11 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "memory limit": check_memory_limit,
     "profiler": check_profiler,
     "bind": check_bind,
+    "strided arrays": check_strided_arrays,
+    "waits": check_waits,
+    "unknown family": check_unknown_family,
+    "precisions": check_precisions,
+    "special values": check_special_values,
     "threads: runs": check_runs,
     "threads: first runs": check_first_runs,
     "threads: dropped": check_dropped,

@@ -118,6 +118,6 @@ def check_resident(device: Subject) -> None:
         for other in inputs[1:3]:
             exe.run(other)
         fails(device, DeviceFailure, "closed", lambda: first.run(inputs[0]))
-        wrong = run_many(device, jobs, THREADS, 2 * len(SHAPES))
+        wrong = run_many(device, jobs, THREADS // 2, len(SHAPES))
         device.expect(wrong == 0, f"{wrong} runs of {len(SHAPES)} sets of shapes in threads, of which two stay, are wrong")
         device.expect(len(exe.cache) <= 2, f"{len(exe.cache)} sets of shapes stay on the device after all runs, not 2")

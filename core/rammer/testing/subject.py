@@ -39,9 +39,9 @@ class Subject:
             raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
 
     def executable(self, model: SmallModel, policy: str = "wavefront", layout: str = "keep",
-                   resident: int = RESIDENT) -> Executable:  # fmt: skip
+                   resident: int = RESIDENT, precision: str = "float32") -> Executable:  # fmt: skip
         """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
         source = open_source(model.build(self.rng))
-        options, store = CompileOptions(policy, layout=layout), KernelStore(None)
+        options, store = CompileOptions(policy, precision=precision, layout=layout), KernelStore(None)
         return Executable(source, self.backend, self.spec, options, self.registry, store=store,
                           resident=resident)  # fmt: skip

@@ -6,14 +6,14 @@ changes only where a task waits, so one is kept per segment: a stretch of a row 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rammer.ir.program import Counter, RProgram
+from rammer.ir.program import RProgram, Task
 
 Ints = NDArray[np.int32]
 
@@ -68,9 +68,8 @@ def compute_clocks(program: RProgram) -> Clocks:
     walk = _Walk(program, base, total)
     walk.run()
     number = {o.name: i for i, o in enumerate(program.operators)}
-    clock = walk.clock[: walk.segments]
-    done, known = _operators(program, base, walk, clock)
-    return Clocks(number, base, walk.veu, walk.place, walk.segment, clock, done, known)
+    done, known = _operators(program, base, walk, walk.clock)
+    return Clocks(number, base, walk.veu, walk.place, walk.segment, walk.clock, done, known)
 
 
 def _operators(program: RProgram, base: Mapping[str, int], walk: _Walk, clock: Ints) -> tuple[Ints, Ints]:
@@ -99,87 +98,91 @@ def _least(clock: Ints, segments: Ints, veus: Ints, places: Ints) -> Ints:
     return result
 
 
+#: A stretch of a row up to its next waiting task: the counters that it waits for first, those that its tasks count for (with how
+#: many, and the position after the last of them), and where it ends.
+_Segment: TypeAlias = "tuple[tuple[int, ...], list[tuple[int, int, int]], int]"
+
+
 class _Walk:
-    """Event-driven walk: a row runs until a wait stops it, and a finished counter wakes its waiters."""
+    """All rows side by side: in each round those whose waits are over run one segment. What a task knows does not depend on
+    the order, so that rows are taken together, and NumPy is asked a few times a round."""
 
     def __init__(self, program: RProgram, base: Mapping[str, int], total: int) -> None:
-        veus = program.veus
-        self.rows = program.rows
-        self.base = base
-        self.veu = np.zeros(total, dtype=np.int32)
-        self.place = np.zeros(total, dtype=np.int32)
-        self.segment = np.zeros(total, dtype=np.int32)
-        waits = sum(bool(t.waits) for row in program.rows for t in row)
-        self.clock = np.zeros((veus + waits, veus), dtype=np.int32)
+        self.program, veus = program, program.veus
+        self.number = {c.name: i for i, c in enumerate(program.counters)}
+        self.feeds: dict[str, list[tuple[int, int, int]]] = {}
+        for number, counter in enumerate(program.counters):
+            self.feeds.setdefault(counter.operator, []).append((number, counter.first, counter.last))
+        self.veu, self.place, self.segment = (np.zeros(total, dtype=np.int32) for _ in range(3))
+        self.rows: list[list[_Segment]] = []
+        self.first: list[int] = []  # the number of a row's first segment
         self.segments = 0
-        self.feeds: dict[str, list[Counter]] = {}
-        for counter in program.counters:
-            self.feeds.setdefault(counter.operator, []).append(counter)
-        self.missing = {c.name: c.total for c in program.counters}
-        self.finished = {c.name: np.zeros(veus, dtype=np.int32) for c in program.counters}
-        self.waiting: dict[str, list[int]] = {c.name: [] for c in program.counters}
+        for veu, row in enumerate(program.rows):
+            self._row(veu, row, base)
+        self.clock = np.zeros((self.segments, veus), dtype=np.int32)
+        self.missing = np.array([c.total for c in program.counters], dtype=np.int64)
+        self.finished = np.zeros((len(program.counters), veus), dtype=np.int32)
         self.now = np.zeros((veus, veus), dtype=np.int32)
         self.cursor = [0] * veus
-        self.current = [-1] * veus
-        self.ready = deque(range(veus))
+
+    def _row(self, veu: int, row: tuple[Task, ...], base: Mapping[str, int]) -> None:
+        """Cut a row into segments, and number its tasks."""
+        begins = [0, *(place for place, task in enumerate(row) if task.waits)]
+        cut = [self._cut(row, low, high) for low, high in zip(begins, (*begins[1:], len(row)), strict=True)]
+        tasks = np.array([base[t.operator] + t.index for t in row], dtype=np.int64)
+        self.veu[tasks], self.place[tasks] = veu, np.arange(len(row))
+        lengths = np.diff(np.array([*begins, len(row)]))
+        self.segment[tasks] = np.repeat(np.arange(self.segments, self.segments + len(cut)), lengths)
+        self.rows.append(cut)
+        self.first.append(self.segments)
+        self.segments += len(cut)
+
+    def _cut(self, row: tuple[Task, ...], low: int, high: int) -> _Segment:
+        if low == high:
+            return (), [], high
+        fed: dict[int, tuple[int, int, int]] = {}
+        for place in range(low, high):
+            task = row[place]
+            for number, first, last in self.feeds.get(task.operator, ()):
+                if first <= task.index < last:
+                    fed[number] = number, fed[number][1] + 1 if number in fed else 1, place + 1
+        return tuple([self.number[w.counter] for w in row[low].waits]), list(fed.values()), high
 
     def run(self) -> None:
-        while self.ready:
-            self._advance(self.ready.popleft())
-        for veu, (cursor, row) in enumerate(zip(self.cursor, self.rows, strict=True)):
-            if cursor < len(row):
-                stuck = next(w.counter for w in row[cursor].waits if self.missing[w.counter])
-                raise Deadlock(veu, cursor, stuck)
+        """Rounds until nothing is ready. Raises Deadlock for what is left."""
+        waiting: dict[int, list[int]] = {}
+        ready = list(range(len(self.rows)))
+        while ready:
+            self._round(ready)
+            # A row waits in one list at a time, that of the first counter it lacks; a full counter wakes its list.
+            asked = ready + [veu for c in [c for c in waiting if not self.missing[c]] for veu in waiting.pop(c)]
+            ready = []
+            for veu in asked:
+                if self.cursor[veu] < len(self.rows[veu]):
+                    lacking = next((c for c in self.rows[veu][self.cursor[veu]][0] if self.missing[c]), None)
+                    (ready if lacking is None else waiting.setdefault(lacking, [])).append(veu)
+        for veu, (cursor, cut) in enumerate(zip(self.cursor, self.rows, strict=True)):
+            if cursor < len(cut):
+                stuck = next(c for c in cut[cursor][0] if self.missing[c])
+                raise Deadlock(veu, cut[cursor - 1][2], self.program.counters[stuck].name)
 
-    def _advance(self, veu: int) -> None:
-        """Run row ``veu`` up to a wait that is not satisfied yet, or to its end."""
-        row, position = self.rows[veu], self.cursor[veu]
-        numbers: list[int] = []
-        fed: dict[str, list[int]] = {}  # counter -> [tasks that count for it, position after the last one]
-        start = position
-        if self.current[veu] < 0:
-            self._begin(veu)
-        while position < len(row):
-            task = row[position]
-            if task.waits:
-                self._flush(veu, start, numbers, fed)
-                numbers, fed, start = [], {}, position
-                blocked = next((w.counter for w in task.waits if self.missing[w.counter]), None)
-                if blocked is not None:
-                    self.waiting[blocked].append(veu)
-                    self.cursor[veu] = position
-                    return
-                for wait in task.waits:
-                    np.maximum(self.now[veu], self.finished[wait.counter], out=self.now[veu])
-                self._begin(veu)
-            numbers.append(self.base[task.operator] + task.index)
-            position += 1
-            for counter in self.feeds.get(task.operator, ()):
-                if counter.first <= task.index < counter.last:
-                    entry = fed.setdefault(counter.name, [0, 0])
-                    entry[0] += 1
-                    entry[1] = position
-        self._flush(veu, start, numbers, fed)
-        self.cursor[veu] = position
-
-    def _begin(self, veu: int) -> None:
-        """Start a segment of row ``veu``, which knows what the row knows now."""
-        self.current[veu] = self.segments
-        self.clock[self.segments] = self.now[veu]
-        self.segments += 1
-
-    def _flush(self, veu: int, start: int, numbers: list[int], fed: Mapping[str, list[int]]) -> None:
-        """Record finished tasks, and tell the counters that they count for."""
-        if not numbers:
-            return
-        self.veu[numbers] = veu
-        self.place[numbers] = np.arange(start, start + len(numbers))
-        self.segment[numbers] = self.current[veu]
-        for name, (count, position) in fed.items():
-            self.now[veu, veu] = position
-            np.maximum(self.finished[name], self.now[veu], out=self.finished[name])
-            self.missing[name] -= count
-            if not self.missing[name]:
-                self.ready.extend(self.waiting[name])
-                self.waiting[name] = []
-        self.now[veu, veu] = start + len(numbers)
+    def _round(self, ready: list[int]) -> None:
+        """One segment of every row that is ready."""
+        cut = [self.rows[veu][self.cursor[veu]] for veu in ready]
+        for turn in range(max(len(waits) for waits, _, _ in cut)):
+            pairs = [(veu, s[0][turn]) for veu, s in zip(ready, cut, strict=True) if turn < len(s[0])]
+            rows, counters = np.array(pairs).T
+            self.now[rows] = np.maximum(self.now[rows], self.finished[counters])
+        self.clock[[self.first[veu] + self.cursor[veu] for veu in ready]] = self.now[ready]
+        fed = [(c, veu, count, place) for veu, s in zip(ready, cut, strict=True) for c, count, place in s[1]]
+        if fed:
+            counters, rows, counts, places = np.array(sorted(fed)).T
+            known = self.now[rows]
+            known[np.arange(len(rows)), rows] = places
+            first = np.flatnonzero(np.diff(counters, prepend=-1))
+            full = counters[first]
+            self.finished[full] = np.maximum(self.finished[full], np.maximum.reduceat(known, first))
+            self.missing[full] -= np.add.reduceat(counts, first)
+        self.now[ready, ready] = [end for _, _, end in cut]
+        for veu in ready:
+            self.cursor[veu] += 1

@@ -15,7 +15,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, Rated, reused_constants
 from rammer.errors import DeviceFailure
 from rammer.frontend.bind import bind
-from rammer.frontend.evaluator import reservation
+from rammer.frontend.evaluator import check_host, reservation
 from rammer.frontend.lower import Lowerings, can_lower, lower
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
@@ -213,7 +213,9 @@ def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[
     groups: dict[int, list[tuple[Node, str]]] = {}
     for node in graph.nodes:
         why = can_lower(graph, node, lowerings) or ""
-        why += f"; {doubt}" if why and (doubt := reservation(node)) else ""
+        if why:
+            check_host(node, graph.types)
+            why += f"; {doubt}" if (doubt := reservation(node)) else ""
         depth = max((depth_of.get(i, 0) for i in node.inputs if i), default=0)
         depth += (depth % 2 == 1) != bool(why)
         depth_of.update({o: depth for o in node.outputs if o})

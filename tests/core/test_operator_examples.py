@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.evaluate import run_graph
 from rammer.testing.operators.case import Case
 from rammer.testing.operators.voices import ours
 
@@ -156,6 +162,47 @@ def test_resize_measures_the_whole_length() -> None:
     attributes = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
     sizes = np.array([1, 1, 1], np.int64)
     check(Case("Resize", 13, (row(3, 1, 2), None, None, sizes), attributes, static=frozenset((3,))), row(3))
+
+
+def test_variances_do_not_cancel() -> None:
+    """Values far from zero: E(x^2) - E(x)^2 would leave nothing of the variance in float32."""
+    rng = np.random.default_rng()
+    x = (rng.uniform(-1, 1, (2, 4, 3, 5)) + 3000).astype(F32)
+    wide, ones = x.astype(np.float64), np.ones(4, F32)
+    rows = {"InstanceNormalization": (2, 3), "LayerNormalization": (3,), "MeanVarianceNormalization": (0, 2, 3)}
+    for op, axes in rows.items():
+        want = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
+        scale = {"InstanceNormalization": (ones, ones * 0), "LayerNormalization": (np.ones(5, F32),)}.get(op, ())
+        said = ours(Case(op, 17, (x, *scale)))
+        assert said.values is not None
+        np.testing.assert_allclose(said.values[0], want, atol=2e-3)  # x itself is rounded to 2.4e-4
+    said = ours(Case("GroupNormalization", 21, (x, ones, ones * 0), {"num_groups": 2}))
+    grouped = wide.reshape(2, 2, 30)
+    want = (grouped - grouped.mean(2, keepdims=True)) / np.sqrt(grouped.var(2, keepdims=True) + 1e-5)
+    assert said.values is not None
+    np.testing.assert_allclose(said.values[0].reshape(2, 2, 30), want, atol=2e-3)
+
+
+def test_extremes_of_sums_of_exponentials() -> None:
+    x = np.array([[1000, 1000], [-1000, -1000], [-np.inf, -np.inf], [np.inf, 0], [np.nan, 0]], F32)
+    half = np.log(2)
+    want = np.array([1000 + half, -1000 + half, -np.inf, np.inf, np.nan])
+    check(Case("ReduceLogSumExp", 18, (x, np.array([1])), {"keepdims": 0}, static=frozenset((1,))), want)
+    check(Case("Softmax", 13, (x,)), np.array([[0.5, 0.5], [0.5, 0.5], *[[np.nan] * 2] * 3]))
+    check(Case("LogSoftmax", 13, (np.array([[-np.inf, 0, 0]], F32),)), np.array([[-np.inf, -half, -half]]))
+
+
+def test_a_split_may_leave_parts_out() -> None:
+    x = np.arange(10, dtype=F32).reshape(2, 5)
+    nodes = [helper.make_node("Split", ["x"], ["", "b", ""], axis=1, num_outputs=3),
+             helper.make_node("Split", ["x", "n"], ["c", "", "d"], axis=1)]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [2, 5])],
+                              [onnx.ValueInfoProto(name=n) for n in "bcd"],
+                              [numpy_helper.from_array(np.array([1, 3, 1]), "n")])  # fmt: skip
+    bound = bind(read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])), {})
+    values = run_graph(lower(bound), {"x": x})
+    for name, want in (("b", x[:, 2:4]), ("c", x[:, :1]), ("d", x[:, 4:])):
+        np.testing.assert_array_equal(values[name], want)
 
 
 def test_nothing_to_sum_and_no_steps() -> None:

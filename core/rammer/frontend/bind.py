@@ -26,7 +26,7 @@ import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry
 from rammer.errors import BadInput
 from rammer.frontend import checks, functions, limits
 from rammer.frontend import nodes as nd
-from rammer.frontend.evaluator import evaluate
+from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
@@ -219,8 +219,11 @@ class _Walk:
             return True
         try:
             values = evaluate(nd.plain_node(proto, schema.since_version), operands, static)
-        except NotImplementedError:
-            # Nothing judged computes it: the operator stays and meets what runs it on the host, or is refused.
+        except NotImplementedError as reason:
+            if (_domain(proto), proto.op_type) in REGISTRY and isinstance(reason, Unjudged):
+                what = f"{proto.op_type} cannot be computed from its constant operands: {reason}"
+                raise BadInput(what, nd.node_title(proto), "check the model with onnx.checker") from reason
+            # Nothing judged computes it: the operator stays, and what runs it on the host is named.
             return False
         except Exception as error:
             what = f"{proto.op_type} fails on its constant operands: {nd.first_line(error)}"

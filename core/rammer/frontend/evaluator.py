@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TypeProto, defs
 
+from rammer.errors import BadInput
 from rammer.frontend import nodes as nd
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.inference import inferred_types
@@ -65,7 +66,7 @@ def evaluate(node: Node, values: Arrays, types: Mapping[str, TensorType], host: 
         raise Unjudged(f"{node.op}: {reservation(node)}")
     decision = distrusted("reference", _use(node, values))
     if decision is not None:
-        raise Unjudged(f"{node.op} with {decision.when} has no trustworthy implementation on the host")
+        raise Unjudged(_untrusted(node, decision.when))
     return _referred(node, values)
 
 
@@ -84,6 +85,20 @@ def reservation(node: Node) -> str:
     """What a user should know of ``node`` on the host: "" where its implementation was judged."""
     known = (node.domain, node.op) in REGISTRY or node.op in JUDGED or node.op in OPERATORS or nd.is_random(node)
     return "" if known else "its results by onnx.reference were not compared with ONNX Runtime's"
+
+
+def check_host(node: Node, types: Mapping[str, TensorType]) -> None:
+    """BadInput for an operator that only ``onnx.reference`` runs, and wrongly at this use; ``types`` has those of its inputs."""
+    if (node.domain, node.op) in REGISTRY or node.op in OPERATORS:
+        return
+    kinds = [types.get(n) for n in node.inputs]
+    decision = distrusted("reference", Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs]))
+    if decision is not None:
+        raise BadInput(_untrusted(node, decision.when), f"node {node.name} ({node.op})", "export the model without it")
+
+
+def _untrusted(node: Node, when: str) -> str:
+    return f"{node.op} with {when} has no trustworthy implementation on the host"
 
 
 def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:

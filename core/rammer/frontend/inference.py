@@ -32,6 +32,10 @@ def inferred_types(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, 
         # The bodies that ONNX gives other operators (AffineGrid) hand it tensors of one element.
         operands = {n: a.reshape(()) if a.size == 1 else a for n, a in operands.items()}
         types = {n: nd.type_proto(operands[n].dtype, ()) if n in operands else t for n, t in types.items()}
+    if proto.op_type == "STFT" and all(a.name != "onesided" for a in proto.attribute):
+        # Inference overlooks that this is 1 by default.
+        proto = NodeProto.FromString(proto.SerializeToString())
+        proto.attribute.append(helper.make_attribute("onesided", 1))
     result = _corrected(proto, types, _inferred(schema, proto, types, operands, opsets))
     for kind in result.values():
         limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))

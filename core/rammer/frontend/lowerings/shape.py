@@ -62,17 +62,18 @@ def concat(ctx: Lowering) -> None:
 
 @lowering("Split")
 def split(ctx: Lowering) -> None:
-    """Consecutive ranges along ``axis``; the declared shapes say how long each is."""
+    """Consecutive ranges along ``axis``, of given lengths or equal ones but for the last."""
     x = ctx.input(0)
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(ctx.shape(x)))
+    count = len(ctx.node.outputs)
+    lengths = static_ints(ctx, 1, "split") or (-(-ctx.shape(x)[dim] // int(ctx.attr("num_outputs") or count)),) * count
     start = 0
-    for index, name in enumerate(ctx.node.outputs):
-        if not ctx.wants(index):
-            raise CannotLower("Split with an output that has no name")
-        axes = out_axes(ctx, index)
-        indices = [ex.add(a.name, start if d == dim else 0) for d, a in enumerate(axes)]
-        ctx.emit(axes, ctx.load(x, *indices), output=index)
-        start += ctx.shape(name)[dim]
+    for index, length in zip(range(count), lengths, strict=True):
+        if ctx.wants(index):
+            axes = out_axes(ctx, index)
+            indices = [ex.add(a.name, start if d == dim else 0) for d, a in enumerate(axes)]
+            ctx.emit(axes, ctx.load(x, *indices), output=index)
+        start += length
 
 
 @lowering("Slice")

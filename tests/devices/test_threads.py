@@ -17,7 +17,7 @@ import rammer
 from rammer.device.guard import GuardedBackend, GuardedBound, GuardedLoaded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array, Device, OpenOptions
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceFailure
 from rammer.profile.store import KernelStore, TunedKernel
 from rammer.runtime import executable
 from rammer.runtime.bound import ModelBound
@@ -137,6 +137,27 @@ def test_every_device_of_a_registry_is_guarded() -> None:
     plain = rammer_toy.ToyBackend(OpenOptions())
     exe = Executable(Subject("toy").executable(MODELS["softmax"]).source, plain, "toy")  # type: ignore[arg-type]
     assert type(exe.backend) is GuardedBackend
+
+
+@pytest.mark.parametrize("who", ["executable", "specialised", "program", "bound call", "bound program"])
+def test_nothing_is_closed_from_within_its_own_call(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject("toy")
+    exe = subject.executable(MODELS["softmax"])
+    inputs = MODELS["softmax"].inputs(subject.rng, {})
+    special, bound = exe.prepare(inputs), exe.bind(inputs)
+    (program,) = special.loaded.values()
+    close = {"executable": exe.close, "specialised": special.close, "program": program.close, "bound call": bound.close,
+             "bound program": bound.bounds[0].close}[who]  # fmt: skip
+    calls: list[Callable[[], Any]] = [lambda: exe.run(inputs), lambda: special.run(inputs), lambda: program.run(inputs)]
+    with monkeypatch.context() as patch:
+        patch.setattr(rammer_toy.ToyProgram, "run", lambda self, given: close())
+        for call in calls:
+            with pytest.raises(DeviceFailure, match=r"cannot be closed from within|was closed"):
+                call()
+    if who in ("executable", "program"):
+        assert not program.shut  # type: ignore[attr-defined]
+    exe.close()
+    assert program.shut  # type: ignore[attr-defined]
 
 
 def test_a_store_is_used_by_several_threads(tmp_path: Path) -> None:

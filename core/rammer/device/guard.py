@@ -48,7 +48,7 @@ class GuardedLoaded(Guard):
 
     def __init__(self, plain: Loaded, name: str) -> None:
         super().__init__(plain)
-        self._name, self.lock, self.shut = name, RLock(), False
+        self._name, self.lock, self.shut, self.busy = name, RLock(), False, False
 
     @property
     def kernels(self) -> int:
@@ -71,14 +71,26 @@ class GuardedLoaded(Guard):
         with self.lock:
             if self.shut:
                 raise DeviceFailure(f"program {self._name} was closed", hint="open or compile the model again")
-            yield
+            outer, self.busy = self.busy, True
+            try:
+                yield
+            finally:
+                self.busy = outer
 
     def close(self) -> None:
         """Free the program when the call that is running has returned; closing again does nothing."""
-        with self.lock:
+        with self.ending():
             if not self.shut:
                 self.shut = True
                 self._plain.close()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """No call meanwhile. DeviceFailure where this thread is in one: what Python collects during a run may try."""
+        with self.lock:
+            if self.busy:
+                raise DeviceFailure(f"program {self._name} cannot be closed from within a call of it")
+            yield
 
 
 class GuardedBound(Guard):
@@ -141,7 +153,7 @@ class GuardedBound(Guard):
 
     def close(self) -> None:
         """Let go of the arrays."""
-        with self._program.lock:
+        with self._program.ending():
             self._plain.close()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -67,8 +67,8 @@ class Executable:
     timing: Timing = NO_RUN  #: Of the run that ended last.
     resident: int = RESIDENT
     closed: bool = False
-    _lock: Lock = field(default_factory=Lock, repr=False)  # of ``cache`` and ``closed``
-    _closing: Lock = field(default_factory=Lock, repr=False)
+    _lock: Any = field(default_factory=RLock, repr=False)  # of ``cache`` and ``closed``
+    _closing: Any = field(default_factory=RLock, repr=False)
 
     def __post_init__(self) -> None:
         self.backend = guarded(self.backend)
@@ -243,11 +243,13 @@ class Executable:
         """Free the device when the runs in progress have ended; further calls raise DeviceFailure."""
         with self._closing:  # a second caller waits, too
             with self._lock:
-                self.closed = True
                 freed = list(self.cache.values())
-                self.cache.clear()
+                for special in freed:
+                    special.check_outside()
+                self.closed = True
             for special in freed:
                 special.close()
+            self.cache.clear()
 
 
 def check_resident(count: int) -> None:

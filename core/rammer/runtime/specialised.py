@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Condition, Lock
+from threading import Condition, RLock, get_ident
 from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
@@ -42,10 +42,10 @@ class Specialised:
     loaded: dict[int, Loaded]
     compile_seconds: float
     bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
-    users: int = 0  #: Calls that are running.
+    users: list[int] = field(default_factory=list)  #: Threads whose calls are running.
     closed: bool = False
     _changed: Condition = field(default_factory=Condition, repr=False)
-    _freeing: Lock = field(default_factory=Lock, repr=False)
+    _freeing: Any = field(default_factory=RLock, repr=False)
 
     @property
     def kernels(self) -> int:
@@ -58,12 +58,12 @@ class Specialised:
         with self._changed:
             if self.closed:
                 raise DeviceFailure(f"{self.compiled.graph.name} was closed", hint="open or compile the model again")
-            self.users += 1
+            self.users.append(get_ident())
         try:
             yield
         finally:
             with self._changed:
-                self.users -= 1
+                self.users.remove(get_ident())
                 self._changed.notify_all()
 
     def run(self, inputs: Mapping[str, Array],
@@ -125,9 +125,16 @@ class Specialised:
             self.closed = True
             return True
 
+    def check_outside(self) -> None:
+        """DeviceFailure where this thread is in a call."""
+        if get_ident() in self.users:
+            raise DeviceFailure(f"{self.compiled.graph.name} cannot be closed from within a call of it")
+
     def close(self) -> None:
-        """Free the device when the calls that are running have returned; bound calls are closed, too."""
+        """Free the device when the calls that are running have returned; bound calls are closed, too. DeviceFailure from
+        within a call, which could only wait for itself: a callback may try, or what Python collects during a run."""
         with self._changed:
+            self.check_outside()
             self.closed = True
             self._changed.wait_for(lambda: not self.users)
             bounds = list(self.bounds)

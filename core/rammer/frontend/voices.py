@@ -258,6 +258,12 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         ("ReduceLogSum",), "integers", lambda use: "int" in use.dtype(), ("reference",),
         "Opsets up to 27 allow integers; the reference refuses them.",
     ),
+    Decision(
+        ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "ReduceMax",
+         "ReduceMin", "ReduceMean"), "nothing to reduce", lambda use: use.empty, ("onnxruntime",),
+        "'Reduction over an empty set of values yields 0' (or the like), in a result of 'the same rank as the input'. ONNX "
+        "Runtime keeps extents of 0 that are reduced, for some element types.",
+    ),
 )
 
 #: The decisions on each operator.

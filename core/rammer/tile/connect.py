@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from rammer.device.manifest import Binding
@@ -320,5 +321,24 @@ def _operator(computes: tuple[Compute, ...], connections: tuple[Connection, ...]
 
 
 def _topological(operators: tuple[ROperator, ...], state: _Connector) -> tuple[ROperator, ...]:
-    """Order by the position of the last Compute: every input of a group is placed before its anchor."""
-    return tuple(sorted(operators, key=lambda o: state.position[o.anchor.name]))
+    """By the position of the last Compute, as far as dependences allow: a group may write one of its results long before its
+    last one, and who reads that comes after the group all the same."""
+    by_name = {o.name: o for o in operators}
+    place = {o.name: state.position[o.anchor.name] for o in operators}
+    needs, readers = dict[str, int](), dict[str, list[str]]()
+    for o in operators:
+        before = {state.owner[r] for n in o.inputs for r in state.roots(n) if r in state.owner} - {o.name}
+        needs[o.name] = len(before)
+        for name in before:
+            readers.setdefault(name, []).append(o.name)
+    ready = [(place[name], name) for name, count in needs.items() if not count]
+    heapify(ready)
+    ordered = list[ROperator]()
+    while ready:
+        _, name = heappop(ready)
+        ordered.append(by_name[name])
+        for reader in readers.get(name, ()):
+            needs[reader] -= 1
+            if not needs[reader]:
+                heappush(ready, (place[reader], reader))
+    return tuple(ordered)

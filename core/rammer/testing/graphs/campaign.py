@@ -27,6 +27,10 @@ CHOICES: Final = {
 }  # fmt: skip
 
 
+#: Most nodes of a graph whose schedule is searched for: that takes longer than anything else.
+SEARCHED: Final = 8
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which graphs run, and how. ``*`` in the setting draws one of ``CHOICES``."""
@@ -72,6 +76,7 @@ class Tally:
     told: float = 0.0
     ops: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    example: dict[str, int] = field(default_factory=dict)
     voices: Counter[str] = field(default_factory=Counter)
     settings: Counter[str] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
@@ -85,6 +90,7 @@ class Tally:
                              (self.settings, other.settings)):  # fmt: skip
             mine.update(theirs)
         self.raw.update(other.raw)
+        self.example = {**other.example, **self.example}
         self.faults += other.faults
 
     def text(self) -> str:
@@ -97,7 +103,7 @@ class Tally:
             lines.append("settings: " + ", ".join(f"{n} {k}" for k, n in self.settings.most_common()))
         shown = " ".join(f"{op} {n}" for op, n in sorted(self.ops.items()))
         lines.append(f"operators {len(self.ops)}: {shown}")
-        lines += [f"refused {n}: {why}" for why, n in self.refused.most_common()]
+        lines += [f"refused {n}: {why}   [graph {self.example.get(why)}]" for why, n in self.refused.most_common()]
         lines.append(f"differences {sum(self.raw.values())}" + (":" if self.raw else ""))
         groups = Counter(f.signature for f in self.faults)
         for signature, n in groups.most_common():
@@ -128,7 +134,7 @@ def _part(job: tuple[Plan, int, int]) -> Tally:
             if time.monotonic() > end:
                 break
             for index, case, setting, verdict in _judged(judge, plan, batch):
-                _count(tally, case, setting, verdict)
+                _count(tally, index, case, setting, verdict)
                 if verdict.good and not (plan.alone and verdict.kind == "voice"):
                     continue
                 seen[verdict.key] += 1
@@ -162,7 +168,7 @@ def _judged(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iter
     """Verdicts on the graphs of a batch: of all at once, or where that is no plain "ok", of each on its own."""
     if not batch:
         return
-    setting = drawn(plan.setting, plan.seed, batch[0][0])
+    setting = drawn(plan.setting, plan.seed, batch[0][0], sum(len(case.nodes) for _, case in batch))
     if len(batch) > 1:
         together = judge(merged([case for _, case in batch]), setting)
         if together.kind == "ok" and (not judge.voices or together.voices or setting.precision == "float16"):
@@ -173,24 +179,25 @@ def _judged(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iter
         yield index, case, setting, judge(case, setting)
 
 
-def drawn(setting: Setting, seed: int, index: int) -> Setting:
-    """The setting with one of the choices for each ``*``."""
+def drawn(setting: Setting, seed: int, index: int, nodes: int = 0) -> Setting:
+    """The setting with one of the choices for each ``*``; searching for schedules is for graphs of few nodes."""
     rng = np.random.default_rng([seed, index, 2])
     chosen: dict[str, Any] = {}
     for name, options in CHOICES.items():
         pick = options[int(rng.integers(len(options)))]
         if getattr(setting, name) == "*":
-            chosen[name] = pick
+            chosen[name] = "wavefront" if pick in ("ios", "auto") and name == "policy" and nodes > SEARCHED else pick
     return replace(setting, **chosen)
 
 
-def _count(tally: Tally, case: Case, setting: Setting, verdict: Verdict) -> None:
+def _count(tally: Tally, index: int, case: Case, setting: Setting, verdict: Verdict) -> None:
     tally.graphs += 1
     tally.nodes += len(case.nodes)
     tally.ops.update(c.op for c in case.plain().nodes)
     tally.settings[str(setting)] += 1
     if verdict.kind == "refused":
         tally.refused[verdict.site] += 1
+        tally.example.setdefault(verdict.site, index)
     else:
         heard = "+".join(verdict.voices) or "none"
         tally.voices[f"{heard} (one alone)" if verdict.kind == "voice" else heard] += 1

@@ -78,6 +78,8 @@ def smaller_cases(case: Case) -> Iterator[Case]:
             yield tidied(replace(case, outputs=half))
         for name in case.outputs:
             yield tidied(replace(case, outputs=(name,)))
+        for name in case.outputs:
+            yield tidied(replace(case, outputs=tuple(n for n in case.outputs if n != name)))
     if case.functions or case.sparse:
         yield tidied(replace(case, sparse=frozenset()))
         yield case.plain()

@@ -144,7 +144,10 @@ def resize(d: Draw, op: str) -> Val:
     if 0 in x.shape:
         raise Reject("nothing to resize")
     rank, since = x.rank, d.since(op)
-    mode = d.one([None, "nearest", "linear", "cubic"] if since >= 11 and rank == 4 else [None, "nearest", "linear"])
+    modes = [None, "nearest"]
+    if "float" in x.dtype:  # how interpolated integers are rounded is not defined
+        modes += ["linear", "cubic"] if since >= 11 and rank == 4 else ["linear"]
+    mode = d.one(modes)
     axes = list(range(2, rank)) if since >= 18 and d.chance(0.3) else list(range(rank))
     scaled = [1.0 if a < 2 else d.one([1.0, 2.0, 0.5, 1.5, 3.0, 0.75]) for a in axes]
     if since < 11:

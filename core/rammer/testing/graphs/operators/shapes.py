@@ -136,7 +136,6 @@ def split(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op), (1, 5))
     axis = axis_of(d, x.rank) if d.since(op) >= 11 else d.integer(0, x.rank - 1)
     extent, parts = x.shape[axis], d.integer(1, 4)
-    wanted = [True, *(d.chance(0.9) for _ in range(parts - 1))]
     axis_given = None if axis in (0, -x.rank) and d.chance(0.5) else axis
     if d.chance(0.6) or extent < parts:
         cuts = sorted(d.integer(0, extent) for _ in range(parts - 1))
@@ -145,9 +144,9 @@ def split(d: Draw, op: str) -> Val:
             raise Reject("a part without elements")
         if d.since(op) < 13:
             return d.add(op, [x.name], [True] * parts, axis=axis_given, split=sizes)
-        return d.add(op, [x.name, d.static(sizes)], wanted, axis=axis_given)
+        return d.add(op, [x.name, d.static(sizes)], [True] * parts, axis=axis_given)
     if d.since(op) >= 18:
-        return d.add(op, [x.name], wanted, axis=axis_given, num_outputs=parts)
+        return d.add(op, [x.name], [True] * parts, axis=axis_given, num_outputs=parts)
     if extent % parts:
         raise Reject("unequal parts")
     return d.add(op, [x.name], [True] * parts, axis=axis_given)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from rammer.testing.graphs.case import Case
-from rammer.testing.graphs.generate import graph, merged
+from rammer.testing.graphs.generate import LONGEST, graph, merged
 from rammer.testing.graphs.judge import Judge, Setting, Verdict, registry_of
 from rammer.testing.graphs.shrink import Shrinker
 
@@ -48,6 +48,7 @@ class Plan:
     alone: bool = False
     plugins: tuple[str, ...] = ()
     opset: int = 0
+    longest: int = LONGEST
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _batches(plan: Plan, number: int, of: int, tally: Tally) -> Iterator[list[tu
             opset = int(np.random.default_rng([plan.seed, start, 1]).integers(7, 27))
         batch = []
         for index in range(start, min(start + plan.batch, plan.first + plan.graphs)):
-            case = graph(plan.seed, index, opset, plan.only)
+            case = graph(plan.seed, index, opset, plan.only, plan.longest)
             if case is None:
                 tally.invalid += 1
             else:

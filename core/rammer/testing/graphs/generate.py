@@ -19,16 +19,16 @@ OPSETS: Final = range(7, 27)
 LONGEST: Final = 40
 
 
-def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = ()) -> Case | None:
+def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = (), longest: int = LONGEST) -> Case | None:
     """Graph ``index`` of ``seed``; None where the checker does not accept what was drawn. ``only`` names the operators to
-    draw from, ``opset`` 0 draws one."""
+    draw from, ``opset`` 0 draws one, ``longest`` bounds the nodes asked for."""
     rng = np.random.default_rng([seed, index])
     opset = opset or int(rng.choice(list(OPSETS)))
     empty = float(rng.choice([0.0, 0.0, 0.0, 0.0, 0.04, 0.25]))
     d = Draw(rng, opset, empty, largest=int(rng.choice([5, 8, 8, 17, 33])))
     d.pick(("float32",), (1, 4))
     roll = rng.random()
-    most = 3 if roll < 0.35 else 12 if roll < 0.75 else LONGEST
+    most = min(longest, 3 if roll < 0.35 else 12 if roll < 0.75 else LONGEST)
     for _ in range(int(rng.integers(1, most + 1))):
         _grow(d, only)
     if not any(c.op != "Constant" for c in d.nodes):

@@ -160,7 +160,7 @@ def generated(draw: Draw, op: str) -> Case:
         values = (np.asarray(draw.size(2, 6)), np.asarray(draw.pick(8, 16)), np.asarray(8192),
                   np.asarray(draw.pick(0.0, 100.0), np.float32), np.asarray(4096.0, np.float32))  # fmt: skip
         return Case(op, opset, values, static=frozenset(range(5)))
-    return Case(op, opset, (np.asarray(draw.size(2, 9)),), {"periodic": draw.pick(None, 0, 1)}, static=frozenset((0,)))
+    return Case(op, opset, (np.asarray(draw.size(3, 9)),), {"periodic": draw.pick(None, 0, 1)}, static=frozenset((0,)))
 
 
 @family("MaxUnpool")

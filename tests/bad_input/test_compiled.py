@@ -90,7 +90,7 @@ LINES: dict[str, tuple[str, str, str]] = {
     "the same task again and again": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:0]",
         "more tasks than"),
     "an extent without end": (r"storage x: x\+0 \[1, 3, 8\]", "storage x: x+0 [1, 3, 999999999999999999]",
-        "does not fill its buffer"),
+        "covers elements"),
     "a buffer without end": (r"buffer y: f32 15", "buffer y: f32 999999999999999999", "does not fill its buffer|possible number"),
     "an integer of 5,000 digits": (r"buffer x: f32 24", "buffer x: f32 " + "9" * 5000, "not a line of a program"),
     "a literal of 5,000 digits": (r"= exp\(", "= exp(" + "9" * 5000 + " + ", "not a scalar expression|line "),

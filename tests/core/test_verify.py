@@ -259,3 +259,10 @@ def test_large_programs_verify_quickly(layers: int, steps: int, tasks: int, veus
     report = verify(program)
     assert time.process_time() - start < limit
     assert report.tasks == layers * steps * tasks
+
+
+def test_ports_and_tensors_without_a_buffer() -> None:
+    program = relay()
+    for buffer in program.buffers:
+        rest = tuple(b for b in program.buffers if b is not buffer)
+        fails(replace(program, buffers=rest), f"lives in an unknown buffer {buffer.name}")

@@ -19,6 +19,7 @@ def check_form(program: RProgram) -> None:
     """Everything about ``program`` that can be said without running its rows. Raises VerifyError."""
     _check_names(program)
     _check_places(program)
+    _check_ports(program)
     bodies = Bodies(program.types)
     for operator in program.operators:
         _check_operator(program, operator, bodies)
@@ -39,7 +40,6 @@ def _check_names(program: RProgram) -> None:
         for name in names:
             if not is_identifier(name):
                 raise VerifyError(f"{what} {name!r} has a name that is no identifier", program.name)
-    _check_ports(program)
 
 
 def _check_ports(program: RProgram) -> None:

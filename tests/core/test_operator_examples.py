@@ -9,6 +9,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.unit import Unit
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model
@@ -190,6 +192,17 @@ def test_extremes_of_sums_of_exponentials() -> None:
     check(Case("ReduceLogSumExp", 18, (x, np.array([1])), {"keepdims": 0}, static=frozenset((1,))), want)
     check(Case("Softmax", 13, (x,)), np.array([[0.5, 0.5], [0.5, 0.5], *[[np.nan] * 2] * 3]))
     check(Case("LogSoftmax", 13, (np.array([[-np.inf, 0, 0]], F32),)), np.array([[-np.inf, -half, -half]]))
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_weights_of_half_precision_are_float32(mode: str) -> None:
+    """C has no constants of half precision: some compilers refuse them, and as integers they would be 0."""
+    x = np.arange(6, dtype=np.float16).reshape(1, 1, 6)
+    case = Case("Resize", 19, (x, None, np.array([1, 1, 2], F32)), {"mode": mode}, static=frozenset((2,)))
+    texts = [str(c) for c in lower(bind(read_model(case.model()), {})).computes]
+    assert any("table(float32" in t for t in texts) and not any("table(float16" in t for t in texts)
+    unit = Unit(CUDA, {}, {}, {}, {})
+    assert f"__device__ const float {unit.table((0.5, 0.25), 'float16')}[2] = {{0.5f, 0.25f}};" in "".join(unit.tables.values())
 
 
 def test_a_split_may_leave_parts_out() -> None:

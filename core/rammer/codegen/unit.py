@@ -70,7 +70,8 @@ class Unit:
         return f"{letter}{self.count}"
 
     def table(self, values: tuple[ex.Number, ...], dtype: str) -> str:
-        """Name of the file-scope table with these values."""
+        """Name of the file-scope table with these values; float16 is a storage format, so a table has float32."""
+        dtype = ops.compute_type(dtype)
         spelling = ops.ctype(self.target, dtype)
         body = ", ".join(ops.literal(self.target, v, dtype) for v in values)
         name = "rm_t" + hashlib.sha256(f"{spelling}:{body}".encode()).hexdigest()[:16]

@@ -183,6 +183,20 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "'epsilon: The epsilon value to use to avoid division by zero.' The reference does not read it.",
     ),
     Decision(
+        ("MeanVarianceNormalization",), "means of one element",
+        lambda use: all(n == 1 for d, n in enumerate(use.shape()) if d in use.attr("axes", (0, 2, 3))), ("onnxruntime",),
+        "'(X-EX)/sqrt(E(X-EX)^2)', whose body in ONNX adds 1e-9 to the root: 0. ONNX Runtime divides 0 by 0.",
+    ),
+    Decision(
+        ("Dropout",), "the mask up to opset 11", lambda use: use.version < 12 and any(use.wanted[1:]), ("onnxruntime",),
+        "'output = scale * data * mask': the mask of a plain copy is true everywhere. ONNX Runtime gives false.",
+    ),
+    Decision(
+        ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
+         "ReduceLogSumExp", "ReduceSumSquare"), "tensors without elements", lambda use: use.empty, ("onnxruntime",),
+        "'Reduction over an empty set of values yields' an identity; ONNX Runtime reduces all axes where only some are named.",
+    ),
+    Decision(
         ("GroupNormalization",), "all", _always, ("reference",),
         "'y = scale * (x - mean) / sqrt(variance + epsilon) + bias'. The reference takes a variance that cancels.",
     ),

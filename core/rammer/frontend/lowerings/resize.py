@@ -124,7 +124,8 @@ def _source_index(axis: str, values: np.ndarray) -> Expr:
 def _emit_weighted(ctx: Lowering, taps: dict[int, tuple[np.ndarray, np.ndarray]], guard: Expr | None) -> None:
     """Linear interpolation as one map over the corners; wider kernels as one reduction a dimension."""
     dtype = ctx.out().dtype
-    working = dtype if is_float(dtype) else "float64"
+    # Half precision is a format: weights have float32, and so has what is kept between two dimensions.
+    working = "float32" if dtype == "float16" else dtype if is_float(dtype) else "float64"
     for index, _ in taps.values():
         check_positions(index.size, "Resize", MAX_TABLE)
     corners = [d for d, (index, _) in taps.items() if index.shape[1] == 2]

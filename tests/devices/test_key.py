@@ -115,7 +115,7 @@ def twin(case: Case, rng: Random) -> Case:
     return moved, Binding(types, storages, *kept, binding.precision)
 
 
-def outcome(backend: Backend, case: Case, kernels: int = 3) -> list[Any]:
+def outcome(backend: Backend, case: Case, kernels: int = 2) -> list[Any]:
     """What a device makes of an operator: all candidates and the first few kernels, without names."""
     operator, binding = case
     options = list(backend.candidates(operator, binding))

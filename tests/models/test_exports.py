@@ -92,3 +92,14 @@ def test_an_export_compiles_for_a_gpu(path: Path) -> None:
     compiler, shapes = Compiler(backend, CompileOptions(), KernelStore(None)), shapes_of(onnx.load(path), 0)
     compiled = compiler.compile_model(read_model(path), shapes)
     assert all(isinstance(s, ProgramSegment) for s in compiled.segments)
+
+
+@pytest.mark.parametrize(("name", "attentions", "most"), [("bert_script", 2, 24), ("gpt2_dynamo", 2, 20), ("vit_dynamo", 2, 24)])
+def test_transformers_are_as_few_kernels_as_models_made_by_hand(name: str, attentions: int, most: int) -> None:
+    """Each attention is one kernel, and biases, activations and residuals belong to the products before them."""
+    pytest.importorskip("cuda.bindings")
+    (path,) = (p for p in FILES if p.stem == name)
+    compiler = Compiler(Registry().open("cuda", target="sm_90a"), CompileOptions(), KernelStore(None))
+    compiled = compiler.compile_model(read_model(path), shapes_of(onnx.load(path), 0))
+    operators = [o for s in compiled.segments if isinstance(s, ProgramSegment) for o in s.program.operators]
+    assert sum(o.family == "attention" for o in operators) == attentions and len(operators) <= most

@@ -76,3 +76,11 @@ def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None
     case = _case(Call("Relu", ("x",), ("y",)), x=np.ones(3, np.float32))
     monkeypatch.setattr(Judge, "run", lambda *_: {"y": np.array([1, np.nan, 1], np.float32)})
     assert judge(case, replace(TOY)).kind == "device"
+
+
+def test_models_with_one_thing_wrong_end_in_a_clear_refusal() -> None:
+    tally = campaign(Plan(TOY, seed=8, graphs=60, seconds=60, voices=False, shrink=0, spoiled=True, longest=6))
+    # A device that runs what the checker refuses is lenient; a traceback is a fault.
+    wrong = [f for f in tally.faults if f.verdict.kind in ("traceback", "internal")]
+    assert not wrong, tally.text()
+    assert sum(tally.refused.values()) > 20

@@ -21,7 +21,7 @@ def main() -> int:
     if args.case:
         return _again(args.case, setting, tuple(args.plugin))
     plan = Plan(setting, args.seed, args.first, args.graphs, args.seconds, args.batch, not args.no_voices, args.shrink,
-                args.keep, tuple(args.only), args.alone, tuple(args.plugin), args.opset)  # fmt: skip
+                args.keep, tuple(args.only), args.alone, args.spoiled, tuple(args.plugin), args.opset)  # fmt: skip
     print(f"seed {args.seed}, graphs {args.first} to {args.first + args.graphs - 1} on {setting}", flush=True)
     start = time.monotonic()
     try:
@@ -66,6 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="folder for shrunk cases")
     parser.add_argument("--only", nargs="*", default=[], help="draw these operators only")
     parser.add_argument("--alone", action="store_true", help="shrink graphs about which one other voice is alone, too")
+    parser.add_argument("--spoiled", action="store_true", help="models with one thing wrong, which must be refused")
     parser.add_argument("--opset", type=int, default=0, help="one opset instead of any")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="this plugin, not the installed ones")
     parser.add_argument("--case", type=Path, help="run a kept case again")

@@ -16,8 +16,9 @@ import numpy as np
 
 from rammer.testing.graphs.case import Case
 from rammer.testing.graphs.generate import LONGEST, graph, merged
-from rammer.testing.graphs.judge import Judge, Setting, Verdict, registry_of
+from rammer.testing.graphs.judge import Judge, Setting, Verdict, normalised, registry_of
 from rammer.testing.graphs.shrink import Shrinker
+from rammer.testing.graphs.spoil import spoiled
 
 #: What ``*`` stands for: each graph draws one.
 CHOICES: Final = {
@@ -29,6 +30,8 @@ CHOICES: Final = {
 
 #: Most nodes of a graph whose schedule is searched for: that takes longer than anything else.
 SEARCHED: Final = 8
+#: Reasons for refusing that the table lists.
+SHOWN: Final = 25
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Plan:
     folder: Path | None = None
     only: tuple[str, ...] = ()
     alone: bool = False
+    spoiled: bool = False
     plugins: tuple[str, ...] = ()
     opset: int = 0
     longest: int = LONGEST
@@ -104,7 +108,9 @@ class Tally:
             lines.append("settings: " + ", ".join(f"{n} {k}" for k, n in self.settings.most_common()))
         shown = " ".join(f"{op} {n}" for op, n in sorted(self.ops.items()))
         lines.append(f"operators {len(self.ops)}: {shown}")
-        lines += [f"refused {n}: {why}   [graph {self.example.get(why)}]" for why, n in self.refused.most_common()]
+        lines += [f"refused {n}: {why}   [graph {self.example.get(why)}]" for why, n in self.refused.most_common(SHOWN)]
+        if len(self.refused) > SHOWN:
+            lines.append(f"refused for {len(self.refused) - SHOWN} other reasons: {sum(self.refused.values())} in all")
         lines.append(f"differences {sum(self.raw.values())}" + (":" if self.raw else ""))
         groups = Counter(f.signature for f in self.faults)
         for signature, n in groups.most_common():
@@ -169,6 +175,9 @@ def _judged(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iter
     """Verdicts on the graphs of a batch: of all at once, or where that is no plain "ok", of each on its own."""
     if not batch:
         return
+    if plan.spoiled:
+        yield from _refused(judge, plan, batch)
+        return
     setting = drawn(plan.setting, plan.seed, batch[0][0], sum(len(case.nodes) for _, case in batch))
     if len(batch) > 1:
         together = judge(merged([case for _, case in batch]), setting)
@@ -178,6 +187,18 @@ def _judged(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iter
             return
     for index, case in batch:
         yield index, case, setting, judge(case, setting)
+
+
+def _refused(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iterator[tuple[int, Case, Setting, Verdict]]:
+    """Verdicts on models with one thing wrong: to run them is the fault."""
+    for index, case in batch:
+        made = spoiled(case, np.random.default_rng([plan.seed, index, 3]))
+        if made is not None:
+            setting = drawn(plan.setting, plan.seed, index, len(case.nodes))
+            verdict = judge(made[0], setting)
+            if verdict.kind not in ("refused", "traceback", "internal"):
+                verdict = Verdict("accepted", normalised(made[1]), made[1])
+            yield index, made[0], setting, verdict
 
 
 def drawn(setting: Setting, seed: int, index: int, nodes: int = 0) -> Setting:
@@ -209,7 +230,9 @@ def _count(tally: Tally, index: int, case: Case, setting: Setting, verdict: Verd
 
 def _shrunk(judge: Judge, plan: Plan, index: int, case: Case, setting: Setting, verdict: Verdict, end: float) -> Fault:
     seconds = min(plan.shrink, max(end - time.monotonic(), 1.0))
-    small, simple, found = Shrinker(judge, seconds)(case, setting, verdict) if plan.shrink else (case, setting, verdict)
+    small, simple, found = case, setting, verdict
+    if plan.shrink and verdict.kind != "accepted":
+        small, simple, found = Shrinker(judge, seconds, not plan.spoiled)(case, setting, verdict)
     fault = Fault(index, small, simple, found)
     if plan.folder is not None:
         keep(plan.folder, fault)

@@ -226,9 +226,9 @@ def code(dtype: str) -> int:
 @describe("Dropout")
 def dropout(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op))
+    if d.since(op) < 12:  # what the mask is outside training is said since then only
+        return d.add(op, [x.name], ratio=d.one([None, 0.25]))
     wanted = [True, d.chance(0.3)]
-    if d.since(op) < 12:
-        return d.add(op, [x.name], wanted, ratio=d.one([None, 0.25]))
     ratio = d.scalar(d.one(FLOATS[:1]), d.one([0.0, 0.25])) if d.chance(0.4) else ""
     mode = d._plain(np.asarray(False)) if d.chance(0.3) else ""
     return d.add(op, [x.name, ratio, mode], wanted, seed=d.one([None, 7]))

@@ -85,6 +85,7 @@ LINES: dict[str, tuple[str, str, str]] = {
         "not a line of a program"),
     "rows without end": (r"row v0.*", "row v0..v99999999999: y[0:1:1]", "not a line of a program"),
     "more rows than vEUs": (r"row v0(\.\.v1)?", "row v0..v60000", "a row that the program does not have"),
+    "more vEUs than can be proved": (r"on \d+ vEUs", "on 65536 vEUs", "too many to be proved"),
     "vEUs without end": (r"on \d+ vEUs", "on 99999999999 vEUs", "at most 65536 rows"),
     "tasks without end": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:<3>]", "tasks, none of them"),
     "the same task again and again": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:0]",

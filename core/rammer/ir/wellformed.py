@@ -14,6 +14,9 @@ from rammer.ir.types import SHORT
 
 __all__ = ["VerifyError", "check_form"]
 
+#: Numbers that vector clocks take (``clocks``): 4 GiB of memory.
+MOST_CLOCKS = 1 << 30
+
 
 def check_form(program: RProgram) -> None:
     """Everything about ``program`` that can be said without running its rows. Raises VerifyError."""
@@ -135,6 +138,9 @@ def _check_tasks(program: RProgram) -> None:
     """Every task exactly once, every wait on a counter's full count."""
     if len(program.rows) > MOST_ROWS or sum(o.task_count for o in program.operators) > MOST_TASKS:
         raise VerifyError(f"a program has at most {MOST_ROWS} rows and {MOST_TASKS} tasks", program.name)
+    waiting = sum([bool(t.waits) for row in program.rows for t in row])
+    if len(program.rows) * (len(program.rows) + waiting) > MOST_CLOCKS:
+        raise VerifyError(f"{waiting} waiting tasks in {len(program.rows)} rows are too many to be proved in order", program.name)
     seen = {o.name: bytearray(o.task_count) for o in program.operators}
     full = {c.name: c.total for c in program.counters}
     for veu, row in enumerate(program.rows):

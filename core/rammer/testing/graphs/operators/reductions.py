@@ -11,12 +11,15 @@ from rammer.testing.graphs.operators.registry import describe
 from rammer.testing.graphs.operators.shapes import axis_of, some_axes
 
 _POSITIVE = ("ReduceLogSum",)
+_ROUNDED = ("ReduceLogSum", "ReduceLogSumExp", "ReduceL2")
 
 
 @describe("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
           "ReduceLogSumExp", "ReduceSumSquare")  # fmt: skip
 def reduce(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op), (0, 5), where=small)
+    if op in _ROUNDED and not is_float(x.dtype):
+        raise Reject("a root or logarithm that is nearly whole is cut to either neighbour")
     if op in _POSITIVE:
         x = d.bounded(x, 0.05, 20)
     if op == "ReduceProd":

@@ -126,3 +126,11 @@ def test_a_sample_of_every_kind_is_right(device: str) -> None:
                 if search.possible(tiled, subject):
                     problem = check(search.backend, tiled, trial_of(subject, case.seed))
                     assert problem == "", f"--case '{replace(case, operator=number, pick=pick_of(tiled))}'"
+
+
+def test_an_interior_tensor_is_padded_where_groups_read_it() -> None:
+    """A cast fused before a padded, grouped convolution: its index of channels is not affine."""
+    if Registry().status("ipu_sim").state != "ok":
+        pytest.skip("ipu_sim is not installed")
+    text = "conv n=1 c=1 m=2 h=1 w=3 k=3 s=1 d=1 p=2 q=-1 g=2 off=1 @float16 seed=271716 pick=generic:1x4x1x4:"
+    assert Search("ipu_sim", {}, 1).problem(Case.parse(text)) == ""

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from command import Command
+from onnx import TensorProto, helper, numpy_helper
 
 from rammer.cli.lazy import COMMANDS
 from rammer.report.stages import STAGES
@@ -83,6 +85,18 @@ def test_compare_finds_a_mismatch(rammer: Command, model: Path, tmp_path: Path) 
     np.savez(tmp_path / "f.npz", **wanted)
     done = rammer("compare", model, "--device", "toy", "--against", tmp_path / "f.npz")
     assert done.code == 1 and "MISMATCH (missing)" in done.out
+
+
+@pytest.mark.parametrize("against", ["onnxruntime", "reference"])
+def test_compare_says_what_a_reference_refuses(rammer: Command, tmp_path: Path, against: str) -> None:
+    rows = helper.make_tensor_value_info("rows", TensorProto.INT64, [4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 2])
+    graph = helper.make_graph([helper.make_node("Gather", ["table", "rows"], ["y"])], "g", [rows], [y],
+                              [numpy_helper.from_array(np.ones((3, 2), np.float32), "table")])  # fmt: skip
+    path = tmp_path / "gather.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    done = rammer("compare", path, "--device", "ipu_sim", "--range", "rows:90..99", "--against", against)
+    assert done.code == 2 and "refuses this model or these inputs" in done.err and "Traceback" not in done.err
 
 
 def test_compare_needs_a_reference(rammer: Command, model: Path) -> None:

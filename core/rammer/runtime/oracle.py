@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +23,8 @@ def expected_outputs(model: Model, against: str, inputs: Mapping[str, Array]) ->
     if against == "reference":
         from onnx.reference import ReferenceEvaluator
 
-        values = ReferenceEvaluator(model.proto).run(None, dict(inputs))
+        with _refusals("onnx.reference"):
+            values = ReferenceEvaluator(model.proto).run(None, dict(inputs))
         return dict(zip(model.outputs, map(np.asarray, values), strict=True))
     if against.endswith(".npz"):
         return load_npz(Path(against))
@@ -39,11 +41,23 @@ def onnxruntime_session(model: Model, threads: int = 0) -> Any:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     source = str(model.path) if model.path else model.proto.SerializeToString()
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    with _refusals("ONNX Runtime"):
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def run_onnxruntime(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs of ONNX Runtime's CPU provider by name."""
+    """Outputs of ONNX Runtime's CPU provider by name; BadInput where it refuses the model or the inputs."""
     session = onnxruntime_session(model)
     names = [o.name for o in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+    with _refusals("ONNX Runtime"):
+        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+@contextmanager
+def _refusals(who: str) -> Iterator[None]:
+    """What a reference refuses is bad input, quoted; its exceptions have no class in common but Exception."""
+    try:
+        yield
+    except Exception as problem:
+        last = (str(problem).strip().splitlines() or [type(problem).__name__])[-1][:300]
+        raise BadInput(f"{who} refuses this model or these inputs", last, "--range bounds random indices") from problem

@@ -110,17 +110,19 @@ class LaneBlock(Block):
                 f"(~{texts[0]})" if fn == "not_" else f"({texts[0]} {_LOGIC[fn]} {texts[1]})", "bool", lanes=w
             )
         if fn in _INFIX or fn in _COMPARE:
-            # A scalar beside a vector applies to every lane, in OpenCL C and in GNU C.
-            left, right = (self.value(a).text for a in args)
+            # A scalar beside a vector applies to every lane, in OpenCL C and in GNU C. Two scalars stay one: a map that
+            # was inlined need not vary, though the load of it does.
+            left, right = (self.value(a) for a in args)
             dtype = "bool" if fn in _COMPARE else "float32"
-            return Val(f"({left} {_INFIX.get(fn) or _COMPARE[fn]} {right})", dtype, lanes=w)
+            return Val(f"({left.text} {_INFIX.get(fn) or _COMPARE[fn]} {right.text})", dtype, lanes=left.lanes or right.lanes)
         if fn in _CALLS:
             return Val(f"rm_v{fn}{w}({', '.join(self.vector(a) for a in args)})", "float32", lanes=w)
         if fn == "neg":
-            return Val(f"(-{self.value(args[0]).text})", "float32", lanes=w)
+            value = self.value(args[0])
+            return Val(f"(-{value.text})", "float32", lanes=value.lanes)
         if fn == "isnan":
             value = self.let(self.value(args[0]))
-            return Val(f"({value.text} != {value.text})", "bool", lanes=w)
+            return Val(f"({value.text} != {value.text})", "bool", lanes=value.lanes)
         return self._each(e)
 
     def _each(self, e: Expr) -> Val:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from random import Random
+from time import monotonic
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from rammer.schedule import ios as module
 from rammer.schedule.endings import Dag, Found, TooLarge, bits, blocks, search
 from rammer.schedule.ios import IOS, stage_latency
 from rammer.schedule.policy import OperatorGraph
+from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import adding, device, kernel, random_net, recurrent_net
 
@@ -168,8 +170,7 @@ def test_less_pruning_never_costs_more(seed: int) -> None:
 
 def test_blocks_end_at_operators_that_all_paths_cross() -> None:
     after = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"], "f": ["d"]}
-    dag = Dag.of(list(after), after)
-    assert [list(bits(b)) for b in blocks(dag)] == [[0], [1, 2, 3], [4, 5]]
+    assert [list(b) for b in blocks(list(after), after)] == [[0], [1, 2, 3], [4, 5]]
 
 
 @settings(deadline=None, max_examples=25)
@@ -230,3 +231,55 @@ def test_programs_of_ios_verify() -> None:
         net = random_net(Random(seed), 10)
         for policy in (IOS(), IOS(1, 2), Wavefront()):
             assert net.program(policy, 5).veus == 5
+
+
+def plain_graph(size: int, after: Callable[[int], Sequence[int]]) -> OperatorGraph:
+    random = Random(size)
+    kernels = {
+        f"o{i}": (kernel(adding(f"o{i}", random.randint(1, 9), ["x"], 1), random.uniform(1e-6, 5e-6)),)
+        for i in range(size)
+    }
+    return OperatorGraph(kernels, {f"o{i}": tuple(f"o{j}" for j in after(i)) for i in range(size)})
+
+
+WIDE: Mapping[str, Callable[[int], Sequence[int]]] = {
+    "apart": lambda i: (), "four chains": lambda i: (i - 4,) if i > 3 else (), "fork": lambda i: (0,) if i else (),
+    "fork and join": lambda i: () if i == 0 else (0,) if i < 39 else range(1, 39),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", WIDE)
+def test_forty_operators_in_one_block_end_in_time(shape: str) -> None:
+    graph, unit = plain_graph(40, WIDE[shape]), device(16)
+    begun = monotonic()
+    schedule = IOS(seconds=1)(graph, unit)
+    assert monotonic() - begun < 8
+    done: set[str] = set()
+    for stage in schedule.stages:
+        assert all(p in done or p in stage for n in stage for p in graph.after[n])
+        done |= set(stage)
+    assert done == set(graph.names) and sum(map(len, schedule.stages)) == 40
+    assert schedule.predicted <= Sequential()(graph, unit).predicted * (1 + 1e-9)
+
+
+def test_a_search_without_time_is_greedy_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    graph, unit = plain_graph(40, WIDE["four chains"]), device(16)
+    schedule = IOS(2, 3, seconds=0)(graph, unit)
+    assert "40 of 40 operators are in stages that were not searched" in caplog.text
+    assert all(len(stage) <= 3 for stage in schedule.stages)
+    assert sum(stage_latency(graph, s, unit) for s in schedule.stages) == pytest.approx(schedule.predicted)
+
+
+def test_transitions_of_a_model_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    graph, unit = plain_graph(40, WIDE["four chains"]), device(16)
+    monkeypatch.setattr(module, "MAX_TOTAL", 100)
+    first = IOS().search(graph, unit)
+    assert first == IOS().search(graph, unit) and not first.exact
+    assert "operators are in stages that were not searched" in caplog.text
+
+
+def test_cuts_of_a_long_chain_are_found_in_one_walk() -> None:
+    graph = plain_graph(20_000, lambda i: (i - 1,) if i else ())
+    begun = monotonic()
+    assert [len(b) for b in blocks(graph.names, graph.after)] == [1] * 20_000
+    assert monotonic() - begun < 1

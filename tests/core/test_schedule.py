@@ -190,7 +190,8 @@ def test_auto_keeps_the_best_prediction() -> None:
     assert schedule.predicted == best == policy(graph, unit).predicted == Auto()(graph, unit).predicted
 
 
-@pytest.mark.parametrize("text", ["sequential", "wavefront", "wavefront{lean=0}", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}"])
+@pytest.mark.parametrize("text", ["sequential", "wavefront", "wavefront{lean=0}", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}",
+                                  "ios{r=3,s=8,seconds=1}"])  # fmt: skip
 def test_policies_parse_from_their_spelling(text: str) -> None:
     policy = parse_policy(text)
     assert str(policy) == policy.name == text
@@ -205,7 +206,7 @@ def test_left_out_arguments_take_defaults() -> None:
 
 @pytest.mark.parametrize(("text", "what", "hint"), [
     ("wavefornt", "unknown policy 'wavefornt'", "did you mean wavefront?"),
-    ("ios{q=3}", "policy ios has no argument 'q'", "it takes r, s"),
+    ("ios{q=3}", "policy ios has no argument 'q'", "it takes r, s, seconds"),
     ("sequential{r=3}", "policy sequential has no argument 'r'", "it takes no arguments"),
     ("ios{r=x}", "argument r of policy ios must be an integer, got 'x'", ""),
     ("ios{r=0}", "policy ios: r and s must be at least 1, got r=0, s=8", ""),

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+
+#: Steps of one search for endings; most of them may lead to none, so that transitions do not bound them.
+MAX_STEPS = 1_000_000
 
 
 class TooLarge(Exception):
@@ -82,12 +86,19 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def endings(dag: Dag, ancestors: Sequence[int], whole: int, r: int, s: int) -> Iterator[int]:
-    """Every non-empty ending of ``whole`` with at most ``s`` groups of at most ``r`` operators, once each."""
+def endings(dag: Dag, ancestors: Sequence[int], whole: int, r: int, s: int, steps: Iterator[int]) -> Iterator[int]:
+    """Every non-empty ending of ``whole`` with at most ``s`` groups of at most ``r`` operators, once each.
+
+    ``steps`` counts from 1. Raises TooLarge beyond MAX_STEPS.
+    """
     # Decide operators from the last one backwards; leaving one out leaves out all that it depends on.
     stack = [(whole, 0)]
     while stack:
         undecided, ending = stack.pop()
+        if next(steps) > MAX_STEPS:
+            raise TooLarge(f"more than {MAX_STEPS} steps to the endings of {dag.size} operators")
+        if ending.bit_count() > s and _apart(dag, undecided, ending) > s:
+            continue
         if not undecided:
             if ending and len(dag.groups(ending)) <= s:
                 yield ending
@@ -101,11 +112,16 @@ def endings(dag: Dag, ancestors: Sequence[int], whole: int, r: int, s: int) -> I
             stack.append((undecided & ~bit, grown))
 
 
+def _apart(dag: Dag, undecided: int, ending: int) -> int:
+    """Groups of ``ending`` that no undecided operator can join to another one."""
+    return sum(1 for group in dag.groups(ending | undecided) if group & ending)
+
+
 def search(dag: Dag, latency: Callable[[int], float], r: int, s: int, limit: int) -> Found:
     """The cheapest sequence of stages. Raises TooLarge beyond ``limit`` transitions."""
     whole = (1 << dag.size) - 1
     moves = _transitions(dag, whole, r, s, limit)
-    cost, count, choice = {0: 0.0}, {0: 1}, dict[int, int]()
+    cost, ways, choice = {0: 0.0}, {0: 1}, dict[int, int]()
     known: dict[int, float] = {}
     for state in sorted(moves, key=int.bit_count):
         for ending in moves[state]:
@@ -114,25 +130,25 @@ def search(dag: Dag, latency: Callable[[int], float], r: int, s: int, limit: int
             value = cost[state & ~ending] + known[ending]
             if state not in cost or value < cost[state]:
                 cost[state], choice[state] = value, ending
-        count[state] = sum(count[state & ~ending] for ending in moves[state])
+        ways[state] = sum(ways[state & ~ending] for ending in moves[state])
     stages, state = [], whole
     while state:
         stages.append(choice[state])
         state &= ~choice[state]
-    return Found(tuple(reversed(stages)), cost[whole], sum(map(len, moves.values())), count[whole])
+    return Found(tuple(reversed(stages)), cost[whole], sum(map(len, moves.values())), ways[whole])
 
 
 def _transitions(dag: Dag, whole: int, r: int, s: int, limit: int) -> dict[int, list[int]]:
     """Every reachable non-empty state with its endings."""
     ancestors = dag.ancestors()
     moves: dict[int, list[int]] = {}
-    todo, total = [whole] if whole else [], 0
+    todo, total, steps = [whole] if whole else [], 0, count(1)
     while todo:
         state = todo.pop()
         if state in moves:
             continue
         moves[state] = []
-        for ending in endings(dag, ancestors, state, r, s):
+        for ending in endings(dag, ancestors, state, r, s, steps):
             total += 1
             if total > limit:
                 raise TooLarge(f"more than {limit} transitions for {dag.size} operators")
@@ -142,17 +158,25 @@ def _transitions(dag: Dag, whole: int, r: int, s: int, limit: int) -> dict[int, 
     return moves
 
 
-def blocks(dag: Dag) -> list[int]:
-    """Cut after every operator that is on one path with all others: unpruned, no stage gains by reaching across."""
-    ancestors = dag.ancestors()
-    descendants = [0] * dag.size
-    for i in range(dag.size):
-        for p in bits(ancestors[i]):
-            descendants[p] |= 1 << i
-    rest, result = (1 << dag.size) - 1, []
-    for i in range(dag.size):
-        if (ancestors[i] | descendants[i]).bit_count() == dag.size - 1:
-            part = (ancestors[i] | 1 << i) & rest
-            result.append(part)
-            rest &= ~part
-    return [*result, rest] if rest else result
+def blocks(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[range]:
+    """Cut after every operator that is on one path with all others: unpruned, no stage gains by reaching across.
+
+    That is so where every operator before it has a reader no later than it, and every one behind it reads one no
+    earlier: following those leads to it. ``names`` are in topological order.
+    """
+    place = {name: i for i, name in enumerate(names)}
+    size = len(names)
+    reader, read = [size] * size, [-1] * size  # the first that reads it, the last that it reads
+    for i, name in enumerate(names):
+        for p in (place[p] for p in after.get(name, ()) if p in place):
+            reader[p], read[i] = min(reader[p], i), max(read[i], p)
+    behind = [size] * size
+    for i in range(size - 1, 0, -1):
+        behind[i - 1] = min(behind[i], read[i])
+    result, start, before = [], 0, 0
+    for i in range(size):
+        if before <= i <= behind[i] or i == size - 1:
+            result.append(range(start, i + 1))
+            start = i + 1
+        before = max(before, reader[i])
+    return result

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -18,6 +19,8 @@ from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
 MAX_TRANSITIONS = 20_000
 #: Operators in a block that is searched at all: larger ones never stay under MAX_TRANSITIONS unless nearly chains.
 MAX_OPERATORS = 48
+#: Transitions searched in one model, in vain or not: about ten seconds of it.
+MAX_TOTAL = 200_000
 
 #: Dependences within a block, and (tasks, alone, crowded) of every kernel of each operator.
 _Signature: TypeAlias = "tuple[tuple[int, ...], tuple[tuple[tuple[int, float, float], ...], ...]]"
@@ -45,15 +48,20 @@ class IOS:
 
     Exact within blocks: no stage reaches across an operator that all paths cross, which costs nothing as
     long as the groups behind it number at most ``s``.
+    The search of a model ends after MAX_TOTAL transitions or ``seconds``; what was not searched by then is put in
+    stages greedily, and a warning says so.
     The latency of a stage comes from the kernel times through ``place.side_by_side``: its groups share the vEUs.
     """
 
     r: int = 3
     s: int = 8
+    seconds: int = 10
 
     def __post_init__(self) -> None:
         if self.r < 1 or self.s < 1:
             raise ValueError(f"r and s must be at least 1, got r={self.r}, s={self.s}")
+        if self.seconds < 0:
+            raise ValueError(f"seconds must be at least 0, got {self.seconds}")
 
     @property
     def name(self) -> str:
@@ -61,7 +69,8 @@ class IOS:
         return str(self)
 
     def __str__(self) -> str:
-        return f"ios{{r={self.r},s={self.s}}}"
+        limit = "" if self.seconds == 10 else f",seconds={self.seconds}"
+        return f"ios{{r={self.r},s={self.s}{limit}}}"
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Predicts the sum of stage latencies."""
@@ -76,9 +85,17 @@ class IOS:
 
     def search(self, graph: OperatorGraph, device: VDevice) -> IOSResult:
         """The best stages of each block, and how large the search was."""
-        dag = Dag.of(graph.names, graph.after)
-        search = _Search(self, graph, device)
-        return _joined([search.block([graph.names[i] for i in bits(mask)]) for mask in blocks(dag)])
+        names, search = graph.names, _Search(self, graph, device)
+        found = _joined([search.block(names[b.start : b.stop]) for b in blocks(names, graph.after)])
+        if search.greedy:
+            _log.warning("%s: the search for stages was cut after %.0f s and %d transitions; %d of %d operators are in "
+                         "stages that were not searched (ios{seconds=N} sets the time)", self, search.clock() - search.begun,
+                         search.transitions, search.greedy, len(names))  # fmt: skip
+        return found
+
+
+class _OutOfTime(Exception):
+    """The search has used up its seconds."""
 
 
 @dataclass
@@ -89,6 +106,10 @@ class _Search:
     graph: OperatorGraph
     device: VDevice
     known: dict[_Signature, Found | TooLarge] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    begun: float = field(default_factory=time.monotonic)
+    transitions: int = 0
+    greedy: int = 0
 
     def block(self, names: Sequence[str]) -> IOSResult:
         """Search one block; one beyond the limits is cut in two at a breadth-first level."""
@@ -96,28 +117,56 @@ class _Search:
         if isinstance(found, Found):
             stages = tuple(tuple(names[i] for i in bits(mask)) for mask in found.stages)
             return IOSResult(stages, found.cost, found.transitions, found.schedules, True)
+        if found is None:
+            return self._unsearched(names)
         _log.info("%s: a block from %s is cut in two (%s)", self.policy, names[0], found)
         joined = _joined([self.block(half) for half in _halves(names, self.graph)])
         return replace(joined, exact=False)
 
-    def _found(self, names: Sequence[str]) -> Found | TooLarge:
+    def _found(self, names: Sequence[str]) -> Found | TooLarge | None:
+        """None once the model's search has used up its transitions or time."""
+        if len(names) > MAX_OPERATORS:
+            return None if self._spent() else TooLarge(f"{len(names)} operators")
         dag = Dag.of(names, self.graph.after)
         key = (dag.pred, tuple(self._times(n) for n in names))
         if key not in self.known:
+            if len(names) > 1 and self._spent():
+                return None
             try:
-                self.known[key] = self._exact(names, dag)
+                self.known[key] = found = self._exact(names, dag)
+                self.transitions += found.transitions
             except TooLarge as limit:
                 self.known[key] = limit
+                self.transitions += MAX_TRANSITIONS
+            except _OutOfTime:
+                return None
         return self.known[key]
+
+    def _spent(self) -> bool:
+        return self.transitions >= MAX_TOTAL or self.clock() - self.begun > self.policy.seconds
+
+    def _unsearched(self, names: Sequence[str]) -> IOSResult:
+        """Waves of at most ``s`` operators, side by side or one by one, whichever is faster."""
+        self.greedy += len(names)
+        stages: list[tuple[str, ...]] = []
+        seconds, tried = 0.0, 0
+        for level in levels_of(names, self.graph.after):
+            for first in range(0, len(level), self.policy.s):
+                wave = tuple(level[first : first + self.policy.s])
+                together = stage_latency(self.graph, wave, self.device)
+                alone = sum(stage_latency(self.graph, (n,), self.device) for n in wave)
+                stages += [wave] if together <= alone else [(n,) for n in wave]
+                seconds += min(together, alone)
+                tried += 1
+        return IOSResult(tuple(stages), seconds, tried, 1, False)
 
     def _times(self, name: str) -> tuple[tuple[int, float, float], ...]:
         return tuple((k.operator.task_count, k.alone, k.crowded) for k in self.graph.kernels[name])
 
     def _exact(self, names: Sequence[str], dag: Dag) -> Found:
-        if len(names) > MAX_OPERATORS:
-            raise TooLarge(f"{len(names)} operators")
-
         def latency(ending: int) -> float:
+            if len(names) > 1 and self.clock() - self.begun > self.policy.seconds:
+                raise _OutOfTime
             return stage_latency(self.graph, [names[i] for i in bits(ending)], self.device)
 
         return search(dag, latency, self.policy.r, self.policy.s, MAX_TRANSITIONS)

@@ -6,7 +6,13 @@ or plugin (4). Exit code 1 is a numerical mismatch. Anything else that escapes i
 
 from __future__ import annotations
 
-from typing import ClassVar
+import sys
+from typing import ClassVar, Final
+
+#: Modules of Python whose errors are those of a file, a database or another program.
+_OUTSIDE: Final = frozenset({"sqlite3", "subprocess"})
+#: Whose errors are ours where they escape: our own, Python's and those of what we compute with.
+_OURS: Final = (frozenset(sys.stdlib_module_names) - _OUTSIDE) | {"rammer", "numpy", "onnx", "google"}
 
 
 def printable(text: str) -> str:
@@ -56,3 +62,48 @@ class DeviceFailure(RammerError):
     """A device or plugin failed, memory exhaustion included."""
 
     exit_code = 4
+
+
+class MissingDependency(DeviceUnavailable):
+    """A package, driver or library is not there; ``name`` says which, ``hint`` what to install."""
+
+    def __init__(self, name: str, hint: str = "") -> None:
+        super().__init__(f"needs {name}", hint=hint)
+        self.name = name
+
+    @property
+    def reason(self) -> str:
+        """What is needed and what to install, in one line."""
+        return ": ".join(filter(None, (self.what, self.hint)))
+
+
+def of_system(problem: Exception, who: str) -> RammerError | None:
+    """What ``problem`` says where Python, a file, a database or a package that is not there made it; None for any other, which
+    is our own bug or a clear error already. ``who`` begins the message."""
+    if isinstance(problem, MissingDependency):
+        return DeviceUnavailable(f"{who} {problem.what}", hint=problem.hint)
+    if isinstance(problem, ImportError):
+        package = (problem.name or "").partition(".")[0]
+        if not package or package.startswith("rammer"):
+            return None
+        return DeviceUnavailable(f"{who} needs the package {package}", _said(problem), "install it, or another version of it")
+    if isinstance(problem, OSError) or type(problem).__module__ in _OUTSIDE:
+        return DeviceFailure(f"{who} failed: {_said(problem)}", hint="the system or a file is at fault, not the model")
+    return None
+
+
+def of_driver(problem: Exception, who: str) -> RammerError | None:
+    """As ``of_system``, and for errors of a class that is neither Python's nor ours: those are a driver's or a plugin's."""
+    if isinstance(problem, RammerError) and not isinstance(problem, MissingDependency):
+        return None
+    found = of_system(problem, who)
+    if found is None and not isinstance(problem, ImportError):
+        package = type(problem).__module__.partition(".")[0]
+        if package not in _OURS and not package.startswith("rammer_"):
+            return DeviceFailure(f"{who} failed: {_said(problem)}", where=f"{package}.{type(problem).__name__}")
+    return found
+
+
+def _said(problem: Exception) -> str:
+    """What an error says, or its class where it says nothing."""
+    return str(problem).strip() or type(problem).__name__

@@ -10,7 +10,7 @@ import click
 
 import rammer
 from rammer.cli import lazy
-from rammer.errors import DeviceFailure, RammerError
+from rammer.errors import DeviceFailure, RammerError, of_system
 from rammer.runtime.debug import TRACEBACKS, level
 
 
@@ -36,10 +36,7 @@ def main() -> None:
         print("rammer: interrupted; nothing was written by halves", file=sys.stderr)
         sys.exit(130)
     except RammerError as problem:
-        print(f"rammer: error: {problem}", file=sys.stderr)
-        if level() >= TRACEBACKS:
-            traceback.print_exc()
-        sys.exit(problem.exit_code)
+        sys.exit(_tell(problem))
     except MemoryError as problem:
         print(f"rammer: error: out of memory on the host: {problem or 'no more can be allocated'}\n"
               "  hint: use a smaller batch or input, or a machine with more memory", file=sys.stderr)  # fmt: skip
@@ -48,9 +45,19 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as problem:
+        if (told := of_system(problem, "rammer")) is not None:
+            sys.exit(_tell(told))
         traceback.print_exc()
         print(f"rammer: internal error: {problem}\n  at: rammer or a plugin; the traceback says where", file=sys.stderr)
         sys.exit(DeviceFailure.exit_code)
+
+
+def _tell(problem: RammerError) -> int:
+    """Print an expected error; its exit code."""
+    print(f"rammer: error: {problem}", file=sys.stderr)
+    if level() >= TRACEBACKS:
+        traceback.print_exc()
+    return problem.exit_code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What the core promises every plugin about threads: one call of a program at a time, and none after ``close``.
+"""What the core promises every plugin about threads: one call of a program at a time, and none after ``close``. And what it
+promises users of every plugin: errors of a driver, of the system and of a package that is not there are RammerErrors.
 
 A plugin's Backend is put into a guard where it is opened, and gives guarded programs and bound calls from then on. A guard
 forwards whatever else it is asked for, and tells the class of what it stands for, so a device's own attributes are still there.
@@ -6,24 +7,47 @@ forwards whatever else it is asked for, and tells the class of what it stands fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from threading import RLock
+from types import MethodType
 from typing import Any, cast
 
 from rammer.device.manifest import Array, Backend, Bound, Loaded, RunResult
-from rammer.errors import DeviceFailure
+from rammer.errors import DeviceFailure, of_driver
 from rammer.ir.program import RProgram
 
 
 class Guard:
-    """Stands for ``plain``, a plugin's object."""
+    """Stands for ``plain``, an object of the plugin of device ``device``."""
 
-    def __init__(self, plain: Any) -> None:
-        self._plain = plain
+    def __init__(self, plain: Any, device: str) -> None:
+        self._plain, self._device = plain, device
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
+        with self.told():
+            found = getattr(self._plain, name)
+        return self._telling(found) if isinstance(found, MethodType) else found
+
+    def _telling(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **named: Any) -> Any:
+            with self.told():
+                return method(*args, **named)
+
+        return call
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Here the plugin meets its driver and the system: what they raise is told as a RammerError."""
+        try:
+            yield
+        except Exception as problem:
+            error = of_driver(problem, f"device {self._device}")
+            if error is None:
+                raise
+            raise error from problem
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:
@@ -33,21 +57,27 @@ class Guard:
 class GuardedBackend(Guard):
     """An opened device. ``lock`` is held while something is compiled or loaded for it; runs do not need it."""
 
-    def __init__(self, plain: Backend) -> None:
-        super().__init__(plain)
+    def __init__(self, plain: Backend, device: str) -> None:
+        super().__init__(plain, device)
         self.lock = RLock()
+
+    @property
+    def profiler(self) -> Any:
+        """The plugin's, guarded: it measures on the device."""
+        with self.told():
+            return Guard(self._plain.profiler, self._device)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The plugin's program, guarded."""
-        with self.lock:
-            return GuardedLoaded(self._plain.load(program, constants), program.name)
+        with self.lock, self.told():
+            return GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
 
 
 class GuardedLoaded(Guard):
     """A program on the device: ``run``, ``bind``, ``close`` and its bound calls take turns. DeviceFailure once closed."""
 
-    def __init__(self, plain: Loaded, name: str) -> None:
-        super().__init__(plain)
+    def __init__(self, plain: Loaded, name: str, device: str) -> None:
+        super().__init__(plain, device)
         self._name, self.lock, self.shut, self.busy = name, RLock(), False, False
 
     @property
@@ -73,7 +103,8 @@ class GuardedLoaded(Guard):
                 raise DeviceFailure(f"program {self._name} was closed", hint="open or compile the model again")
             outer, self.busy = self.busy, True
             try:
-                yield
+                with self.told():
+                    yield
             finally:
                 self.busy = outer
 
@@ -90,14 +121,15 @@ class GuardedLoaded(Guard):
         with self.lock:
             if self.busy:
                 raise DeviceFailure(f"program {self._name} cannot be closed from within a call of it")
-            yield
+            with self.told():
+                yield
 
 
 class GuardedBound(Guard):
     """A bound call of ``program``, which takes turns with the program's other calls."""
 
     def __init__(self, program: GuardedLoaded, plain: Bound) -> None:
-        super().__init__(plain)
+        super().__init__(plain, program._device)
         self._program = program
 
     @property
@@ -132,7 +164,7 @@ class GuardedBound(Guard):
 
     def synchronize(self) -> None:
         """Wait for every queued run; ``close`` of the program has waited for them."""
-        with self._program.lock:
+        with self._program.lock, self.told():
             if not self._program.shut:
                 self._plain.synchronize()
 
@@ -157,9 +189,9 @@ class GuardedBound(Guard):
             self._plain.close()
 
 
-def guarded(backend: Backend) -> Backend:
-    """``backend`` in a guard; one that is in a guard already as it is."""
-    return backend if type(backend) is GuardedBackend else cast(Backend, GuardedBackend(backend))
+def guarded(backend: Backend, device: str) -> Backend:
+    """``backend`` of device ``device`` in a guard; one that is in a guard already as it is."""
+    return backend if type(backend) is GuardedBackend else cast(Backend, GuardedBackend(backend, device))
 
 
 def compiling(backend: Backend) -> AbstractContextManager[Any]:

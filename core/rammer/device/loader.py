@@ -15,8 +15,8 @@ import pluggy
 
 from rammer.device.guard import guarded
 from rammer.device.hooks import PROJECT, Hooks
-from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, MissingDependency, OpenOptions
-from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency, RammerError, of_driver
 from rammer.ir.operator import ROperator
 
 if TYPE_CHECKING:
@@ -129,12 +129,13 @@ class Registry:
         if isinstance(device, DeviceStatus):
             raise _unavailable(device)
         try:
-            return guarded(device.open(request))
-        except MissingDependency as problem:
-            raise DeviceUnavailable(f"device {name} {problem}", hint=problem.hint) from problem
-        except (DeviceUnavailable, DeviceFailure, BadInput):
-            raise
+            return guarded(device.open(request), name)
         except Exception as problem:
+            told = of_driver(problem, f"device {name}")
+            if told is None and isinstance(problem, RammerError):
+                raise
+            if isinstance(told, DeviceUnavailable):
+                raise told from problem
             raise DeviceFailure(f"device {name} failed to open: {problem}", where=spec) from problem
 
     def _check(self, status: DeviceStatus, index: int) -> None:
@@ -184,8 +185,10 @@ def _probe(name: str, device: Device) -> DeviceStatus:
     try:
         hardware = tuple(device.probe())
     except MissingDependency as problem:
-        return DeviceStatus(name, "missing-dependency", str(problem), device)
+        return DeviceStatus(name, "missing-dependency", problem.reason, device)
     except Exception as problem:
+        if isinstance(told := of_driver(problem, "it"), DeviceUnavailable):
+            return DeviceStatus(name, "missing-dependency", f"{told.what}: {told.where}", device)
         return DeviceStatus(name, "load-error", f"probe failed: {problem}", device, (), traceback.format_exc())
     if not hardware:
         return DeviceStatus(name, "no-hardware", "no unit was found", device)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from rammer.errors import MissingDependency as MissingDependency  # where plugins look for it
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram, Storage
@@ -25,14 +26,6 @@ API_VERSION = 2
 ALIGNED_ELEMENTS = 16
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-
-
-class MissingDependency(Exception):
-    """``probe`` or ``open`` needs a package or driver that is not there; ``name`` says which."""
-
-    def __init__(self, name: str, hint: str = "") -> None:
-        super().__init__(f"needs {name}" + (f": {hint}" if hint else ""))
-        self.name, self.hint = name, hint
 
 
 @dataclass(frozen=True, slots=True)

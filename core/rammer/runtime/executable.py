@@ -71,7 +71,7 @@ class Executable:
     _closing: Any = field(default_factory=RLock, repr=False)
 
     def __post_init__(self) -> None:
-        self.backend = guarded(self.backend)
+        self.backend = guarded(self.backend, self.device)
 
     @cached_property
     def compiler(self) -> Compiler:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rammer.device.manifest import MissingDependency
-from rammer.errors import DeviceFailure
+from rammer.errors import DeviceFailure, MissingDependency
 
 HINT = "pip install -e 'plugins/cuda[cu13]' (or [cu12]) from the checkout"
 

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from rammer.device.manifest import Hardware, MissingDependency
+from rammer.device.manifest import Hardware
+from rammer.errors import MissingDependency
 from rammer.ir.device import VDevice
 
 from rammer_cuda.driver import HINT, check, driver

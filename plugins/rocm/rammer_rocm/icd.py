@@ -38,6 +38,10 @@ _RUNTIME_LIBRARY: Final = "libintelocl.so"
 # libintlc.so itself is a linker script, only the versioned file can be loaded; it comes first since the other
 # three resolve symbols in it.
 _PRELOADED: Final = ("libintlc.so.5", "libirng.so", "libimf.so", "libsvml.so")
+#: The runtime's threading library, loaded by its path: where a process has another copy of that name (OpenVINO brings an older
+#: one), the loader would give the runtime that, which lacks functions. Without the package the system's is as good.
+_THREADS_PACKAGE: Final = "tbb"
+_THREADS_LIBRARY: Final = "libtbb.so.12"
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,9 @@ def _load_runtime() -> tuple[Path | None, str]:
     library = _installed_file(RUNTIME_PACKAGE, _RUNTIME_LIBRARY)
     if library is None:
         return None, f"{RUNTIME_PACKAGE} is not installed (pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE})"
-    for name in _PRELOADED:
-        support = _installed_file(SUPPORT_PACKAGE, name)
+    threads = _installed_file(_THREADS_PACKAGE, _THREADS_LIBRARY)
+    for name in (*_PRELOADED, *([_THREADS_LIBRARY] if threads else [])):
+        support = threads if name == _THREADS_LIBRARY else _installed_file(SUPPORT_PACKAGE, name)
         if support is None:
             return None, f"{name} is missing (pip install {SUPPORT_PACKAGE})"
         try:

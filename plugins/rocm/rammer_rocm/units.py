@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rammer.device.manifest import Hardware, MissingDependency
+from rammer.device.manifest import Hardware
+from rammer.errors import MissingDependency
 from rammer.ir.device import MemoryLayer, VDevice
 
-from rammer_rocm.icd import prepare_icd
+from rammer_rocm.icd import RUNTIME_PACKAGE, SUPPORT_PACKAGE, prepare_icd
 
 #: vload_half and vstore_half belong to every OpenCL (specification 1.2, 6.12.7): float16 needs no cl_khr_fp16.
 PRECISIONS = ("float32", "float16")
@@ -31,6 +32,8 @@ def opencl() -> Any:
     # A task on a CPU is one work-item: Intel's work-item vectoriser (mode 1 = off) could only cost build time, and
     # it cost four fifths of it.
     os.environ.setdefault("CL_CONFIG_CPU_VECTORIZER_MODE", "1")
+    # Where it cannot write its cache, pyopencl looks this up without a default; "" makes it build without one.
+    os.environ.setdefault("PYOPENCL_CACHE_FAILURE_FATAL", "")
     try:
         import pyopencl
     except ImportError as problem:
@@ -39,13 +42,16 @@ def opencl() -> Any:
 
 
 def units() -> list[Any]:
-    """OpenCL devices: AMD GPUs, then other GPUs, then CPUs, then anything else; [] when there is none."""
+    """OpenCL devices: AMD GPUs, then other GPUs, then CPUs, then anything else. MissingDependency where there is none: any
+    machine has a CPU, so it is a runtime that is missing."""
     cl = opencl()
     try:
         found = [device for platform in cl.get_platforms() for device in _devices(platform)]
     except cl.Error:
-        # The loader reports "no platform" as an error; to us that is an empty machine.
-        return []
+        found = []  # so the loader says that there is no platform
+    if not found:
+        raise MissingDependency("an OpenCL runtime that has a unit", f"pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE}, or a "
+                                f"GPU's driver ({prepare_icd().why})")  # fmt: skip
     return sorted(found, key=_rank)
 
 

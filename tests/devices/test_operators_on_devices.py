@@ -36,3 +36,14 @@ CASES = [
 def test_devices_agree(case: Case, device: str) -> None:
     verdict = judge_device(case, device)
     assert verdict.kind == "ok", f"{verdict.kind}: {verdict.text}"
+
+
+@pytest.mark.parametrize(("op", "count"), [("Sum", 1100), ("Max", 100), ("Min", 33), ("Mean", 70), ("Concat", 300)])
+def test_operators_of_many_operands(op: str, count: int) -> None:
+    rng = np.random.default_rng(count)
+    shapes = [(1 + i % 3, 2) if op == "Concat" else ((3, 2), (1,), (3, 1))[i % 3] for i in range(count)]
+    operands = tuple(rng.normal(size=shape).astype(F32) for shape in shapes)
+    static = frozenset(range(4, count // 2))
+    case = Case(op, 13, operands, {"axis": 0} if op == "Concat" else {}, static=static)
+    verdict = judge_device(case, "ipu_sim")
+    assert verdict.kind == "ok", f"{verdict.kind}: {verdict.text}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numpy as np
@@ -26,6 +26,10 @@ BINARY = {
 }  # fmt: skip
 #: ONNX operator -> scalar operation folded over any number of broadcast operands.
 VARIADIC = {"Min": "min", "Max": "max", "Sum": "add"}
+
+#: Operands that are folded one after another, and most that one expression reads.
+MAX_CHAIN = 8
+MAX_OPERANDS = 32
 
 
 def _unary(fn: str) -> LoweringFn:
@@ -52,9 +56,21 @@ def _variadic(fn: str) -> LoweringFn:
 
 
 def _folded(ctx: Lowering, fn: str) -> Expr:
+    """All operands under ``fn``: a chain of a few, and of more a tree over partial results, so that no expression
+    is deep and no kernel reads more than MAX_OPERANDS tensors."""
     axes = out_axes(ctx)
     terms = [operand(ctx, i, axes) for i in range(len(ctx.node.inputs))]
-    return reduce(lambda a, b: apply(fn, a, b), terms)
+    while len(terms) > MAX_OPERANDS:
+        parts = [_tree(fn, terms[i : i + MAX_OPERANDS]) for i in range(0, len(terms), MAX_OPERANDS)]
+        terms = [ctx.load(ctx.emit(axes, part), *(a.name for a in axes)) for part in parts]
+    return _tree(fn, terms)
+
+
+def _tree(fn: str, terms: Sequence[Expr]) -> Expr:
+    if len(terms) <= MAX_CHAIN:
+        return reduce(lambda a, b: apply(fn, a, b), terms)
+    middle = len(terms) // 2
+    return apply(fn, _tree(fn, terms[:middle]), _tree(fn, terms[middle:]))
 
 
 def _register(table: dict[str, str], maker: Callable[[str], LoweringFn]) -> None:

@@ -3,13 +3,20 @@ where the address is affine in the axes, and a copy elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rammer.frontend.concat import concat_body
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.operands import axis_of, identity, out_axes, static_ints, whole_load
 from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
 from rammer.ir.expr import Load
 from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
+
+#: Most parts of a concatenation in one expression, and how many are joined first where there are more.
+MAX_PIECES = 256
+PIECES = 64
 
 
 @lowering("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -57,7 +64,16 @@ def concat(ctx: Lowering) -> None:
         return
     parts = [(name, ctx.shape(name)[dim]) for name in ctx.node.inputs]
     fill = 0.0 if is_float(ctx.out().dtype) else 0
+    while len(parts) > MAX_PIECES:  # compilers take minutes over an expression of thousands of pieces
+        parts = [_joined(ctx, parts[i : i + PIECES], axes, dim, fill) for i in range(0, len(parts), PIECES)]
     ctx.emit(axes, concat_body(parts, axes, dim, fill), output=0)
+
+
+def _joined(ctx: Lowering, parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int, fill: ex.Number) -> tuple[str, int]:
+    """Some parts of a concatenation as a tensor of their own, and its extent; storage makes it a slice of the whole."""
+    extent = sum(n for _, n in parts)
+    inner = [Axis(a.name, extent) if d == dim else a for d, a in enumerate(axes)]
+    return ctx.emit(inner, concat_body(parts, inner, dim, fill)), extent
 
 
 @lowering("Split")

@@ -21,6 +21,7 @@ from command import Done, typed
 import rammer
 from rammer.errors import DeviceFailure, DeviceUnavailable
 from rammer.profile.store import KernelStore
+from rammer.runtime.host_bound import HostBound
 
 import rammer_toy
 
@@ -151,6 +152,25 @@ def test_a_package_that_is_missed_only_when_it_is_used(path: Path, monkeypatch: 
     failing(monkeypatch, (rammer_toy.ToyProgram, "run"), ImportError("circular", name="rammer.codegen"))
     with pytest.raises(ImportError, match="circular"):
         exe.run(arrays())
+
+
+def test_a_driver_that_fails_in_bound_calls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exe, given = rammer.compile(path, device="toy"), arrays()
+    bound = exe.bind(given)
+    calls: dict[str, Callable[[], object]] = {
+        "run": bound.run, "seconds": bound.seconds, "to_host": bound.to_host, "write": lambda: bound.write(given),
+        "synchronize": bound.synchronize, "close": bound.close,
+    }  # fmt: skip
+    for name, call in calls.items():
+        with monkeypatch.context() as patch:
+            failing(patch, (HostBound, name), DriverError("lost"))
+            with pytest.raises(DeviceFailure, match="device toy failed: lost"):
+                call()
+
+
+def test_an_amd_target_without_its_compiler(path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    told(rammers("compile", path, "--device", "rocm", "--target", "gfx90a"), 3, "apt install clang-19")
 
 
 def test_opencl_errors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

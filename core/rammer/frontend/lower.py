@@ -41,7 +41,8 @@ def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings =
 def can_lower(graph: Graph, node: Node, lowerings: Lowerings = REGISTRY) -> str | None:
     """None if ``node`` can be lowered, else the reason why it runs on the host."""
     try:
-        lower_node(graph, node, Names(graph.types), lowerings)
+        # Nothing of it is kept, so that only the node's own names matter: all of the graph's would be a step for every pair.
+        lower_node(graph, node, Names(n for n in (*node.inputs, *node.outputs) if n), lowerings)
     except CannotLower as reason:
         return str(reason)
     return None

@@ -129,7 +129,7 @@ class Compute:
         """Floating-point operations for the whole output (a combine step counts as one)."""
         return self.points * (ex.flops(self.body) + (1 if self.reduce else 0))
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         """Contraction (product of two loads, summed), window, reduction or map."""
         if self.combiner is None:

@@ -13,7 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs
 
 from rammer.errors import BadInput
 from rammer.frontend.nodes import element_type, node_title
-from rammer.frontend.wellformed import check_node, check_stored_bytes
+from rammer.frontend.wellformed import check_node, check_stored_bytes, check_strings
 from rammer.ir.names import shortened
 from rammer.ir.types import SHORT
 
@@ -38,6 +38,7 @@ def parse_model(data: bytes, where: str) -> ModelProto:
         raise _not_onnx(where) from error
     if not model.HasField("graph"):
         raise _not_onnx(where)
+    check_strings(model, where)
     if not model.opset_import:
         raise BadInput("the model file is truncated: opset_import is missing", where, "download or copy the file again")
     return model

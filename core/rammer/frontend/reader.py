@@ -11,6 +11,7 @@ from onnx import ModelProto, ValueInfoProto, inliner
 from rammer.errors import BadInput
 from rammer.frontend import checks, limits, wellformed
 from rammer.frontend.functions import with_defaults
+from rammer.frontend.nodes import first_line
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.ir.port import InputPort
 
@@ -52,11 +53,16 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
     wellformed.check_tensors(proto, graphs)
     checks.check_operators(proto)
     if proto.functions:
-        proto = inliner.inline_local_functions(with_defaults(proto))
+        try:
+            proto = inliner.inline_local_functions(with_defaults(proto))
+        except Exception as error:  # a call with more operands than the function has: an assertion of ONNX's C++
+            what = f"the model's functions cannot be inlined: {first_line(error).rpartition('failed: ')[2]}"
+            raise BadInput(what, where, "export the model without functions") from error
         checks.check_operators(proto)
     for function in proto.functions:
         raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")
     proto = _ordered(proto)
+    _ports(proto)  # ONNX's converter does not survive an input without a type
     proto, notes = upgraded(proto)
     return _model(proto, path, notes, external)
 
@@ -92,9 +98,7 @@ def _ordered(model: ModelProto) -> ModelProto:
 
 def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: bool) -> Model:
     graph = proto.graph
-    # Up to IR version 3 every initialiser is listed as an input too; it is a constant all the same.
-    constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    inputs = tuple(_port(v) for v in graph.input if v.name not in constants)
+    inputs = _ports(proto)
     for value in graph.output:
         # Exporters may leave an output's type to be inferred.
         if value.type.WhichOneof("value") is not None:
@@ -103,6 +107,13 @@ def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], externa
     outputs = tuple(v.name for v in graph.output)
     opset = checks.opset_versions(proto.opset_import).get("", TARGET_OPSET)
     return Model(proto, path, name, inputs, outputs, opset, notes, external)
+
+
+def _ports(proto: ModelProto) -> tuple[InputPort, ...]:
+    """The inputs. Up to IR version 3 every initialiser is listed as one too; it is a constant all the same."""
+    graph = proto.graph
+    constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    return tuple(_port(v) for v in graph.input if v.name not in constants)
 
 
 def _port(value: ValueInfoProto) -> InputPort:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, defs, helper
 
@@ -20,6 +21,37 @@ _FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data
 _PACKED = {TensorProto.INT4: 2, TensorProto.UINT4: 2, TensorProto.FLOAT4E2M1: 2}
 #: Operators that would run a pattern of the model's: one that never ends is a few characters long.
 _PATTERNS = frozenset({"RegexFullMatch"})
+
+
+def check_strings(message: Any, where: str) -> None:
+    """BadInput unless every string is UTF-8: protobuf hands out others as bytes, which nobody expects."""
+    strings, lists, messages = _fields(message.DESCRIPTOR)
+    for name in strings:
+        _check_text(getattr(message, name), name, where)
+    for name in lists:
+        for text in getattr(message, name):
+            _check_text(text, name, where)
+    for name, repeated in messages:
+        for inner in getattr(message, name) if repeated else (getattr(message, name),) if message.HasField(name) else ():
+            check_strings(inner, where)
+
+
+def _check_text(text: str | bytes, field: str, where: str) -> None:
+    if isinstance(text, bytes):
+        raise BadInput(f"the text {text[:40]!r} of a field {field} is not UTF-8", where, _EXPORT)
+
+
+@cache
+def _fields(kind: Any) -> tuple[list[str], list[str], list[tuple[str, bool]]]:
+    """Of a kind of message: its strings, its lists of strings, and its messages with whether they are lists."""
+    texts = [f for f in kind.fields if f.cpp_type == f.CPPTYPE_STRING and f.type == f.TYPE_STRING]
+    return ([f.name for f in texts if not _repeated(f)], [f.name for f in texts if _repeated(f)],
+            [(f.name, _repeated(f)) for f in kind.fields if f.cpp_type == f.CPPTYPE_MESSAGE])  # fmt: skip
+
+
+def _repeated(field: Any) -> bool:
+    # Protobuf 6.31 brought the property, and later versions drop the label.
+    return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
 
 
 def check_tensors(model: ModelProto, graphs: list[GraphProto]) -> None:
@@ -109,6 +141,11 @@ def _check_names(graph: GraphProto) -> None:
                 raise BadInput(f"an {kind} has no name", f"graph {graph.name}", _EXPORT)
             if times > 1:
                 raise BadInput(f"{kind} {name!r} is declared {times} times", f"graph {graph.name}", _EXPORT)
+    for value in (*graph.input, *graph.value_info):
+        # Inner graphs may leave the types of their inputs to be inferred, but not say that they have a type and then none.
+        kind = value.type.WhichOneof("value")
+        if value.HasField("type") and kind is None:
+            raise BadInput(f"value {value.name!r} has an empty type", f"graph {graph.name}", _EXPORT)
     for tensor in (*graph.initializer, *sparse):
         if types.get(tensor.name, tensor.data_type) not in (tensor.data_type, TensorProto.UNDEFINED):
             raise BadInput(f"initializer {tensor.name!r} has another element type than the input of its name",

@@ -25,6 +25,10 @@ from rammer.profile.folder import cache_folder
 STORE_VERSION = 2
 
 
+#: What a damaged or unreachable store can raise; sqlite even fails to decode the message that it wants to give.
+_DAMAGE = (OSError, sqlite3.Error, UnicodeDecodeError)
+
+
 @dataclass(frozen=True, slots=True)
 class TunedKernel:
     """One kept candidate: tile, family, config, resources and task times (seconds)."""
@@ -69,7 +73,7 @@ class KernelStore:
             db.execute("create table if not exists kernels (key text primary key, value text not null)")
             db.execute("select count(*) from kernels").fetchone()
             return db
-        except (OSError, sqlite3.Error) as problem:
+        except _DAMAGE as problem:
             self._warn(problem)
             return None
 
@@ -87,7 +91,7 @@ class KernelStore:
                 with self._lock:
                     row = self._db.execute("select value from kernels where key = ?", (key,)).fetchone()
                 text = row[0] if row else None
-            except sqlite3.Error as problem:
+            except _DAMAGE as problem:
                 self._warn(problem)
         kernels = _decode(key, text) if text is not None else None
         self.hits, self.misses = self.hits + (kernels is not None), self.misses + (kernels is None)
@@ -102,7 +106,7 @@ class KernelStore:
             try:
                 with self._lock:
                     self._db.execute("insert or replace into kernels values (?, ?)", (key, text))
-            except sqlite3.Error as problem:
+            except _DAMAGE as problem:
                 self._warn(problem)
 
     def count(self) -> int:
@@ -110,7 +114,7 @@ class KernelStore:
         if self._db is not None:
             try:
                 return int(self._db.execute("select count(*) from kernels").fetchone()[0])
-            except sqlite3.Error as problem:
+            except _DAMAGE as problem:
                 self._warn(problem)
         return len(self._memory)
 
@@ -121,7 +125,7 @@ class KernelStore:
         if self._db is not None:
             try:
                 self._db.execute("delete from kernels")
-            except sqlite3.Error as problem:
+            except _DAMAGE as problem:
                 self._warn(problem)
         if self._db is None and self.path is not None:
             with contextlib.suppress(OSError):  # a warning was given when it could not be opened
@@ -142,7 +146,7 @@ def _decode(key: str, text: Any) -> tuple[TunedKernel, ...] | None:
         if checksum != key_of(key, entries):
             return None
         return tuple(_kernel(item) for item in json.loads(entries)) or None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

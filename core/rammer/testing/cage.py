@@ -72,6 +72,7 @@ def caged(words: Sequence[object], folder: Path, *, seconds: float = SECONDS, me
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.environ["RAMMER_CACHE"] = str(folder / "cache")
         faulthandler.dump_traceback_later(seconds * 0.95)  # where it hangs, on stderr
+        os.chdir(folder)
         _watch(folder, told)
         return _command(words)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 #: A sample for every run of the tests, and 500 in all for `make test-all`.
 SAMPLE = {"model": 60, "compiled": 30, "store": 4, "kept": 6}
 ALL = {"model": 320, "compiled": 120, "store": 20, "kept": 40}

@@ -173,9 +173,18 @@ def _same(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType 
     return operands[0].shape if operands[0] is not None else ()
 
 
+def _transpose(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    shape = _same(op, attributes, operands)
+    perm = list(attributes.get("perm") or reversed(range(len(shape))))
+    if sorted(perm) != list(range(len(shape))):
+        raise BadInput(f"{op} of a tensor of {list(shape)} has perm={perm}", hint="name every axis of the tensor once")
+    return tuple(shape[p] for p in perm)
+
+
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
     **dict.fromkeys(("Conv", "ConvTranspose"), _conv),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
     "MeanVarianceNormalization": _same,
+    "Transpose": _transpose,
 }

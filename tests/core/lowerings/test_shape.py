@@ -11,6 +11,7 @@ from harness import check_node_case, check_random, node_cases, node_model, run_n
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rammer.errors import BadInput
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.evaluate import evaluate
@@ -154,3 +155,10 @@ def test_reshape_expressions_read_well() -> None:
     assert text((6, 4, 5), (2, 3, 20)) == "(i * 3) + j, k // 5, k % 5"
     assert text((1, 8, 1), (2, 1, 4)) == "0, (i * 4) + k, 0"
     assert text((2, 2, 6), (6, 2, 2)) == "i // 3, (((i * 2) + j) // 3) % 2, (((i * 4) + (j * 2)) + k) % 6"
+
+
+@pytest.mark.parametrize("perm", [[1, 0], [0, 1, 3], [0, 0, 1], [0, 1, -1], [1, 0, 2, 3]])
+def test_a_transposition_names_every_axis_once(perm: list[int]) -> None:
+    inputs = {"x": np.zeros((2, 3, 4), np.float32)}
+    with pytest.raises(BadInput, match="perm"):
+        run_node_model(node_model("Transpose", inputs, opset=7, perm=perm), inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class Seed:
     outputs: bytes = b""
 
 
-class Kind:
+class Kind(ABC):
     """One kind of file. ``steps`` change its bytes; ``place`` puts them into a folder and says what to run."""
 
     name: ClassVar[str]
@@ -43,13 +44,13 @@ class Kind:
     def __init__(self, device: Sequence[str]) -> None:
         self.device = list(device)
 
+    @abstractmethod
     def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
         """Right files, made in ``folder``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
         """The words of a command that uses ``data``."""
-        raise NotImplementedError
 
     def sealed(self, step: int) -> bool:
         """Whether a step keeps the file's checksums right, so that a run may rightly compute something else."""

@@ -172,7 +172,10 @@ class Search:
         # What is being asked when the time is up must still come to its end.
         seconds = min(self.plan.shrink, max(self.plan.end - time.monotonic(), 0.5))
         shrinker = Shrinker(self.judge, seconds, not self.plan.spoiled)
-        small, simple, found = shrinker(fault.case, fault.setting, fault.verdict)
+        try:
+            small, simple, found = shrinker(fault.case, fault.setting, fault.verdict)
+        except Exception:  # a case on the way that shrinking cannot handle must not cost the fault
+            return fault
         return replace(fault, case=small, setting=simple, verdict=found)
 
 

@@ -34,8 +34,7 @@ class Bodies:
 
     def check(self, c: Compute, operator: str) -> None:
         """Raises VerifyError naming what is wrong."""
-        read = tuple([self.types[t] for t in c.reads])
-        key = (c.form, c.axes, c.reduce, c.combiner, c.dtype, read)
+        key = (c.kin, *[self.types[t] for t in c.reads])
         if key not in self.known:
             for problem in _problems(c, self.types):
                 raise VerifyError(problem, f"{operator}: {c.name}")

@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from rammer.ir import expr as ex
 from rammer.ir.expr import Const, Expr, Interval, Load, Op
 from rammer.ir.names import SHOWN, checked, quoted, unquoted
-from rammer.ir.parse import TENSOR, Form, form_of, parse
+from rammer.ir.parse import TENSOR, Form, Pattern, form_of, pattern_of
 from rammer.ir.types import LONG, SHORT, TensorType, is_float
 
 Combiner: TypeAlias = Literal["sum", "max", "min", "prod"]
@@ -138,6 +138,11 @@ class Compute:
             return "contraction"
         return "window" if any(_slides(i, self) for ld in self.loads for i in ld.indices) else "reduction"
 
+    @cached_property
+    def kin(self) -> object:
+        """Equal for Computes that differ in the names of tensors only."""
+        return self.form, self.axes, self.reduce, self.combiner, self.dtype
+
     @staticmethod
     def parse(text: str) -> Compute:
         """Inverse of ``str``. Raises ValueError with the offending text."""
@@ -146,16 +151,45 @@ class Compute:
         if match is None:
             raise ValueError(f"not a compute: {text[:SHOWN]!r}")
         name, short, axes, over, reduce, body = match.groups()
-        if short not in LONG:
-            raise ValueError(f"unknown element type {short}")
-        combiner: Combiner | None = over  # type: ignore[assignment]
-        parsed, node = parse(body), unquoted(origin) if origin else ""
-        made = Compute(name, LONG[short], _axes(axes), parsed.expr, _axes(reduce or ""), combiner, node, parsed.axes)
-        # Known from the text; looking for them takes as long as reading it did.
-        made.__dict__["form"], made.__dict__["reads"] = parsed.form, parsed.tensors
-        if parsed.canonical:
+        pattern, tensors = pattern_of(body)
+        kin = _kin(short, axes, over, reduce or "", pattern)
+        made = object.__new__(Compute)  # all that Compute checks but the name was checked of its kin
+        made.__dict__.update(kin.parts, name=checked("a compute", name), reads=tensors,
+                             origin=unquoted(origin) if origin else "")  # fmt: skip
+        if pattern.canonical:
             made.__dict__["body_text"] = body
         return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The body of one that was parsed, when somebody asks for it: a program has few that differ in more than names."""
+            kin = self.__dict__.get("kin")
+            if name != "body" or not isinstance(kin, _Kin):
+                raise AttributeError(name)
+            body = self.__dict__["body"] = kin.pattern.copy(self.reads)
+            return body
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kin:
+    """What parsed Computes that differ in the names of tensors only have in common: their body's pattern, and attributes."""
+
+    pattern: Pattern
+    parts: dict[str, Any]
+
+
+@lru_cache(4096)
+def _kin(short: str, axes: str, over: Combiner | None, reduce: str, pattern: Pattern) -> _Kin:
+    """Raises ValueError where these make no Compute."""
+    if short not in LONG:
+        raise ValueError(f"unknown element type {short}")
+    body = pattern.copy([f"t{i}" for i in range(1 + max(pattern.form[1], default=0))])
+    first = Compute("this", LONG[short], _axes(axes), body, _axes(reduce), over, "", pattern.axes)
+    parts = {n: getattr(first, n) for n in ("dtype", "axes", "reduce", "combiner", "shape")}
+    kin = _Kin(pattern, parts)
+    parts.update(form=pattern.form, kin=kin)
+    return kin
 
 
 _REMARK = "  # "

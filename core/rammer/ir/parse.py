@@ -50,18 +50,34 @@ class Parsed:
     form: Form
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """What texts of one form have in common: ``copy`` makes the expression over given tensors."""
+
+    copy: Callable[[Sequence[str]], Expr]
+    axes: frozenset[str]
+    canonical: bool
+    form: Form
+
+
 def parse(text: str) -> Parsed:
     """Inverse of ``str``. Raises ValueError on anything that ``str`` does not print."""
+    pattern, tensors = pattern_of(text)
+    return Parsed(pattern.copy(tensors), tensors, pattern.axes, pattern.canonical, pattern.form)
+
+
+def pattern_of(text: str) -> tuple[Pattern, tuple[str, ...]]:
+    """The pattern of an expression's text, one object for all texts of a form while it is remembered, and the tensors.
+    Raises ValueError on anything that ``str`` does not print."""
     if not text.isascii():
         raise ValueError(f"not a scalar expression: {text[:SHOWN]!r}")
     form, tensors = form_of(text)
     try:
-        copy, axes, canonical = _pattern(*form)
+        return _pattern(form), tensors
     except (RecursionError, MemoryError):  # Python's parser and ours go as deep as the expression
         raise ValueError(f"an expression is nested too deeply: {text[:SHOWN]}") from None
     except (SyntaxError, KeyError, IndexError, TypeError, OverflowError) as problem:
         raise ValueError(f"not a scalar expression: {text[:SHOWN]}") from problem
-    return Parsed(copy(tensors), tensors, axes, canonical, form)
 
 
 def form_of(text: str) -> tuple[Form, tuple[str, ...]]:
@@ -73,21 +89,18 @@ def form_of(text: str) -> tuple[Form, tuple[str, ...]]:
     return (tuple(parts[::2]), order), tuple(number)
 
 
-_Copy: TypeAlias = "Callable[[Sequence[str]], Expr]"
-
-
 @lru_cache(REMEMBERED)
-def _pattern(between: tuple[str, ...], order: tuple[int, ...]) -> tuple[_Copy, frozenset[str], bool]:
-    """Of an expression with the tensors of these numbers between the texts: what makes copies of it over given ones, its
-    axes, and whether it prints so."""
+def _pattern(form: Form) -> Pattern:
+    """Of an expression with tensors of the form's numbers between its texts."""
+    between, order = form
     text = "".join(f"{before}t{i}" for before, i in zip(between, order, strict=False)) + between[-1]
     if not all(map(_NUMBER.fullmatch, _DIGITS.findall(text))):
         raise ValueError("not a number as expressions print it")  # Python reads many more, some with a warning
     expr = _read(ast.parse(text.strip(), mode="eval").body)
-    return _copier(expr), frozenset(ex.axes_of(expr)), str(expr) == text
+    return Pattern(_copier(expr), frozenset(ex.axes_of(expr)), str(expr) == text, form)
 
 
-def _copier(e: Expr) -> _Copy:
+def _copier(e: Expr) -> Callable[[Sequence[str]], Expr]:
     """Makes copies of ``e`` that share everything without loads."""
     if not ex.loads(e):
         return lambda tensors: e

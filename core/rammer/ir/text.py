@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 from rammer.ir.compute import Compute
 from rammer.ir.names import quoted, shortened, unquoted
@@ -123,13 +124,19 @@ _PATTERNS = {word: re.compile(f"{word} {rest}", re.ASCII) for word, rest in {
     "counter": rf"{_NAME}: {_NAME}\[{_NUMBER}:{_NUMBER}\]",
     "row": r"v(\d{1,6})(?:\.\.v(\d{1,6}))?: (.*)",
 }.items()}  # fmt: skip
-_WAITS = r"((?:wait\([A-Za-z_]\w*>=\d{1,18}\) )*)"
-_RUN = re.compile(rf"{_WAITS}{_NAME}\[{_NUMBER}(?:\+(-?\d{{1,18}}))?:{_NUMBER}:(-?\d{{1,18}})\]", re.ASCII)
+#: A run of tasks up to its bracket, and what follows it.
+_HEAD = re.compile(rf"((?:wait\([A-Za-z_]\w*>=\d{{1,18}}\) )*){_NAME}", re.ASCII)
+_TAIL = re.compile(rf"{_NUMBER}(?:\+(-?\d{{1,18}}))?:{_NUMBER}:(-?\d{{1,18}})\]", re.ASCII)
 _WAIT = re.compile(r"wait\((\w+)>=(\d+)\)", re.ASCII)
 
 
+#: The waits of a run, its operator and first task, how many tasks further it begins in each following row of a fold, the number
+#: of its tasks, and how far they are apart.
+_Folded: TypeAlias = "tuple[tuple[Wait, ...], str, int, int, int, int]"
+
+
 def _ints(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n.strip())
+    return tuple([int(n) for n in text.split(",") if n.strip()])
 
 
 class _Reader:
@@ -149,13 +156,19 @@ class _Reader:
         self.pending: tuple[str, dict[str, int], str, tuple[tuple[str, int], ...]] | None = None
         self.computes: list[Compute] = []
         self.connections: list[Connection] = []
+        self.waits: dict[str, tuple[Wait, ...]] = {}
+        self.heads: dict[str, tuple[tuple[Wait, ...], str]] = {}
+        self.tails: dict[str, tuple[int, ...]] = {}
+        self.numbers: dict[str, tuple[int, ...]] = {}
+        self.known = {word: (pattern.fullmatch, getattr(self, f"_{word}")) for word, pattern in _PATTERNS.items()}
 
     def feed(self, line: str) -> None:
-        word = line.split(maxsplit=1)[0]
-        match = _PATTERNS[word].fullmatch(line) if word in _PATTERNS else None
-        if match is None or (self.head is None) != (word == "program"):
+        word = line.partition(" ")[0]
+        match, read = self.known.get(word, (_nothing, _nothing))
+        found = match(line)
+        if found is None or (self.head is None) != (word == "program"):
             raise ValueError("not a line of a program")
-        getattr(self, f"_{word}")(*match.groups())
+        read(*found.groups())
 
     def _program(self, name: str, policy: str, veus: str, predicted: str) -> None:
         self.head = (name, unquoted(policy), int(veus), float(predicted))
@@ -174,7 +187,10 @@ class _Reader:
         self.buffers.append(Buffer(name, LONG[dtype], int(size), kind, int(offset)))  # type: ignore[arg-type]
 
     def _storage(self, tensor: str, buffer: str, offset: str, shape: str, strides: str) -> None:
-        self.storages.append(Storage(tensor, buffer, int(offset), _ints(shape), _ints(strides)))
+        for text in (shape, strides):
+            if text not in self.numbers:
+                self.numbers[text] = _ints(text)
+        self.storages.append(Storage(tensor, buffer, int(offset), self.numbers[shape], self.numbers[strides]))
 
     def _operator(self, name: str, tile: str, family: str | None, config: str | None) -> None:
         sizes = {axis: int(size) for axis, size in (part.split("=") for part in tile.split(", ") if part)}
@@ -206,16 +222,45 @@ class _Reader:
 
     def _row(self, first: str, last: str | None, body: str) -> None:
         low, high = int(first), int(last or first)
-        runs = [_folded(part) for part in body.split(" | ")]
         if self.head is None or high >= self.head[2] or any(veu in self.rows for veu in range(low, high + 1)):
             raise ValueError("a row that the program does not have, or twice")
-        for run in runs:
-            run.check(high - low, self.tasks.get(run.operator, 0))
-        self.room -= sum(run.count for run in runs) * (high - low + 1)
+        runs = [self._run(part, high - low) for part in body.split(" | ")]
+        self.room -= sum([run[4] for run in runs]) * (high - low + 1)
         if self.room < 0:
             raise ValueError("more tasks than the operators have")
         for number, veu in enumerate(range(low, high + 1)):
-            self.rows[veu] = tuple(task for run in runs for task in run.tasks(number))
+            tasks = list[Task]()
+            for waits, operator, start, shift, count, step in runs:
+                begin = start + shift * number
+                tasks.append(Task(operator, begin, waits))
+                if count > 1:
+                    tasks += [Task(operator, begin + i * step) for i in range(1, count)]
+            self.rows[veu] = tuple(tasks)
+
+    def _run(self, part: str, folded: int) -> _Folded:
+        """A run; ValueError unless all its tasks, ``folded`` rows further on as well, are among those of its operator."""
+        head, _, tail = part.partition("[")  # both occur again and again
+        if head not in self.heads:
+            self.heads[head] = self._head_of_run(head, part)
+        if tail not in self.tails:
+            self.tails[tail] = _tail_of_run(tail, part)
+        waits, operator = self.heads[head]
+        tasks = self.tasks.get(operator, 0)
+        start, shift, count, step = self.tails[tail]
+        moved, length = shift * folded, step * (count - 1)
+        ends = start, start + moved, start + length, start + moved + length
+        if count < 1 or min(ends) < 0 or max(ends) >= tasks:
+            raise ValueError(f"operator {operator} has {tasks} tasks, none of them {max(ends)}")
+        return waits, operator, start, shift, count, step
+
+    def _head_of_run(self, head: str, part: str) -> tuple[tuple[Wait, ...], str]:
+        """The waits and the operator."""
+        match = _HEAD.fullmatch(head)
+        if match is None:
+            raise ValueError(f"not a run of tasks: {shortened(part)!r}")
+        texts, operator = match.groups()
+        waits = self.waits.setdefault(texts, tuple([Wait(c, int(n)) for c, n in _WAIT.findall(texts)]))
+        return waits, operator
 
     def parts(self) -> ProgramParts:
         if self.head is None:
@@ -228,30 +273,6 @@ class _Reader:
                             tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Folded:
-    """``count`` tasks from ``start``, ``step`` apart; in each following row of a fold ``shift`` further on."""
-
-    waits: tuple[Wait, ...]
-    operator: str
-    start: int
-    shift: int
-    count: int
-    step: int
-
-    def tasks(self, number: int) -> list[Task]:
-        """Its tasks in row ``number`` of the fold."""
-        begin = self.start + self.shift * number
-        rest = [Task(self.operator, begin + i * self.step) for i in range(1, self.count)]
-        return [Task(self.operator, begin, self.waits), *rest]
-
-    def check(self, folded: int, tasks: int) -> None:
-        """ValueError unless all its tasks, ``folded`` rows further on as well, are among the ``tasks`` of its operator."""
-        ends = [self.start + self.shift * row + self.step * i for row in (0, folded) for i in (0, self.count - 1)]
-        if self.count < 1 or not all(0 <= end < tasks for end in ends):
-            raise ValueError(f"operator {self.operator} has {tasks} tasks, none of them {max(ends)}")
-
-
 def _external(text: str) -> str:
     """What a model calls a port."""
     name = json.loads(text)
@@ -260,10 +281,13 @@ def _external(text: str) -> str:
     return name
 
 
-def _folded(part: str) -> _Folded:
-    match = _RUN.fullmatch(part)
+def _tail_of_run(tail: str, part: str) -> tuple[int, ...]:
+    """First task, how much further it is in each following row of a fold, number of tasks, and how far they are apart."""
+    match = _TAIL.fullmatch(tail)
     if match is None:
         raise ValueError(f"not a run of tasks: {shortened(part)!r}")
-    waits, operator, start, shift, count, step = match.groups()
-    needed = tuple(Wait(c, int(n)) for c, n in _WAIT.findall(waits))
-    return _Folded(needed, operator, int(start), int(shift or 0), int(count), int(step))
+    return tuple([int(n or 0) for n in match.groups()])
+
+
+def _nothing(line: str) -> None:
+    """Matches no line."""

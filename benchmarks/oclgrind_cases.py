@@ -24,7 +24,8 @@ from rammer.runtime.options import CompileOptions
 from rammer.runtime.source import open_source
 from rammer.testing.cases import Case, Sampler, pick_of, picked
 from rammer.testing.conformance import Subject, reference, relative_error
-from rammer.testing.families import Search, shapes_of
+from rammer.testing.coverage import features
+from rammer.testing.search import Search
 from rammer.testing.single import check, subjects, trial_of
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.tile.search import candidates
@@ -119,8 +120,8 @@ class Runner:
         for subject in subjects(case, self.search.backend):
             tiled = picked(subject.operator, case.pick)
             if self.search.possible(tiled, subject):
-                self.covered.update(["operators", f"@{case.precision}", *shapes_of(tiled, subject)])
-                return check(self.search.backend, tiled, trial_of(subject, case.seed))
+                self.covered.update(["operators", f"@{case.precision}", *features(tiled, subject)])
+                return check(self.search.backend, tiled, trial_of(subject, case.seed, case.late))
         return ""
 
     def model(self, case: str) -> str:

@@ -41,7 +41,7 @@ from rammer.errors import DeviceUnavailable, Mismatch
 from rammer.report.table import markdown
 from rammer.runtime.segments import ProgramSegment
 from rammer.testing.cases import Sampler
-from rammer.testing.families import Search, again, partial_tiles
+from rammer.testing.search import Search, again, partial_tiles
 
 from rammer_cuda.hardware import architecture
 from rammer_cuda.persistent.executor import PersistentProgram

@@ -13,15 +13,17 @@ import pytest
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
+from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 from rammer.ir.verify import verify
 from rammer.testing.bounds import Bounded, bounded_results
 from rammer.testing.cases import Case, Sampler, pick_of, picked, smaller
-from rammer.testing.families import Search
+from rammer.testing.coverage import features, ways
 from rammer.testing.nets import KINDS, model_of
-from rammer.testing.single import check, differences, images, judge, placed, subjects, trial_of
+from rammer.testing.search import Search
+from rammer.testing.single import GUARD, Subject, check, differences, images, judge, moved, placed, subjects, trial_of
 
 #: A number that differs from day to day in CI; a failure prints the case itself.
 SEED = int(os.environ.get("RAMMER_SEED", "0")) or int(np.random.SeedSequence().generate_state(1)[0])
@@ -90,18 +92,21 @@ def test_an_unsure_comparison_is_not_judged_and_a_sure_one_is() -> None:
     assert want.error is not None and np.isinf(want.error[0]) and want.error[1] == 0
 
 
-@pytest.mark.parametrize("copies", [False, True])
-def test_operands_lie_between_guards_as_they_were_placed(copies: bool) -> None:
+@pytest.mark.parametrize("late", ["", "all", "each", "1", "2"])
+def test_operands_lie_between_guards_as_they_were_placed(late: str) -> None:
     operator, binding = product(8)
     binding = replace(binding, storages={**binding.storages, "x": Storage("x", "b", 131, (4, 8), (11, 1)),
                                          "y": Storage("y", "c", 7, (4, 3), (1, 5))})  # fmt: skip
     tiled = replace(operator, tile=(2, 3))
-    place = placed(tiled, binding, {"w": np.ones((8, 3), np.float32)}, 4, copies)
+    place = placed(tiled, binding, {}, 4, late)
     verify(replace(place.program, outputs=()))  # whose ports are more than what is written
     assert place.program.storage["x"].offset % 64 == 131 % 64
-    image = images(place, {"x": np.ones((4, 8), np.float32)})["x"]
-    assert np.isnan(image).sum() == image.size - 32
-    assert np.isnan(image[: place.program.storage["x"].offset]).all()
+    given = images(place, {"x": np.ones((4, 8), np.float32), "w": np.ones((8, 3), np.float32)})
+    assert set(given) == ({"together"} if late == "all" else {"x", "w"})
+    assert sum(int((~np.isnan(image)).sum()) for image in given.values()) == 32 + 24
+    assert all(np.isnan(image[:GUARD]).all() for image in given.values())
+    written = [o.name for o in place.program.operators[:-1]]
+    assert written == {"": [], "all": ["held_together"], "each": ["held_x", "held_w"], "1": ["held_x"], "2": ["held_w"]}[late]
     result = np.full(place.program.buffer["b_y"].size, np.nan, np.float32)
     want = {"y": Bounded(np.zeros((4, 3)))}
     first = place.program.storage["y"].offset
@@ -110,6 +115,29 @@ def test_operands_lie_between_guards_as_they_were_placed(copies: bool) -> None:
     assert judge(place, {"y": result}, want) == ""
     result[first + 4] = 0.0
     assert "1 elements outside were written, at [4]" in judge(place, {"y": result}, want)
+
+
+def test_slow_copies_keep_every_value() -> None:
+    """Of what comes late, the writer reads each element often; a NaN and an infinity stay what they are."""
+    operator, binding = product(8)
+    copy = placed(replace(operator, tile=(2, 3)), binding, {}, 4, "1").program.operators[0].computes[0]
+    assert copy.reduce and copy.combiner == "max"
+    x = np.random.default_rng(SEED).standard_normal(copy.shape).astype(np.float32)
+    x[:3] = np.nan, np.inf, -np.inf
+    assert np.array_equal(evaluate(copy, {copy.reads[0]: x}), x, equal_nan=True)
+
+
+def test_views_move_what_is_no_constant() -> None:
+    operator, binding = product(8)
+    moved_ = moved(operator, replace(binding, constants=frozenset("w")), "16")
+    assert (moved_.storages["x"].offset, moved_.storages["x"].strides) == (1, (8, 1))
+    assert (moved_.storages["y"].offset, moved_.storages["y"].strides) == (0, (5, 1))
+    assert moved_.storages["w"] == binding.storages["w"]
+    tiled = replace(operator, tile=(3, 3))
+    subject = Subject(operator, moved_, {})
+    assert {"offset", "ragged", "strided", "placed", "partial", "bare", "constant"} <= features(tiled, subject)
+    assert "free" in features(tiled, replace(subject, binding=binding))
+    assert list(ways(replace(subject, binding=binding))) == ["free all", "free each", "free 1", "free 2", "free direct"]
 
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])

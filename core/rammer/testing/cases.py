@@ -2,15 +2,17 @@
 
 A case says what to compute, in which sizes, precision and layout, and (where it came from a failure) by which candidate:
 
-    conv n=2 c=17 m=20 h=9 w=9 k=3 p=1 +bias +relu +slice off=3 @float16 op=1 pick=gemm_f16:1x16x3x9:tm=1,tn=2,bk=32
+    conv n=2 c=17 m=20 h=9 w=9 k=3 p=1 +bias +relu +slice off=3 @float16 views=05 late=1 op=1 pick=gemm_f16:1x16x3x9:tm=1,bk=32
 
 It is built through ONNX and the ordinary compiler, so views, epilogues, prologues and connections are those of real models.
+``views`` moves tensors besides (``VIEWS``), and ``late`` says which operands slow operators write just before (``LATE``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from random import Random
 
 from rammer.ir.operator import ROperator
@@ -20,6 +22,13 @@ from rammer.testing.nets import KINDS, SIZES
 EDGES = tuple(t + d for t in (8, 16, 32, 64, 128) for d in (-1, 0, 1))
 ODD = (1, 2, 3, 5, 13, 37, 77, 197)
 LARGE = (96, 192, 200, 256, 300, 512, 768, 1000)
+#: Sizes that families with vectors, tensor cores or whole warps ask for.
+EVEN = (16, 32, 64, 128, 256, 512)
+#: What a digit of ``views`` does to the tensor at its position, in turns: elements by which it begins later, and by which its
+#: rows lie further apart. So it is aligned nowhere, in some rows, or in all of them by chance.
+VIEWS = ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 1), (0, 2), (0, 4), (8, 8), (4, 3))
+#: Which operands are written late: none, all by one operator, each by its own, or the one at a position.
+LATE = ("", "all", "each", "1", "2", "3", "4")
 #: What a size may be, by the letter that names it; all others take any of the above.
 SMALL: Mapping[str, tuple[int, ...]] = {
     "n": (1, 1, 2, 3, 8), "b": (1, 1, 2, 3, 8), "k": (1, 1, 2, 3, 3, 4, 5, 7), "l": (0, 0, 1, 2, 3, 5, 7), "s": (1, 1, 1, 2, 3),
@@ -43,11 +52,14 @@ class Case:
     seed: int = 0
     operator: int = -1
     pick: str = ""
+    views: str = ""
+    late: str = ""
 
     def __str__(self) -> str:
         words = [self.kind, *(f"{k}={v}" for k, v in self.sizes.items()), *(f"+{t}" for t in self.tags), f"@{self.precision}"]
         words += [f"layout={self.layout}"] if self.layout != "keep" else []
         words += [f"seed={self.seed}"] if self.seed else []
+        words += [f"{n}={v}" for n, v in (("views", self.views), ("late", self.late)) if v]
         words += [f"op={self.operator}"] if self.operator >= 0 else []
         return " ".join([*words, *([f"pick={self.pick}"] if self.pick else [])])
 
@@ -64,10 +76,10 @@ class Case:
                 case = replace(case, tags=(*case.tags, word[1:]))
             elif word.startswith("@"):
                 case = replace(case, precision=word[1:])
-            elif name == "layout":
-                case = replace(case, layout=value)
-            elif name == "pick":
-                case = replace(case, pick=value)
+            elif name in ("layout", "pick"):
+                case = replace(case, layout=value) if name == "layout" else replace(case, pick=value)
+            elif name in ("views", "late"):
+                case = replace(case, views=value) if name == "views" else replace(case, late=value)
             elif name == "seed":
                 case = replace(case, seed=int(value))
             elif name == "op":
@@ -103,33 +115,47 @@ class Sampler:
     precisions: tuple[str, ...] = ("float32",)
     kinds: tuple[str, ...] = tuple(KINDS)
     layouts: tuple[str, ...] = ("keep", "keep", "keep", "nhwc")
-    values: int = field(default=0)
 
     def next(self) -> Case:
         """The next case, all of whose sizes fit ``work``."""
         r = self.random
         kind = r.choice(self.kinds)
-        need, tags = SIZES[kind], KINDS[kind].tags
-        chosen = tuple(t for t in (*tags, "fuse") if r.random() < 0.3)
-        precision = r.choice(self.precisions)
+        tags = tuple(t for t in (*KINDS[kind].tags, "fuse") if r.random() < 0.3)
+        views = "".join(r.choices("0123456789", (5, *[1] * 9), k=3)) if r.random() < 0.4 else ""
+        return self._case(kind, tags, r.choice(self.precisions), views, r.random() < 0.4)
+
+    def first(self) -> Iterator[Case]:
+        """Cases with one thing each, those without any first: every kind in every precision with even sizes and odd ones, then
+        with tensors moved in every way, then with one tag."""
+        plain = [("", "", True), ("", "", False)]
+        moved = [("", str(v) * 3, True) for v in range(1, len(VIEWS))]
+        tags = list(dict.fromkeys(t for k in self.kinds for t in (*KINDS[k].tags, "fuse")))
+        for tag, views, even in [*plain, *(x for pair in zip_longest(moved, [(t, "", True) for t in tags]) for x in pair if x)]:
+            for kind in self.kinds:
+                for precision in self.precisions:
+                    if not tag or tag in (*KINDS[kind].tags, "fuse"):
+                        yield self._case(kind, (tag,) if tag else (), precision, views, even)
+
+    def _case(self, kind: str, tags: tuple[str, ...], precision: str, views: str, even: bool) -> Case:
+        r = self.random
         layout = r.choice(self.layouts) if kind in ("conv", "depthwise", "pool") else "keep"
         while True:
-            sizes = {name: self._size(name) for name in need}
+            sizes = {name: self._size(name, even) for name in SIZES[kind]}
             if KINDS[kind].legal(sizes) and KINDS[kind].work(sizes) <= self.work:
-                break
-        self.values += 1
-        return Case(kind, sizes, chosen, precision, layout, r.randrange(1, 1_000_000))
+                return Case(kind, sizes, tags, precision, layout, r.randrange(1, 1_000_000), views=views)
 
-    def _size(self, name: str) -> int:
+    def _size(self, name: str, even: bool) -> int:
         if name in SMALL:
-            return self.random.choice(SMALL[name])
-        return self.random.choice(self.random.choice((EDGES, EDGES, ODD, LARGE)))
+            return self.random.choice([n for n in SMALL[name] if not even or n < 5 or n % 4 == 0] or SMALL[name])
+        return self.random.choice(EVEN if even else self.random.choice((EDGES, EDGES, ODD, LARGE)))
 
 
 def smaller(case: Case) -> list[Case]:
     """Cases with less of one thing, the largest steps first: what shrinking tries."""
     found = [replace(case, tags=tuple(t for t in case.tags if t != tag)) for tag in case.tags]
     found += [replace(case, layout="keep")] if case.layout != "keep" else []
+    found += [replace(case, views="")] if case.views else []
+    found += [replace(case, late="")] if case.late else []
     for name, value in case.sizes.items():
         least = min(SMALL.get(name, (1,)))
         for less in dict.fromkeys((least, value // 2, value - value % 8, value - 1)):

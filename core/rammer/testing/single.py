@@ -8,9 +8,11 @@ all other memory that kernels use.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,20 +24,21 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, Port, RProgram, Storage, Task, Wait
-from rammer.ir.types import TensorType, row_major
+from rammer.ir.types import TensorType, is_float, row_major
 from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import view
 from rammer.runtime.options import CompileOptions
 from rammer.testing.bounds import Bounded, bounded_results
-from rammer.testing.cases import Case
+from rammer.testing.cases import VIEWS, Case
 from rammer.testing.nets import model_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Elements before and behind every tensor, and to what multiple of elements its offset is kept.
 GUARD = 64
-#: Elements that a task of a copy takes.
-PIECE = 4096
+#: Elements that a task of a slow copy takes, and how often it reads each (less often where there are more than ``MANY``): on a
+#: GPU some 50 us, in which what comes next has started and would read too early.
+PIECE, READS, MANY = 4096, 256, 1 << 17
 #: The rate of every operator, and all of a fusion, where everything is to be fused.
 FAST = 1e3
 #: Results that a report shows.
@@ -85,8 +88,21 @@ def subjects(case: Case, backend: Backend) -> list[Subject]:
     with suppress(_Stop):
         compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {})
     operators, binding = recorder.found
-    found = [Subject(o, binding, values) for o in operators]
+    found = [Subject(o, moved(o, binding, case.views), values) for o in operators]
     return found if case.operator < 0 else found[case.operator : case.operator + 1]
+
+
+def moved(operator: ROperator, binding: Binding, views: str) -> Binding:
+    """``binding`` with the operator's tensors, constants apart, at other places: ``VIEWS`` of the digits of ``views``."""
+    names = [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if not _constant(n, binding)]
+    storages = dict(binding.storages)
+    for name, digit in zip(names, cycle(views or "0"), strict=False):
+        storage, (later, wider) = storages[name], VIEWS[int(digit)]
+        shape = storage.shape
+        if wider and len(shape) > 1 and storage.row_major and 0 not in shape:
+            storage = replace(storage, strides=row_major((*shape[:-1], shape[-1] + wider)))
+        storages[name] = replace(storage, offset=storage.offset + later)
+    return replace(binding, storages=storages)
 
 
 @dataclass(frozen=True)
@@ -99,34 +115,32 @@ class Feed:
 
 @dataclass(frozen=True)
 class Trial:
-    """A subject with its values: constants, one for all runs, and the feeds of each run; ``copies`` as for ``placed``."""
+    """A subject with its values: constants, one for all runs, and the feeds of each run; ``late`` as for ``placed``."""
 
     subject: Subject
     constants: Mapping[str, Array]
     feeds: tuple[Feed, ...]
-    copies: bool = False
+    late: str = ""
 
 
-def trial_of(subject: Subject, seed: int) -> Trial:
-    """Values from ``seed``: whole numbers, among them (every third time) a NaN, then fractions; every second time other
-    operators write the operands just before."""
+def trial_of(subject: Subject, seed: int, late: str = "") -> Trial:
+    """Values from ``seed``: whole numbers (mostly), fractions, and whole numbers with a NaN in some operands."""
     rng = np.random.default_rng(seed)
     operator, binding = subject.operator, subject.binding
     fixed = [n for n in operator.inputs if _constant(n, binding)]
     whole = bool(seed % 4)
     constants = {n: _kept(subject.constants.get(n), binding.types[n], rng, whole) for n in fixed}
     feeds = []
-    for kind in (whole, False):
+    for kind, spoilt in ((whole, False), (False, False), (True, True)):
         given = {n: _values(binding.types[n], rng, kind) for n in operator.inputs if n not in constants}
-        for n, values in given.items():
-            if n in subject.constants:
-                given[n] = _kept(subject.constants[n], binding.types[n], rng, kind)
-            elif kind and seed % 3 == 0 and values.dtype.kind == "f" and values.size > 1:
-                values.reshape(-1)[int(rng.integers(values.size))] = np.nan
+        free = [n for n, v in given.items() if n not in subject.constants and v.dtype.kind == "f" and v.size > 1]
+        for n in rng.permutation(free)[: 1 + int(rng.integers(2))] if spoilt else ():
+            given[n].reshape(-1)[int(rng.integers(given[n].size))] = np.nan
+        given |= {n: _kept(subject.constants[n], binding.types[n], rng, kind) for n in given if n in subject.constants}
         given = {n: _at_once(values, binding.storages[n]) for n, values in given.items()}
         tf32 = binding.precision == "tf32"
         feeds.append(Feed(given, bounded_results(operator, {**constants, **given}, tf32)))
-    return Trial(subject, constants, tuple(feeds), bool(seed % 2))
+    return Trial(subject, constants, tuple(feeds), late)
 
 
 def _constant(name: str, binding: Binding) -> bool:
@@ -163,9 +177,11 @@ def _at_once(values: Array, storage: Storage) -> Array:
 
 @dataclass(frozen=True)
 class Placed:
-    """A program around one tiled operator, and the ports that are whole buffers of its results."""
+    """A program around one tiled operator. Its ports are whole buffers: of the operands that each input port holds by ``given``,
+    and of its results."""
 
     program: RProgram
+    given: Mapping[str, tuple[str, ...]]
     results: Mapping[str, str]
 
 
@@ -179,6 +195,7 @@ class _Parts:
     counters: list[Counter] = field(default_factory=list)
     inputs: list[Port] = field(default_factory=list)
     outputs: list[Port] = field(default_factory=list)
+    given: dict[str, tuple[str, ...]] = field(default_factory=dict)
     arena: int = 0
 
     def whole(self, name: str, buffer: str, dtype: str, size: int, kind: BufferKind) -> str:
@@ -189,44 +206,66 @@ class _Parts:
         self.arena += -(-self.buffers[-1].nbytes // ALIGNMENT) * ALIGNMENT if kind == "arena" else 0
         return name
 
-    def copied(self, name: str, dtype: str, size: int) -> None:
-        """Buffer ``b_NAME`` in the arena, written by an operator from an input: what comes next has to wait for it."""
+    def between(self, buffer: str, storages: Sequence[Storage]) -> int:
+        """Tensors one behind another in a buffer, guards between them; its size."""
+        size = GUARD
+        for storage in storages:
+            low, high = storage.span()
+            first = size + low % GUARD
+            self.storages.append(replace(storage, buffer=buffer, offset=first + storage.offset - low))
+            size = -(-(first + high - low) // GUARD) * GUARD + GUARD
+        return size
+
+    def operands(self, name: str, dtype: str, storages: Sequence[Storage], late: bool) -> None:
+        """An input port with these operands; if they are ``late``, they are in the arena, and a slow operator writes them."""
+        size = self.between(f"b_{name}", storages)
+        self.given[name] = tuple(s.tensor for s in storages)
+        if not late:
+            self.inputs.append(Port(name, self.whole(f"whole_{name}", f"b_{name}", dtype, size, "input")))
+            return
+        size = PIECE << max(0, (size - 1).bit_length() - (PIECE - 1).bit_length())  # few sizes, so few kernels to compile
         given = self.whole(f"given_{name}", f"g_{name}", dtype, size, "input")
         held = self.whole(f"held_{name}", f"b_{name}", dtype, size, "arena")
-        copy = Compute(held, dtype, (Axis("i", size),), Load(given, (Ref("i"),)))
-        self.operators.append(ROperator(held, (copy,), (), (held,), (min(PIECE, size),)))
+        slow = (Axis("k", READS if size <= MANY else READS // 8),) if is_float(dtype) else ()
+        copy = Compute(held, dtype, (Axis("i", size),), Load(given, (Ref("i"),)), slow, "max" if slow else None)
+        self.operators.append(ROperator(held, (copy,), (), (held,), (PIECE,)))
         self.counters.append(Counter(held, held, 0, self.operators[-1].task_count))
         self.inputs.append(Port(name, given))
 
 
-def placed(tiled: ROperator, binding: Binding, constants: Mapping[str, Array], veus: int, copies: bool = False) -> Placed:
-    """The program, its tasks dealt to at most ``veus`` rows. Ports carry the names of tensors, but are whole buffers.
+def placed(tiled: ROperator, binding: Binding, constants: Mapping[str, Array], veus: int, late: str = "") -> Placed:
+    """The program, its tasks dealt to at most ``veus`` rows. Ports are whole buffers under the names of tensors.
 
-    With ``copies`` the operands are in the arena, and operators before this one write them in every run.
+    ``late`` names operands (``LATE``) that slow operators write in every run, just before: all floats of one type by one, each
+    by its own, or the one at a position.
     """
     parts, results = _Parts(), dict[str, str]()
-    for name in (*tiled.inputs, *tiled.outputs):
-        storage, dtype = binding.storages[name], binding.types[name].dtype
-        if name in constants:
-            parts.storages.append(Storage(name, f"b_{name}", 0, storage.shape, storage.strides))
-            parts.buffers.append(Buffer(f"b_{name}", dtype, constants[name].size, "constant"))
-            continue
-        low, high = storage.span()
-        first = GUARD + low % GUARD
-        size = first + high - low + GUARD
-        parts.storages.append(replace(storage, buffer=f"b_{name}", offset=first + storage.offset - low))
-        if name in tiled.outputs:
-            results[name] = parts.whole(f"whole_{name}", f"b_{name}", dtype, size, "output")
-            parts.outputs.append(Port(name, results[name]))
-        elif copies:
-            parts.copied(name, dtype, size)
-        else:
-            parts.inputs.append(Port(name, parts.whole(f"whole_{name}", f"b_{name}", dtype, size, "input")))
+    for name in (n for n in tiled.inputs if n in constants):
+        storage = binding.storages[name]
+        parts.storages.append(Storage(name, f"b_{name}", 0, storage.shape, storage.strides))
+        parts.buffers.append(Buffer(f"b_{name}", binding.types[name].dtype, constants[name].size, "constant"))
+    for names, slow in _ports([n for n in tiled.inputs if n not in constants], binding, late):
+        dtype = binding.types[names[0]].dtype
+        parts.operands(names[0] if len(names) == 1 else "together", dtype, [binding.storages[n] for n in names], slow)
+    for name in tiled.outputs:
+        size = parts.between(f"b_{name}", [binding.storages[name]])
+        results[name] = parts.whole(f"whole_{name}", f"b_{name}", binding.types[name].dtype, size, "output")
+        parts.outputs.append(Port(name, results[name]))
     operators = (*parts.operators, tiled)
     waits = tuple(Wait(c.name, c.total) for c in parts.counters)
     program = RProgram("single", "single", tuple(parts.inputs), tuple(parts.outputs), tuple(parts.buffers),
                        tuple(parts.storages), operators, tuple(parts.counters), _rows(operators, waits, veus))  # fmt: skip
-    return Placed(program, results)
+    return Placed(program, parts.given, results)
+
+
+def _ports(names: Sequence[str], binding: Binding, late: str) -> list[tuple[list[str], bool]]:
+    """Operands by the port that gives them, and whether they are late."""
+    if late != "all":
+        return [([n], late == "each" or late == str(i)) for i, n in enumerate(names, 1)]
+    kinds = Counts(k for n in names if is_float(k := binding.types[n].dtype))
+    most = kinds.most_common(1)[0][0] if kinds else ""
+    together = [n for n in names if binding.types[n].dtype == most]
+    return [*([(together, True)] if together else []), *(([n], False) for n in names if n not in together)]
 
 
 def _rows(operators: Sequence[ROperator], waits: tuple[Wait, ...], veus: int) -> tuple[tuple[Task, ...], ...]:
@@ -243,12 +282,11 @@ def _rows(operators: Sequence[ROperator], waits: tuple[Wait, ...], veus: int) ->
 def images(place: Placed, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """What to give each port: NaN (all bits set) around the elements."""
     result = {}
-    for name, values in inputs.items():
-        storage = place.program.storage[name]
-        buffer = place.program.buffer[storage.buffer]
-        image = np.full(buffer.nbytes, 0xFF, np.uint8).view(buffer.dtype)
-        view(image, storage)[...] = values
-        result[name] = image
+    for port, names in place.given.items():
+        buffer = place.program.buffer[place.program.storage[names[0]].buffer]
+        result[port] = np.full(buffer.nbytes, 0xFF, np.uint8).view(buffer.dtype)
+        for name in names:
+            view(result[port], place.program.storage[name])[...] = inputs[name]
     return result
 
 
@@ -296,7 +334,7 @@ def differences(have: Array, want: Bounded) -> str:
 
 def check(backend: Backend, tiled: ROperator, trial: Trial) -> str:
     """What is wrong with ``tiled`` on the device; "" if nothing. DeviceFailure where it cannot be made."""
-    place = placed(tiled, trial.subject.binding, trial.constants, backend.vdevice.veus, trial.copies)
+    place = placed(tiled, trial.subject.binding, trial.constants, backend.vdevice.veus, trial.late)
     loaded = backend.load(place.program, trial.constants)
     try:
         for number, feed in enumerate(trial.feeds):

@@ -1,0 +1,77 @@
+"""Faults planted into a device's kernels, one after another, for the search over kernels to find.
+
+python benchmarks/planted.py --device cuda --seconds 30 --processes 5 --side 3
+
+Each fault changes what the plugin writes (texts of kernels, or what a generator believes), and the search
+(``rammer.testing.families``) runs with it until its first failure. One line a fault: the candidate and the second at which it was
+found. Exits with 1 if one was not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from plants import PLANTS
+
+from rammer.testing.families import main as search
+from rammer.testing.workers import Outcome, hunt
+
+#: Elements or products of one case: small cases find these faults sooner.
+SIZE = 300_000
+#: What is said of a text that is none: then the fault itself is wrong.
+BROKEN = ("does not compile", "NVRTC rejected")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--device", required=True, type=click.Choice(sorted(PLANTS)), help="Whose kernels.")
+@click.option("--seconds", default=30.0, show_default=True, help="For each fault, at most.")
+@click.option("--processes", default=1, show_default=True, help="That search for one fault.")
+@click.option("--side", default=1, show_default=True, help="Faults side by side.")
+@click.option("--seed", default=1, show_default=True, help="Of the cases.")
+@click.option("--only", default="", help="Faults whose names contain this.")
+@click.option("--option", "options", multiple=True, help="KEY=VALUE of the device.")
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the lines there, as JSON.")
+def main(device: str, seconds: float, processes: int, side: int, seed: int, only: str, options: tuple[str, ...],
+         report: Path | None) -> None:  # fmt: skip
+    """Plant every fault, and print which were found."""
+    names = [n for n in PLANTS[device] if only in n]
+    arguments = ["--device", device, "--seed", str(seed), "--size", str(SIZE), *(x for o in options for x in ("--option", o))]
+    lines = list[dict[str, object]]()
+
+    def one(name: str) -> Outcome:
+        command = [sys.executable, __file__, "--plant", name, *arguments]
+        begin = time.monotonic()
+        outcome = hunt(command, seconds, processes, True, {"device": device, "seeds": [seed]})
+        kinds = [k for k, lines in outcome.failures.items() if not any(word in lines[0] for word in BROKEN)]
+        line = {"fault": name, "found": bool(kinds), "candidates": outcome.coverage.candidates,
+                "seconds": round(time.monotonic() - begin, 1), "how": outcome.failures[kinds[0]][0] if kinds else ""}  # fmt: skip
+        lines.append(line)
+        found = "found" if kinds else "NOT FOUND"
+        how = str(line["how"]).replace("\n", " ")[:230]
+        click.echo(f"{found} after {line['candidates']} candidates, {line['seconds']} s: {name} ({how})")
+        return outcome
+
+    with ThreadPoolExecutor(max_workers=side) as pool:
+        list(pool.map(one, names))
+    if report is not None:
+        report.write_text(json.dumps(lines))
+    missed = [line["fault"] for line in lines if not line["found"]]
+    click.echo(f"{len(lines) - len(missed)} of {len(lines)} planted faults found; not: {', '.join(map(str, missed)) or 'none'}")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--plant":  # a process of the search, with the fault
+        device = sys.argv[sys.argv.index("--device") + 1]
+        PLANTS[device][sys.argv[2]]()
+        sys.argv[1:3] = []
+        search()
+    main()

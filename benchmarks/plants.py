@@ -1,0 +1,157 @@
+"""The faults of ``planted.py``: by device and name, what plants one in this process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+Edit: TypeAlias = Callable[[str], str]
+Plant: TypeAlias = Callable[[], None]
+
+
+def changed(pattern: str, new: str, count: int = 0, needs: str = "") -> Edit:
+    """Every text that matches, with ``count`` matches (0: all) replaced; others as they are, and those without ``needs``."""
+    return lambda text: re.sub(pattern, new, text, count=count) if needs in text else text
+
+
+def last(old: str, new: str) -> Edit:
+    """The last ``old`` of a text replaced."""
+
+    def edit(text: str) -> str:
+        before, found, after = text.rpartition(old)
+        return before + new + after if found else text
+
+    return edit
+
+
+def early(text: str) -> str:
+    """Float16 warpgroup products of two operands that are no constants: one is fetched before the wait."""
+    wait = "rm_after();\n"
+    at = text.find("if (tid >=")
+    if "rm_products_f16" not in text or at < 0 or wait not in text[at:]:
+        return text
+    first = text.index("#pragma unroll", at)
+    waited = text.index(wait, at)
+    if waited > first:
+        return text  # a constant is fetched first, as it may be
+    loop = text.index("#pragma unroll 1", first + 1)
+    return text[:waited] + text[waited + len(wait) : loop] + wait + text[loop:]
+
+
+def cuda(edit: Edit) -> Plant:
+    """Plants it in the text of every cuda kernel."""
+
+    def plant() -> None:
+        import rammer_cuda.kept
+        import rammer_cuda.source
+
+        honest = rammer_cuda.source.task_kernel
+
+        def faulty(*arguments: Any) -> Any:
+            kernel = honest(*arguments)
+            return kernel if "held_" in arguments[0].name else replace(kernel, text=edit(kernel.text))
+
+        rammer_cuda.source.task_kernel = faulty
+        rammer_cuda.kept.task_kernel = faulty
+
+    return plant
+
+
+def everything_aligned() -> None:
+    """Products believe that every operand begins at a multiple of 16 bytes."""
+    import rammer.codegen.contraction as contraction
+
+    honest = contraction.Operand.__init__
+
+    def believing(self: Any, *arguments: Any, **named: Any) -> None:
+        honest(self, *arguments, **named)
+        object.__setattr__(self, "aligned", True)
+
+    contraction.Operand.__init__ = believing  # type: ignore[method-assign]
+
+
+def rows_aligned() -> None:
+    """Kernels along rows believe that four neighbours are always 16 aligned bytes."""
+    import rammer_cuda.kernels.rowwise as rowwise
+
+    def believing(load: Any, binding: Any, along: set[str]) -> bool:
+        moved = {n: replace(s, offset=s.offset // 4 * 4) for n, s in binding.storages.items()}
+        return honest(load, replace(binding, storages=moved), along)
+
+    honest = rowwise.aligned
+    rowwise.aligned = believing
+
+
+def unstored_product() -> None:
+    """A cell of one bare product leaves its result in shared memory."""
+    import rammer_cuda.source
+
+    honest = rammer_cuda.source.MAKERS["cell"]
+
+    def faulty(*arguments: Any) -> Any:
+        kernel = honest(*arguments)
+        if any(not c.reduce for c in arguments[0].computes):
+            return kernel
+        lines = kernel.text.splitlines(keepends=True)
+        stores = [i for i, line in enumerate(lines) if re.search(r"^\s*p\d+\[.*\] = ", line)]
+        return replace(kernel, text="".join(line for i, line in enumerate(lines) if i not in stores))
+
+    rammer_cuda.source.MAKERS["cell"] = faulty
+
+
+def opencl(edit: Edit) -> Plant:
+    """Plants it in every function of a rocm program."""
+
+    def plant() -> None:
+        import rammer_rocm.executor
+
+        honest = rammer_rocm.executor.task_function
+
+        def faulty(*arguments: Any) -> Any:
+            function = honest(*arguments)
+            return function if "held_" in arguments[0].name else replace(function, text=edit(function.text))
+
+        rammer_rocm.executor.task_function = faulty
+
+    return plant
+
+
+def walk(edit: Edit) -> Plant:
+    """Plants it in what walks the table of a rocm program."""
+
+    def plant() -> None:
+        import rammer_rocm.executor
+
+        honest = rammer_rocm.executor.program_text
+        rammer_rocm.executor.program_text = lambda *arguments: edit(honest(*arguments))
+
+    return plant
+
+
+PLANTS: Mapping[str, Mapping[str, Plant]] = {
+    "cuda": {
+        "a dropped barrier": cuda(last("__syncthreads();", "")),
+        "an off-by-one bound": cuda(changed(r"(\+ [ab]k(?: \+ \d+)?\)+) < (\d+)", r"\1 <= \2")),
+        "a row too many": cuda(changed(r"if \(x0 < (\d+)", r"if (x0 <= \1")),
+        "a wrong zero fill": cuda(changed(r" < (\d+)\);", r" < \g<1>00);", needs="rm_copy")),
+        "an unaligned copy": cuda(changed(r"rm_copy16\(as \+ ", "rm_copy16(as + 1 + ")),
+        "operands believed aligned": everything_aligned,
+        "rows believed aligned": rows_aligned,
+        "a missed NaN": cuda(changed(r"rm_max_f32\(([^;]*)\);", r"fmaxf(\1);")),
+        "an early fetch": cuda(early),
+        "no wait": cuda(changed(r"\brm_after\(\);", "")),
+        "a bare product that a cell does not store": unstored_product,
+    },
+    "rocm": {
+        "a dropped barrier": walk(changed(r"while \(atomic_load_explicit\(done", "while (0 && atomic_load_explicit(done")),
+        "an off-by-one bound": opencl(changed(r"(for \(int ([rk]\d+) = 0; \2) < (\d+);", r"\1 <= \3;")),
+        "a row too many": opencl(changed(r"(for \(int (x\d+) = o\d+; \2) < (\(o\d+ \+ \d+\));", r"\1 <= \3;")),
+        "a wrong zero fill": opencl(changed(r"(\] : |\bd\[i\] = )0\.0f", r"\g<1>1.0f")),
+        "a missed NaN": opencl(changed(r"rm_max_f32\(", "fmax(")),
+        "a cast that cuts": opencl(changed(r"\bvstore_half\(", "vstore_half_rtz(")),
+        "a wrong stride": opencl(changed(r"(\d+) \* x0\b", r"(\1 + 1) * x0")),
+        "a task twice": opencl(changed(r"int task\) \{", "int number) { const int task = number | 1;")),
+    },
+}

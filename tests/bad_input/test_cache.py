@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from cases import RNG, Capture, Patch, arrays, model, saved
 
@@ -92,6 +93,22 @@ def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(tmp_path: Path
         data[place] ^= 1 << int(RNG.integers(8))
         program.write_bytes(bytes(data))
         check_result(path)
+
+
+def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+    """Equal models with other weights differ in nothing but their keys: the file of one in the place of the other's."""
+    head = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y)'
+    given, files = {"x": np.ones(4, np.float32)}, dict[float, tuple[Path, Path]]()
+    for factor in (2.0, 3.0):
+        body = "{ k = Constant<value = float {" + str(factor) + "}>() y = Mul(x, k) }"
+        path = saved(tmp_path / f"{factor}.onnx", onnx.parser.parse_model(head + body))
+        before = set(own_cache.glob("programs/*.rammer"))
+        assert rammer.compile(path, device="toy").run(given)["y"][0] == factor
+        (new,) = set(own_cache.glob("programs/*.rammer")) - before
+        files[factor] = path, new
+    files[3.0][1].write_bytes(files[2.0][1].read_bytes())
+    assert rammer.compile(files[3.0][0], device="toy").run(given)["y"][0] == 3.0
+    assert "was kept for something else; compiling again" in capsys.readouterr().err
 
 
 def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path) -> None:

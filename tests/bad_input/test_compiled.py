@@ -22,7 +22,7 @@ import rammer
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
-from rammer.runtime.artifact import save_artifact
+from rammer.runtime.artifact import is_text, save_artifact, seal_of
 from rammer.testing.programs import random_net
 
 Members = dict[str, bytes]
@@ -49,6 +49,7 @@ def written(path: Path, parts: Mapping[str, bytes], method: int = zipfile.ZIP_ST
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
+        archive.comment = seal_of({n: d for n, d in parts.items() if is_text(n)})
     return path
 
 

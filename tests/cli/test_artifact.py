@@ -15,7 +15,7 @@ from onnx import parser
 
 import rammer as api
 from rammer.errors import BadInput
-from rammer.runtime.artifact import save_artifact
+from rammer.runtime.artifact import is_text, save_artifact, seal_of
 from rammer.testing.small_models import MODELS
 
 
@@ -140,7 +140,7 @@ def test_what_needs_the_model_says_so(rammer: Command, compiled: Path) -> None:
 
 
 def rewritten(path: Path, name: str, change: str, into: str) -> None:
-    """The same zip with ``change`` replaced in one member (and valid checksums)."""
+    """The same zip with ``change`` replaced in one member (and a valid seal)."""
     with zipfile.ZipFile(path) as archive:
         parts = {n: archive.read(n) for n in archive.namelist()}
     assert change.encode() in parts[name]
@@ -148,6 +148,7 @@ def rewritten(path: Path, name: str, change: str, into: str) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for n, data in parts.items():
             archive.writestr(n, data)
+        archive.comment = seal_of({n: d for n, d in parts.items() if is_text(n)})
 
 
 def test_damaged_files_are_refused(rammer: Command, compiled: Path) -> None:
@@ -163,10 +164,24 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path) -> None:
         done = rammer("run", compiled)
         assert done.code in (0, 2) and "Traceback" not in done.err, (place, done.err)  # 0: a bit that nothing reads
     compiled.write_bytes(whole)
-    rewritten(compiled, "head.json", '"format": 4', '"format": 99')
+    rewritten(compiled, "head.json", '"format": 5', '"format": 99')
     done = rammer("run", compiled)
-    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 4\n"
+    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 5\n"
                                         "  hint: compile the model again\n")  # fmt: skip
+
+
+def test_what_is_whole_by_the_zip_alone_is_refused(rammer: Command, compiled: Path) -> None:
+    """A member changed and packed again, by a tool that knows no more of the file than that it is a zip."""
+    with zipfile.ZipFile(compiled) as archive:
+        parts, seal = {n: archive.read(n) for n in archive.namelist()}, archive.comment
+    parts["0.program"] = parts["0.program"].replace(b"max(", b"min(", 1) + b" "
+    for comment in (seal, b"", b"rammer"):
+        with zipfile.ZipFile(compiled, "w") as archive:
+            for name, data in parts.items():
+                archive.writestr(name, data)
+            archive.comment = comment
+        done = rammer("run", compiled)
+        assert done.code == 2 and "it is damaged: its content has another digest" in done.err
 
 
 def test_a_damaged_constant_is_named(rammer: Command, compiled: Path) -> None:

@@ -143,6 +143,48 @@ def test_sequence_inside() -> None:
     )
 
 
+_F, _I, _B = FLOAT, TensorProto.INT32, BOOL
+
+
+@pytest.mark.parametrize(("op", "kinds", "opset", "says"), [
+    ("Elu", (_I,), 17, "Elu does not take int32 as its input 'X'"),
+    ("HardSigmoid", (_I,), 17, "HardSigmoid does not take int32 as its input 'X'"),
+    ("IsNaN", (_I,), 17, "IsNaN does not take int32 as its input 'X'"),
+    ("Round", (_I,), 17, "Round does not take int32 as its input 'X'"),
+    ("ArgMax", (_B,), 17, "ArgMax does not take bool as its input 'data'"),
+    ("Relu", (_I,), 13, "Relu does not take int32 as its input 'X'"),
+    ("Clip", (_F, _I), 17, "Clip has inputs of float32 and, as its 'min', int32, which must be of one element type"),
+    ("Where", (_B, _F, _I), 17, "Where has inputs of float32 and, as its 'Y', int32, which must be of one element type"),
+    ("Concat", (_F, _F, _I), 17, "Concat has inputs of float32 and, as its 'inputs', int32, which must be of one element type"),
+])  # fmt: skip
+@pytest.mark.parametrize("known", [False, True])
+def test_element_types_that_the_schema_excludes(op: str, kinds: tuple[int, ...], opset: int, says: str, known: bool) -> None:
+    # The same where operands are constants, which would else be folded first.
+    names = [f"x{i}" for i in range(len(kinds))]
+    attributes = {"axis": 0} if op == "Concat" else {}
+    made = [helper.make_tensor(n, k, [2], [0, 1]) for n, k in zip(names, kinds, strict=True)]
+    inputs = [] if known else [helper.make_tensor_value_info(n, k, [2]) for n, k in zip(names, kinds, strict=True)]
+    graph = helper.make_graph([helper.make_node(op, names, ["y"], "n", **attributes)], "g", inputs,
+                              [helper.make_empty_tensor_value_info("y")], made if known else [])  # fmt: skip
+    text = message(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]).SerializeToString())
+    assert text.startswith(f"{says}\n  at: node n ({op})\n  hint: "), text
+
+
+def test_element_types_follow_attributes_and_bodies() -> None:
+    """Cast says what it makes, and an If what its branches do: Relu after it takes float32, not int32."""
+    for code, good in ((TensorProto.FLOAT, True), (TensorProto.INT32, False)):
+        branch = helper.make_graph([helper.make_node("Cast", ["x"], ["b"], to=code)], "b", [],
+                                   [helper.make_tensor_value_info("b", code, [2])])  # fmt: skip
+        nodes = [helper.make_node("If", ["c"], ["z"], "if", then_branch=branch, else_branch=branch),
+                 helper.make_node("Relu", ["z"], ["y"], "last")]  # fmt: skip
+        graph = helper.make_graph(nodes, "g", [tensor("x", [2]), tensor("c", [], BOOL)], [tensor("y", [2])])
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+        if good:
+            read_model(made)
+        else:
+            assert "Relu does not take int32" in message(made.SerializeToString())
+
+
 def test_data_dependent_shape() -> None:
     proto = model([helper.make_node("NonZero", ["x"], ["y"], name="nz")], [tensor("x", [2])], ["y"])
     assert message(proto) == (

@@ -29,3 +29,9 @@ def test_an_output_that_is_not_wanted_decides_nothing() -> None:
     attributes = {"kernel_shape": (2, 2)}
     assert distrusted("reference", Use("MaxPool", 12, attributes, (X,), (True, False))) is None
     assert distrusted("reference", Use("MaxPool", 12, attributes, (X,), (True, True))) is not None
+
+
+def test_what_is_clipped_to_a_threshold_is_judged_by_the_words_of_the_layer() -> None:
+    given = {"activations": ("Sigmoid", "ThresholdedRelu"), "activation_alpha": (0.5,), "linear_before_reset": 1}
+    assert distrusted("onnxruntime", Use("GRU", 14, given, (X, X, X))) is None
+    assert distrusted("onnxruntime", Use("GRU", 14, {**given, "clip": 0.5}, (X, X, X))) is not None

@@ -15,6 +15,7 @@ from rammer.runtime import host_memory
 from rammer.testing.graphs.campaign import Plan, campaign
 from rammer.testing.graphs.case import Call, Case
 from rammer.testing.graphs.judge import Judge, Setting
+from rammer.testing.graphs.record import CASES, Record
 
 TOY = Setting("toy")
 
@@ -55,11 +56,13 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(host_memory, "evaluate", wrong)
     only = ("MatMul", "Relu", "Transpose", "Add", "Concat", "Sigmoid")
-    tally = campaign(Plan(TOY, seed=5, graphs=12, seconds=40, voices=False, shrink=6, folder=tmp_path, only=only))
-    device = [f for f in tally.faults if f.verdict.kind == "device"]
+    plan = Plan(TOY, seed=5, graphs=12, seconds=40, voices=False, shrink=6, only=only)
+    tally = campaign(plan)
+    device = [f for f in tally.faults.values() if f.verdict.kind == "device"]
     assert device and min(len(f.case.nodes) for f in device) == 1
     assert any(f.signature == "device | MatMul" for f in device), tally.text()
-    kept, extra = Case.load(next(tmp_path.glob("device-*.json")))
+    Record(plan, folder=tmp_path).close(tally)
+    kept, extra = Case.parse((tmp_path / CASES).read_text().splitlines()[0])
     assert extra["signature"].startswith("device | ") and kept.nodes
 
 
@@ -81,6 +84,6 @@ def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None
 def test_models_with_one_thing_wrong_end_in_a_clear_refusal() -> None:
     tally = campaign(Plan(TOY, seed=8, graphs=60, seconds=60, voices=False, shrink=0, spoiled=True, longest=6))
     # A device that runs what the checker refuses is lenient; a traceback is a fault.
-    wrong = [f for f in tally.faults if f.verdict.kind in ("traceback", "internal")]
+    wrong = [f for f in tally.faults.values() if f.verdict.kind in ("traceback", "internal")]
     assert not wrong, tally.text()
     assert sum(tally.refused.values()) > 20

@@ -48,6 +48,11 @@ TABLE = {
     "arg max": node("ArgMax", f(0, 3), axis=1), "pad": node("Pad", f(0, 3), opset=10, pads=[1, 1, 1, 1]),
     "copy": node("Identity", f(0)), "flatten": node("Flatten", f(2, 0, 3)), "lrn": node("LRN", f(0, 2, 3, 3), size=3),
     "rnn, no batch": node("RNN", f(2, 0, 3), f(1, 4, 3), f(1, 4, 4), hidden_size=4),
+    # Zeros between no elements, and shapes that an upgrade restores.
+    "spread nothing": node("ConvTranspose", f(0, 1, 0), f(1, 1, 2), dilations=[2], strides=[3]),
+    "spread nothing but a kernel": node("ConvTranspose", f(1, 1, 0), f(1, 1, 2), dilations=[2], strides=[2]),
+    "flat softmax": node("Softmax", f(1, 2, 0), opset=11), "flat hardmax": node("Hardmax", f(2, 1, 0), opset=11, axis=2),
+    "flat log softmax": node("LogSoftmax", f(0), opset=11, axis=0),
     "instance norm": node("InstanceNormalization", f(0, 2, 3), f(2), f(2)),
 }  # fmt: skip
 

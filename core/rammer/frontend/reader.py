@@ -11,6 +11,7 @@ from onnx import ModelProto, ValueInfoProto, inliner
 from rammer.errors import BadInput
 from rammer.frontend import checks, limits, wellformed
 from rammer.frontend.functions import with_defaults
+from rammer.frontend.kinds import check_kinds
 from rammer.frontend.nodes import first_line
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.ir.port import InputPort
@@ -63,6 +64,7 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
         raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")
     proto = _ordered(proto)
     _ports(proto)  # ONNX's converter does not survive an input without a type
+    check_kinds(proto)
     proto, notes = upgraded(proto)
     return _model(proto, path, notes, external)
 

@@ -16,6 +16,8 @@ from rammer.frontend.outline import attach, outlined
 TARGET_OPSET: Final = 21
 #: The largest number of float32.
 _FLOAT_MAX: Final = 3.4028234663852886e38
+#: The opset since which Reshape can be told that 0 is an extent.
+_ALLOWZERO: Final = 14
 #: Tried in this order for a model whose upgrade to the first one fails.
 FALLBACK_OPSETS: Final = (20, 18, 17, 13)
 
@@ -32,7 +34,7 @@ def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         if opset >= target:
             break
         try:
-            converted = _restored(version_converter.convert_version(_prepared(outline, opset), target), outline)
+            converted = _restored(version_converter.convert_version(_prepared(outline, opset), target), outline, target)
         except BadInput:
             raise
         except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
@@ -48,8 +50,15 @@ def _stuck(opset: int, reached: int, reason: str) -> str:
     return f"opset {opset} could not be upgraded to {TARGET_OPSET}, only to {reached}: {reason}"
 
 
-def _restored(converted: ModelProto, original: ModelProto) -> ModelProto:
-    """``converted`` with what the converter drops: the declared ports and the metadata of ``original``."""
+def _restored(converted: ModelProto, original: ModelProto, opset: int) -> ModelProto:
+    """``converted`` with what the converter drops: the declared ports and the metadata of ``original``; and with extents of 0
+    in the shapes that it restores behind a Softmax."""
+    if opset >= _ALLOWZERO:
+        said = {o: node.op_type for graph in checks.all_graphs(original) for node in graph.node for o in node.output}
+        for node in (n for graph in checks.all_graphs(converted) for n in graph.node if n.op_type == "Reshape"):
+            # Of all Reshapes only those of the model itself take an extent of 0 for "as it was".
+            if said.get(node.output[0], "Reshape") != "Reshape":
+                node.attribute.append(helper.make_attribute("allowzero", 1))
     for kept, given in ((converted.graph.input, original.graph.input), (converted.graph.output, original.graph.output)):
         declared = {v.name: v for v in given}
         for value in kept:

@@ -224,6 +224,12 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "'Default values are the same as of corresponding ONNX operators', and ThresholdedRelu's is 1. ONNX Runtime takes 0.",
     ),
     Decision(
+        ("RNN", "GRU", "LSTM"), "ThresholdedRelu at its threshold, where clip puts elements",
+        lambda use: "ThresholdedRelu" in (use.attr("activations") or ()) and bool(use.attr("clip")), ("onnxruntime",),
+        "'ThresholdedRelu(x) - x if x >= alpha else 0', and clip 'is applied to the input of activations': what is clipped to "
+        "alpha stays. ONNX Runtime compares as the operator of that name does, 'y = x for x > alpha'.",
+    ),
+    Decision(
         ("LpPool",), "pads", lambda use: any(use.attr("pads") or ()), ("reference",),
         "'Lp pooling consisting of computing the Lp norm on all values of a subset of the input tensor'. The reference "
         "multiplies an average by the whole kernel's size, also where the average counted fewer elements.",

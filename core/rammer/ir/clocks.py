@@ -1,19 +1,20 @@
 """Vector clocks of an RProgram: what each task knows to have finished when it starts.
 
-Component ``v`` of a task's clock is how many tasks of row ``v`` have certainly finished. A clock
-changes only where a task waits, so one is kept per segment: a stretch of a row from one waiting task up to the next.
+Component ``v`` of a task's clock is how many tasks of row ``v`` have certainly finished. A clock changes only where a task
+waits, so one is kept per segment: a stretch of a row from one waiting task up to the next. Rows that wait for the same counters
+at the same places know the same of all others, so they share their segments; what a task knows of its own row is its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rammer.ir.program import RProgram, Task
+from rammer.ir.program import RProgram
+from rammer.ir.tasks import Longs, TaskTable, distinct, sorted_runs
 
 Ints = NDArray[np.int32]
 
@@ -31,7 +32,7 @@ class Clocks:
     """Clocks of all tasks. Tasks are numbered operator by operator: ``base[operator] + index``.
 
     ``veu[t]`` and ``place[t]`` are the row and position of task t, ``clock[segment[t]]`` what had
-    finished when its segment began. ``done[o, v]`` is the position after operator o's last task on row v (0 =
+    finished of other rows when its segment began. ``done[o, v]`` is the position after operator o's last task on row v (0 =
     none there); ``known[o, v]`` the least that any task of operator o knows of row v when it starts.
     """
 
@@ -56,133 +57,142 @@ class Clocks:
         return bool((places < reach).all())
 
 
-def compute_clocks(program: RProgram) -> Clocks:
-    """Walk all rows as far as their waits allow. The program's tasks and counters must be well-formed.
-
-    Raises Deadlock when rows wait for each other in a circle.
+def compute_clocks(program: RProgram, tasks: TaskTable | None = None) -> Clocks:
+    """Walk all rows as far as their waits allow. The program's tasks and counters must be well-formed; ``tasks`` is its table
+    where that is there already. Raises Deadlock when rows wait for each other in a circle.
     """
-    base, total = {}, 0
-    for operator in program.operators:
-        base[operator.name] = total
-        total += operator.task_count
-    walk = _Walk(program, base, total)
+    table = tasks or TaskTable.of(program)
+    walk = _Walk(program, table)
     walk.run()
-    number = {o.name: i for i, o in enumerate(program.operators)}
-    done, known = _operators(program, base, walk, walk.clock)
-    return Clocks(number, base, walk.veu, walk.place, walk.segment, walk.clock, done, known)
+    veu, place, segment = np.zeros((3, len(table.task)), np.int32)
+    veu[table.task], place[table.task], segment[table.task] = table.veu, table.place, walk.segment
+    done, known = _operators(table, walk)
+    base = {o.name: int(first) for o, first in zip(program.operators, table.first, strict=True)}
+    return Clocks(table.number, base, veu, place, segment, walk.clock, done, known)
 
 
-def _operators(program: RProgram, base: Mapping[str, int], walk: _Walk, clock: Ints) -> tuple[Ints, Ints]:
+def _operators(table: TaskTable, walk: _Walk) -> tuple[Ints, Ints]:
     """``done`` and ``known`` of every operator (see ``Clocks``)."""
-    shape = (len(program.operators), program.veus)
-    done = np.zeros(shape, dtype=np.int32)
-    known = np.full(shape, np.iinfo(np.int32).max, dtype=np.int32)
-    for o, operator in enumerate(program.operators):
-        if not operator.task_count:
-            continue
-        tasks = slice(base[operator.name], base[operator.name] + operator.task_count)
-        veu, place, segment = walk.veu[tasks], walk.place[tasks], walk.segment[tasks]
-        np.maximum.at(done[o], veu, place + 1)
-        # The first task of an operator in a row's segment knows least, so it stands for the rest.
-        rank = np.lexsort((place, segment))
-        first = rank[np.unique(segment[rank], return_index=True)[1]]
-        known[o] = _least(clock, segment[first], veu[first], place[first])
+    veus, segments = table.program.veus, len(walk.clock)
+    done = np.zeros((len(table.counts), veus), np.int32)
+    known = np.full(done.shape, np.iinfo(np.int32).max, np.int32)
+    on_row = table.operator * veus + table.veu
+    np.maximum.at(done.reshape(-1), on_row, (table.place + 1).astype(np.int32))
+    # A row's first task of an operator knows least, so it stands for the rest; and rows that share its segment know the same,
+    # but for one that is alone there: it knows itself up to its own place.
+    order, begins = sorted_runs(on_row)
+    first = order[begins]
+    order, begins = sorted_runs(table.operator[first] * segments + walk.segment[first])
+    first, alone = first[order[begins]], np.flatnonzero(np.diff(begins, append=len(order)) == 1)
+    least = walk.clock[walk.segment[first]]
+    least[alone, table.veu[first[alone]]] = table.place[first[alone]]
+    operators = table.operator[first]
+    begins = np.flatnonzero(np.diff(operators, prepend=-1))
+    if len(begins):
+        known[operators[begins]] = np.minimum.reduceat(least, begins)
     return done, known
 
 
-def _least(clock: Ints, segments: Ints, veus: Ints, places: Ints) -> Ints:
-    """Component-wise minimum of task clocks; a task knows its own row up to its own place."""
-    table = clock[segments]
-    table[np.arange(len(segments)), veus] = places
-    result: Ints = table.min(axis=0)
-    return result
+@dataclass
+class _Group:
+    """Rows that wait alike: the places where they do, and the counters there. Segment 0 is what comes before all waits, segment
+    i begins at ``places[i - 1]``; the first one has the number ``begin`` among those of all groups."""
 
-
-#: A stretch of a row up to its next waiting task: the counters that it waits for first, those that its tasks count for (with how
-#: many, and the position after the last of them), and where it ends.
-_Segment: TypeAlias = "tuple[tuple[int, ...], list[tuple[int, int, int]], int]"
+    begin: int
+    places: tuple[int, ...]
+    waits: list[tuple[int, ...]]
+    next: int = 1  #: The first segment that has not run.
 
 
 class _Walk:
-    """All rows side by side: in each round those whose waits are over run one segment. What a task knows does not depend on
-    the order, so that rows are taken together, and NumPy is asked a few times a round."""
+    """All groups of rows side by side. Each goes on as long as its waits are over; what a task knows does not depend on the
+    order."""
 
-    def __init__(self, program: RProgram, base: Mapping[str, int], total: int) -> None:
-        self.program, veus = program, program.veus
+    def __init__(self, program: RProgram, table: TaskTable) -> None:
+        self.program, self.table = program, table
         self.number = {c.name: i for i, c in enumerate(program.counters)}
-        self.feeds: dict[str, list[tuple[int, int, int]]] = {}
-        for number, counter in enumerate(program.counters):
-            self.feeds.setdefault(counter.operator, []).append((number, counter.first, counter.last))
-        self.veu, self.place, self.segment = (np.zeros(total, dtype=np.int32) for _ in range(3))
-        self.rows: list[list[_Segment]] = []
-        self.first: list[int] = []  # the number of a row's first segment
+        self.group_of: list[_Group] = []
         self.segments = 0
-        for veu, row in enumerate(program.rows):
-            self._row(veu, row, base)
-        self.clock = np.zeros((self.segments, veus), dtype=np.int32)
-        self.missing = np.array([c.total for c in program.counters], dtype=np.int64)
-        self.finished = np.zeros((len(program.counters), veus), dtype=np.int32)
-        self.now = np.zeros((veus, veus), dtype=np.int32)
-        self.cursor = [0] * veus
+        self._group()
+        self.clock = np.zeros((self.segments, program.veus), np.int32)
+        self.finished = np.zeros((len(program.counters), program.veus), np.int32)
+        self.clocks, self.done = list(self.clock), list(self.finished)  # row by row: NumPy takes long to find one
+        self.feeds: list[list[int]] = [[] for _ in range(self.segments)]
+        self.feeding: list[Longs] = []
+        self._feeds()
+        self.left = [len(f) for f in self.feeding]
 
-    def _row(self, veu: int, row: tuple[Task, ...], base: Mapping[str, int]) -> None:
-        """Cut a row into segments, and number its tasks."""
-        begins = [0, *(place for place, task in enumerate(row) if task.waits)]
-        cut = [self._cut(row, low, high) for low, high in zip(begins, (*begins[1:], len(row)), strict=True)]
-        tasks = np.array([base[t.operator] + t.index for t in row], dtype=np.int64)
-        self.veu[tasks], self.place[tasks] = veu, np.arange(len(row))
-        lengths = np.diff(np.array([*begins, len(row)]))
-        self.segment[tasks] = np.repeat(np.arange(self.segments, self.segments + len(cut)), lengths)
-        self.rows.append(cut)
-        self.first.append(self.segments)
-        self.segments += len(cut)
+    def _group(self) -> None:
+        """Sort rows into groups, and give every task its segment."""
+        known: dict[object, _Group] = {}
+        parts = [np.zeros(0, np.int64)]
+        for row in self.program.rows:
+            waiting = [(place, task.waits) for place, task in enumerate(row) if task.waits]
+            places = tuple([place for place, _ in waiting])
+            same = places, tuple([id(waits) for _, waits in waiting])  # rows of one line of text share them
+            if same not in known:
+                listed = [tuple([self.number[w.counter] for w in waits]) for _, waits in waiting]
+                known[same] = known.setdefault((places, *listed), _Group(self.segments, places, listed))
+                self.segments = max(self.segments, known[same].begin + 1 + len(places))
+            group = known[same]
+            self.group_of.append(group)
+            parts.append(group.begin + np.searchsorted(np.array(places, np.int64), np.arange(len(row)), side="right"))
+        self.groups, self.segment = list({g.begin: g for g in self.group_of}.values()), np.concatenate(parts)
 
-    def _cut(self, row: tuple[Task, ...], low: int, high: int) -> _Segment:
-        if low == high:
-            return (), [], high
-        fed: dict[int, tuple[int, int, int]] = {}
-        for place in range(low, high):
-            task = row[place]
-            for number, first, last in self.feeds.get(task.operator, ()):
-                if first <= task.index < last:
-                    fed[number] = number, fed[number][1] + 1 if number in fed else 1, place + 1
-        return tuple([self.number[w.counter] for w in row[low].waits]), list(fed.values()), high
+    def _feeds(self) -> None:
+        """Which segments have tasks that each counter counts, the counters that each segment feeds, and how far each row has
+        come, by itself, when its last task was counted."""
+        counters, table = self.program.counters, self.table
+        where = np.empty(len(table.task), np.int64)
+        where[table.task] = np.arange(len(table.task))
+        first = table.first.tolist()
+        begins = np.array([first[table.number[c.operator]] + c.first for c in counters], np.int64)
+        totals = np.array([c.total for c in counters], np.int64)
+        counter = np.repeat(np.arange(len(counters)), totals)
+        counted = where[np.arange(len(counter)) + np.repeat(begins - (np.cumsum(totals) - totals), totals)]
+        rows = counter * self.program.veus + table.veu[counted]
+        np.maximum.at(self.finished.reshape(-1), rows, (table.place[counted] + 1).astype(np.int32))
+        fed, feeding = np.divmod(distinct(counter * self.segments + self.segment[counted]), max(self.segments, 1))
+        self.feeding = np.split(feeding, np.searchsorted(fed, np.arange(1, len(counters)))) if counters else []
+        for number, segment in zip(fed.tolist(), feeding.tolist(), strict=True):
+            self.feeds[segment].append(number)
 
     def run(self) -> None:
-        """Rounds until nothing is ready. Raises Deadlock for what is left."""
-        waiting: dict[int, list[int]] = {}
-        ready = list(range(len(self.rows)))
+        """Until nothing is ready. Raises Deadlock for what is left."""
+        waiting: dict[int, list[_Group]] = {}
+        ready = list(self.groups)
+        for group in self.groups:
+            self._count(group.begin, waiting, ready)
         while ready:
-            self._round(ready)
-            # A row waits in one list at a time, that of the first counter it lacks; a full counter wakes its list.
-            asked = ready + [veu for c in [c for c in waiting if not self.missing[c]] for veu in waiting.pop(c)]
-            ready = []
-            for veu in asked:
-                if self.cursor[veu] < len(self.rows[veu]):
-                    lacking = next((c for c in self.rows[veu][self.cursor[veu]][0] if self.missing[c]), None)
-                    (ready if lacking is None else waiting.setdefault(lacking, [])).append(veu)
-        for veu, (cursor, cut) in enumerate(zip(self.cursor, self.rows, strict=True)):
-            if cursor < len(cut):
-                stuck = next(c for c in cut[cursor][0] if self.missing[c])
-                raise Deadlock(veu, cut[cursor - 1][2], self.program.counters[stuck].name)
+            group = ready.pop()
+            low = group.next
+            while group.next <= len(group.waits) and not any([self.left[c] for c in group.waits[group.next - 1]]):
+                group.next += 1
+            if group.next > low:
+                self._know(group, low)
+                for segment in range(group.begin + low, group.begin + group.next):
+                    self._count(segment, waiting, ready)
+            # A group waits in one list at a time, that of the first counter it lacks; a full counter wakes its list.
+            if group.next <= len(group.waits):
+                lacking = next((c for c in group.waits[group.next - 1] if self.left[c]), None)
+                (ready if lacking is None else waiting.setdefault(lacking, [])).append(group)
+        for veu, group in enumerate(self.group_of):
+            if group.next <= len(group.waits):
+                stuck = next(c for c in group.waits[group.next - 1] if self.left[c])
+                raise Deadlock(veu, group.places[group.next - 1], self.program.counters[stuck].name)
 
-    def _round(self, ready: list[int]) -> None:
-        """One segment of every row that is ready."""
-        cut = [self.rows[veu][self.cursor[veu]] for veu in ready]
-        for turn in range(max(len(waits) for waits, _, _ in cut)):
-            pairs = [(veu, s[0][turn]) for veu, s in zip(ready, cut, strict=True) if turn < len(s[0])]
-            rows, counters = np.array(pairs).T
-            self.now[rows] = np.maximum(self.now[rows], self.finished[counters])
-        self.clock[[self.first[veu] + self.cursor[veu] for veu in ready]] = self.now[ready]
-        fed = [(c, veu, count, place) for veu, s in zip(ready, cut, strict=True) for c, count, place in s[1]]
-        if fed:
-            counters, rows, counts, places = np.array(sorted(fed)).T
-            known = self.now[rows]
-            known[np.arange(len(rows)), rows] = places
-            first = np.flatnonzero(np.diff(counters, prepend=-1))
-            full = counters[first]
-            self.finished[full] = np.maximum(self.finished[full], np.maximum.reduceat(known, first))
-            self.missing[full] -= np.add.reduceat(counts, first)
-        self.now[ready, ready] = [end for _, _, end in cut]
-        for veu in ready:
-            self.cursor[veu] += 1
+    def _know(self, group: _Group, low: int) -> None:
+        """The clocks of the segments of ``group`` from ``low`` up to its next: what was known before, and what counters tell."""
+        for segment, waits in enumerate(group.waits[low - 1 : group.next - 1], group.begin + low):
+            known = self.clocks[segment - 1]
+            for counter in waits:
+                known = np.maximum(known, self.done[counter], out=self.clocks[segment])
+
+    def _count(self, segment: int, waiting: dict[int, list[_Group]], ready: list[_Group]) -> None:
+        """Note that ``segment`` has run; counters that are full now wake who waits for them."""
+        for counter in self.feeds[segment]:
+            self.left[counter] -= 1
+            if not self.left[counter]:
+                told = self.clock[self.feeding[counter]].max(axis=0)
+                np.maximum(self.done[counter], told, out=self.done[counter])
+                ready += waiting.pop(counter, ())

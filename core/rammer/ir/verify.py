@@ -20,6 +20,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.owners import Owners, Write, WrittenTwice, strided
 from rammer.ir.program import Buffer, RProgram
+from rammer.ir.tasks import distinct
 from rammer.ir.wellformed import VerifyError, check_form
 
 __all__ = ["VerifyError", "VerifyReport", "verify"]
@@ -56,9 +57,9 @@ def verify(
     ``local_bytes`` tells the bytes one task of an operator needs in the device's vEU layer; ``spinning``
     asks that waiting rows can never keep the rows they wait for from running.
     """
-    check_form(program)
+    tasks = check_form(program)
     try:
-        clocks = compute_clocks(program)
+        clocks = compute_clocks(program, tasks)
     except Deadlock as stuck:
         task = program.rows[stuck.veu][stuck.place]
         where = f"v{stuck.veu} place {stuck.place}: {task.operator}[{task.index}]"
@@ -71,7 +72,7 @@ def verify(
     pairs = _check_arena(program, clocks)
     if vdevice is not None:
         _check_resources(program, vdevice, spinning, local_bytes)
-    waits = sum(len(t.waits) for row in program.rows for t in row)
+    waits = sum([len(t.waits) for row in program.rows for t in row])
     return VerifyReport(program.task_count, waits, len(reads.ordered), reads.single, pairs, program.arena_bytes)
 
 
@@ -169,8 +170,8 @@ class _Reads:
         key = (storage.buffer, writer)
         if key not in self.painted:
             self.painted[key] = self.owners[storage.buffer].tasks(self.program.operator[writer])
-        found = np.unique(strided(self.painted[key], storage)[box]).astype(np.int64)
-        return found[found >= 0]
+        found = strided(self.painted[key], storage)[box]
+        return distinct(found[found >= 0].astype(np.int64))
 
     def _race(self, reader: str, index: int, tensor: str, writer: str) -> VerifyError:
         task = self.clocks.base[reader] + index

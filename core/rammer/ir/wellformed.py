@@ -9,6 +9,7 @@ from rammer.ir.bodies import FARTHEST, MOST_AXES, Bodies, VerifyError
 from rammer.ir.names import is_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, RProgram, Task
+from rammer.ir.tasks import TaskTable
 from rammer.ir.text import MOST_ROWS, MOST_TASKS
 from rammer.ir.types import SHORT
 
@@ -16,10 +17,12 @@ __all__ = ["VerifyError", "check_form"]
 
 #: Numbers that vector clocks take (``clocks``): 4 GiB of memory.
 MOST_CLOCKS = 1 << 30
+#: Tasks that all counters together count; planners count each at most once.
+MOST_COUNTED = 4 * MOST_TASKS
 
 
-def check_form(program: RProgram) -> None:
-    """Everything about ``program`` that can be said without running its rows. Raises VerifyError."""
+def check_form(program: RProgram) -> TaskTable:
+    """Everything about ``program`` that can be said without running its rows; its tasks. Raises VerifyError."""
     _check_names(program)
     _check_places(program)
     _check_ports(program)
@@ -27,7 +30,7 @@ def check_form(program: RProgram) -> None:
     for operator in program.operators:
         _check_operator(program, operator, bodies)
     _check_counters(program)
-    _check_tasks(program)
+    return _check_tasks(program)
 
 
 def _check_names(program: RProgram) -> None:
@@ -134,35 +137,48 @@ def _check_counters(program: RProgram) -> None:
                               f"{operator.task_count}", counter.name)  # fmt: skip
 
 
-def _check_tasks(program: RProgram) -> None:
+def _check_tasks(program: RProgram) -> TaskTable:
     """Every task exactly once, every wait on a counter's full count."""
     if len(program.rows) > MOST_ROWS or sum(o.task_count for o in program.operators) > MOST_TASKS:
         raise VerifyError(f"a program has at most {MOST_ROWS} rows and {MOST_TASKS} tasks", program.name)
-    waiting = sum([bool(t.waits) for row in program.rows for t in row])
-    if len(program.rows) * (len(program.rows) + waiting) > MOST_CLOCKS:
-        raise VerifyError(f"{waiting} waiting tasks in {len(program.rows)} rows are too many to be proved in order", program.name)
-    seen = {o.name: bytearray(o.task_count) for o in program.operators}
+    waiting = [t for row in program.rows for t in row if t.waits]
+    if len(program.rows) * (len(program.rows) + len(waiting)) > MOST_CLOCKS:
+        raise VerifyError(f"{len(waiting)} waiting tasks in {len(program.rows)} rows are too many to be proved in order",
+                          program.name)  # fmt: skip
+    if sum(c.total for c in program.counters) > MOST_COUNTED:
+        raise VerifyError(f"counters count the {MOST_TASKS} tasks of a program many times over", program.name)
     full = {c.name: c.total for c in program.counters}
+    legal = all(full.get(w.counter) == w.threshold for waits in {id(t.waits): t.waits for t in waiting}.values() for w in waits)
+    try:
+        table = TaskTable.of(program)
+    except OverflowError:
+        raise _wrong_task(program, full) from None
+    if not legal or not table.each_once():
+        raise _wrong_task(program, full)
+    return table
+
+
+def _wrong_task(program: RProgram, full: Mapping[str, int]) -> VerifyError:
+    """The first task, row by row, that is none of the program's, occurs again or waits wrongly, or one that is on no row."""
+    seen: dict[str, set[int]] = {o.name: set() for o in program.operators}
     for veu, row in enumerate(program.rows):
         for place, task in enumerate(row):
-            marks = seen.get(task.operator)
-            if marks is None or not 0 <= task.index < len(marks):
-                raise VerifyError(f"{task.operator}[{task.index}] is no task of this program", f"v{veu} place {place}")
-            if marks[task.index]:
-                raise VerifyError(f"{task.operator}[{task.index}] occurs twice", f"v{veu} place {place}")
-            marks[task.index] = 1
-            if task.waits:
-                _check_waits(task, full, f"v{veu} place {place}: {task.operator}[{task.index}]")
-    for name, marks in seen.items():
-        missing = marks.find(0)
-        if missing >= 0:
-            raise VerifyError(f"{name}[{missing}] is on no row", f"operator {name}")
+            where, marks = f"v{veu} place {place}", seen.get(task.operator)
+            if marks is None or not 0 <= task.index < program.operator[task.operator].task_count:
+                return VerifyError(f"{task.operator}[{task.index}] is no task of this program", where)
+            if task.index in marks:
+                return VerifyError(f"{task.operator}[{task.index}] occurs twice", where)
+            marks.add(task.index)
+            if problem := _wrong_wait(task, full):
+                return VerifyError(problem, f"{where}: {task.operator}[{task.index}]")
+    name, missing = next((o.name, i) for o in program.operators for i in range(o.task_count) if i not in seen[o.name])
+    return VerifyError(f"{name}[{missing}] is on no row", f"operator {name}")
 
 
-def _check_waits(task: Task, full: Mapping[str, int], where: str) -> None:
+def _wrong_wait(task: Task, full: Mapping[str, int]) -> str:
     for wait in task.waits:
         if wait.counter not in full:
-            raise VerifyError(f"waits for an unknown counter {wait.counter}", where)
+            return f"waits for an unknown counter {wait.counter}"
         if wait.threshold != full[wait.counter]:
-            raise VerifyError(f"waits for {wait.threshold} of counter {wait.counter}, whose full count is "
-                              f"{full[wait.counter]}", where)  # fmt: skip
+            return f"waits for {wait.threshold} of counter {wait.counter}, whose full count is {full[wait.counter]}"
+    return ""

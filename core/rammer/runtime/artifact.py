@@ -1,11 +1,13 @@
 """Artifacts: a compiled model in one file, for ``rammer compile -o``, ``rammer run F`` and warm starts.
 
-A zip of JSON, program texts and constants, all uncompressed, the constants with a checksum each. No pickle; reading it
+A zip of JSON, program texts and constants, all uncompressed. Its comment is a digest of all members (``seal_of``), for
+constants by the checksum of each, which the head has: a damaged file never runs. No pickle; reading it
 (``rammer.runtime.unpack``) imports no ONNX tooling unless an operator runs on the host.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zipfile
 import zlib
@@ -23,7 +25,7 @@ from rammer.runtime.segments import Compiled, HostSegment, Segment
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bumped whenever what is written changes meaning.
-FORMAT = 4
+FORMAT = 5
 #: Constants begin at multiples of so many bytes of their member, and are read so many at a time.
 ALIGNED, SHARE = 64, 4 << 20
 #: Of a zip's local header: where the lengths of name and extra field are, their form, and the bytes before the name.
@@ -33,7 +35,7 @@ LENGTHS_AT, LENGTHS, HEADER = 26, "<HH", 30
 @dataclass(frozen=True)
 class Artifact:
     """A compiled model with what is needed to check and run it: the device, its ``--option`` values and its
-    fingerprint."""
+    fingerprint. ``key`` is what it is kept under in the cache, "" in a file of the user's."""
 
     compiled: Compiled
     device: str
@@ -42,6 +44,7 @@ class Artifact:
     policy: str
     options: Mapping[str, str] = field(default_factory=dict)
     precision: str = "float32"
+    key: str = ""
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
@@ -51,25 +54,42 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
         "format": FORMAT, "device": artifact.device, "target": artifact.target, "fingerprint": artifact.fingerprint,
         "policy": artifact.policy, "precision": artifact.precision, "name": compiled.graph.name,
         "inputs": [_port(v) for v in compiled.graph.inputs], "outputs": [_port(v) for v in compiled.graph.outputs],
-        "options": dict(artifact.options), "segments": [],
+        "options": dict(artifact.options), "key": artifact.key, "segments": [],
     }  # fmt: skip
 
     def fill(file: BinaryIO) -> None:
+        texts = dict[str, bytes]()
         with zipfile.ZipFile(file, "w") as archive:
             constants = {n: v for n, v in compiled.graph.constants.items() if n in _host_needs(compiled)}
             head["constants"] = _pack(archive, "constants", constants)
             for number, segment in enumerate(compiled.segments):
-                head["segments"].append(_write_segment(archive, number, segment))
-            archive.writestr("head.json", json.dumps(head))
+                head["segments"].append(_write_segment(archive, texts, number, segment))
+            texts["head.json"] = json.dumps(head).encode()
+            for name, text in texts.items():
+                archive.writestr(name, text)
+            archive.comment = seal_of(texts)
 
     write_whole(path, fill)
 
 
-def _write_segment(archive: zipfile.ZipFile, number: int, segment: Segment) -> dict[str, Any]:
+def seal_of(texts: Mapping[str, bytes]) -> bytes:
+    """The comment of a file: a digest of its members but for constants (``is_text``), whose checksums are in the head."""
+    digest = hashlib.sha256()
+    for name, text in sorted(texts.items()):
+        digest.update(f"{len(name)} {name} {len(text)} ".encode("utf-8", "surrogatepass") + text)
+    return f"rammer {digest.hexdigest()}".encode()
+
+
+def is_text(member: str) -> bool:
+    """Whether a member is no block of constants."""
+    return not member.endswith("constants")
+
+
+def _write_segment(archive: zipfile.ZipFile, texts: dict[str, bytes], number: int, segment: Segment) -> dict[str, Any]:
     if isinstance(segment, HostSegment):
-        archive.writestr(f"{number}.node", segment.node.to_bytes())
+        texts[f"{number}.node"] = segment.node.to_bytes()
         return {"kind": "host", "why": segment.why}
-    archive.writestr(f"{number}.program", str(segment.program))
+    texts[f"{number}.program"] = str(segment.program).encode()
     return {"kind": "program", "constants": _pack(archive, f"{number}.constants", segment.constants)}
 
 

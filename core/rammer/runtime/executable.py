@@ -205,13 +205,17 @@ class Executable:
         return Artifact(compiled, self.device, self.options.target, self.backend.fingerprint, self.options.policy,
                         self.device_options, self.options.precision)  # fmt: skip
 
+    def _to_keep(self, compiled: Compiled, path: Path) -> Artifact:
+        """``compiled`` under the key that its file's name is: one that lies under another name is not what it says."""
+        return replace(self.artifact(compiled), key=path.stem)
+
     def _compile(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         compiled = self.compile_only(shapes)
         path = self._path(key)
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save_artifact(path, self.artifact(compiled))
+                save_artifact(path, self._to_keep(compiled, path))
             except OSError as problem:
                 warn(f"compiled program is not kept: {problem}")
         return compiled
@@ -222,7 +226,8 @@ class Executable:
             return None
         try:
             kept = load_artifact(path)
-            if replace(kept, compiled=Compiled(kept.compiled.graph, ())) != self.artifact(Compiled(kept.compiled.graph, ())):
+            bare = Compiled(kept.compiled.graph, ())
+            if replace(kept, compiled=bare) != self._to_keep(bare, path):
                 raise BadInput(f"{path} was kept for something else")
             check_device(path, kept.compiled, self.backend)
             return kept.compiled

@@ -1,9 +1,10 @@
 """Reading artifacts, whoever wrote them: nothing of a file is used before all of it was verified.
 
 A file is as large as it says and no larger: members are stored, not compressed, each once, and together no longer than the
-file. Texts give identifiers and numbers alone (``rammer.ir.text``), programs pass ``rammer.ir.verify`` in full, constants
-and host operators must fit them, and the device must know the kernel families (``check_device``). What remains is what any
-model can do: compute, for as long as it takes, on the memory that it asks for.
+file. Its seal says whether it is damaged (anybody can make a seal: it proves nothing about who wrote the file). Texts give
+identifiers and numbers alone (``rammer.ir.text``), programs pass ``rammer.ir.verify`` in full, constants and host operators
+must fit them, and the device must know the kernel families (``check_device``). What remains is what any model can do:
+compute, for as long as it takes, on the memory that it asks for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,7 +29,7 @@ from rammer.ir.names import checked, shortened
 from rammer.ir.program import RProgram
 from rammer.ir.types import SHORT, TensorType
 from rammer.ir.verify import VerifyError, verify
-from rammer.runtime.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact
+from rammer.runtime.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact, is_text, seal_of
 from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.runtime.shares import in_threads, read_into
 
@@ -95,20 +96,33 @@ class _Reader:
             self.members[info.filename] = info
         if sum(info.file_size for info in self.members.values()) > path.stat().st_size:
             raise ValueError("its members are longer than the file")
+        self.texts = {name: self._text(info) for name, info in self.members.items() if is_text(name)}
+        self._check_format()
+        if archive.comment != seal_of(self.texts):
+            raise ValueError("it is damaged: its content has another digest than when it was written")
 
-    def read(self, name: str, longest: int) -> bytes:
-        """A whole member, which nobody else reads."""
-        info = self.members.pop(name)
+    def _check_format(self) -> None:
+        """BadInput where the head can be read and names another format, which has another seal or none."""
+        with suppress(ValueError, TypeError, RecursionError):
+            head = json.loads(self.texts.get("head.json", b"{}"))
+            if isinstance(head, dict) and head.get("format", FORMAT) != FORMAT:
+                raise BadInput(f"{self.path} has format {shortened(str(head['format']))}, this rammer reads {FORMAT}",
+                               hint="compile the model again")  # fmt: skip
+
+    def _text(self, info: zipfile.ZipInfo) -> bytes:
+        longest = LONGEST_HEAD if info.filename == "head.json" else LONGEST_PROGRAM
         if info.file_size > longest:
-            raise ValueError(f"member {name!r} is longer than {longest} bytes")
+            raise ValueError(f"member {shortened(info.filename)!r} is longer than {longest} bytes")
         return self.archive.read(info)
+
+    def read(self, name: str) -> bytes:
+        """A whole member, which nobody else reads."""
+        del self.members[name]
+        return self.texts.pop(name)
 
     def artifact(self) -> Artifact:
         """All of the file."""
-        head = json.loads(self.read("head.json", LONGEST_HEAD))
-        if head["format"] != FORMAT:
-            raise BadInput(f"{self.path} has format {shortened(str(head['format']))}, this rammer reads {FORMAT}",
-                           hint="compile the model again")  # fmt: skip
+        head = json.loads(self.read("head.json"))
         segments = tuple(self.segment(i, s) for i, s in enumerate(head["segments"]))
         constants = self.constants("constants", head["constants"])
         inputs, outputs = (tuple(map(_value, head[k])) for k in ("inputs", "outputs"))
@@ -118,10 +132,10 @@ class _Reader:
             raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")
         _check_flow(compiled)
         options = {_text(k): _text(v) for k, v in head["options"].items()}
-        device, target, fingerprint, policy, precision = (
-            _text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision")
+        device, target, fingerprint, policy, precision, key = (
+            _text(head[k]) for k in ("device", "target", "fingerprint", "policy", "precision", "key")
         )
-        return Artifact(compiled, device, target, fingerprint, policy, options, precision)
+        return Artifact(compiled, device, target, fingerprint, policy, options, precision, key)
 
     def segment(self, number: int, entry: Mapping[str, Any]) -> Segment:
         """A program, verified, or an operator for the host."""
@@ -129,11 +143,11 @@ class _Reader:
             from rammer.runtime.host import HostNode
 
             try:
-                node = HostNode.from_bytes(self.read(f"{number}.node", self.path.stat().st_size))
+                node = HostNode.from_bytes(self.read(f"{number}.node"))
             except BadInput as problem:
                 raise ValueError(problem.what) from problem
             return HostSegment(node, _text(entry["why"]))
-        program = RProgram.parse(self.read(f"{number}.program", LONGEST_PROGRAM).decode())
+        program = RProgram.parse(self.read(f"{number}.program").decode())
         verify(program)
         constants = self.constants(f"{number}.constants", entry["constants"])
         _check_constants(program, constants)

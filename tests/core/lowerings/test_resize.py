@@ -114,3 +114,16 @@ def test_depth_to_space(mode: str, block: int) -> None:
 @pytest.mark.parametrize("block", [2, 3])
 def test_space_to_depth(block: int) -> None:
     check_random("SpaceToDepth", {"x": _data(2, 4, 3 * block, 2 * block)}, blocksize=block)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("antialias", [0, 1])
+def test_corners_do_not_multiply_with_every_dimension(mode: str, antialias: int) -> None:
+    # 16 dimensions have 65,536 corners; as passes one after another they are 16 short sums.
+    inputs = _inputs(_data(*[2] * 4, *[1] * 12), scales=[1.5] * 4 + [2.0] * 12)
+    graph = lower_model(node_model("Resize", inputs, mode=mode, antialias=antialias), inputs)
+    assert len(graph.computes) <= 17 and sum(ex.flops(c.body) for c in graph.computes) < 200
+
+
+def test_five_dimensions_interpolate_as_the_reference_does() -> None:
+    _check(_inputs(_data(2, 3, 4, 3, 2), scales=[1.5, 2, 0.75, 1, 1.5]), mode="linear", exclude_outside=1)

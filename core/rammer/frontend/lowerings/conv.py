@@ -77,7 +77,7 @@ class _Spread:
     @property
     def extent(self) -> int:
         """Extent of the input that the contraction reads."""
-        return self.source if self.dilation == 1 else (self.source - 1) * self.stride + 1
+        return self.source if self.dilation == 1 or not self.source else (self.source - 1) * self.stride + 1
 
     @property
     def positions(self) -> int:

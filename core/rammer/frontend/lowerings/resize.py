@@ -8,7 +8,7 @@ reduction a dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Op, Table
 from rammer.ir.types import is_float
+
+#: Dimensions that one map interpolates between corners; each of the others is a pass of its own.
+MOST_CORNERS: Final = 3
 
 
 @lowering("Resize", "Upsample")
@@ -128,7 +131,8 @@ def _emit_weighted(ctx: Lowering, taps: dict[int, tuple[np.ndarray, np.ndarray]]
     working = "float32" if dtype == "float16" else dtype if is_float(dtype) else "float64"
     for index, _ in taps.values():
         check_positions(index.size, "Resize", MAX_TABLE)
-    corners = [d for d, (index, _) in taps.items() if index.shape[1] == 2]
+    # The corners of three dimensions are 8 loads; those of more would be 2 to the power of their number.
+    corners = [d for d, (index, _) in taps.items() if index.shape[1] == 2][:MOST_CORNERS]
     source = ctx.input(0)
     for d, (index, weight) in taps.items():
         if d not in corners:

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 from rammer.errors import RammerError
-from rammer.testing.graphs.campaign import Plan, campaign
+from rammer.testing.graphs.campaign import Plan
 from rammer.testing.graphs.case import Case
 from rammer.testing.graphs.judge import Judge, Setting, registry_of
+from rammer.testing.graphs.record import Record
+from rammer.testing.graphs.workers import campaign
 
 
 def main() -> int:
@@ -21,31 +23,35 @@ def main() -> int:
     if args.case:
         return _again(args.case, setting, tuple(args.plugin))
     plan = Plan(setting, args.seed, args.first, args.graphs, args.seconds, args.batch, not args.no_voices, args.shrink,
-                args.keep, tuple(args.only), args.alone, args.spoiled, tuple(args.plugin), args.opset)  # fmt: skip
+                tuple(args.only), args.alone, args.spoiled, tuple(args.plugin), args.opset)  # fmt: skip
     print(f"seed {args.seed}, graphs {args.first} to {args.first + args.graphs - 1} on {setting}", flush=True)
     start = time.monotonic()
     try:
-        tally = campaign(plan, args.processes)
+        tally = campaign(plan, args.processes, Record(plan, args.report, args.keep), args.patience)
     except RammerError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     print(tally.text())
     print(f"{time.monotonic() - start:.0f} s")
-    return 1 if tally.raw else 0
+    return 1 if tally.differences else 0
 
 
 def _again(path: Path, setting: Setting, plugins: tuple[str, ...]) -> int:
-    case, extra = Case.load(path)
+    """One case of a file, or all of a campaign's."""
     judge = Judge(registry_of(plugins))
-    print(case)
-    if extra.get("setting") and not setting.device:
-        setting = Setting(**extra["setting"])
+    texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    good = True
     try:
-        verdict = judge(case, setting)
+        for text in texts:
+            case, extra = Case.parse(text)
+            kept = extra.get("setting") if not setting.device else None
+            used = Setting(**{**kept, "options": tuple(map(tuple, kept.get("options", ())))}) if kept else setting
+            verdict = judge(case, used)
+            print(f"{case}\n{used}: {verdict.kind} {verdict.site}\n{verdict.detail}", flush=True)
+            good &= verdict.good
     finally:
         judge.outside.close()
-    print(f"{setting}: {verdict.kind} {verdict.site}\n{verdict.detail}")
-    return 0 if verdict.good else 1
+    return 0 if good else 1
 
 
 def _arguments() -> argparse.Namespace:
@@ -53,7 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="", help="NAME or NAME:INDEX; with --case the case's own unless given")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--graphs", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=600.0, help="stop after this long")
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin no graph after this long, and end 5 s later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first graph")
     parser.add_argument("--policy", default="wavefront", help="a policy, or * for any")
@@ -61,15 +67,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="float32", help="float32, float16, or * for any")
     parser.add_argument("--batch", type=int, default=1, help="graphs in one model: fewer programs to build")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds after which a graph counts as one that hangs")
+    parser.add_argument("--report", type=Path, help="file to which the counts are appended, a JSON line every few seconds")
     parser.add_argument("--no-voices", action="store_true", help="compare with our own evaluation only")
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds spent on shrinking a fault")
-    parser.add_argument("--keep", type=Path, help="folder for shrunk cases")
+    parser.add_argument("--keep", type=Path, help="folder for cases.jsonl: faults, shrunk and as drawn")
     parser.add_argument("--only", nargs="*", default=[], help="draw these operators only")
     parser.add_argument("--alone", action="store_true", help="shrink graphs about which one other voice is alone, too")
     parser.add_argument("--spoiled", action="store_true", help="models with one thing wrong, which must be refused")
     parser.add_argument("--opset", type=int, default=0, help="one opset instead of any")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="this plugin, not the installed ones")
-    parser.add_argument("--case", type=Path, help="run a kept case again")
+    parser.add_argument("--case", type=Path, help="run a kept case again, or each line of cases.jsonl")
     return parser.parse_args()
 
 

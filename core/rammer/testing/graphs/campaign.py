@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -20,6 +16,8 @@ from rammer.testing.graphs.judge import Judge, Setting, Verdict, normalised, reg
 from rammer.testing.graphs.shrink import Shrinker
 from rammer.testing.graphs.spoil import spoiled
 
+#: What is alike in two faults that are most likely one: the outcome, and its place or the operators around it.
+Key: TypeAlias = tuple[str, str]
 #: What ``*`` stands for: each graph draws one.
 CHOICES: Final = {
     "policy": ("wavefront", "wavefront", "wavefront", "sequential", "ios", "auto"),
@@ -46,23 +44,40 @@ class Plan:
     batch: int = 1
     voices: bool = True
     shrink: float = 60.0
-    folder: Path | None = None
     only: tuple[str, ...] = ()
     alone: bool = False
     spoiled: bool = False
     plugins: tuple[str, ...] = ()
     opset: int = 0
     longest: int = LONGEST
+    #: The clock (``time.monotonic``) after which no graph is begun; made from ``seconds``.
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.end:
+            object.__setattr__(self, "end", time.monotonic() + self.seconds)
+
+    def starts(self) -> range:
+        """The first graph of every batch."""
+        return range(self.first, self.first + self.graphs, self.batch)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A shrunk case."""
+    """A case, shrunk or as yet as it was drawn; ``whole`` and ``drawn`` are the graph and the setting it came from."""
 
     index: int
     case: Case
     setting: Setting
     verdict: Verdict
+    whole: Case
+    drawn: Setting
+
+    @property
+    def key(self) -> Key:
+        """What is alike in graphs that are most likely one fault, before they are shrunk: the first of them is enough."""
+        kind, site = self.verdict.key
+        return kind, site or "+".join(sorted({c.op for c in self.whole.plain().nodes if c.op != "Constant"}))
 
     @property
     def signature(self) -> str:
@@ -84,7 +99,9 @@ class Tally:
     example: dict[str, int] = field(default_factory=dict)
     voices: Counter[str] = field(default_factory=Counter)
     settings: Counter[str] = field(default_factory=Counter)
-    faults: list[Fault] = field(default_factory=list)
+    faults: dict[int, Fault] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    unfinished: list[int] = field(default_factory=list)
     raw: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
@@ -96,7 +113,14 @@ class Tally:
             mine.update(theirs)
         self.raw.update(other.raw)
         self.example = {**other.example, **self.example}
-        self.faults += other.faults
+        self.faults |= other.faults
+        self.lost += other.lost
+        self.unfinished += other.unfinished
+
+    @property
+    def differences(self) -> int:
+        """Graphs that went wrong, those that took a process with them among them."""
+        return sum(self.raw.values()) + len(self.lost)
 
     def text(self) -> str:
         """The final table."""
@@ -111,64 +135,78 @@ class Tally:
         lines += [f"refused {n}: {why}   [graph {self.example.get(why)}]" for why, n in self.refused.most_common(SHOWN)]
         if len(self.refused) > SHOWN:
             lines.append(f"refused for {len(self.refused) - SHOWN} other reasons: {sum(self.refused.values())} in all")
-        lines.append(f"differences {sum(self.raw.values())}" + (":" if self.raw else ""))
-        groups = Counter(f.signature for f in self.faults)
+        if self.unfinished:
+            lines.append(f"unfinished when the time was up: graphs {' '.join(map(str, sorted(self.unfinished)))}")
+        lines.append(f"differences {self.differences}" + (":" if self.differences else ""))
+        lines += [f"  {what}" for what in self.lost]
+        groups = Counter(f.signature for f in self.faults.values())
         for signature, n in groups.most_common():
-            fault = min((f for f in self.faults if f.signature == signature), key=lambda f: len(f.case.text()))
+            fault = min((f for f in self.faults.values() if f.signature == signature), key=lambda f: len(f.case.text()))
             lines.append(f"  {n} x {signature}   [graph {fault.index}; {fault.setting}]")
         return "\n".join(lines)
 
 
-def campaign(plan: Plan, processes: int = 1) -> Tally:
-    """Run ``plan`` in this many processes."""
-    if processes <= 1:
-        return _part((plan, 0, 1))
-    total = Tally()
-    # Not a Pool: its processes are daemons, which may not have the child that ONNX Runtime runs in.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for part in pool.map(_part, [(plan, i, processes) for i in range(processes)]):
-            total.add(part)
+class Search:
+    """One process's part of a campaign: judges graphs, and hands on what it finds as it finds it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.judge = Judge(registry_of(plan.plugins), plan.voices)
+        self.judge.backend(drawn(plan.setting, plan.seed, 0))  # no device is no campaign
+
+    def batch(self, start: int, known: set[Key]) -> Iterator[Tally]:
+        """The verdicts on one batch; then its faults, shrunk where none like them is ``known``, each by itself."""
+        tally, plan = Tally(), self.plan
+        for index, case, setting, verdict in _judged(self.judge, plan, _drawn_batch(plan, start, tally)):
+            _count(tally, index, case, setting, verdict)
+            if not verdict.good or (plan.alone and verdict.kind == "voice"):
+                tally.raw[verdict.key] += 1
+                tally.faults[index] = Fault(index, case, setting, verdict, case, setting)
+        yield tally
+        for fault in tally.faults.values():
+            if plan.shrink and fault.verdict.kind != "accepted" and fault.key not in known and time.monotonic() < plan.end:
+                yield Tally(faults={fault.index: self._shrunk(fault)})
+            known.add(fault.key)
+
+    def _shrunk(self, fault: Fault) -> Fault:
+        # What is being asked when the time is up must still come to its end.
+        seconds = min(self.plan.shrink, max(self.plan.end - time.monotonic(), 0.5))
+        shrinker = Shrinker(self.judge, seconds, not self.plan.spoiled)
+        try:
+            small, simple, found = shrinker(fault.case, fault.setting, fault.verdict)
+        except Exception:  # a case on the way that shrinking cannot handle must not cost the fault
+            return fault
+        return replace(fault, case=small, setting=simple, verdict=found)
+
+
+def campaign(plan: Plan, total: Tally | None = None) -> Tally:
+    """Run ``plan`` in this process, counting into ``total``; ``workers.campaign`` does so in others, and survives them."""
+    total = Tally() if total is None else total
+    search, known = Search(plan), set[Key]()
+    try:
+        for start in plan.starts():
+            if time.monotonic() > plan.end:
+                break
+            for part in search.batch(start, known):
+                total.add(part)
+    finally:
+        search.judge.outside.close()
     return total
 
 
-def _part(job: tuple[Plan, int, int]) -> Tally:
-    plan, number, of = job
-    tally, judge = Tally(), Judge(registry_of(plan.plugins), plan.voices)
-    judge.backend(drawn(plan.setting, plan.seed, 0))  # no device is no campaign
-    end, seen = time.monotonic() + plan.seconds, Counter[tuple[str, str]]()
-    try:
-        for batch in _batches(plan, number, of, tally):
-            if time.monotonic() > end:
-                break
-            for index, case, setting, verdict in _judged(judge, plan, batch):
-                _count(tally, index, case, setting, verdict)
-                if verdict.good and not (plan.alone and verdict.kind == "voice"):
-                    continue
-                seen[verdict.key] += 1
-                tally.raw[verdict.key] += 1
-                # Equal messages are mostly one fault; differences all look the same before they are shrunk.
-                if verdict.site and seen[verdict.key] > 2:
-                    continue
-                tally.faults.append(_shrunk(judge, plan, index, case, setting, verdict, end))
-    finally:
-        judge.outside.close()
-    return tally
-
-
-def _batches(plan: Plan, number: int, of: int, tally: Tally) -> Iterator[list[tuple[int, Case]]]:
-    """Graphs ``number``, ``number + of``, ...: several of one opset at a time where the plan batches."""
-    for start in range(plan.first + number * plan.batch, plan.first + plan.graphs, of * plan.batch):
-        opset = plan.opset
-        if plan.batch > 1 and not opset:
-            opset = int(np.random.default_rng([plan.seed, start, 1]).integers(7, 27))
-        batch = []
-        for index in range(start, min(start + plan.batch, plan.first + plan.graphs)):
-            case = graph(plan.seed, index, opset, plan.only, plan.longest)
-            if case is None:
-                tally.invalid += 1
-            else:
-                batch.append((index, case))
-        yield batch
+def _drawn_batch(plan: Plan, start: int, tally: Tally) -> list[tuple[int, Case]]:
+    """The graphs from ``start`` on that run together: of one opset where they are several."""
+    opset = plan.opset
+    if plan.batch > 1 and not opset:
+        opset = int(np.random.default_rng([plan.seed, start, 1]).integers(7, 27))
+    batch = []
+    for index in range(start, min(start + plan.batch, plan.first + plan.graphs)):
+        case = graph(plan.seed, index, opset, plan.only, plan.longest)
+        if case is None:
+            tally.invalid += 1
+        else:
+            batch.append((index, case))
+    return batch
 
 
 def _judged(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iterator[tuple[int, Case, Setting, Verdict]]:
@@ -226,29 +264,3 @@ def _count(tally: Tally, index: int, case: Case, setting: Setting, verdict: Verd
         tally.told += verdict.told
     if verdict.kind == "refused":
         tally.told += 1
-
-
-def _shrunk(judge: Judge, plan: Plan, index: int, case: Case, setting: Setting, verdict: Verdict, end: float) -> Fault:
-    seconds = min(plan.shrink, max(end - time.monotonic(), 1.0))
-    small, simple, found = case, setting, verdict
-    if plan.shrink and verdict.kind != "accepted":
-        small, simple, found = Shrinker(judge, seconds, not plan.spoiled)(case, setting, verdict)
-    fault = Fault(index, small, simple, found)
-    if plan.folder is not None:
-        keep(plan.folder, fault)
-    return fault
-
-
-def keep(folder: Path, fault: Fault) -> Path:
-    """Write the case that ``--case`` runs again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(fault.signature.encode()).hexdigest()[:8]
-    path = folder / f"{fault.verdict.kind}-{name}-{fault.index}.json"
-    setting = {k: v for k, v in vars_of(fault.setting).items() if k != "options"}
-    path.write_text(fault.case.text(signature=fault.signature, says=fault.verdict.detail[-600:], setting=setting))
-    return path
-
-
-def vars_of(setting: Setting) -> dict[str, Any]:
-    """The fields of a setting."""
-    return {name: getattr(setting, name) for name in ("device", "policy", "layout", "precision", "options")}

@@ -153,13 +153,16 @@ class Case:
 
     def text(self, **extra: Any) -> str:
         """JSON; ``extra`` entries (settings, a signature) are kept beside the model."""
-        data = {
+        return _lines(self.data(**extra))
+
+    def data(self, **extra: Any) -> dict[str, Any]:
+        """The same as what JSON has."""
+        return {
             **extra, "opset": self.opset, "inputs": {n: _data(a) for n, a in self.inputs.items()},
             "constants": {n: _data(a) for n, a in self.constants.items()}, "sparse": sorted(self.sparse),
             "functions": [{"name": f.name, "body": _call(f.body), "given": list(f.given)} for f in self.functions],
             "nodes": [_call(c) for c in self.nodes], "outputs": list(self.outputs), "name": self.name,
         }  # fmt: skip
-        return _lines(data)
 
     @staticmethod
     def parse(text: str) -> tuple[Case, dict[str, Any]]:

@@ -64,13 +64,17 @@ class Val:
 
 @dataclass
 class Draw:
-    """A graph in the making. ``empty`` is how often a drawn extent is 0, ``wild`` whether inputs hold NaN and infinities."""
+    """A graph in the making. ``empty`` is how often a drawn extent is 0, ``prime`` how often one of 7 to 31, ``wild`` whether
+    inputs hold NaN and infinities, ``level`` whether all element types are as frequent, ``renew`` how often an operand is new."""
 
     rng: np.random.Generator
     opset: int
     empty: float = 0.0
     wild: bool = False
     largest: int = 8
+    prime: float = 0.0
+    level: bool = False
+    renew: float = 0.25
     values: list[Val] = field(default_factory=list)
     inputs: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
@@ -100,6 +104,8 @@ class Draw:
         """A size of an axis: often 1 or small, sometimes odd beyond a vector's width, 0 where the graph has such."""
         if self.chance(self.empty):
             return 0
+        if self.chance(self.prime):
+            return self.one((7, 11, 13, 17, 31))
         roll = self.rng.random()
         if roll < 0.2:
             return 1
@@ -138,16 +144,16 @@ class Draw:
         """One of them, float32 most often."""
         if not options:
             raise Reject("no element type fits")
-        weights = np.array([WEIGHT.get(o, 1) for o in options], float)
+        weights = np.array([1 if self.level else WEIGHT.get(o, 1) for o in options], float)
         return str(self.rng.choice(list(options), p=weights / weights.sum()))
 
     # Values -----------------------------------------------------------------------------------------------------
 
     def pick(self, dtypes: Sequence[str], rank: tuple[int, int] = (0, 5), where: Callable[[Val], bool] | None = None,
-             fresh: float = 0.25) -> Val:  # fmt: skip
+             fresh: float | None = None) -> Val:  # fmt: skip
         """A value of the graph of one of these types, a later one more often, or a fresh one."""
         fits = [v for v in self.values if v.dtype in dtypes and rank[0] <= v.rank <= rank[1] and (where is None or where(v))]
-        if fits and not self.chance(fresh):
+        if fits and not self.chance(self.renew if fresh is None else fresh):
             weights = np.arange(1, len(fits) + 1, dtype=float)
             return fits[int(self.rng.choice(len(fits), p=weights / weights.sum()))]
         for _ in range(8):

@@ -15,6 +15,16 @@ from rammer.testing.graphs.operators import DESCRIBED
 
 #: The opsets that graphs are drawn from.
 OPSETS: Final = range(7, 27)
+#: Operators that meet in some graphs more often than chance has it: what only moves elements, then what sums or windows them.
+MOVES: Final = ("Reshape", "Transpose", "Slice", "Pad", "Concat", "Split", "Squeeze", "Unsqueeze", "Expand", "Tile", "Flatten",
+                "Gather", "GatherND", "DepthToSpace", "SpaceToDepth", "Identity", "Cast", "Trilu")  # fmt: skip
+SUMS: Final = ("ReduceSum", "ReduceMax", "ReduceMean", "ReduceL2", "ArgMax", "CumSum", "Softmax", "LayerNormalization", "MatMul",
+               "Einsum", "TopK", "Add", "Mul", "Where")  # fmt: skip
+WINDOWS: Final = ("Conv", "MaxPool", "AveragePool", "ConvTranspose", "Resize", "BatchNormalization", "Relu", "Add", "LRN",
+                  "InstanceNormalization", "GlobalAveragePool")  # fmt: skip
+STATES: Final = ("RNN", "GRU", "LSTM", "Add", "MatMul", "ReverseSequence")
+INTEGERS: Final = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
+                   "Cast", "Add", "Relu", "MatMul", "Clip")  # fmt: skip
 #: Most nodes that are asked for; operands that need bounds add some.
 LONGEST: Final = 40
 
@@ -25,12 +35,14 @@ def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = (), longe
     rng = np.random.default_rng([seed, index])
     opset = opset or int(rng.choice(list(OPSETS)))
     empty = float(rng.choice([0.0, 0.0, 0.0, 0.0, 0.04, 0.25]))
-    d = Draw(rng, opset, empty, largest=int(rng.choice([5, 8, 8, 17, 33])))
+    d = Draw(rng, opset, empty, largest=int(rng.choice([5, 8, 8, 17, 33])), prime=float(rng.choice([0, 0, 0.3])),
+             level=bool(rng.random() < 0.15), renew=float(rng.choice([0.25, 0.25, 0.08])))  # fmt: skip
+    theme = tuple(only) or _theme(d)
     d.pick(("float32",), (1, 4))
     roll = rng.random()
     most = min(longest, 3 if roll < 0.35 else 12 if roll < 0.75 else LONGEST)
     for _ in range(int(rng.integers(1, most + 1))):
-        _grow(d, only)
+        _grow(d, theme if d.chance(0.8) else tuple(only))
     if not any(c.op != "Constant" for c in d.nodes):
         return None
     case = tidied(_functional(d, d.case(_outputs(d), f"g{seed}_{index}")), d.chance(0.1))
@@ -41,8 +53,16 @@ def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = (), longe
     return case
 
 
-def _grow(d: Draw, only: Sequence[str]) -> None:
-    names, shares = offered(d.opset, tuple(only))
+def _theme(d: Draw) -> tuple[str, ...]:
+    """The operators that most of a graph's nodes come from; () for all."""
+    roll = d.rng.random()
+    if roll < 0.45:
+        return ()
+    return MOVES + (d.one([(), (), SUMS, WINDOWS, STATES, INTEGERS]) if roll < 0.9 else d.one([SUMS, WINDOWS]))
+
+
+def _grow(d: Draw, only: tuple[str, ...]) -> None:
+    names, shares = offered(d.opset, only)
     for _ in range(6):
         op = names[int(d.rng.choice(len(names), p=shares))]
         before = (list(d.values), dict(d.inputs), dict(d.constants), set(d.sparse), list(d.nodes))

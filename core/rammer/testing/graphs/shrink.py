@@ -122,7 +122,8 @@ def _types(case: Case) -> dict[str, tuple[Any, tuple[int, ...]]]:
         kind = value.type.tensor_type
         if kind.HasField("shape") and all(d.HasField("dim_value") for d in kind.shape.dim):
             dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            result[value.name] = (dtype, tuple(d.dim_value for d in kind.shape.dim))
+            # Inference knows no window that does not fit: its extents may be negative.
+            result[value.name] = (dtype, tuple(max(d.dim_value, 0) for d in kind.shape.dim))
     return result
 
 

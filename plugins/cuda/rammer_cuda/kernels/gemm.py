@@ -15,18 +15,15 @@ from dataclasses import dataclass
 
 from rammer.codegen.contraction import Operand, Product, product_of
 from rammer.codegen.dialects import CUDA
-from rammer.codegen.operations import Val
-from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Unsuited
-from rammer.codegen.text import Text, digits
-from rammer.codegen.unit import Place, Unit
+from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
-from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
 from rammer_cuda.kernels.change import change_of
 from rammer_cuda.kernels.depth import depth_of
+from rammer_cuda.kernels.epilogue import Epilogue
 from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.stage import Stage
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
@@ -145,7 +142,7 @@ class Gemm:
         self._setup()
         self._fetch()
         self._sum()
-        tables = self._epilogue()
+        tables = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split, self.line, self.unroll).write()
         types = self.binding.types
         names = ", ".join(parameter(CUDA.types[types[a.tensor].dtype], a, k, self.binding) for k, a in enumerate(self.arguments))
         cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
@@ -319,54 +316,3 @@ class Gemm:
             "rm_cluster_arrive();",
             "__syncthreads();",
         ])  # fmt: skip
-
-    # --- the epilogue -----------------------------------------------------------------------------
-
-    def _epilogue(self) -> str:
-        """Every thread walks down columns of the tile; returns the tables that the maps need."""
-        s, p, text = self.s, self.p, self.text
-        across = min(s.bn, s.threads)
-        rows, groups = s.threads // across, -(-s.bn // across)
-        text.line(f"for (int g = 0; g < {groups}; ++g) {{")
-        text.line(f"const int j = tid % {across} + g * {across}, i0 = tid / {across};")
-        tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])
-        for d, place in zip(p.columns, digits("j", [p.operator.tile[d] for d in p.columns]), strict=True):
-            text.line(f"const int x{d} = o{d} + {place};")
-            tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
-        text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
-        text.line(f"if ({' && '.join(tests)}) {{")
-        text.line(f"#pragma unroll {self.unroll}")
-        text.line(f"for (int i = low + i0; i < high; i += {rows}) {{")
-        tests = []
-        for d, place in zip(p.rows, digits("i", [p.operator.tile[d] for d in p.rows]), strict=True):
-            text.line(f"const int x{d} = o{d} + {place};")
-            tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
-        text.line(f"if ({' && '.join(tests) or 'true'}) {{")
-        slices = s.slices if self.split == 1 else 1
-        parts = [f"shared[(i + {q * s.bm}) * {self.line} + j]" for q in range(slices)]
-        text.line(f"const float sum = {' + '.join(parts)};")
-        tables = self._maps()
-        text.all(["}"] * 4)
-        if self.split > 1:
-            text.line("rm_cluster_wait();")
-        return tables
-
-    def _maps(self) -> str:
-        """The following maps and the stores, by the core's emitter, at the point ``x0, x1, ...`` with value ``sum``."""
-        p = self.p
-        zero = integer(0)
-        places = {}
-        for k, a in enumerate(self.arguments):
-            if k >= 2:
-                kind = self.binding.types[a.tensor]
-                places[a.tensor] = Place(f"p{k}", kind.dtype, self.binding.storages[a.tensor].strides,
-                                         (zero,) * len(kind.shape), kind.shape)  # fmt: skip
-        ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(p.main.axes)}
-        unit = Unit(CUDA, self.binding.types, {c.name: c for c in p.after}, places, ranges)
-        block = Block(unit)
-        point = tuple(Ref(f"x{d}") for d in range(len(p.main.axes)))
-        block.memo[Load(p.main.name, point)] = Val("sum", p.main.dtype, atom=True)
-        for name in p.operator.outputs:
-            block.store(places[name], point, block.load(Load(name, point)), ())
-        self.text.all(block.lines)
-        return "".join(unit.tables.values())

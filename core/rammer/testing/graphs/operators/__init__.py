@@ -8,11 +8,12 @@ from rammer.testing.graphs.operators import (
            indexing,
            layers,
            products,
+           quantised,
            recurrent,
            reductions,
            shapes,
 )
 from rammer.testing.graphs.operators.registry import DESCRIBED, LEFT_OUT, describe
 
-__all__ = ["DESCRIBED", "LEFT_OUT", "describe", "elementwise", "images", "indexing", "layers", "products", "recurrent",
-           "reductions", "shapes"]  # fmt: skip
+__all__ = ["DESCRIBED", "LEFT_OUT", "describe", "elementwise", "images", "indexing", "layers", "products", "quantised",
+           "recurrent", "reductions", "shapes"]  # fmt: skip

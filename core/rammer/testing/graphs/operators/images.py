@@ -11,6 +11,7 @@ from rammer.testing.graphs.draw import Draw, Reject, Val
 from rammer.testing.graphs.operators.elementwise import small
 from rammer.testing.graphs.operators.products import operand
 from rammer.testing.graphs.operators.registry import describe
+from rammer.testing.graphs.operators.shapes import some_axes
 
 
 def image(d: Draw, op: str, rank: tuple[int, int] = (3, 5)) -> Val:
@@ -132,7 +133,7 @@ def depth_to_space(d: Draw, op: str) -> Val:
 def upsample(d: Draw, op: str) -> Val:
     x = image(d, op, (4, 4))
     scales = [1.0, 1.0, *(d.one([1.0, 2.0, 3.0, 1.5]) for _ in x.shape[2:])]
-    mode = d.one([None, "nearest", "linear"])
+    mode = d.one([None, "nearest", "linear"] if "float" in x.dtype else [None, "nearest"])
     if d.since(op) < 9:
         return d.add(op, [x.name], mode=mode, scales=scales)
     return d.add(op, [x.name, d._plain(np.asarray(scales, np.float32))], mode=mode)
@@ -140,32 +141,35 @@ def upsample(d: Draw, op: str) -> Val:
 
 @describe("Resize", weight=2)
 def resize(d: Draw, op: str) -> Val:
-    x = image(d, op)
+    since = d.since(op)
+    x = image(d, op) if d.chance(0.6) or since < 11 else d.pick(d.types(op), (1, 5))
     if 0 in x.shape:
         raise Reject("nothing to resize")
-    rank, since = x.rank, d.since(op)
     modes = [None, "nearest"]
     if "float" in x.dtype:  # how interpolated integers are rounded is not defined
-        modes += ["linear", "cubic"] if since >= 11 and rank == 4 else ["linear"]
+        modes += ["linear", "cubic"] if since >= 11 else ["linear"]
     mode = d.one(modes)
-    axes = list(range(2, rank)) if since >= 18 and d.chance(0.3) else list(range(rank))
-    scaled = [1.0 if a < 2 else d.one([1.0, 2.0, 0.5, 1.5, 3.0, 0.75]) for a in axes]
+    axes = some_axes(d, x.rank, 1) if since >= 18 and d.chance(0.4) else list(range(x.rank))
+    inner = 0 if d.chance(0.15) else 2  # batches and channels keep their extent as a rule
+    scaled = [1.0 if a % x.rank < inner else d.one([1.0, 2.0, 0.5, 1.5, 3.0, 0.75]) for a in axes]
     if since < 11:
         shrink = d.chance(0.3)
         scaled = [1.0 if a < 2 else d.one([0.5, 1.0] if shrink else [1.0, 2.0, 3.0]) for a in axes]
         return d.add(op, [x.name, d._plain(np.asarray(scaled, np.float32))], mode=mode)
     given = _coordinates(d, op, mode)
-    if len(axes) < rank:
-        given["axes"] = [a - (rank if d.chance(0.3) else 0) for a in axes]
+    if axes != list(range(x.rank)):
+        given["axes"] = axes
     roi = ""
     if given.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-        low = [0.0 if a < 2 else d.one([0.0, 0.25, -0.25]) for a in axes]
-        high = [1.0 if a < 2 else d.one([1.0, 0.75, 1.25]) for a in axes]
+        low = [0.0 if s == 1 else d.one([0.0, 0.25, -0.25]) for s in scaled]
+        high = [1.0 if s == 1 else d.one([1.0, 0.75, 1.25]) for s in scaled]
         roi = d._plain(np.asarray([*low, *high], np.float32))
     elif since < 13:
         roi = d._plain(np.zeros(0, np.float32))
     if d.chance(0.5):
-        sizes = [x.shape[a] if a < 2 else max(1, int(x.shape[a] * s)) for a, s in zip(axes, scaled, strict=True)]
+        sizes = [x.shape[a] if s == 1 else max(1, int(x.shape[a] * s)) for a, s in zip(axes, scaled, strict=True)]
+        if since >= 18 and d.chance(0.4):
+            given["keep_aspect_ratio_policy"] = d.one(["not_larger", "not_smaller", "stretch"])
         empty = d._plain(np.zeros(0, np.float32)) if since < 13 else ""
         return d.add(op, [x.name, roi, empty, d.static(sizes)], mode=mode, **given)
     return d.add(op, [x.name, roi, d._plain(np.asarray(scaled, np.float32))], mode=mode, **given)
@@ -184,7 +188,7 @@ def _coordinates(d: Draw, op: str, mode: str | None) -> dict[str, Any]:
         given["cubic_coeff_a"] = d.one([-0.5, -0.75])
     if mode in ("cubic", "linear") and d.chance(0.3):
         given["exclude_outside"] = int(mode == "cubic")
-    if d.since(op) >= 18 and mode in ("cubic", "linear") and d.chance(0.2):
+    if d.since(op) >= 18 and mode in ("cubic", "linear") and d.chance(0.35):
         given["antialias"] = 1
     if given.get("coordinate_transformation_mode") == "tf_crop_and_resize" and d.chance(0.5):
         given["extrapolation_value"] = 1.5

@@ -1,0 +1,145 @@
+"""The end of a matrix product's kernel: the maps that follow, on a tile of sums in shared memory, and the stores.
+
+Every thread walks down columns of the tile. What other kernels wrote, such as a residual, it loads for several rows before
+it stores the first: such pointers are not ``const __restrict__`` (``kernels.task.parameter``), so the compiler has to take
+every store for one that may change what is loaded behind it, and rows would wait for memory one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rammer.codegen.contraction import Product
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.operations import Val, ctype
+from rammer.codegen.preload import stored_loads
+from rammer.codegen.scalar import Block
+from rammer.codegen.task import Argument
+from rammer.codegen.text import Text, digits
+from rammer.codegen.unit import Place, Unit
+from rammer.device.manifest import Binding
+from rammer.ir.expr import Interval, Load, Ref, integer
+
+#: Most values that a thread loads ahead of its stores.
+HELD = 32
+
+
+class Tile(Protocol):
+    """What of a block's shape matters here: rows and columns of its tile, threads, and parts of every sum."""
+
+    @property
+    def bm(self) -> int: ...
+    @property
+    def bn(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def slices(self) -> int: ...
+
+
+@dataclass
+class Epilogue:
+    """Writes the epilogue of ``p`` into ``text``: arguments from ``arguments[2]`` on are read or written here. A row of the
+    tile in shared memory has ``line`` elements; ``split`` blocks share its rows; a thread has ``unroll`` rows in flight."""
+
+    p: Product
+    s: Tile
+    binding: Binding
+    arguments: Sequence[Argument]
+    text: Text
+    split: int
+    line: int
+    unroll: int
+
+    def __post_init__(self) -> None:
+        zero, places = integer(0), dict[str, Place]()
+        for k, a in enumerate(self.arguments):
+            if k >= 2:
+                kind = self.binding.types[a.tensor]
+                places[a.tensor] = Place(f"p{k}", kind.dtype, self.binding.storages[a.tensor].strides,
+                                         (zero,) * len(kind.shape), kind.shape)  # fmt: skip
+        axes = self.p.main.axes
+        ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(axes)}
+        self.unit = Unit(CUDA, self.binding.types, {c.name: c for c in self.p.after}, places, ranges)
+        self.point = tuple(Ref(f"x{d}") for d in range(len(axes)))
+        self.across = min(self.s.bn, self.s.threads)
+        self.rows = self.s.threads // self.across
+
+    def write(self) -> str:
+        """The epilogue; returns the tables that the maps need."""
+        s, p, text, across, rows = self.s, self.p, self.text, self.across, self.rows
+        text.line(f"for (int g = 0; g < {-(-s.bn // across)}; ++g) {{")
+        text.line(f"const int j = tid % {across} + g * {across}, i0 = tid / {across};")
+        tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])
+        tests += self._coordinates(p.columns, "j")
+        text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
+        text.line(f"if ({' && '.join(tests)}) {{")
+        ahead = self._ahead()
+        if ahead:
+            self._rows_together(ahead)
+        else:
+            text.line(f"#pragma unroll {self.unroll}")
+            text.line(f"for (int i = low + i0; i < high; i += {rows}) {{")
+            self._row(Block(self.unit), [])
+        text.all(["}"] * 2)
+        if self.split > 1:
+            text.line("rm_cluster_wait();")
+        return "".join(self.unit.tables.values())
+
+    def _coordinates(self, axes: Sequence[int], index: str) -> list[str]:
+        """Define where ``index`` of the tile is along ``axes``; returns the tests that this is inside."""
+        p, tests = self.p, list[str]()
+        for d, place in zip(axes, digits(index, [p.operator.tile[d] for d in axes]), strict=True):
+            self.text.line(f"const int x{d} = o{d} + {place};")
+            tests += [f"x{d} < {p.axis(d).extent}"] if p.axis(d).extent % p.operator.tile[d] else []
+        return tests
+
+    def _ahead(self) -> list[Load]:
+        """What the maps read that other kernels wrote."""
+        loads = (ld for n in self.p.operator.outputs for ld in stored_loads(Load(n, self.point), self.unit.inlined))
+        return [ld for ld in dict.fromkeys(loads)
+                if ld.tensor in self.unit.places and ld.tensor not in self.binding.constants]  # fmt: skip
+
+    def _rows_together(self, ahead: Sequence[Load]) -> None:
+        """The rows in groups: the loads ``ahead`` of all of a group's, then the maps and stores."""
+        text, rows = self.text, self.rows
+        group, whole = self._group(max(1, min(self.unroll, HELD // len(ahead))))
+        each = ["#pragma unroll", f"for (int u = 0; u < {group}; ++u) {{"]
+        text.all(["#pragma unroll 1", f"for (int row = low + i0; row < high; row += {rows * group}) {{"])
+        loads = Block(self.unit)
+        found = [loads.load(ld) for ld in ahead]
+        text.all(f"{ctype(CUDA, v.cdtype)} held{k}[{group}];" for k, v in enumerate(found))
+        # Of rows that are not there the last one's values are loaded: with so many tests at once predicates would run out.
+        place = f"row + u * {rows}"
+        text.all([*each, f"const int i = {place if whole else f'min({place}, high - 1)'};"])
+        text.line(f"if ({' && '.join(self._coordinates(self.p.rows, 'i')) or 'true'}) {{")
+        text.all([*loads.lines, *(f"held{k}[u] = {v.text};" for k, v in enumerate(found)), "}", "}"])
+        text.all([*each, f"const int i = {place};"])
+        maps = Block(self.unit)
+        maps.memo |= {ld: Val(f"held{k}[u]", v.dtype, v.small, True) for k, (ld, v) in enumerate(zip(ahead, found, strict=True))}
+        self._row(maps, [] if whole else ["i < high"])
+        text.line("}")
+
+    def _group(self, most: int) -> tuple[int, bool]:
+        """How many rows, at most ``most``, a thread loads together, and whether its rows are whole groups of so many."""
+        own, rest = divmod(self.p.row_count, self.split * self.rows)
+        if not rest:
+            largest = next(n for n in range(min(own, most), 0, -1) if own % n == 0)
+            if 2 * largest >= min(own, most):
+                return largest, True
+        own += rest > 0
+        return -(-own // -(-own // most)), False
+
+    def _row(self, block: Block, tests: Sequence[str]) -> None:
+        """The maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter; closes that loop."""
+        s, p, text = self.s, self.p, self.text
+        text.line(f"if ({' && '.join([*tests, *self._coordinates(p.rows, 'i')]) or 'true'}) {{")
+        slices = s.slices if self.split == 1 else 1
+        parts = [f"shared[(i + {q * s.bm}) * {self.line} + j]" for q in range(slices)]
+        text.line(f"const float sum = {' + '.join(parts)};")
+        block.memo[Load(p.main.name, self.point)] = Val("sum", p.main.dtype, atom=True)
+        for name in p.operator.outputs:
+            block.store(self.unit.places[name], self.point, block.load(Load(name, self.point)), ())
+        text.all([*block.lines, "}", "}"])

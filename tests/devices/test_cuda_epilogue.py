@@ -1,0 +1,99 @@
+"""What a matrix product's kernel loads behind its sums, of tensors that other kernels write: before it stores, and rightly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("cuda.bindings")
+
+from cuda_on_host import HostSearch, problem_of
+
+from rammer.ir.operator import ROperator
+from rammer.testing.cases import Case
+from rammer.testing.host_cuda import COMPILER
+from rammer.testing.single import Subject, subjects, trial_of
+
+from rammer_cuda.backend import PRODUCTS
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.source import task_kernel
+
+SMALL = "matmul b=1 m=35 depth=37 width=13 off=1 +add @float32 seed=5"
+CASES = (SMALL, "matmul b=1 m=64 depth=64 width=64 off=1 +add @float16 seed=5", SMALL.replace("float32", "tf32"),
+         "conv n=1 c=64 m=64 h=14 w=14 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +bias +add @tf32 seed=5",
+         "conv n=1 c=64 m=64 h=14 w=14 k=1 s=1 d=1 p=0 q=-1 g=1 off=1 +bias +add @float32 seed=5")  # fmt: skip
+
+
+def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperator, Subject]]:
+    """The kernels of every product of the case that a residual follows, at most ``each`` of a family."""
+    search = HostSearch("sm_90a")
+    for subject in subjects(Case.parse(text), search.backend):
+        left = dict.fromkeys(PRODUCTS, each)
+        for tiled in search.backend.offered(subject.operator, subject.binding):
+            if left.get(tiled.family) and search.backend._fits(tiled, subject.binding):
+                made = task_kernel(tiled, subject.binding)
+                left[tiled.family] -= 1
+                if late(made, subject):
+                    yield made, tiled, subject
+
+
+def late(kernel: TaskKernel, subject: Subject) -> list[int]:
+    """The numbers of the arguments behind the operands that are read and that others write."""
+    return [k for k, a in enumerate(kernel.arguments)
+            if k >= 2 and not a.written and a.tensor not in subject.binding.constants]  # fmt: skip
+
+
+def innermost_loops(text: str) -> Iterator[str]:
+    """What is in each loop with braces, loops in it left out."""
+    open_, inside = list[int](), list[list[str]]()
+    for line in text.splitlines():
+        if line.strip().startswith("}") and open_:
+            open_[-1] -= 1
+            if not open_[-1]:
+                open_.pop()
+                yield "\n".join(inside.pop())
+        if re.search(r"\bfor \(.*\{$", line):
+            open_.append(0)
+            inside.append([])
+        if line.endswith("{") and open_:
+            open_[-1] += 1
+        if inside:
+            inside[-1].append(line)
+
+
+def test_no_row_waits_for_memory_behind_the_store_of_another() -> None:
+    """The compiler has to take a store for one that may change what is loaded behind it."""
+    seen = set[str]()
+    for text in CASES:
+        for kernel, tiled, subject in kernels(text, 2):
+            seen.add(tiled.family)
+            stored = [k for k, a in enumerate(kernel.arguments) if a.written]
+            body = kernel.text[kernel.text.index("low + i0") :]
+            assert all(re.search(rf"\bp{k}\b", body) for k in (*stored, *late(kernel, subject)))
+            for loop in innermost_loops(kernel.text):
+                both = [any(re.search(rf"\bp{k}\b", loop) for k in group) for group in (stored, late(kernel, subject))]
+                assert both != [True, True], f"{tiled.head()}\n{loop}"
+    assert seen == PRODUCTS
+
+
+def chosen(whole: bool) -> tuple[TaskKernel, ROperator, Subject]:
+    """A kernel for host threads whose threads load several rows, in whole groups or not."""
+    for kernel, tiled, subject in kernels(SMALL):
+        several = "float held0[1];" not in kernel.text and ("high - 1)" not in kernel.text) == whole
+        if several and tiled.family == "gemm" and HostSearch("sm_90a").possible(tiled, subject):
+            return kernel, tiled, subject
+    raise AssertionError("no such kernel")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize("whole, old, new", [(True, "+ held0[u]", "+ held0[0]"), (False, "high - 1)", "high - 2)")])
+def test_residuals_of_several_rows(whole: bool, old: str, new: str) -> None:
+    """Right, and wrong where all rows get the value of one, or the last the one before's."""
+    kernel, tiled, subject = chosen(whole)
+    trial = trial_of(subject, 5)
+    assert problem_of(kernel, tiled, trial) == ""
+    assert old in kernel.text
+    assert "wrong" in problem_of(replace(kernel, text=kernel.text.replace(old, new)), tiled, trial)

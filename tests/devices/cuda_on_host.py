@@ -30,8 +30,6 @@ from rammer_cuda.source import task_kernel
 MOST_THREADS = 512
 #: Copies that arrive when they are waited for, and what else these kernels use.
 LATE = """
-#include <functional>
-#include <vector>
 #define __align__(n) __attribute__((aligned(n)))
 #define __ldg(p) (*(p))
 #define __ldcg(p) (*(p))

@@ -22,11 +22,6 @@ from rammer_cuda.kernels.task import TaskKernel
 PATIENCE = 30
 #: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are 0 or 1. Shared addresses are offsets into ``rm_arena``.
 _HOST = """
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <sched.h>
-#include <vector>
 #define RM_GEMM
 #define RM_WGMMA
 #define RM_HALF

@@ -39,8 +39,6 @@ Choose = Callable[..., list[Choice]]
 
 #: The device functions that the FFMA family calls. As on the device, a copy arrives when its group is waited for, no earlier.
 HOST = """
-#include <deque>
-#include <vector>
 struct RmCopy { float *to; const float *from; int count; bool valid; };
 static thread_local std::deque<std::vector<RmCopy>> rm_groups;
 static thread_local std::vector<RmCopy> rm_open;

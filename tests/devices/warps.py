@@ -17,9 +17,6 @@ from rammer.testing.host_cuda import find_race, host_arguments, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 WARPS = """
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __forceinline__ inline

@@ -109,10 +109,10 @@ class Compute:
         """Extents of the output axes."""
         return tuple([a.extent for a in self.axes])
 
-    @property
-    def loads(self) -> list[Load]:
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
         """Every load of the body, outer before inner."""
-        return ex.loads(self.body)
+        return tuple(ex.loads(self.body))
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -124,10 +124,15 @@ class Compute:
         """Number of body evaluations for the whole output."""
         return math.prod(a.extent for a in (*self.axes, *self.reduce))
 
+    @cached_property
+    def flops_per_point(self) -> int:
+        """Floating-point operations of one body evaluation (a combine step counts as one)."""
+        return ex.flops(self.body) + (1 if self.reduce else 0)
+
     @property
     def flops(self) -> int:
-        """Floating-point operations for the whole output (a combine step counts as one)."""
-        return self.points * (ex.flops(self.body) + (1 if self.reduce else 0))
+        """Floating-point operations for the whole output."""
+        return self.points * self.flops_per_point
 
     @cached_property
     def kind(self) -> Kind:

@@ -8,7 +8,8 @@ Python expression and ``parse`` reads it back, so programs reload without a gram
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import is_
 from typing import TypeAlias
 
 Number: TypeAlias = "int | float | bool"
@@ -202,13 +203,13 @@ def children(e: Expr) -> tuple[Expr, ...]:
 
 def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
     """``e`` with its children replaced."""
-    if isinstance(e, Load):
-        return replace(e, indices=kids)
     if isinstance(e, Op):
-        return replace(e, args=kids)
+        return Op(e.fn, kids)
+    if isinstance(e, Load):
+        return Load(e.tensor, kids, e.fill)
     if isinstance(e, Table):
-        return replace(e, index=kids[0])
-    return replace(e, arg=kids[0]) if isinstance(e, Cast) else e
+        return Table(e.values, kids[0], e.dtype)
+    return Cast(e.dtype, kids[0]) if isinstance(e, Cast) else e
 
 
 def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
@@ -217,7 +218,10 @@ def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
     if new is not None:
         return new
     kids = children(e)
-    return rebuild(e, tuple(transform(k, fn) for k in kids)) if kids else e
+    if not kids:
+        return e
+    made = tuple([transform(k, fn) for k in kids])
+    return e if all(map(is_, made, kids)) else rebuild(e, made)
 
 
 def walk(e: Expr) -> list[Expr]:
@@ -226,8 +230,10 @@ def walk(e: Expr) -> list[Expr]:
     while rest:
         node = rest.pop()
         found.append(node)
-        kids = children(node)
-        rest += kids[::-1]
+        if isinstance(node, Op):
+            rest += node.args[::-1]
+        elif not isinstance(node, Ref | Const):
+            rest += children(node)[::-1]
     return found
 
 

@@ -6,12 +6,14 @@ ThreadSanitizer it also finds accesses of a block's threads that no barrier orde
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,12 @@ from rammer.testing.host_c import Array, Guarded
 
 COMPILER = shutil.which("g++")
 
+#: What kernels here and the stand-ins for instructions include: compiled once in a process, since reading them takes longer than
+#: most kernels do.
+INCLUDES = "".join(f"#include <{name}>\n" for name in (
+    "atomic", "chrono", "cmath", "cstdint", "cstdio", "cstdlib", "cstring", "deque", "functional", "pthread.h", "sched.h",
+    "vector"))  # fmt: skip
 HEAD = """
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <cstring>
-#include <pthread.h>
-#include <sched.h>
 #define RM_INF INFINITY
 #define RM_NAN NAN
 #define __global__
@@ -128,7 +129,6 @@ extern "C" int rm_launch_after(void **pointers, int blocks, int threads, int fir
 """
 #: A process of its own, since ThreadSanitizer must be there first. Every buffer is full of one float16 or float32 value.
 MAIN = """
-#include <cstdlib>
 int main() {
   const size_t bytes[] = {@BYTES@};
   void *pointers[sizeof bytes / sizeof *bytes];
@@ -229,11 +229,32 @@ def _source(text: str, entry: str, arguments: Sequence[HostArgument], binding: B
     return HEAD + helpers("static inline", CUDA.types, overloaded=False) + text + tail
 
 
+@cache
+def _folder() -> Path:
+    """Where this process compiles; gone when it ends."""
+    folder = tempfile.TemporaryDirectory(prefix="rammer_cuda_")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@cache
+def _flags(*flags: str) -> tuple[str, ...]:
+    """All flags of a compilation, the headers that it finds precompiled for just these among them."""
+    header = Path(tempfile.mkdtemp(dir=_folder())) / "all.h"
+    header.write_text(INCLUDES)
+    made = ("-std=c++17", "-w", "-pthread", *flags)
+    _run(*made, "-x", "c++-header", "-o", f"{header}.gch", str(header))
+    return (*made, "-include", str(header))
+
+
 def _compile(text: str, *flags: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="rammer_cuda_"))
+    folder = Path(tempfile.mkdtemp(dir=_folder()))
     source, made = folder / "kernel.cpp", folder / "kernel"
     source.write_text(text)
-    command = [str(COMPILER), "-std=c++17", "-w", *flags, "-o", str(made), str(source), "-pthread"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stderr}\n{text}"
+    _run(*_flags(*flags), "-o", str(made), str(source))
     return made
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run([str(COMPILER), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stderr}\n{Path(words[-1]).read_text()}"

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rammer.ir import expr as ex
 from rammer.ir.compute import Box, Compute
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
@@ -65,7 +64,7 @@ def task_cost(operator: ROperator, types: Mapping[str, TensorType], device: VDev
     work = 0
     for c in operator.computes:
         if c.name in boxes:
-            work += points(c, boxes[c.name]) * max(1, ex.flops(c.body) + (1 if c.reduce else 0))
+            work += points(c, boxes[c.name]) * max(1, c.flops_per_point)
     share = device.layer("device").bandwidth / device.veus
     compute_time = work / device.flops
     alone = device.dispatch + max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))

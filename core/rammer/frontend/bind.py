@@ -24,7 +24,7 @@ from onnx import (
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.errors import BadInput
-from rammer.frontend import checks, functions, limits
+from rammer.frontend import attributes, checks, functions, limits
 from rammer.frontend import nodes as nd
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.inference import inferred_types
@@ -90,9 +90,7 @@ def _assembled(model: Model, walk: _Walk, inputs: tuple[Value, ...], outputs: tu
     read = {name for node in walk.nodes for name in node.inputs}
     constants = {name: array for name, array in walk.known.items() if name in read}
     for name, array in constants.items():
-        if str(array.dtype) not in SHORT:
-            raise BadInput(f"constant {name!r} has element type {array.dtype}, which is not supported",
-                           f"graph {model.name}", f"supported are tensors of {', '.join(SHORT)}")  # fmt: skip
+        _check_constant(name, array, f"graph {model.name}")
     types = {v.name: v.type for v in inputs}
     types |= {name: TensorType(str(a.dtype), a.shape) for name, a in constants.items()}
     types |= {o: walk.types[o] for node in walk.nodes for o in node.outputs if o}
@@ -140,6 +138,7 @@ class _Walk:
             return
         types = {n: self.onnx_type(name) for n, name in reads.items()}
         limits.check_sizes(proto, operands)
+        attributes.check_operands(proto, [nd.tensor_type(types[n]) if n else None for n in proto.input])
         schema = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
         inferred = inferred_types(schema, proto, types, operands, scope.opsets)
         if len(operands) == len(reads) and self.fold(schema, proto, operands, inferred, scope):
@@ -294,9 +293,17 @@ class _Walk:
             raise BadInput(what, f"output {onnx_name}", "export the model again")
         if name != wanted:
             array = self.known.get(name)
+            if array is not None:
+                _check_constant(onnx_name, array, f"output {onnx_name}")
             self.types[wanted] = self.types[name] if array is None else TensorType(str(array.dtype), array.shape)
             self.nodes.append(Node("Identity", (name,), (wanted,), {}, f"output {shortened(onnx_name)}", "", 19))
         return Value(wanted, self.types[wanted], onnx_name)
+
+
+def _check_constant(name: str, array: np.ndarray, where: str) -> None:
+    if str(array.dtype) not in SHORT:
+        raise BadInput(f"constant {name!r} has element type {array.dtype}, which is not supported", where,
+                       f"supported are tensors of {', '.join(SHORT)}")  # fmt: skip
 
 
 def _domain(proto: NodeProto) -> str:

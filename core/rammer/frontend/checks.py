@@ -203,18 +203,18 @@ def check_operators(model: ModelProto) -> None:
     for imports in (model.opset_import, *(f.opset_import for f in model.functions)):
         check_opsets(imports)
     functions = {(f.domain, f.name) for f in model.functions}
-    scopes: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [
-        (g.node, opset_versions(model.opset_import)) for g in all_graphs(model)
+    scopes: list[tuple[Iterable[NodeProto], Mapping[str, int], bool]] = [
+        (g.node, opset_versions(model.opset_import), False) for g in all_graphs(model)
     ]
-    scopes += [(f.node, opset_versions(f.opset_import)) for f in model.functions]
-    for nodes, opsets in scopes:
+    scopes += [(f.node, opset_versions(f.opset_import), True) for f in model.functions]
+    for nodes, opsets, inside in scopes:
         for node in nodes:
             domain = "" if node.domain == "ai.onnx" else node.domain
             if (node.domain, node.op_type) in functions:
                 continue
             if not _known(node.op_type, domain, opsets.get(domain, 0)):
                 raise _unknown_operator(node, domain, opsets.get(domain, 0))
-            check_node(node, domain, opsets[domain])
+            check_node(node, domain, opsets[domain], inside)
 
 
 @lru_cache(maxsize=4096)

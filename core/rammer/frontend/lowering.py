@@ -13,12 +13,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.errors import BadInput
 from rammer.frontend.limits import check_taps
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Combiner, Compute
 from rammer.ir.expr import Expr, Load
 from rammer.ir.graph import Graph, Node
-from rammer.ir.names import Names, identifier
+from rammer.ir.names import Names, identifier, quoted
 from rammer.ir.types import TensorType
 
 
@@ -103,10 +104,17 @@ class Lowering:
         return axes_of_shape(self.shape(tensor), prefix)
 
     def broadcast(self, tensor: str, axes: Sequence[Axis]) -> Load:
-        """A NumPy-broadcast load of ``tensor`` over output ``axes`` (extent-1 axes index 0)."""
+        """A NumPy-broadcast load of ``tensor`` over output ``axes`` (extent-1 axes index 0). BadInput where it does not fit."""
         shape = self.shape(tensor)
-        tail = axes[len(axes) - len(shape) :]
+        tail = axes[len(axes) - len(shape) :] if len(shape) <= len(axes) else ()
+        if len(tail) < len(shape) or any(n not in (1, a.extent) for n, a in zip(shape, tail, strict=True)):
+            raise self.refused(f"an operand of {list(shape)} does not fit to the {[a.extent for a in axes]} of its result")
         return self.load(tensor, *[0 if n == 1 and a.extent != 1 else a.name for n, a in zip(shape, tail, strict=True)])
+
+    def refused(self, why: str) -> BadInput:
+        """What to raise where attributes and operands of the node contradict each other."""
+        return BadInput(f"{self.node.op}: {why}", f"node {quoted(self.node.name)} ({self.node.op})",
+                        "check the model with onnx.checker, and the shapes given with --shape")  # fmt: skip
 
     def _fresh(self, hint: str) -> str:
         return identifier(f"{next(o for o in self.node.outputs if o)}_{hint}", self.taken)

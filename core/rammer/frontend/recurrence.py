@@ -40,6 +40,11 @@ class Recurrence:
                 raise BadInput(f"the weights of {ctx.node.op} have the shapes {list(w)} and {list(r)}, which do not belong "
                                f"together, to hidden_size={ctx.attr('hidden_size', hidden)} and to inputs of {width} elements",
                                f"node {ctx.node.name} ({ctx.node.op})", "export the model again")  # fmt: skip
+        batch = self.batch.extent
+        state = (batch, directions, hidden) if self.batch_first else (directions, batch, hidden)
+        for index, shape in ((4, (batch,)), (5, state), (6, state), (7, (directions, 3 * hidden))):
+            if ctx.has(index) and ctx.shape(ctx.input(index)) != shape:
+                raise ctx.refused(f"input {index} has the shape {list(ctx.shape(ctx.input(index)))}, not {list(shape)}")
 
     @property
     def batch_first(self) -> bool:
@@ -210,6 +215,8 @@ class Recurrence:
         alphas = iter(self.ctx.attr("activation_alpha") or ())
         betas = iter(self.ctx.attr("activation_beta") or ())
         count = len(defaults)
+        if len(names) != count * len(self.directions):
+            raise self.ctx.refused(f"{len(names)} activations are given, where {count} a direction are needed")
         built = [self._activation(str(n), alphas, betas, clipped=i % count < 2) for i, n in enumerate(names)]
         return built[direction * count : (direction + 1) * count]
 

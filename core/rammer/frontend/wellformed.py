@@ -12,6 +12,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 
 from rammer.errors import BadInput
 from rammer.frontend import limits
+from rammer.frontend.attributes import attribute_problems
 from rammer.frontend.nodes import node_title
 
 _EXPORT = "export the model again, and check it with onnx.checker"
@@ -160,8 +161,9 @@ def _schema(op: str, version: int, domain: str) -> defs.OpSchema:
     return defs.get_schema(op, version, domain)
 
 
-def check_node(node: NodeProto, domain: str, version: int) -> None:
-    """BadInput unless the operator has as many inputs, outputs and attributes, and of such kinds, as ONNX defines."""
+def check_node(node: NodeProto, domain: str, version: int, inside: bool = False) -> None:
+    """BadInput unless the operator has as many inputs, outputs and attributes, and of such kinds and values, as ONNX defines.
+    ``inside`` a function's body attributes may refer to the function's."""
     schema = _schema(node.op_type, version, domain)
     if node.op_type in _PATTERNS and not domain:
         raise BadInput(f"{node.op_type} is not supported: a pattern may take forever", node_title(node),
@@ -174,7 +176,7 @@ def check_node(node: NodeProto, domain: str, version: int) -> None:
     for formal, name in zip(schema.inputs, node.input, strict=False):
         if not name and formal.option == defs.OpSchema.FormalParameterOption.Single:
             raise BadInput(f"{node.op_type} is not given its input {formal.name!r}", node_title(node), _EXPORT)
-    for problem in _attribute_problems(node, schema):
+    for problem in (*_attribute_problems(node, schema), *(() if domain else attribute_problems(node, inside))):
         raise BadInput(problem, node_title(node), _EXPORT)
 
 

@@ -9,6 +9,7 @@ runtimes reserve more than they use, so devices that have one want a larger limi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import re
@@ -26,6 +27,8 @@ from typing import Any, cast
 
 #: What one run may take: bytes of address space, and seconds.
 MEMORY, SECONDS = 3 << 30, 20.0
+#: Of Linux's ``prctl``.
+_PR_SET_PDEATHSIG = 1
 #: Audit events that mean that something was executed.
 _EXECUTES = frozenset({"os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "socket.connect",
                        "pickle.find_class", "ctypes.dlopen/from-file"})  # fmt: skip
@@ -70,6 +73,7 @@ def caged(words: Sequence[object], folder: Path, *, seconds: float = SECONDS, me
     def work() -> int:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _end_with_parent()
         os.environ["RAMMER_CACHE"] = str(folder / "cache")
         faulthandler.dump_traceback_later(seconds * 0.95)  # where it hangs, on stderr
         os.chdir(folder)
@@ -80,6 +84,12 @@ def caged(words: Sequence[object], folder: Path, *, seconds: float = SECONDS, me
     deeds = tuple(told.read_text().splitlines()) if told.exists() else ()
     told.unlink(missing_ok=True)
     return Outcome(code, sign, late, _text(out), _text(err), spent, deeds)
+
+
+def _end_with_parent() -> None:
+    """A campaign that is killed leaves no child behind."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tuple[int, int, bool, float]:

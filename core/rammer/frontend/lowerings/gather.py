@@ -86,6 +86,8 @@ def gather_elements(ctx: Lowering) -> None:
     x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     shape = ctx.shape(x)
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
+    if any(d != dim and a.extent > n for d, (a, n) in enumerate(zip(axes, shape, strict=True))):
+        raise ctx.refused(f"indices of {list(ctx.shape(name))} reach beyond data of {list(shape)} along other axes than {dim}")
     known = ctx.graph.constant(name)
     position: list[Expr] = [ex.as_index(a.name) for a in axes]
     if known is not None:

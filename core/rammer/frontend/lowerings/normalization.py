@@ -160,7 +160,10 @@ def rms_normalization(ctx: Lowering) -> None:
 def group_normalization(ctx: Lowering) -> None:
     """Normalise groups of channels; scale and bias are per channel, or per group before opset 21."""
     axes = _channel_axes(ctx)
-    groups = int(ctx.attr("num_groups"))
+    groups, channels = int(ctx.attr("num_groups")), axes[1].extent
+    if not channels or channels % groups or {ctx.shape(ctx.input(i)) for i in (1, 2)} not in ({(groups,)}, {(channels,)}):
+        raise ctx.refused(f"{channels} channels in {groups} groups have scales {list(ctx.shape(ctx.input(1)))} and biases "
+                          f"{list(ctx.shape(ctx.input(2)))}")  # fmt: skip
     depth = axes[1].extent // groups
     kept = (axes[0], Axis("g", groups))
     over = (Axis("c", depth), *axes[2:])
@@ -212,7 +215,7 @@ def local_response_normalization(ctx: Lowering) -> None:
     axes = _channel_axes(ctx)
     size = int(ctx.attr("size"))
     # A window wider than all channels has nothing to add beyond them.
-    before, after = (min(n, axes[1].extent - 1) for n in ((size - 1) // 2, size // 2))
+    before, after = (min(n, max(axes[1].extent - 1, 0)) for n in ((size - 1) // 2, size // 2))
     neighbour = ex.add(ex.add("c", "j"), -before)
     near = widened(ctx, ctx.load(ctx.input(0), "n", neighbour, *refs(axes[2:]), fill=0.0))
     squares = ctx.emit(axes, Op("mul", (near, near)), (Axis("j", before + after + 1),), "sum", hint="squares")

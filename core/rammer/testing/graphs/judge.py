@@ -116,6 +116,10 @@ class Judge:
             return Verdict("internal", f"{type(error).__name__}: {normalised(error.what)}", str(error))
         except Exception as error:  # whatever escapes is a fault of ours, to be shrunk
             return Verdict("traceback", _site(error), "".join(traceback.format_exception(error)[-6:]))
+        return self.compared(case, have, setting)
+
+    def compared(self, case: Case, have: Outputs, setting: Setting) -> Verdict:
+        """What the voices say of outputs that a device gave."""
         try:
             return self._compared(case, have, setting, 3)
         except Exception as error:

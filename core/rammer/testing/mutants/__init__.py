@@ -2,4 +2,5 @@
 
 ``python -m rammer.testing.mutants --kind model --device ipu_sim --count 500``. Each mutant is given to the command line in a
 child with 3 GiB and 20 s (``rammer.testing.cage``); whatever is no clear error and no right run is shrunk and kept.
+Which numbers are right ``value`` asks the voices.
 """

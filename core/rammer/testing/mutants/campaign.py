@@ -10,55 +10,47 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from rammer.testing.cage import Outcome, caged, forked, installed
 from rammer.testing.mutants.change import CANARY
-from rammer.testing.mutants.kinds import KINDS, Kind, Seed, same_outputs
+from rammer.testing.mutants.kinds import KINDS, OUTPUTS, Kind, Seed, same_outputs
+from rammer.testing.mutants.tally import FAULT, OTHER, RAN, REFUSED, RIGHT, Tally
+from rammer.testing.mutants.value import NOT_JUDGED, Voices
 
 #: Most changes to one mutant.
 CHANGES = 3
+#: Stands for the folder of a kept case.
+_PLACE = "{folder}"
 #: Modules that must not be imported before a fork: they start threads or drivers.
 _NEVER = ("pyopencl", "cuda", "cupy", "pocl", "openvino", "torch", "jax", "rammer_rocm", "rammer_cuda")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """Which seed, how to draw what is run, and the changes: (number of a step, seed of its generator)."""
+    """Which seed, how to draw what is run, the number of the way to change it, and a seed for each change."""
 
     seed: int
     draw: int
-    changes: tuple[tuple[int, int], ...]
-
-
-@dataclass
-class Tally:
-    """What became of the mutants: ends by kind, and the faults with their smallest mutants."""
-
-    ends: Counter[str] = field(default_factory=Counter)
-    faults: list[tuple[str, Mutant, Path | None]] = field(default_factory=list)
-    slowest: float = 0.0
-
-    def __str__(self) -> str:
-        lines = [f"{sum(self.ends.values())} mutants: " + ", ".join(f"{n} {what}" for what, n in self.ends.most_common()),
-                 f"slowest {self.slowest:.1f} s"]  # fmt: skip
-        kinds = Counter(fault for fault, _, _ in self.faults)
-        lines += [f"{n} times {fault}" for fault, n in kinds.most_common()]
-        return "\n".join((*lines, *(f"kept {place}" for _, _, place in self.faults if place)))
+    way: int
+    changes: tuple[int, ...]
 
 
 class Campaign:
-    """Mutants of one kind for one device. ``folder`` is emptied again and again; ``keep`` gets the failing files."""
+    """Mutants of one kind for one device. ``folder`` is emptied again and again; ``keep`` is a file of failing ones."""
 
     def __init__(self, kind: str, device: Sequence[str], seed: int, folder: Path, keep: Path | None = None) -> None:
         self.kind: Kind = KINDS[kind](device)
         self.number, self.folder, self.keep = seed, folder, keep
         self.rng = random.Random(f"{kind} {seed}")
-        preload(folder, device)
+        preload(folder.parent, tuple(device))
         self.seeds: list[Seed] = self.kind.seeds(folder, self.rng)
+        self.voices = Voices()
         self.tally = Tally()
 
     def run(self, count: int, seconds: float) -> Tally:
@@ -67,95 +59,112 @@ class Campaign:
         for _ in range(count):
             if time.monotonic() > end:
                 break
-            self.one(self._drawn())
+            self.one(self.drawn())
         return self.tally
 
-    def _drawn(self) -> Mutant:
+    def close(self) -> None:
+        """End what judges by value."""
+        self.voices.outside.close()
+
+    def drawn(self) -> Mutant:
+        """The next mutant."""
         rng = self.rng
-        steps = range(len(self.kind.steps))
-        changes = tuple((rng.choice(steps), rng.randrange(1 << 48)) for _ in range(rng.choice((1, 1, 1, 2, CHANGES))))
-        return Mutant(rng.randrange(len(self.seeds)), rng.randrange(1 << 48), changes)
+        ways = [number for number, way in enumerate(self.kind.ways) for _ in range(way.share)]
+        changes = tuple(rng.randrange(1 << 48) for _ in range(rng.choice((1, 1, 1, 2, CHANGES))))
+        return Mutant(rng.randrange(len(self.seeds)), rng.randrange(1 << 48), rng.choice(ways), changes)
 
     def one(self, mutant: Mutant) -> str:
         """The fault of one mutant, which is counted, shrunk and kept; "" where there is none."""
-        fault, end = self.judged(mutant)
-        self.tally.slowest = max(self.tally.slowest, end.seconds)
-        what = "faults" if fault else "runs" if end.code == 0 else f"errors of exit code {end.code}"
-        self.tally.ends[what] += 1
+        what, fault, end = self.judged(mutant)
+        self.tally.count(self.kind.name, self.kind.ways[mutant.way].name, what, end.seconds)
         if fault:
             small = self._shrunk(mutant, fault)
-            self.tally.faults.append((fault, small, self._kept(small, fault)))
+            self.tally.faults.append((fault, str(self._kept(small, fault) or small)))
         return fault
 
-    def judged(self, mutant: Mutant) -> tuple[str, Outcome]:
-        """The fault of a mutant and the end of its run."""
+    def judged(self, mutant: Mutant) -> tuple[str, str, Outcome]:
+        """What became of a mutant (a column of the table), its fault, and the end of its run."""
         place = self.folder / "mutant"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         end = caged(self.placed(mutant, place), place)
-        return self._fault(mutant, end, place), end
+        what, fault = self._verdict(mutant, end, place)
+        return what, fault, end
 
     def placed(self, mutant: Mutant, place: Path) -> list[str]:
         """The mutant's files in ``place``, and the command that uses them."""
-        seed = self.seeds[mutant.seed]
-        data = self.data(mutant)
-        return self.kind.place(place, seed, data, random.Random(mutant.draw))
+        return self.kind.place(place, self.seeds[mutant.seed], self.data(mutant), random.Random(mutant.draw))
 
     def data(self, mutant: Mutant) -> bytes:
-        """The changed bytes. A step that cannot read what the last one made changes nothing."""
-        data = self.seeds[mutant.seed].data
-        for step, number in mutant.changes:
-            try:
-                data = self.kind.steps[step](random.Random(number), data)
-            except Exception:
-                continue
+        """The changed bytes. A change of what cannot be read any more changes nothing."""
+        data, change = self.seeds[mutant.seed].data, self.kind.ways[mutant.way].change
+        for number in mutant.changes:
+            with contextlib.suppress(Exception):
+                data = change(random.Random(number), data)
         return data
 
-    def _fault(self, mutant: Mutant, end: Outcome, place: Path) -> str:
-        if (place / CANARY).exists():
-            return "ran what the file says"
-        if end.fault:
-            return end.fault
-        if not self.kind.forgiving:
-            return ""
-        if end.code:
-            return f"a damaged cache is no reason for exit code {end.code}: {end.err.splitlines()[0]}"
-        exact = not any(self.kind.sealed(step) for step, _ in mutant.changes)
-        if (exact or self.kind.name == "store") and not same_outputs(place, self.seeds[mutant.seed]):
-            return "wrong outputs from a damaged cache"
-        return ""
+    def _verdict(self, mutant: Mutant, end: Outcome, place: Path) -> tuple[str, str]:
+        fault = "ran what the file says" if (place / CANARY).exists() else end.fault
+        if not fault and end.code and self.kind.forgiving:
+            fault = f"a damaged cache is no reason for exit code {end.code}: {end.err.splitlines()[0]}"
+        if fault or end.code:
+            return (FAULT, fault) if fault else (REFUSED, "")
+        if not (place / OUTPUTS).exists():
+            return RAN, ""  # inspected only
+        if not self.kind.voiced:
+            if same_outputs(place, self.seeds[mutant.seed]):
+                return RIGHT, ""
+            free = self.kind.ways[mutant.way].free
+            return (OTHER, "") if free else (FAULT, f"a damaged {self.kind.name} file gave other numbers")
+        said = self.voices(self.data(mutant), place)
+        return (RAN, "") if said == NOT_JUDGED else (FAULT, f"wrong numbers, {said}") if said else (RIGHT, "")
 
     def _shrunk(self, mutant: Mutant, fault: str) -> Mutant:
         """The mutant with changes left out as long as it fails in the same way."""
-        alike = fault[:30]
         for index in range(len(mutant.changes) - 1, -1, -1):
-            fewer = Mutant(mutant.seed, mutant.draw, mutant.changes[:index] + mutant.changes[index + 1 :])
-            if fewer.changes and self.judged(fewer)[0][:30] == alike:
+            fewer = replace(mutant, changes=mutant.changes[:index] + mutant.changes[index + 1 :])
+            if fewer.changes and self.judged(fewer)[1][:30] == fault[:30]:
                 mutant = fewer
         return mutant
 
-    def _kept(self, mutant: Mutant, fault: str) -> Path | None:
-        """The failing files with the words to run them; one of each fault."""
-        if self.keep is None or any(f == fault for f, _, _ in self.tally.faults):
-            return None
-        place = self.keep / f"{self.kind.name}-{self.number}-{len(self.tally.faults)}"
+    def _kept(self, mutant: Mutant, fault: str) -> str:
+        """Where the failing files are, with the words to run them: a line of ``keep``, one of each fault."""
+        if self.keep is None or any(f == fault for f, _ in self.tally.faults):
+            return ""
+        place = self.folder / "kept"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        words = [w.replace(str(place), "{folder}") for w in self.placed(mutant, place)]
-        (place / "case.json").write_text(json.dumps({"words": words, "fault": fault}, indent=2))
-        return place
+        words = [w.replace(str(place), _PLACE) for w in self.placed(mutant, place)]
+        files = {str(p.relative_to(place)): b64encode(zlib.compress(p.read_bytes())).decode()
+                 for p in place.rglob("*") if p.is_file()}  # fmt: skip
+        case = {"kind": self.kind.name, "fault": fault, "campaign": self.number, "mutant": str(mutant), "words": words,
+                "files": files}  # fmt: skip
+        self.keep.parent.mkdir(parents=True, exist_ok=True)
+        with self.keep.open("ab", buffering=0) as file:  # one write: several processes add to it
+            file.write(json.dumps(case).encode() + b"\n")
+        return f"{self.keep} ({self.kind.name}, campaign {self.number})"
 
 
-def again(place: Path) -> Outcome:
-    """The end of a kept case, run once more in a copy of its folder."""
+def again(line: str) -> tuple[str, Outcome]:
+    """The fault and the end of a kept case, run once more: what the run does, and what the voices say of a model's numbers."""
+    case = json.loads(line)
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "case"
-        shutil.copytree(place, copy)
-        words = json.loads((place / "case.json").read_text())["words"]
-        return caged([w.replace("{folder}", str(copy)) for w in words], copy)
+        for name, data in case["files"].items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(zlib.decompress(b64decode(data)))
+        end = caged([w.replace(_PLACE, folder) for w in case["words"]], Path(folder))
+        if end.fault or not KINDS[case["kind"]].voiced or not (Path(folder) / OUTPUTS).exists():
+            return end.fault, end
+        voices = Voices()
+        try:
+            return voices((Path(folder) / "m.onnx").read_bytes(), Path(folder)), end
+        finally:
+            voices.outside.close()
 
 
-def preload(folder: Path, device: Sequence[str]) -> None:
+@cache
+def preload(folder: Path, device: tuple[str, ...]) -> None:
     """Import here what a run imports, so that children find it: a first child runs a model and lists its modules."""
     import numpy as np
 

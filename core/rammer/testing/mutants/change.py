@@ -14,6 +14,8 @@ from typing import Any
 
 from onnx import ModelProto
 
+from rammer.runtime.artifact import is_text, seal_of
+
 #: Whole numbers at the ends of something.
 NUMBERS = (0, 1, -1, 2, 3, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 31), -(1 << 63))
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 3e38, -3e38, float("inf"), float("-inf"), float("nan"))
@@ -180,10 +182,16 @@ def _json_places(tree: Any) -> Iterator[tuple[Any, Any]]:
         yield from _json_places(value)
 
 
-def zip_changed(rng: random.Random, data: bytes) -> bytes:
-    """A zip with a member changed by what is in it, removed, doubled, renamed, packed or swollen; all checksums are right."""
+def sealed_changed(rng: random.Random, data: bytes) -> bytes:
+    """``zip_changed`` under a new digest, as whoever means harm would do it."""
+    return zip_changed(rng, data, seal=True)
+
+
+def zip_changed(rng: random.Random, data: bytes, seal: bool = False) -> bytes:
+    """A compiled file with a member changed by what is in it, removed, doubled, renamed, packed or swollen; the zip's
+    checksums are right, and the digest of the whole only where ``seal`` asks for it."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = [(i.filename, archive.read(i)) for i in archive.infolist()]
+        members, comment = [(i.filename, archive.read(i)) for i in archive.infolist()], archive.comment
     at, packing, kind = rng.randrange(len(members)), zipfile.ZIP_STORED, rng.randrange(12)
     name, content = members[at]
     if kind == 0:
@@ -209,4 +217,5 @@ def zip_changed(rng: random.Random, data: bytes) -> bytes:
         warnings.simplefilter("ignore")  # of names that are there twice
         for member, value in members:
             archive.writestr(member, value)
+        archive.comment = seal_of({n: v for n, v in members if is_text(n)}) if seal else comment
     return made.getvalue()

@@ -21,6 +21,8 @@ from rammer.testing.mutants import change
 from rammer.testing.small_models import MODELS
 
 Words = list[str]
+#: Files beside a mutant: what its run was given and gave. Where right files are made.
+INPUTS, OUTPUTS, SEED = "in.npz", "out.npz", "seed"
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,26 @@ class Seed:
     outputs: bytes = b""
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way to change a file: ``share`` of the mutants are made so. ``free`` ones are files that somebody could have meant, which
+    may compute whatever they like, but safely; any other mutant that runs must compute what the right file does."""
+
+    name: str
+    change: Callable[[random.Random, bytes], bytes]
+    share: int = 1
+    free: bool = False
+
+
 class Kind(ABC):
-    """One kind of file. ``steps`` change its bytes; ``place`` puts them into a folder and says what to run."""
+    """One kind of file. ``ways`` change its bytes; ``place`` puts them into a folder and says what to run."""
 
     name: ClassVar[str]
     #: Whether a damaged file must be put aside (exit code 0 and the right outputs) rather than refused.
     forgiving: ClassVar[bool] = False
-    steps: ClassVar[Sequence[Callable[[random.Random, bytes], bytes]]]
+    #: Whether other voices judge the outputs of what runs, rather than the outputs of the right file.
+    voiced: ClassVar[bool] = False
+    ways: ClassVar[Sequence[Way]]
 
     def __init__(self, device: Sequence[str]) -> None:
         self.device = list(device)
@@ -52,16 +67,13 @@ class Kind(ABC):
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
         """The words of a command that uses ``data``."""
 
-    def sealed(self, step: int) -> bool:
-        """Whether a step keeps the file's checksums right, so that a run may rightly compute something else."""
-        return step > 0
-
 
 class Models(Kind):
     """ONNX files: the small models and random graphs of all operators."""
 
     name = "model"
-    steps = (change.bytes_changed, *[change.proto_changed] * 4)
+    voiced = True
+    ways = (Way("bytes", change.bytes_changed), Way("fields", change.proto_changed, 4))
 
     def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
         number = rng.randrange(1 << 20)
@@ -71,31 +83,39 @@ class Models(Kind):
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
         path = folder / "m.onnx"
         path.write_bytes(data)
-        words = ["run", str(path), *self.device]
-        return words if rng.random() < 0.8 else ["inspect", str(path), *self.device, "--stage", rng.choice(("program", "source"))]
+        if rng.random() < 0.1:
+            return ["inspect", str(path), *self.device, "--stage", rng.choice(("program", "source"))]
+        return ["run", str(path), *self.device, "--save-inputs", str(folder / INPUTS), "--save-outputs", str(folder / OUTPUTS)]
 
 
 class CompiledFiles(Kind):
     """What ``rammer compile -o`` writes."""
 
     name = "compiled"
-    steps = (change.bytes_changed, *[change.zip_changed] * 3)
+    ways = (Way("bytes", change.bytes_changed), Way("members", change.zip_changed),
+            Way("members, new digest", change.sealed_changed, 3, free=True))  # fmt: skip
 
     def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
-        return [Seed(_made(folder, m.SerializeToString(), self.device, compiled=True)[1]) for m in _small(rng)]
+        return [self._seed(folder, m.SerializeToString()) for m in _small(rng)]
+
+    def _seed(self, folder: Path, model: bytes) -> Seed:
+        _made(folder, ["compile", folder / SEED / "m.onnx", *self.device, "-o", folder / SEED / "m.rammer"], model)
+        data = (folder / SEED / "m.rammer").read_bytes()
+        return Seed(data, outputs=_made(folder, self.place(folder / SEED, Seed(data), data, random.Random(0)), model, data))
 
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
         path = folder / "m.rammer"
         path.write_bytes(data)
-        return ["run", str(path)]
+        return ["run", str(path), "--save-outputs", str(folder / OUTPUTS)]
 
 
 class Kept(Kind):
-    """Programs and heads that the cache keeps."""
+    """Programs that the cache keeps."""
 
     name = "kept"
     forgiving = True
-    steps = (change.bytes_changed, *[change.zip_changed] * 3)
+    ways: ClassVar[Sequence[Way]] = (Way("bytes", change.bytes_changed), Way("members", change.zip_changed),
+            Way("members, new digest", change.sealed_changed, 2, free=True))  # fmt: skip
     pattern: ClassVar[str] = "programs/*"
     tune: ClassVar[Words] = []
 
@@ -103,9 +123,10 @@ class Kept(Kind):
         return [self._seed(folder, m.SerializeToString()) for m in _small(rng)]
 
     def _seed(self, folder: Path, model: bytes) -> Seed:
-        cache, outputs = _made(folder, model, [*self.device, *self.tune])
+        words = ["run", folder / SEED / "m.onnx", *self.device, *self.tune, "--save-outputs", folder / SEED / OUTPUTS]
+        outputs, cache = _made(folder, words, model), folder / SEED / "cache"
         (own,) = [p for p in cache.glob(self.pattern) if p.is_file()]
-        others = [p for p in cache.rglob("*") if p.is_file() and p != own] if self.pattern == "programs/*" else []
+        others = [p for p in cache.rglob("*") if p.is_file() and p != own] if self.pattern != Stores.pattern else []
         named = [(str(p.relative_to(cache)), p.read_bytes()) for p in (own, *others)]
         return Seed(own.read_bytes(), model, tuple(named), outputs)
 
@@ -115,7 +136,7 @@ class Kept(Kind):
             path = folder / "cache" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content if number else data)
-        return ["run", str(folder / "m.onnx"), *self.device, *self.tune, "--save-outputs", str(folder / "out.npz")]
+        return ["run", str(folder / "m.onnx"), *self.device, *self.tune, "--save-outputs", str(folder / OUTPUTS)]
 
 
 def _row_changed(rng: random.Random, data: bytes, folder: Path = Path("/tmp")) -> bytes:
@@ -157,19 +178,28 @@ class Stores(Kept):
     """The sqlite file of tuned kernels."""
 
     name = "store"
-    steps = (change.bytes_changed, *[_row_changed] * 3)
+    # A row says which of the device's own kernels is best: whatever it says, the numbers stay.
+    ways = (Way("bytes", change.bytes_changed), Way("rows", _row_changed, 3))
     pattern = "kernels.sqlite"
     tune: ClassVar[Words] = ["--tune", "quick"]
 
 
-KINDS: dict[str, type[Kind]] = {k.name: k for k in (Models, CompiledFiles, Stores, Kept)}
+class Heads(Kept):
+    """What the cache keeps of models' ports."""
+
+    name = "head"
+    ways = (Way("bytes", change.bytes_changed), Way("text", lambda rng, data: change.text_changed(rng, data.decode()).encode()))
+    pattern = "heads/*"
+
+
+KINDS: dict[str, type[Kind]] = {k.name: k for k in (Models, CompiledFiles, Stores, Kept, Heads)}
 
 
 def same_outputs(folder: Path, seed: Seed) -> bool:
     """Whether the run in ``folder`` wrote the outputs of the unchanged file, up to another kernel's rounding."""
     path = folder / "want.npz"
     path.write_bytes(seed.outputs)
-    with np.load(path) as want, np.load(folder / "out.npz") as have:
+    with np.load(path) as want, np.load(folder / OUTPUTS) as have:
         return set(want.files) == set(have.files) and all(
             np.allclose(have[n], want[n], rtol=1e-4, atol=1e-5, equal_nan=True) for n in want.files
         )
@@ -181,16 +211,15 @@ def _small(rng: random.Random) -> list[ModelProto]:
     return [m.build(numbers) for m in MODELS.values() if m.shapes == ({},)]
 
 
-def _made(folder: Path, model: bytes, device: Sequence[str], compiled: bool = False) -> tuple[Path, bytes]:
-    """The cache that a run of a right model leaves, and the outputs of the run (or the compiled file)."""
-    place = folder / "seed"
+def _made(folder: Path, words: Sequence[object], model: bytes, compiled: bytes = b"") -> bytes:
+    """The outputs of a right run in ``folder/seed``, where the model (and the compiled file) lies and the cache stays."""
+    place = folder / SEED
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     (place / "m.onnx").write_bytes(model)
-    out = place / ("m.rammer" if compiled else "out.npz")
-    words = ["compile", place / "m.onnx", *device, "-o", out] if compiled else [
-        "run", place / "m.onnx", *device, "--save-outputs", out]  # fmt: skip
+    if compiled:
+        (place / "m.rammer").write_bytes(compiled)
     end = caged(words, place)
     if end.code or end.fault:
         raise RuntimeError(f"a right file fails: {end.fault} {end.err}")
-    return place / "cache", out.read_bytes()
+    return (place / OUTPUTS).read_bytes() if (place / OUTPUTS).exists() else b""

@@ -1,0 +1,74 @@
+"""Counts of a campaign, and the table of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+#: What can become of a mutant: a clear error; a run with the numbers that it must have; a run whose numbers nobody judges; a
+#: run of a file that was sealed anew with other numbers, which is allowed; anything else.
+REFUSED, RIGHT, RAN, OTHER, FAULT = COLUMNS = ("refused", "right", "ran, not judged", "other numbers, allowed", "faults")
+_HEADERS: Final = ("kind", "way", "mutants", *COLUMNS)
+
+
+@dataclass
+class Tally:
+    """``ends`` counts by (kind, way, column); ``faults`` are words and where the mutant is kept."""
+
+    ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    slowest: float = 0.0
+
+    def count(self, kind: str, way: str, what: str, seconds: float) -> None:
+        """One mutant more."""
+        self.ends[kind, way, what] += 1
+        self.slowest = max(self.slowest, seconds)
+
+    def add(self, other: Tally) -> None:
+        """Count another campaign's."""
+        self.ends.update(other.ends)
+        self.faults += other.faults
+        self.slowest = max(self.slowest, other.slowest)
+
+    @staticmethod
+    def sum(parts: Iterable[Tally]) -> Tally:
+        """All counts of several campaigns."""
+        total = Tally()
+        for part in parts:
+            total.add(part)
+        return total
+
+    @property
+    def mutants(self) -> int:
+        """All of them."""
+        return sum(self.ends.values())
+
+    def data(self) -> dict[str, Any]:
+        """For JSON; ``Tally.of`` reads it back."""
+        return {"ends": [[*k, n] for k, n in sorted(self.ends.items())], "faults": self.faults, "slowest": self.slowest}
+
+    @staticmethod
+    def of(data: dict[str, Any]) -> Tally:
+        """Inverse of ``data``."""
+        ends = Counter({(kind, way, what): n for kind, way, what, n in data["ends"]})
+        return Tally(ends, [(what, where) for what, where in data["faults"]], data["slowest"])
+
+    def __str__(self) -> str:
+        pairs = sorted({k[:2] for k in self.ends})
+        rows: list[tuple[object, ...]] = [(kind, way, *self._counts(kind, way)) for kind, way in pairs]
+        rows.append(("all", "", self.mutants, *(sum(n for k, n in self.ends.items() if k[2] == what) for what in COLUMNS)))
+        lines = [f"{self.mutants} mutants, slowest {self.slowest:.1f} s", _line(_HEADERS), *map(_line, rows)]
+        lines += [f"{n} times {fault}" for fault, n in Counter(f for f, _ in self.faults).most_common()]
+        return "\n".join((*lines, *(f"fault at {where}" for _, where in self.faults if "/" in where)))
+
+    def _counts(self, kind: str, way: str) -> tuple[int, ...]:
+        counts = [self.ends[kind, way, what] for what in COLUMNS]
+        return sum(counts), *counts
+
+
+def _line(row: tuple[object, ...]) -> str:
+    first, second, *numbers = row
+    widths = [max(9, len(h)) for h in _HEADERS[2:]]
+    return f"{first:9} {second:20} " + " ".join(f"{n!s:>{w}}" for n, w in zip(numbers, widths, strict=True))

@@ -75,6 +75,17 @@ def test_a_difference_of_another_voice_is_told_apart(judge: Judge, monkeypatch: 
     assert judge(case, TOY).kind == "lowering"
 
 
+def test_coarse_functions_of_another_voice_are_no_fault_but_wrong_ones_are(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.array([-12, -3, 1, 4], np.float32)
+    right = 1 / (1 + np.exp(-x.astype(np.float64)))
+    case = _case(Call("Sigmoid", ("x",), ("s",)), Call("Log", ("s",), ("y",)), x=x)
+    monkeypatch.setattr("rammer.testing.graphs.judge.reference_outputs", lambda _: None)
+    for error, kind in ((5e-8, "ok"), (5e-5, "lowering")):
+        said = np.log(right + error).astype(np.float32)
+        monkeypatch.setattr(judge, "outside", lambda *_, said=said: [said])
+        assert judge(case, TOY).kind == kind
+
+
 def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     case = _case(Call("Relu", ("x",), ("y",)), x=np.ones(3, np.float32))
     monkeypatch.setattr(Judge, "run", lambda *_: {"y": np.array([1, np.nan, 1], np.float32)})

@@ -38,6 +38,11 @@ JUDGED: Final = frozenset({
     "Det", "DynamicQuantizeLinear", "GridSample", "If", "Loop", "MatMulInteger", "MaxUnpool", "MelWeightMatrix", "NonZero",
     "QLinearConv", "QLinearMatMul", "QuantizeLinear", "RoiAlign", "STFT", "Scan", "ScatterElements", "ScatterND", "TopK",
 })  # fmt: skip
+#: Versions that the reference lacks -> one that it has and that means the same for our element types: between them came
+#: float8, and nothing else.
+_SAME_AS: Final[Mapping[str, Mapping[int, int]]] = {
+    op: {10: 19, 13: 19} for op in ("QuantizeLinear", "DequantizeLinear")
+}
 
 
 class Unjudged(NotImplementedError):
@@ -140,7 +145,8 @@ def _referred(node: Node, values: Arrays) -> dict[str, np.ndarray]:
         proto.input.extend(renamed)
     types = {n: nd.type_proto(a.dtype, a.shape) for n, a in feeds.items()}
     inner = {d: v for body in nd.bodies(node) for d, v in body.opsets}
-    return _by_reference(proto, types, {"": node.version, **inner, node.domain: inner.get(node.domain, node.version)},
+    version = _SAME_AS.get(node.op, {}).get(node.version, node.version)
+    return _by_reference(proto, types, {"": version, **inner, node.domain: inner.get(node.domain, version)},
                          feeds, names)  # fmt: skip
 
 

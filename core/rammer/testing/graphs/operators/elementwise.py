@@ -148,7 +148,8 @@ def variadic(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op), where=small)
     shape, names = x.shape, [x.name]
     for _ in range(d.integer(0, 3)):
-        y = partner(d, Val("", x.dtype, shape))
+        # Up to opset 7 "all inputs and outputs must have the same shape".
+        y = partner(d, Val("", x.dtype, shape)) if d.since(op) >= 8 else d.fresh(x.dtype, shape)
         shape = np.broadcast_shapes(shape, y.shape)
         names.append(y.name)
     return d.add(op, names)

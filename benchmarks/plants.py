@@ -130,28 +130,37 @@ def walk(edit: Edit) -> Plant:
     return plant
 
 
+#: Faults of texts, by device.
+EDITS: Mapping[str, Mapping[str, Edit]] = {
+    "cuda": {
+        "a dropped barrier": last("__syncthreads();", ""),
+        "an off-by-one bound": changed(r"(\+ [ab]k(?: \+ \d+)?\)+) < (\d+)", r"\1 <= \2"),
+        "a row too many": changed(r"if \(x0 < (\d+)", r"if (x0 <= \1"),
+        "a wrong zero fill": changed(r" < (\d+)\);", r" < \g<1>00);", needs="rm_copy"),
+        "an unaligned copy": changed(r"rm_copy16\(as \+ ", "rm_copy16(as + 1 + "),
+        "a missed NaN": changed(r"rm_max_f32\(([^;]*)\);", r"fmaxf(\1);"),
+        "an early fetch": early,
+        "no wait": changed(r"\brm_after\(\);", ""),
+    },
+    "rocm": {
+        "an off-by-one bound": changed(r"(for \(int ([rk]\d+) = 0; \2) < (\d+);", r"\1 <= \3;"),
+        "a row too many": changed(r"(for \(int (x\d+) = o\d+; \2) < (\(o\d+ \+ \d+\));", r"\1 <= \3;"),
+        "a wrong zero fill": changed(r"(\] : |\bd\[i\] = )0\.0f", r"\g<1>1.0f"),
+        "a missed NaN": changed(r"rm_max_f32\(", "fmax("),
+        "a cast that cuts": changed(r"\bvstore_half\(", "vstore_half_rtz("),
+        "a wrong stride": changed(r"(\d+) \* x0\b", r"(\1 + 1) * x0"),
+        "a task twice": changed(r"int task\) \{", "int number) { const int task = number | 1;"),
+    },
+}
 PLANTS: Mapping[str, Mapping[str, Plant]] = {
     "cuda": {
-        "a dropped barrier": cuda(last("__syncthreads();", "")),
-        "an off-by-one bound": cuda(changed(r"(\+ [ab]k(?: \+ \d+)?\)+) < (\d+)", r"\1 <= \2")),
-        "a row too many": cuda(changed(r"if \(x0 < (\d+)", r"if (x0 <= \1")),
-        "a wrong zero fill": cuda(changed(r" < (\d+)\);", r" < \g<1>00);", needs="rm_copy")),
-        "an unaligned copy": cuda(changed(r"rm_copy16\(as \+ ", "rm_copy16(as + 1 + ")),
+        **{name: cuda(edit) for name, edit in EDITS["cuda"].items()},
         "operands believed aligned": everything_aligned,
         "rows believed aligned": rows_aligned,
-        "a missed NaN": cuda(changed(r"rm_max_f32\(([^;]*)\);", r"fmaxf(\1);")),
-        "an early fetch": cuda(early),
-        "no wait": cuda(changed(r"\brm_after\(\);", "")),
         "a bare product that a cell does not store": unstored_product,
     },
     "rocm": {
+        **{name: opencl(edit) for name, edit in EDITS["rocm"].items()},
         "a dropped barrier": walk(changed(r"while \(atomic_load_explicit\(done", "while (0 && atomic_load_explicit(done")),
-        "an off-by-one bound": opencl(changed(r"(for \(int ([rk]\d+) = 0; \2) < (\d+);", r"\1 <= \3;")),
-        "a row too many": opencl(changed(r"(for \(int (x\d+) = o\d+; \2) < (\(o\d+ \+ \d+\));", r"\1 <= \3;")),
-        "a wrong zero fill": opencl(changed(r"(\] : |\bd\[i\] = )0\.0f", r"\g<1>1.0f")),
-        "a missed NaN": opencl(changed(r"rm_max_f32\(", "fmax(")),
-        "a cast that cuts": opencl(changed(r"\bvstore_half\(", "vstore_half_rtz(")),
-        "a wrong stride": opencl(changed(r"(\d+) \* x0\b", r"(\1 + 1) * x0")),
-        "a task twice": opencl(changed(r"int task\) \{", "int number) { const int task = number | 1;")),
     },
 }

@@ -1,0 +1,87 @@
+"""Planted faults: each has a place in the kernels that a search looks at first; on the CPU one is found."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import planted
+import plants
+import pytest
+from click.testing import CliRunner
+
+from rammer.device.loader import Registry
+from rammer.ir.operator import ROperator
+from rammer.testing import search
+from rammer.testing.cases import Case, Sampler
+from rammer.testing.search import Hunt
+from rammer.testing.single import Subject, Trial
+
+#: Seconds of CPU that looking at the first cases may take.
+LOOKING = 25.0
+#: What must be among them: the operands that a warpgroup product fetches by 16 bytes come late, one after the other; a cell of
+#: one bare product; vectors that are not aligned.
+FIRST = (
+    *(("gemm_wgmma_f16", "float16", f"free {late}") for late in ("all", "each", "1", "2")),
+    *((f, "float16", "offset") for f in ("gemm_f16", "rowwise")),
+    ("cell", "float32", "bare"), ("cell", "float32", "late 1"), ("gemv", "float32", "late 1"), ("gemm", "float32", "partial"),
+)  # fmt: skip
+
+
+class Looking(Hunt):
+    """Runs nothing: it keeps what it would have run."""
+
+    def __init__(self, backend: Any, precisions: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+        only = search.Search.__new__(search.Search)
+        only.backend, only.each = backend, 1
+        super().__init__(only, Sampler(Random(), 300_000, precisions, kinds), 1e6, 0, 1)
+
+    def looked(self) -> Iterator[tuple[ROperator, Subject]]:
+        """Candidates of the first cases, one after another."""
+        for case in self.sampler.first():
+            self.seen = list[tuple[ROperator, Subject]]()
+            self.case(case, True)
+            yield from self.seen
+
+    def candidate(self, one: Case, tiled: ROperator, subject: Subject, trial: Trial) -> None:
+        self.seen.append((tiled, subject))
+        super().candidate(one, tiled, subject, trial)
+
+
+def test_what_is_planted_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fault of a text has a place in some kernel of the first cases, and they have what the others need."""
+    pytest.importorskip("cuda.bindings")
+    from rammer.device.manifest import OpenOptions
+
+    from rammer_cuda.backend import open_backend
+    from rammer_cuda.source import task_kernel
+
+    monkeypatch.setattr(search, "emit", lambda event: None)
+    monkeypatch.setattr(search, "check", lambda *arguments: "")
+    monkeypatch.setattr(search, "trial_of", lambda subject, seed: Trial(subject, {}, ()))
+    edits, lacking = dict(plants.EDITS["cuda"]), set(FIRST)
+    looking = Looking(open_backend(OpenOptions(target="sm_90a")), ("float16", "float32"), ("gemv", "matmul"))
+    begin = _cpu()
+    for tiled, subject in looking.looked():
+        text = task_kernel(tiled, subject.binding).text
+        edits = {n: edit for n, edit in edits.items() if edit(text) == text}
+        lacking = {c for c in lacking if not looking.coverage.cells[c]}
+        if not edits and not lacking:
+            break
+        assert _cpu() - begin < LOOKING, f"no place for {', '.join(edits)}, not looked at: {lacking}"
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize("fault", ["a row too many"])
+def test_a_planted_fault_is_found(fault: str) -> None:
+    if Registry().status("rocm").state != "ok":
+        pytest.skip("no OpenCL unit")
+    result = CliRunner().invoke(planted.main, ["--device", "rocm", "--seconds", "120", "--only", fault])
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 planted faults found; not: none" in result.output

@@ -1,0 +1,104 @@
+"""Golden files: JSON lines sorted by what names them, and the differences between two such sets in words."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+
+#: Where the files lie.
+FOLDER = Path(__file__).with_name("data")
+#: What names a record: these of its fields, in this order.
+NAMES = ("device", "precision", "model", "operator", "case")
+#: Differences that are printed of one kind; all are counted.
+SHOWN = 12
+
+
+def name_of(record: Record) -> tuple[str, ...]:
+    """The name of a record."""
+    return tuple(str(record[n]) for n in NAMES if n in record)
+
+
+@dataclass(frozen=True, order=True)
+class Difference:
+    """What of a record changed, and how."""
+
+    file: str
+    field: str
+    name: tuple[str, ...]
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {' '.join(self.name)}: {self.field}: {self.how}"
+
+
+def read(file: str) -> tuple[Record, list[Record]]:
+    """The head of a golden file, and its records. FileNotFoundError says how to make it."""
+    path = FOLDER / f"{file}.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: python tests/golden --bless writes it")
+    head, *records = map(json.loads, path.read_text().splitlines())
+    return head, records
+
+
+def write(file: str, head: Record, records: Iterable[Record]) -> None:
+    """Write a golden file."""
+    FOLDER.mkdir(exist_ok=True)
+    lines = [head, *sorted(records, key=name_of)]
+    (FOLDER / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def differences(file: str, old: Iterable[Record], new: Iterable[Record]) -> list[Difference]:
+    """All differences between two sets of records, sorted."""
+    before, after = ({name_of(r): r for r in records} for records in (old, new))
+    found = [Difference(file, "all", n, "is no longer made") for n in before.keys() - after.keys()]
+    found += [Difference(file, "all", n, "is new") for n in after.keys() - before.keys()]
+    for name in before.keys() & after.keys():
+        a, b = before[name], after[name]
+        for field in sorted((a.keys() | b.keys()) - {*NAMES}):
+            if a.get(field) != b.get(field):
+                words = HOW.get(field, _changed)(a.get(field), b.get(field))
+                found += [Difference(file, what or field, name, how) for what, how in words]
+    return sorted(found)
+
+
+def _changed(old: Any, new: Any) -> list[tuple[str, str]]:
+    return [("", f"{old} -> {new}")]
+
+
+def _ranked(old: Sequence[str] | None, new: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Of two rankings: candidates that moved, came or went, and seconds of those that are in both."""
+    lists = [[line.rpartition(" ")[::2] for line in side or ()] for side in (old, new)]
+    before, after = ({pick: (place, seconds) for place, (pick, seconds) in enumerate(side, 1)} for side in lists)
+    found = []
+    for place, ((pick, _), (other, _)) in enumerate(zip(*lists, strict=False), 1):
+        if pick != other:
+            where = f"now at position {after[pick][0]}" if pick in after else "now further behind or gone"
+            found.append(("ranking", f"position {place} is {other}, was {pick} ({where})"))
+    if len(lists[0]) != len(lists[1]):
+        found.append(("ranking", f"{len(lists[0])} -> {len(lists[1])} candidates"))
+    same = [p for p in before if p in after and before[p][1] != after[p][1]]
+    return found + [("seconds", f"{p}: {before[p][1]} -> {after[p][1]} us") for p in same]
+
+
+#: How to tell what changed in a field that is not one word.
+HOW: Mapping[str, Callable[[Any, Any], list[tuple[str, str]]]] = {"candidates": _ranked}
+
+
+def report(found: Sequence[Difference]) -> str:
+    """The differences, the first of each kind in full and how many there are of it."""
+    kinds = Counter((d.file, d.field) for d in found)
+    shown: Counter[tuple[str, str]] = Counter()
+    lines = []
+    for d in found:
+        shown[d.file, d.field] += 1
+        lines += [str(d)] if shown[d.file, d.field] <= SHOWN else []
+        if shown[d.file, d.field] == SHOWN + 1:
+            lines.append(f"{d.file}: {d.field}: and {kinds[d.file, d.field] - SHOWN} more")
+    summary = ", ".join(f"{n} {field} of {file}" for (file, field), n in sorted(kinds.items()))
+    return "\n".join([*lines, f"changed: {summary}"]) if found else "as frozen"

@@ -1,0 +1,157 @@
+"""The kernels of ``cases.txt``: texts, launch shapes, what they read, the times predicted for an H200, and machine code.
+
+A line of ``cases.txt`` is a case of ``rammer.testing.families`` with its operator and its candidate, so that neither ranking nor
+a cost model has a say in which kernel it is. A word before the case asks for something else than the kernel alone:
+
+    traced        the same kernel as it records times
+    persistent    the one kernel of the whole program, values travelling as words where they may, with the table that it walks
+    counters      the same without words
+    recorded      the persistent kernel as it records times
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from golden_cubin import code_digest
+from golden_text import digest, digits, text_digest
+
+from rammer.codegen.task import Argument
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.errors import DeviceFailure
+from rammer.frontend.reader import read_model
+from rammer.profile.store import KernelStore
+from rammer.runtime.options import CompileOptions
+from rammer.runtime.segments import ProgramSegment
+from rammer.testing.cases import Case, picked
+from rammer.testing.nets import model_of
+from rammer.testing.single import Subject, subjects
+
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.persistent.bodies import operator_bodies
+from rammer_cuda.persistent.dataflow import as_planned, plan_words
+from rammer_cuda.persistent.table import make_table
+from rammer_cuda.persistent.text import kernel_text
+from rammer_cuda.source import task_kernel, translation_unit
+from rammer_cuda.trace import traced
+
+LIST = Path(__file__).with_name("cases.txt")
+#: Architectures that every text is compiled for, and the one whose operators and candidates the cases are.
+ARCHITECTURES, HOME = ("sm_80", "sm_90", "sm_90a"), "sm_90a"
+#: What a case of a whole program may ask for: whether values travel as words, and whether times are recorded.
+WHOLE = {"persistent": (True, False), "counters": (False, False), "recorded": (True, True)}
+#: What stands before all kernels of a translation unit.
+FRAME = "frame"
+#: The operators of cases, by their text.
+_KNOWN: dict[str, list[Subject]] = {}
+
+
+@dataclass(frozen=True)
+class Written:
+    """One case: the text that is its own, the translation unit, and the rest of what is frozen of it."""
+
+    case: str
+    text: str
+    unit: str
+    entry: str
+    facts: Mapping[str, str]
+
+    def record(self) -> dict[str, str]:
+        """What is frozen without a compiler."""
+        return {"case": self.case, "text": text_digest(self.text), **self.facts}
+
+    def code(self) -> dict[str, str]:
+        """The same of machine code, by architecture."""
+        return {"case": self.case, **{arch: self._code(arch) for arch in ARCHITECTURES}}
+
+    def _code(self, arch: str) -> str:
+        try:
+            cubin = compile_cubin(self.unit, arch)
+        except DeviceFailure:
+            return "no such instructions"
+        used = cubin.resources[self.entry]
+        return f"{code_digest(cubin.code)}, {used.registers} registers, {used.spills} spilled"
+
+
+def listed() -> list[str]:
+    """The cases, as they stand in the list."""
+    lines = (line.strip() for line in LIST.read_text().splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@cache
+def _home() -> CudaBackend:
+    backend = open_backend(OpenOptions(target=HOME))
+    assert isinstance(backend, CudaBackend)
+    return backend
+
+
+def _subjects(case: Case) -> list[Subject]:
+    """The operators of a case, of which several lines may name one each."""
+    if str(case) not in _KNOWN:
+        _KNOWN[str(case)] = subjects(case, _home())
+    return _KNOWN[str(case)]
+
+
+def written(line: str) -> Written:
+    """The kernel of one line of the list, or the frame of all. ValueError where it names none."""
+    if line == FRAME:
+        unit = translation_unit([])
+        return Written(FRAME, unit, unit + 'extern "C" __global__ void k() { rm_after(); }', "k", {})
+    how, _, text = line.partition(" ")
+    if how in WHOLE:
+        return _walk(line, Case.parse(text), *WHOLE[how])
+    case = Case.parse(text if how == "traced" else line)
+    subject = _subjects(replace(case, operator=-1, pick=""))[case.operator]
+    tiled = picked(subject.operator, case.pick)
+    kernel = task_kernel(tiled, subject.binding)
+    if how == "traced":
+        kernel = traced(kernel)
+        return Written(line, kernel.text, translation_unit([kernel]), kernel.entry, _facts(kernel, subject.binding))
+    seconds = _home().kernel(tiled, subject.binding).operator_time(_home().vdevice.veus)
+    facts = {**_facts(kernel, subject.binding), "microseconds": digits(seconds)}
+    return Written(line, kernel.text, translation_unit([kernel]), kernel.entry, facts)
+
+
+def kernels() -> Iterator[Written]:
+    """All of them."""
+    yield from map(written, (FRAME, *listed()))
+
+
+def _facts(kernel: TaskKernel, binding: Binding) -> dict[str, str]:
+    launch = f"{kernel.threads} threads, {kernel.shared} bytes, {kernel.dynamic} dynamic, {kernel.blocks} blocks"
+    return {"launch": launch, "arguments": ", ".join(_argument(a, binding) for a in kernel.arguments)}
+
+
+def _argument(argument: Argument, binding: Binding) -> str:
+    """A tensor, ``*`` if it is written, and the hash of fixed values packed as the kernel reads them."""
+    if argument.packing is None:
+        return argument.tensor + "*" * argument.written
+    kind = binding.types[argument.tensor]
+    values = ((np.arange(np.prod(kind.shape, dtype=int)) * 37 % 509 - 254) / 64).reshape(kind.shape).astype(kind.dtype)
+    packed = np.ascontiguousarray(argument.packing.make(values))
+    return f"{argument.tensor} packed {packed.dtype} {packed.size} {digest(packed.tobytes())}"
+
+
+def _walk(line: str, case: Case, words: bool, recorded: bool) -> Written:
+    """The persistent kernel of a case's program, and its table with made-up addresses."""
+    compiler = Compiler(_home(), CompileOptions(precision=case.precision), KernelStore(None))
+    (segment,) = compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {}).segments
+    assert isinstance(segment, ProgramSegment)
+    binding = Binding.of(segment.program, segment.constants)
+    flow = plan_words(segment.program, binding) if words else as_planned(segment.program, binding)
+    parts = operator_bodies(flow, binding)
+    places = {n: range(1000 * i, 1000 * i + len(a) + len(parts.words[n])) for i, (n, a) in enumerate(parts.arguments.items())}
+    table = make_table(flow.program, parts.number, places, parts.held())
+    text = kernel_text(parts.bodies, table.form, parts.threads, recorded)
+    packed = (_argument(a, binding) for arguments in parts.arguments.values() for a in arguments if a.packing is not None)
+    facts = {"launch": f"{parts.threads} threads, {parts.shared} bytes", "arguments": ", ".join(dict.fromkeys(packed)),
+             "table": digest(b"".join(a.tobytes() for a in (table.entries, table.runs, table.first)))}  # fmt: skip
+    return Written(line, text, text, "rm_persistent", facts)

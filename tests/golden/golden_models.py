@@ -1,0 +1,188 @@
+"""The zoo's models compiled for devices that are descriptions: what each search ranks, and the programs.
+
+Nothing is measured, opened, or read from a cache, and no figure is this machine's: cuda and ipu_sim are targets, toy gets
+its memory as an option, and rocm's backend a VDevice instead of an OpenCL unit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from golden_text import digest, digits
+
+from rammer.compiler import Compiler
+from rammer.device.manifest import Backend, Binding, Hardware, OpenOptions
+from rammer.errors import DeviceFailure, RammerError
+from rammer.frontend.bind import bind
+from rammer.frontend.reader import read_model
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.graph import Graph
+from rammer.ir.operator import RKernel, ROperator
+from rammer.ir.program import RProgram
+from rammer.profile.store import KernelStore
+from rammer.runtime.options import CompileOptions
+from rammer.testing.cases import pick_of
+
+from rammer_cuda.backend import open_backend
+from rammer_ipu_sim.device import SimulatorBackend
+from rammer_rocm.backend import PANEL_TILES, OpenClBackend
+from rammer_rocm.kernels.choose import panel_candidates
+from rammer_rocm.offline import CARDS
+from rammer_toy import ToyBackend
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from zoo import ZOO
+
+#: A CPU: eight cores of 3 GHz with 16 lanes and 1 MiB of L2 each.
+CPU = VDevice(
+    "opencl_cpu", "eight cores", 8,
+    (
+        MemoryLayer("dram", "device", 16 << 30, 47e9, 64),
+        MemoryLayer("cache", "veu", 1 << 20, 768e9, 64),
+        MemoryLayer("register", "thread", 2048, 1536e9, 64),
+    ),
+    flops=96e9, launch=3e-6, vector=16, resident=8, precisions=("float32", "float16"),
+)  # fmt: skip
+
+
+class Described(OpenClBackend):
+    """rocm's backend for a VDevice: its search and its kernels, without OpenCL."""
+
+    def __init__(self, vdevice: VDevice) -> None:
+        self.vdevice = vdevice
+        self.hardware = Hardware(0, vdevice.description, "described", 0, {"platform_version": "", "driver": ""})
+
+
+#: Devices by name, and in which precisions their rankings and programs are frozen.
+DEVICES: Mapping[str, tuple[Callable[[], Backend], tuple[str, ...]]] = {
+    "cuda sm_90a": (lambda: open_backend(OpenOptions(target="sm_90a")), ("float32", "tf32", "float16")),
+    "cuda sm_80": (lambda: open_backend(OpenOptions(target="sm_80")), ("float32",)),
+    "rocm cpu": (lambda: Described(CPU), ("float32", "float16")),
+    "rocm gfx90a": (lambda: Described(CARDS["gfx90a"].vdevice("gfx90a")), ("float32",)),
+    "ipu_sim": (lambda: SimulatorBackend(OpenOptions()), ("float32",)),
+    "toy": (lambda: ToyBackend(OpenOptions(options={"memory": str(16 << 30)})), ("float32",)),
+}  # fmt: skip
+#: Models that are frozen: of the zoo, the others are to follow.
+MODELS = ("squeezenet", "nerf_mlp", "lstm_tc", "mobilenet_v2", "resnext29")
+#: Models that are others with another batch size.
+BATCHED = ("lstm_tc_bs4",)
+#: Candidates of a ranking that are frozen with their seconds, as many as a quick tuning measures; of those behind them the
+#: number and one hash of all names.
+SHOWN = 4
+#: Devices that rank by more than the core's search.
+RANKED = tuple(name for name in DEVICES if name.split()[0] in ("cuda", "rocm"))
+
+
+@dataclass(frozen=True, order=True)
+class Job:
+    """One model compiled once."""
+
+    device: str
+    precision: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What of one compilation is frozen: a line for each distinct operator's ranking, and one for the programs. Their text, and
+    all of each ranking, are for reading."""
+
+    rankings: tuple[dict[str, Any], ...]
+    program: dict[str, Any]
+    text: str = ""
+    ranked: tuple[str, ...] = ()
+
+
+def jobs(models: Collection[str] = MODELS) -> list[Job]:
+    """All compilations of some models, those of one together; with another batch size only in the devices' first precision."""
+    return [Job(device, p, model) for model in models for device, (_, precisions) in DEVICES.items()
+            for p in (precisions[:1] if model in BATCHED else precisions)]  # fmt: skip
+
+
+@lru_cache(1)
+def _graph(model: str) -> Graph:
+    return bind(read_model(ZOO[model].build()), {})
+
+
+def outcome(job: Job) -> Outcome:
+    """Compile, and note what the search offered on the way."""
+    backend: Any = DEVICES[job.device][0]()
+    asked: dict[str, tuple[ROperator, Binding, Sequence[ROperator]]] = {}
+    search = backend.candidates
+
+    def candidates(operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        found = list(search(operator, binding))
+        asked.setdefault(binding.key(operator), (operator, binding, found))
+        return found
+
+    backend.candidates = candidates
+    compiler = Compiler(backend, CompileOptions(precision=job.precision), KernelStore(None))
+    try:
+        programs = compiler.compile(_graph(job.model)).programs
+    except RammerError as problem:
+        return Outcome((), {**vars(job), "refused": str(problem).splitlines()[0]})
+    ranks, lines = list[dict[str, Any]](), list[str]()
+    for operator, binding, found in asked.values() if job.device in RANKED else ():
+        first = ranking(backend, operator, binding, found[:SHOWN])
+        others = [pick_of(o) for o in found[SHOWN:]]
+        behind = f"{len(others)} {digest(' '.join(others))}" if others else ""
+        ranks.append({"model": job.model, "operator": operator.name, "candidates": first, "behind": behind})
+        lines += [operator.name, *(f"  {line}" for line in (*first, *others))]
+    return Outcome(tuple(ranks), {**vars(job), **program_record(programs)}, "".join(map(str, programs)), tuple(lines))
+
+
+def ranking(backend: Backend, operator: ROperator, binding: Binding, found: Sequence[ROperator]) -> list[str]:
+    """An operator's first candidates in order, each with the microseconds of all its tasks by the times that schedules use, and
+    behind a slash by those that the search ranks by, where a device has two models."""
+    prices = search_prices(backend, operator, binding)
+    made = [_kernel(backend, o, binding) for o in found]
+    return [f"{pick_of(o)} {_microseconds(k, backend)}{prices.get(pick_of(o), '')}" for o, k in zip(found, made, strict=True)]
+
+
+def search_prices(backend: Backend, operator: ROperator, binding: Binding) -> dict[str, str]:
+    """rocm's panels are ranked by a model of their own, not by that of their kernels' times."""
+    if not isinstance(backend, Described) or backend.vdevice.threads != 1:
+        return {}
+    choices = panel_candidates(operator, binding, backend.vdevice, PANEL_TILES)
+    return {pick_of(c.operator): f"/{digits(c.total)}" for c in choices}
+
+
+def _kernel(backend: Backend, tiled: ROperator, binding: Binding) -> RKernel | None:
+    try:
+        return backend.kernel(tiled, binding)
+    except DeviceFailure:
+        return None
+
+
+def _microseconds(kernel: RKernel | None, backend: Backend) -> str:
+    return digits(kernel.operator_time(backend.vdevice.veus)) if kernel else "refused"
+
+
+#: Parts of a program's text by the first word of their lines.
+PARTS = {
+    "memory": ("input", "output", "buffer", "storage"), "operators": ("operator", "compute", "connect", "writes"),
+    "schedule": ("counter", "row"),
+}  # fmt: skip
+
+
+def program_record(programs: Sequence[RProgram]) -> dict[str, Any]:
+    """Digests of the parts of a model's programs, and figures that say what changed."""
+    words = {word: part for part, words in PARTS.items() for word in words}
+    texts: dict[str, list[str]] = {part: [] for part in PARTS}
+    for program in programs:
+        for line in str(program).splitlines()[1:]:  # the first line is the prediction, to more digits
+            texts[words[line.split(maxsplit=1)[0]]].append(line)
+    operators = [o for p in programs for o in p.operators]
+    families = Counter(o.family or "generic" for o in operators)
+    return {
+        "programs": len(programs), "families": dict(sorted(families.items())), "tasks": sum(p.task_count for p in programs),
+        "vEUs": max((p.veus for p in programs), default=0), "arena": sum(p.arena_bytes for p in programs),
+        "microseconds": " ".join(digits(p.predicted) for p in programs),
+        **{part: digest("\n".join(lines)) for part, lines in texts.items()},
+    }  # fmt: skip

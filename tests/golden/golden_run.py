@@ -1,0 +1,125 @@
+"""What to make and to compare: the parts, narrowed to models and devices, as files of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from time import process_time
+
+import click
+from golden_cubin import compiler
+from golden_file import Difference, Record, differences, name_of, read, write
+from golden_kernels import kernels
+from golden_models import RANKED, Job, Outcome, outcome
+
+#: What there is to make, in the order in which it is made.
+PARTS = ("kernels", "cubins", "models")
+
+
+@dataclass(frozen=True)
+class Made:
+    """New records of a golden file, its head, and which of the old records they stand for."""
+
+    file: str
+    records: Sequence[Record]
+    covers: Callable[[Record], bool]
+    head: Record
+
+    def compare(self) -> list[Difference]:
+        """The differences from what is frozen."""
+        return differences(self.file, filter(self.covers, read(self.file)[1]), self.records)
+
+    def bless(self) -> None:
+        """Freeze these records; those that they do not stand for stay as they are."""
+        try:
+            kept = [r for r in read(self.file)[1] if not self.covers(r)]
+        except FileNotFoundError:
+            kept = []
+        write(self.file, self.head, [*kept, *self.records])
+
+
+def everything(record: Record) -> bool:
+    """The records that a whole file stands for."""
+    return True
+
+
+def texts(dump: Path | None = None) -> Made:
+    """The kernels' texts; ``dump`` is where to write them, too."""
+    records = []
+    for number, kernel in enumerate(kernels()):
+        records.append(kernel.record())
+        if dump is not None:
+            write_text(dump / "kernels" / f"{number:03}.cu", f"// {kernel.case}\n{kernel.text}")
+    head = {"golden": "texts", "about": "hashes of the words of kernel texts (golden_text), and how kernels are launched"}
+    return Made("texts", records, everything, head)
+
+
+def cubins(workers: int) -> Made:
+    """The kernels' machine code."""
+    with ThreadPoolExecutor(workers) as pool:
+        records = list(pool.map(lambda k: k.code(), list(kernels())))
+    head = {"golden": "cubins", "nvrtc": compiler(), "about": "hashes of machine code (golden_cubin), what ptxas says of it"}
+    return Made("cubins", records, everything, head)
+
+
+def incomparable() -> str:
+    """Why frozen machine code says nothing here; "" where it does."""
+    frozen, here = read("cubins")[0]["nvrtc"], compiler()
+    return "" if frozen == here else f"cubins are those of NVRTC {frozen} and not compared with those of {here}"
+
+
+def compiled(jobs: Sequence[Job], workers: int, dump: Path | None = None) -> list[Made]:
+    """Rankings and programs of the jobs, by as many processes as there are workers, each with a model and a device at a time."""
+    groups = [list(group) for _, group in groupby(jobs, key=lambda j: (j.model, j.device))]
+    if workers == 1:
+        pairs = [pair for group in groups for pair in _made(group, dump)]
+    else:
+        with ProcessPoolExecutor(workers) as pool:
+            pairs = [pair for found in pool.map(_made, groups, [dump] * len(groups)) for pair in found]
+    return [*_rankings(pairs), _programs(pairs)]
+
+
+def _made(jobs: Sequence[Job], dump: Path | None) -> list[tuple[Job, Outcome]]:
+    pairs = []
+    for job in jobs:
+        pairs.append((job, outcome(job)))
+        click.echo(f"{job.model} on {job.device} in {job.precision}: after {process_time():.0f} s", err=True)
+    for job, found in pairs if dump is not None else ():
+        assert dump is not None
+        write_text(dump / file_of(job) / f"{job.model}.program", found.text)
+        write_text(dump / file_of(job) / f"{job.model}.rankings", "\n".join(found.ranked))
+    return pairs
+
+
+def file_of(job: Job) -> str:
+    """The file of a job's rankings."""
+    return f"rankings-{job.device.replace(' ', '-')}-{job.precision}"
+
+
+def _rankings(pairs: Sequence[tuple[Job, Outcome]]) -> Iterator[Made]:
+    ranked = [(job, found) for job, found in pairs if job.device in RANKED]
+    for file in dict.fromkeys(file_of(job) for job, _ in ranked):
+        here = [(job, found) for job, found in ranked if file_of(job) == file]
+        models = {job.model for job, _ in here}
+        about = "microseconds of a device as it is described, nothing measured (golden_models.ranking)"
+        head = {"golden": "rankings", "device": here[0][0].device, "precision": here[0][0].precision, "about": about}
+        yield Made(file, [r for _, found in here for r in found.rankings], _of(models), head)
+
+
+def _of(models: Collection[str]) -> Callable[[Record], bool]:
+    return lambda record: record["model"] in models
+
+
+def _programs(pairs: Sequence[tuple[Job, Outcome]]) -> Made:
+    names = {(job.device, job.precision, job.model) for job, _ in pairs}
+    head = {"golden": "programs", "about": "hashes of the parts of program texts (golden_models.program_record)"}
+    return Made("programs", [found.program for _, found in pairs], lambda record: name_of(record) in names, head)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file and the folders that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

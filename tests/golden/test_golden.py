@@ -1,0 +1,207 @@
+"""What is frozen is still made, and the comparison names what a planted change touched."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import golden_file
+import golden_kernels
+import golden_run
+import pytest
+from golden_cubin import code_digest
+from golden_file import Difference, differences, read, report
+from golden_kernels import ARCHITECTURES, FRAME, listed, written
+from golden_models import MODELS, Job, jobs
+from golden_run import Made, compiled, cubins, incomparable, texts
+from golden_text import normal, text_digest
+
+from rammer.device.manifest import OpenOptions
+from rammer.schedule import wavefront
+from rammer.schedule.policy import rows_of
+from rammer.testing.cases import Case
+from rammer.testing.nets import KINDS
+
+from rammer_cuda import source
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.kernels import chain_text
+from rammer_rocm.kernels import choose as panels
+
+pytest.importorskip("cuda.bindings")
+
+#: What is compared in every run of the tests: the smallest model on each device, in each precision on one.
+SAMPLE = [j for j in jobs(["nerf_mlp"]) if j.precision == "float32" or j.device == "cuda sm_90a"]
+SMALL = Job("rocm cpu", "float32", "nerf_mlp")
+
+
+@pytest.fixture(autouse=True)
+def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier run kept decides nothing."""
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
+
+
+def changed(made: Sequence[Made]) -> list[Difference]:
+    return [difference for m in made for difference in m.compare()]
+
+
+# --- what is frozen ---------------------------------------------------------------------------------
+
+
+def test_kernels_have_the_frozen_texts() -> None:
+    made = texts()
+    assert len(made.records) > 80
+    assert not (found := changed([made])), report(found)
+
+
+def test_small_models_have_the_frozen_rankings_and_programs() -> None:
+    made = compiled(SAMPLE, 1)
+    assert sum(len(m.records) for m in made) > 2 * len(SAMPLE)
+    assert not (found := changed(made)), report(found)
+
+
+@pytest.mark.large
+def test_machine_code_is_the_frozen_one() -> None:
+    if why := incomparable():
+        pytest.skip(why)
+    assert not (found := changed([cubins(1)])), report(found)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_the_frozen_rankings_and_programs(model: str) -> None:
+    assert not (found := changed(compiled(jobs([model]), 1))), report(found)
+
+
+def test_every_family_is_listed() -> None:
+    """Each twice at least, and all precisions between them; and what is no kernel of one operator."""
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    assert isinstance(backend, CudaBackend)
+    assert len(set(listed())) == len(listed())
+    alone = [Case.parse(line) for line in listed() if line.split()[0] in KINDS]
+    families = Counter(case.pick.split(":")[0].replace("generic", "") for case in alone)
+    assert families.keys() == backend.families.keys() and min(families.values()) > 1
+    assert {case.precision for case in alone} == {*backend.vdevice.precisions}
+    assert {line.split()[0] for line in listed()} == {*KINDS, "traced", *golden_kernels.WHOLE}
+
+
+def test_machine_code_exists_for_every_kernel() -> None:
+    """Only instructions of a later architecture are a reason to have none."""
+    _, records = read("cubins")
+    assert {r["case"] for r in records} == {FRAME, *listed()}
+    for record in records:
+        assert "registers" in record["sm_90a"], record["case"]
+        for arch in ARCHITECTURES:
+            if "registers" not in record[arch]:
+                words = {"sm_80": "wgmma|cluster", "sm_90": "wgmma"}[arch]
+                assert re.search(words, written(record["case"]).text), f"{record['case']} for {arch}"
+
+
+# --- that the comparison can fail -------------------------------------------------------------------
+
+
+def test_one_character_of_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sign in the text around generic kernels changes those and no others."""
+    monkeypatch.setattr(source, "_KERNEL", source._KERNEL.replace("first + (int)", "first - (int)"))
+    generic = [line for line in listed() if "pick=generic:" in line]
+    others = [line for line in listed() if "pick=gemv:" in line]
+    records = [written(line).record() for line in (*generic[:3], *others[:3])]
+    frozen = [r for r in read("texts")[1] if r["case"] in {*generic[:3], *others[:3]}]
+    found = differences("texts", frozen, records)
+    assert [(d.field, d.name) for d in found] == [("text", (line,)) for line in sorted(generic[:3])]
+    assert generic[0] in report(found) and "3 text of texts" in report(found)
+
+
+def test_one_constant_of_a_cost_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rocm's panels: what the search ranks by changes, but neither the times of kernels nor their texts."""
+    monkeypatch.setattr(panels, "TILE_OVERHEAD", panels.TILE_OVERHEAD * 1.01)
+    found = changed(compiled([SMALL], 1))
+    assert {(d.file, d.field) for d in found} <= {("rankings-rocm-cpu-float32", f) for f in ("seconds", "behind", "ranking")}
+    (first,) = [d for d in found if d.field == "seconds" and d.name[1] == "relu_2" and "16384x32" in d.how]
+    before, after = re.findall(r"[\d.]+/([\d.]+)", first.how)
+    assert 0 < float(after) - float(before) < 0.01 * float(before)
+
+
+def test_a_fitted_constant_of_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator, its candidates, and the model's predicted time, which is all that depends on it."""
+    monkeypatch.setattr(chain_text, "MATRIX", chain_text.MATRIX * 1.01)
+    found = changed(compiled([Job("cuda sm_90a", "float32", "nerf_mlp")], 1))
+    assert {(d.file, d.field) for d in found} == {("rankings-cuda-sm_90a-float32", "seconds"), ("programs", "microseconds")}
+    assert {d.name[-1] for d in found if d.field == "seconds"} == {"add_25"}
+    (case,) = [line for line in listed() if "pick=gemm_chain:129x5:groups=4" in line and "traced" not in line]
+    monkeypatch.setattr(chain_text, "LAYER", chain_text.LAYER * 1.01)  # too small a part of the zoo's chain to be seen there
+    frozen = [r for r in read("texts")[1] if r["case"] == case]
+    assert [d.field for d in differences("texts", frozen, [written(case).record()])] == ["microseconds"]
+
+
+def test_a_schedule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are dealt to other vEUs, and nothing else."""
+    monkeypatch.setattr(wavefront, "rows_of", lambda rows: rows_of(rows[::-1]))
+    found = changed(compiled([SMALL], 1))
+    assert [(d.file, d.field, d.name) for d in found] == [("programs", "schedule", (*vars(SMALL).values(),))]
+
+
+def test_machine_code_differs_by_what_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by names and comments; but by a constant, a launch bound and the room for shared memory."""
+    plain_text = 'extern "C" __global__ void k(float *x) { __shared__ float s[64]; s[threadIdx.x] = x[threadIdx.x] * 2.5f; ' \
+                 "__syncthreads(); x[threadIdx.x] = s[63 - threadIdx.x]; }"  # fmt: skip
+
+    def made(*edits: tuple[str, str]) -> str:
+        text = plain_text
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new)
+        return code_digest(compile_cubin(text, "sm_90").code)
+
+    assert made() == made((" k(", " another_name(")) == made(("__syncthreads", "/* all */  __syncthreads"))
+    others = [made(("2.5f", "2.25f")), made(("s[64]", "s[128]")), made(("63 -", "62 -")), made(("float *x", "float *x, int n"))]
+    assert len({made(), *others}) == 5
+    with pytest.raises(ValueError, match="no 64-bit ELF"):
+        code_digest(b"something else entirely")
+
+
+def test_machine_code_of_another_compiler_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"V\d+\.\d+\.\d+", read("cubins")[0]["nvrtc"])
+    monkeypatch.setattr(golden_run, "compiler", lambda: "V1.2.3")
+    assert "V1.2.3" in incomparable()
+
+
+def test_texts_are_words() -> None:
+    text = "#define A 1 \\\n  + 2\nvoid g_0123456789abcdef0123(int x) { y = x++ + 1.5e-3f; }  // sum\n"
+    same = "#define A 1   + 2\nvoid\n g_fedcba98765432100000( int x ){ /* more */ y=x ++ + 1.5e-3f; }"
+    assert normal(text) == normal(same)
+    for old, new in (("A 1", "A 2"), ("x++ +", "x + ++"), ("1.5e-3f", "1.5e-4f"), ("(int x)", "(int z)"), ("\nvoid", " void")):
+        assert old in text
+        assert text_digest(text.replace(old, new)) != text_digest(text)
+    asm = 'asm("bar.sync 0;" :: "r"(x));'
+    assert normal(asm) != normal(asm.replace("sync 0", "sync  0")), "strings stay as they are"
+    two = "a_0123456789abcdef(b_00112233445566778899); "
+    assert normal(two) == "NAME0 ( NAME1 ) ;"
+
+
+def test_differences_are_told_in_words() -> None:
+    old = [{"model": "m", "operator": "o", "candidates": ["a:1: 1.5", "b:2: 2.5", "c:3: 3"], "behind": ""},
+           {"model": "m", "operator": "p", "candidates": ["a:1: 1.5"], "behind": "2 aa"}]  # fmt: skip
+    new = [{"model": "m", "operator": "o", "candidates": ["b:2: 2.5", "a:1: 1.6", "c:3: 3"], "behind": ""},
+           {"model": "m", "operator": "q", "candidates": [], "behind": ""}]  # fmt: skip
+    lines = report(differences("ranks", old, new)).splitlines()
+    assert lines[:2] == ["ranks m p: all: is no longer made", "ranks m q: all: is new"]
+    assert "ranks m o: ranking: position 1 is b:2:, was a:1: (now at position 2)" in lines
+    assert "ranks m o: seconds: a:1:: 1.5 -> 1.6 us" in lines
+    assert lines[-1] == "changed: 2 all of ranks, 2 ranking of ranks, 1 seconds of ranks"
+    assert report([]) == "as frozen"
+
+
+def test_a_part_is_frozen_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blessing one model keeps what is frozen of the others."""
+    monkeypatch.setattr(golden_file, "FOLDER", tmp_path)
+    with pytest.raises(FileNotFoundError, match="--bless writes it"):
+        read("ranks")
+    one, two = ({"model": m, "operator": "o", "text": m} for m in "ab")
+    Made("ranks", [one, two], golden_run.everything, {"golden": "ranks"}).bless()
+    part = Made("ranks", [{**one, "text": "new"}], lambda r: r["model"] == "a", {"golden": "ranks"})
+    assert [str(d) for d in part.compare()] == ["ranks a o: text: a -> new"]
+    part.bless()
+    assert part.compare() == [] and read("ranks")[1] == [{**one, "text": "new"}, two]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import linear, tidy
@@ -45,6 +46,18 @@ class Column:
     width: int
 
 
+class _Of(dict[str, Any]):
+    """One attribute of types by tensor, of those that are asked for: a program may have thousands, a function reads a few."""
+
+    def __init__(self, types: Mapping[str, TensorType], attribute: str) -> None:
+        super().__init__()
+        self._types, self._attribute = types, attribute
+
+    def __missing__(self, tensor: str) -> Any:
+        found = self[tensor] = getattr(self._types[tensor], self._attribute)
+        return found
+
+
 @dataclass
 class Unit:
     """One C function under construction."""
@@ -61,8 +74,8 @@ class Unit:
     wide: set[str] = field(default_factory=set)  # names of vector accumulators
 
     def __post_init__(self) -> None:
-        self.shapes = {n: t.shape for n, t in self.types.items()}
-        self.dtypes = {n: t.dtype for n, t in self.types.items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = _Of(self.types, "shape")
+        self.dtypes: Mapping[str, str] = _Of(self.types, "dtype")
 
     def fresh(self, letter: str) -> str:
         """A new variable name."""

@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -43,6 +42,8 @@ def _shared(path: Path) -> str:
 @cache
 def _own_folder(path: Path, why: str) -> Path:
     """A folder of this process in the place of ``path``."""
+    import tempfile  # rarely needed, and it takes long to import
+
     sys.stderr.write(f"rammer: warning: cache folder {path} is not used: {why} (chmod 700, or set RAMMER_CACHE)\n")
     own = Path(tempfile.mkdtemp(prefix="rammer-"))
     atexit.register(shutil.rmtree, own, ignore_errors=True)

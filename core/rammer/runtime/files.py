@@ -7,7 +7,6 @@ import errno
 import hashlib
 import io
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -37,7 +36,7 @@ def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     # A name of its own: two threads may write one file at the same time, and the last one wins.
-    partial = target.with_name(secrets.token_hex(8) + PARTIAL)
+    partial = target.with_name(os.urandom(8).hex() + PARTIAL)
     try:
         with partial.open("xb") as file:
             fill(file)

@@ -35,9 +35,9 @@ def _planned(record: Any, program: RProgram) -> Dataflow:
         return Dataflow(program, words, stored, kinds)
     rows = list[tuple[Task, ...]]()
     for row, kept in zip(program.rows, record["waits"], strict=True):
-        tasks = [replace(t, waits=()) if t.waits else t for t in row]
+        tasks = [Task(t.operator, t.index) if t.waits else t for t in row]
         for order, waits in kept:
-            tasks[order] = replace(tasks[order], waits=tuple(Wait(c, n) for c, n in waits))
+            tasks[order] = Task(tasks[order].operator, tasks[order].index, tuple([Wait(c, n) for c, n in waits]))
         rows.append(tuple(tasks))
     counters = tuple(Counter(*c) for c in record["counters"])
     return Dataflow(replace(with_private_buffers(program), rows=tuple(rows), counters=counters), words, stored, kinds)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,39 +65,47 @@ def make_table(program: RProgram, kernel_of: Mapping[str, int], pointers: Mappin
     """The table of ``program``. By operator: its kernel's number, the pointers that it takes, and what identifies the
     constants that the kernel holds on chip (() where it holds none)."""
     number = {c.name: i for i, c in enumerate(program.counters)}
-    feeds: dict[str, list[Counter]] = {}
-    for counter in program.counters:
-        feeds.setdefault(counter.operator, []).append(counter)
+    feeds: dict[str, list[tuple[int, Counter]]] = {}
+    for i, counter in enumerate(program.counters):
+        feeds.setdefault(counter.operator, []).append((i, counter))
     tasks = [t for row in program.rows for t in row]
-    signalled = {t: tuple(number[c.name] for c in feeds.get(t[0], ()) if c.first <= t[1] < c.last)
-                 for t in {(t.operator, t.index) for t in tasks}}  # fmt: skip
-    form = Form(
-        max((len(t.waits) for t in tasks), default=0), max(map(len, signalled.values()), default=0),
-        max(map(len, pointers.values()), default=0),
-    )  # fmt: skip
-    words_of = {n: np.array(p, np.uint64).view(np.uint32) for n, p in pointers.items()}
+    waits = [(entry, i, number[w.counter], w.threshold) for entry, t in enumerate(tasks) for i, w in enumerate(t.waits)]
+    signals = [(entry, i, c) for entry, t in enumerate(tasks)
+               for i, c in enumerate([c for c, f in feeds.get(t.operator, ()) if f.first <= t.index < f.last])]  # fmt: skip
+    form = Form(max((w[1] + 1 for w in waits), default=0), max((s[1] + 1 for s in signals), default=0),
+                max(map(len, pointers.values()), default=0))  # fmt: skip
     entries = np.zeros((len(tasks), form.words), np.uint32)
-    for entry, task in zip(entries, tasks, strict=True):
-        signals = signalled[task.operator, task.index]
-        entry[:3] = task.index, len(task.waits), len(signals)
-        for i, wait in enumerate(task.waits):
-            at = number[wait.counter]
-            entry[HEAD + 3 * i : HEAD + 3 * i + 3] = at, wait.threshold, program.counters[at].total
-        entry[form.signal_at : form.signal_at + len(signals)] = signals
-        words = words_of[task.operator]
-        entry[form.pointer_at : form.pointer_at + len(words)] = words
-    runs, first = _runs(program, kernel_of, held)
+    place = {o.name: i for i, o in enumerate(program.operators)}
+    operator = np.array([place[t.operator] for t in tasks], np.int64)
+    entries[:, 0] = [t.index for t in tasks]
+    entries[:, 1] = [len(t.waits) for t in tasks]
+    signalling, which, counted = np.array(signals, np.int64).reshape(-1, 3).T
+    np.add.at(entries[:, 2], signalling, 1)
+    entries[signalling, form.signal_at + which] = counted
+    waiting, which, awaited, threshold = np.array(waits, np.int64).reshape(-1, 4).T
+    totals = np.array([c.total for c in program.counters], np.int64)
+    for word, values in enumerate((awaited, threshold, totals[awaited])):
+        entries[waiting, HEAD + 3 * which + word] = values
+    words = np.zeros((len(place), form.pointers), np.uint64)
+    for name, addresses in pointers.items():
+        words[place[name], : len(addresses)] = addresses
+    entries[:, form.pointer_at : form.pointer_at + 2 * form.pointers] = words.view(np.uint32)[operator]
+    runs, first = _runs(program, entries[:, 0].astype(np.int64), operator, kernel_of, held)
     return Table(form, entries, runs, first, program.counters)
 
 
-def _runs(program: RProgram, kernel_of: Mapping[str, int],
+def _runs(program: RProgram, index: NDArray[np.int64], operator: NDArray[np.int64], kernel_of: Mapping[str, int],
           held: Mapping[str, tuple[object, ...]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:  # fmt: skip
-    runs, first, begin = list[tuple[int, int, int]](), [0], 0
-    for row in program.rows:
-        keys = ((kernel_of[t.operator], t.index, held[t.operator]) if held[t.operator] else (kernel_of[t.operator],) for t in row)
-        for key, group in groupby(keys):
-            count = len(list(group))
-            runs.append((int(key[0]), begin, count))
-            begin += count
-        first.append(len(runs))
-    return np.array(runs, np.int32).reshape(-1, 3), np.array(first, np.int32)
+    """The runs of tasks whose operators' places in the program are ``operator``, row after row, and each row's first."""
+    kernels = np.array([kernel_of[o.name] for o in program.operators], np.int64)
+    alike: dict[object, int] = {}
+    kind = np.array([alike.setdefault((kernel_of[o.name], held[o.name]), len(alike)) for o in program.operators], np.int64)
+    holds = np.array([bool(held[o.name]) for o in program.operators], bool)
+    keys = np.stack([kind[operator], np.where(holds[operator], index, -1)])
+    rows = np.cumsum([0, *map(len, program.rows)])
+    fresh = np.ones(len(operator) + 1, bool)
+    fresh[1:-1] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    fresh[rows] = True
+    begins = np.flatnonzero(fresh)
+    runs = np.stack([kernels[operator[begins[:-1]]], begins[:-1], np.diff(begins)], axis=1)
+    return runs.astype(np.int32), np.searchsorted(begins, rows).astype(np.int32)

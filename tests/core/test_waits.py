@@ -131,7 +131,7 @@ def test_order_is_the_closure_of_the_dependences(seed: int, operators: int, veus
         return {a for p in net.after[name] for a in {p} | reach(p)}
 
     for name in order.names:
-        assert {n for n in order.names if order.before[place[name]] >> place[n] & 1} == reach(name)
+        assert {n for n in order.names if place[n] in order.before[place[name]]} == reach(name)
         implied = {a for p in order.needs[place[name]] for a in reach(order.names[p])}
         assert not implied & {order.names[p] for p in order.needs[place[name]]}
 

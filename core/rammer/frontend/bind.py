@@ -9,7 +9,8 @@ condition) or by its body (an operator that ONNX defines by others and nobody lo
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -47,7 +48,7 @@ _TYPE_ONLY: Final = frozenset({"Shape", "Size"})
 class _Scope:
     """Where operators are walked: what their names mean, at which opsets, and how results like to be called."""
 
-    values: dict[str, str]
+    values: MutableMapping[str, str]
     opsets: Mapping[str, int]
     #: ONNX name -> the ONNX name after which the result is named instead (a function's body has names of its own).
     titles: Mapping[str, str] = field(default_factory=dict)
@@ -105,8 +106,8 @@ class _Walk:
 
     lowered: Container[tuple[str, str]]
     nodes: list[Node] = field(default_factory=list)
-    types: dict[str, TensorType] = field(default_factory=dict)
-    known: dict[str, np.ndarray] = field(default_factory=dict)
+    types: MutableMapping[str, TensorType] = field(default_factory=dict)
+    known: MutableMapping[str, np.ndarray] = field(default_factory=dict)
     taken: Names = field(default_factory=Names)
     #: Graph outputs' ONNX name -> the identifier kept for them.
     reserved: dict[str, str] = field(default_factory=dict)
@@ -196,9 +197,9 @@ class _Walk:
             return False
         wanted = "then_branch" if bool(operands[proto.input[0]].all()) else "else_branch"
         branch = next(a.g for a in proto.attribute if a.name == wanted)
-        inner = _Scope(dict(scope.values), scope.opsets)
+        inner = _Scope(ChainMap({}, scope.values), scope.opsets)
         self.initializers(branch, inner)
-        order = checks.sorted_nodes(branch, frozenset(scope.values))
+        order = checks.sorted_nodes(branch, scope.values)
         self.nodes_of(order, [o.name for o in branch.output], inner)
         for outer, result in zip(proto.output, branch.output, strict=True):
             scope.values[outer] = inner.values[result.name]
@@ -234,8 +235,8 @@ class _Walk:
     def types_by_body(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto],
                       scope: _Scope) -> dict[str, TypeProto]:  # fmt: skip
         """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
-        trial = _Walk((), types=dict(self.types), known=dict(self.known), taken=Names(self.taken))
-        names = _Scope(dict(scope.values), scope.opsets)
+        trial = _Walk((), types=ChainMap({}, self.types), known=ChainMap({}, self.known), taken=Names(outer=self.taken))
+        names = _Scope(ChainMap({}, scope.values), scope.opsets)
         if not trial.expand(schema, proto, types, names):
             return {}
         return {o: trial.onnx_type(names.values[o]) for o in proto.output if o}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -246,15 +247,27 @@ def _unknown_operator(node: NodeProto, domain: str, version: int) -> BadInput:
 # Order ---------------------------------------------------------------------------------------------------------
 
 
-def sorted_nodes(graph: GraphProto, outer: frozenset[str] = frozenset()) -> list[NodeProto]:
+@dataclass(frozen=True)
+class Names:
+    """Names of a graph and of the graphs around it, found without copying those: a model may have many small bodies."""
+
+    own: Container[str]
+    outer: Container[str] = ()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in self.outer
+
+
+def sorted_nodes(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProto]:
     """The nodes of ``graph`` in a topological order that keeps the file's order where it is one.
 
     ``outer`` are the values that the graph may read besides its own. BadInput for a cycle, a value
     that nothing computes and one that is computed twice.
     """
-    available = {*outer, *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
-    available |= {t.values.name for t in graph.sparse_initializer}
-    producer = _producers(graph, available - outer)
+    given = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    given |= {t.values.name for t in graph.sparse_initializer}
+    available = Names(given, outer)
+    producer = _producers(graph, {name for name in given if name not in outer})
     reads = [node_reads(node) for node in graph.node]
     for node, names in zip(graph.node, reads, strict=True):
         for name in names:
@@ -282,13 +295,13 @@ def live_nodes(order: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeP
     return kept[::-1]
 
 
-def checked_order(graph: GraphProto, outer: frozenset[str] = frozenset()) -> list[NodeProto]:
+def checked_order(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProto]:
     """``sorted_nodes``, after checking every sub-graph in the same way."""
     order = sorted_nodes(graph, outer)
     own = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {o for n in order for o in n.output}
-    for attribute in (a for node in order for a in node.attribute):
-        for body in (attribute.g, *attribute.graphs):
-            checked_order(body, outer | own)
+    inside = Names(own, outer)
+    for body in _bodies(order):
+        checked_order(body, inside)
     return order
 
 

@@ -9,7 +9,9 @@ wrong, it is refused.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -19,6 +21,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TypeProto, defs
 
 from rammer.errors import BadInput
+from rammer.frontend import limits
 from rammer.frontend import nodes as nd
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.inference import inferred_types
@@ -162,8 +165,13 @@ def _by_reference(proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapp
     graph.output.extend(onnx.ValueInfoProto(name=n) for n in outputs)
     bodies = any(a.HasField("g") for a in proto.attribute)
     evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=list(_own_operators()) if bodies else None)
-    with np.errstate(all="ignore"):
-        results = evaluator.run(outputs, dict(feeds))
+    outermost = _HOST_CLOCK.set((time.thread_time(), limits.host_seconds())) if _HOST_CLOCK.get(None) is None else None
+    try:
+        with np.errstate(all="ignore"):
+            results = evaluator.run(outputs, dict(feeds))
+    finally:
+        if outermost is not None:
+            _HOST_CLOCK.reset(outermost)
     return {name: np.asarray(r) for name, r in zip(outputs, results, strict=True)}
 
 
@@ -171,6 +179,8 @@ def _by_reference(proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapp
 def _own_operators() -> tuple[type[Any], ...]:
     """Classes by which ``onnx.reference`` runs an operator with a lowering as ``evaluate_proto`` does."""
     from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.op_loop import Loop
+    from onnx.reference.ops.op_scan import Scan
 
     class Own(OpRun):  # type: ignore[misc]  # onnx has no types
         op_domain = ""
@@ -185,4 +195,26 @@ def _own_operators() -> tuple[type[Any], ...]:
         def _run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
             return self.run(*args)
 
-    return tuple(type(op, (Own,), {}) for domain, op in REGISTRY if not domain)
+    own = (type(op, (Own,), {}) for domain, op in REGISTRY if not domain)
+    return *own, *(type(base.__name__, (_Timed, base), {"op_domain": ""}) for base in (Loop, Scan))
+
+
+class _Timed:
+    """A Loop or Scan of ``onnx.reference`` that is stopped when its bodies have taken too long: it may never end by itself."""
+
+    _run_body: Any
+
+    def __init__(self, onnx_node: NodeProto, run_params: Any) -> None:
+        super().__init__(onnx_node, run_params)  # type: ignore[call-arg]
+        self._inner, self._iterations = self._run_body, 0
+        self._run_body = self._one_iteration
+
+    def _one_iteration(self, *args: Any, **kwargs: Any) -> Any:
+        self._iterations += 1
+        start, most = _HOST_CLOCK.get()
+        limits.check_loop(type(self).__name__, self._iterations, time.thread_time() - start, most)
+        return self._inner(*args, **kwargs)
+
+
+#: When the operator on the host began, in seconds of this thread's CPU, and how many it may take.
+_HOST_CLOCK: ContextVar[tuple[float, float]] = ContextVar("_HOST_CLOCK")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -27,6 +28,10 @@ MAX_TABLE: Final = 1 << 18
 MAX_DESCRIBED_BYTES: Final = 1 << 30
 #: Most operators of a model.
 MAX_NODES: Final = 100_000
+
+#: Seconds of CPU that the bodies of one Loop or Scan on the host may take in one run, unless ``HOST_SECONDS_VARIABLE`` says.
+HOST_SECONDS: Final = 10.0
+HOST_SECONDS_VARIABLE: Final = "RAMMER_HOST_SECONDS"
 
 _HINT: Final = "no device holds such a tensor: check the model's shapes and attributes"
 
@@ -81,6 +86,26 @@ def check_node_count(count: int, where: str) -> None:
     if count > MAX_NODES:
         raise BadInput(f"the model has {count} operators, more than {MAX_NODES}", where,
                        "cut the model in parts, or use Loop or Scan for what repeats")  # fmt: skip
+
+
+def host_seconds() -> float:
+    """Seconds that loops on the host may take, infinite where the user asks for 0. BadInput for a setting that is none."""
+    text = os.environ.get(HOST_SECONDS_VARIABLE, "")
+    try:
+        seconds = float(text or HOST_SECONDS)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise BadInput(f"{HOST_SECONDS_VARIABLE} is {text!r}, no number of seconds", HOST_SECONDS_VARIABLE,
+                       "give seconds, or 0 for no limit")  # fmt: skip
+    return seconds or math.inf
+
+
+def check_loop(op: str, iterations: int, spent: float, most: float) -> None:
+    """BadInput for a loop on the host that has taken ``spent`` seconds of CPU where ``most`` are allowed."""
+    if spent > most:
+        raise BadInput(f"{op} has not ended after {iterations} iterations and {most:g} s on the host", op,
+                       f"set {HOST_SECONDS_VARIABLE} to more seconds, or to 0 for no limit, if the loop ends at all")  # fmt: skip
 
 
 def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:

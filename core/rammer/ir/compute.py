@@ -115,6 +115,11 @@ class Compute:
         return tuple(ex.loads(self.body))
 
     @cached_property
+    def operands(self) -> tuple[Load, Load] | None:
+        """See ``contraction_operands``."""
+        return _operands(self)
+
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Distinct tensors read, in order of first use."""
         return tuple(dict.fromkeys(load.tensor for load in self.loads))
@@ -227,6 +232,10 @@ def _slides(index: Expr, compute: Compute) -> bool:
 
 def contraction_operands(compute: Compute) -> tuple[Load, Load] | None:
     """The two loads of ``sum[k] a[..] * b[..]``, or None when ``compute`` is no contraction."""
+    return compute.operands
+
+
+def _operands(compute: Compute) -> tuple[Load, Load] | None:
     body = compute.body
     if compute.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul":
         return None

@@ -12,7 +12,7 @@ import hashlib
 import json
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 #: Letters of an identifier that is made from a foreign name. What later steps derive from it (``x_copy``) is longer.
 LONGEST = 120
@@ -49,11 +49,15 @@ def checked(what: str, name: str) -> str:
 
 
 class Names(set[str]):
-    """Identifiers that are taken, with the last number given to each."""
+    """Identifiers that are taken, with the last number given to each. Those of ``outer`` are taken, too, and not copied."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] = (), outer: Container[str] = ()) -> None:
         super().__init__(names)
         self.last: dict[str, int] = {}
+        self.outer = outer
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.outer
 
 
 def identifier(name: str, taken: set[str] | None = None) -> str:

@@ -88,9 +88,11 @@ class Owners:
             first, last = self.writes[0].storage.span()
             touched = low < last and first < high
             return (self.writes[0].operator,) if touched else (), first <= low and high <= last
-        counts = np.bincount((strided(self._map, storage) + 1).ravel(), minlength=len(self.writes) + 1)
-        found = dict.fromkeys(self.writes[i].operator for i in np.flatnonzero(counts[1:]).tolist())
-        return tuple(found), not counts[0]
+        read = (strided(self._map, storage) + 1).ravel()
+        # Counting costs a step for every write of the buffer, sorting one for every element that is read.
+        places = np.flatnonzero(np.bincount(read)) if len(read) > len(self.writes) else np.unique(read)
+        found = dict.fromkeys(self.writes[i - 1].operator for i in places.tolist() if i)
+        return tuple(found), not len(places) or bool(places[0])
 
     def tasks(self, operator: ROperator) -> Ints:
         """Per element of the buffer the task of ``operator`` that writes it, -1 where none does."""

@@ -55,12 +55,13 @@ class _State:
         self.constants: dict[str, Array] = dict(graph.constants)
         self.taken = set(graph.types)
         self.nodes: dict[int, Node] = {}
+        self.count = -1  # the number of the last node; those of nodes that are gone are not given again
         self.by_output: dict[str, int] = {}
         self.changed = False
 
     def put(self, node: Node) -> None:
         """Append a node."""
-        number = len(self.nodes)
+        number = self.count = self.count + 1
         self.nodes[number] = node
         self.by_output |= {o: number for o in node.outputs if o}
 
@@ -140,9 +141,7 @@ class _State:
         inputs = None if affine is None else self._absorbed_before(conv, affine)
         if inputs is None:
             return False
-        del self.nodes[number]
-        self.nodes = dict(enumerate(self.nodes.values()))
-        self.by_output = {o: i for i, n in self.nodes.items() for o in n.outputs if o}
+        del self.nodes[number], self.by_output[conv.inputs[0]]
         self.put(replace(conv, inputs=(source, *inputs)))
         self.changed = True
         return True

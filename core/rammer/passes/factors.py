@@ -72,8 +72,7 @@ class _State:
         kind = self.graph.types[source]
         if self.graph.types[node.outputs[0]] != kind or not is_float(kind.dtype) or not np.isfinite(value).all():
             return
-        chain = self._chain(source)
-        root = chain[-1][0].inputs[0] if chain else source
+        chain, root = self._chain(source)
         product, size = self._node(root), math.prod(self.graph.types[root].shape)
         if product is None or product.op not in ("Gemm", "MatMul", "Add") or not 0 < size <= MOST_ELEMENTS:
             return
@@ -87,18 +86,24 @@ class _State:
         """Whether each value is read once (a multiplication that was folded before does not read anything)."""
         return all(self.counts[v] == 1 for v in values)
 
-    def _chain(self, value: str) -> list[tuple[Node, str]]:
-        """The views from ``value`` back to what is rearranged, each with its result that counts."""
+    def _chain(self, value: str) -> tuple[list[tuple[Node, str]], str]:
+        """The views from ``value`` back to what is rearranged, each with its result that counts, and that."""
         chain = list[tuple[Node, str]]()
         while (node := self.made.get(value)) is not None:
             if node.outputs[0] in self.removed:
-                value = self.removed[node.outputs[0]]
+                value = self.removed[node.outputs[0]] = self._unscaled(node.outputs[0])
                 continue
             if node.domain or node.op not in _VIEWS:
                 break
             chain.append((node, value))
             value = node.inputs[0]
-        return chain
+        return chain, value
+
+    def _unscaled(self, value: str) -> str:
+        """What is left of ``value``, the result of a multiplication that was folded, without any such."""
+        while value in self.removed:
+            value = self.removed[value]
+        return value
 
     def _columns(self, root: str, chain: list[tuple[Node, str]], factors: Array) -> Array | None:
         """The factor of each column of ``root``; None where it is not the same for all rows."""

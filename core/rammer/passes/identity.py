@@ -36,7 +36,7 @@ class RemoveIdentities:
         read = readers(graph).keys()
         changed = False
         for node in graph.nodes:
-            source = None if read & set(node.outputs[1:]) else _operand(node, graph)
+            source = None if any(o in read for o in node.outputs[1:] if o) else _operand(node, graph)
             if source is None:
                 kept.append(node)
                 continue
@@ -56,7 +56,7 @@ class RemoveIdentities:
 
 def _operand(node: Node, graph: Graph) -> str | None:
     """The operand that ``node`` returns unchanged, if it does."""
-    if node.domain or (any(node.outputs[1:]) and readers(graph).keys() & set(filter(None, node.outputs[1:]))):
+    if node.domain:
         return None
     if node.op in ("Mul", "Div", "Add", "Sub", "Pow"):
         return _neutral(node, graph)

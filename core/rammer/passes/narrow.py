@@ -79,7 +79,9 @@ class _Narrow:
         if node.op not in LIMITING and not all(map(survives, known)):
             return False
         changed = {*data, *(o for o in node.outputs if o and self._is_wide(o))}
-        types = {**self.graph.types} | {n: TensorType("float16", self.graph.types[n].shape) for n in changed}
+        # What concerns this node: with the types of the whole graph every node would cost as much as all of them.
+        types = {n: self.graph.types[n] for n in (*node.inputs, *node.outputs) if n}
+        types |= {n: TensorType("float16", types[n].shape) for n in changed}
         constants = {n: _half(self.graph.constants[n]) if n in changed else self.graph.constants[n]
                      for n in node.inputs if n in self.graph.constants}  # fmt: skip
         trial = replace(self.graph, types=types, constants=constants)

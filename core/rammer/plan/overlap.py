@@ -7,6 +7,10 @@ shared; taking them as dependent would make a DenseNet block wait for itself.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +35,34 @@ def overlap(a: Storage, b: Storage) -> bool:
     # The last other run that starts before the end of each run is the only one that can reach it.
     before = np.searchsorted(others, starts + length, side="left") - 1
     return bool(np.any((before >= 0) & (others[before] + other_length > starts)))
+
+
+@dataclass
+class Shared:
+    """Storages of one buffer, such as the parts of a concatenation: finds those that share an element with another one
+    without a look at all of them. ``items`` are kept in order, each with what it is found as."""
+
+    items: list[tuple[str, Storage]] = field(default_factory=list)
+
+    def add(self, name: str, storage: Storage) -> None:
+        """Append a storage."""
+        self.items.append((name, storage))
+        self.__dict__.pop("_index", None)
+
+    @cached_property
+    def _index(self) -> tuple[list[int], list[int], list[int]]:
+        """By their lowest element: places in ``items``, the lowest elements, and the highest of all up to there."""
+        spans = [storage.span() for _, storage in self.items]
+        order = sorted(range(len(spans)), key=lambda i: spans[i])
+        return order, [spans[i][0] for i in order], list(accumulate((spans[i][1] for i in order), max))
+
+    def near(self, storage: Storage) -> list[tuple[str, Storage]]:
+        """All items that may share an element with ``storage``, in their order; the others have none in common."""
+        if len(self.items) < 2:
+            return self.items
+        order, lows, highs = self._index
+        low, high = storage.span()
+        return [self.items[i] for i in sorted(order[bisect_right(highs, low) : bisect_left(lows, high)])]
 
 
 def _dims(storage: Storage) -> list[tuple[int, int]]:

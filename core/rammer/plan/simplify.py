@@ -50,10 +50,10 @@ def _filled(c: Compute, graph: ComputeGraph) -> Compute:
 def constant_views(graph: ComputeGraph) -> ComputeGraph:
     """``graph`` where Computes that only rearrange a constant are constants: kernels may then pack them, and a
     program never reads a constant under another name than its own."""
-    constants = dict(graph.constants)
+    constants, outputs = dict(graph.constants), set(graph.outputs)
     kept = list[Compute]()
     for c in graph.computes:
-        if c.name not in graph.outputs and _rearranges(c, constants):
+        if c.name not in outputs and _rearranges(c, constants):
             constants[c.name] = np.ascontiguousarray(evaluate(c, constants))
         else:
             kept.append(c)

@@ -64,6 +64,8 @@ class _Assigner:
         self.producers = self.graph.producers
         self.taken = Names(self.graph.types)
         self.readers = self.graph.consumers()
+        self.alone: dict[str, bool] = {}
+        self.expected: dict[str, Storage] = {}
 
     def own(self, name: str) -> None:
         """Give ``name`` a dense buffer of its own."""
@@ -94,16 +96,19 @@ class _Assigner:
         self.write_behind(name)
 
     def write_behind(self, name: str) -> None:
-        """Where ``name`` only rearranges a free tensor, let that one's producer write into its storage."""
-        compute = self.producers.get(name)
-        load = self.view_load(compute) if compute is not None else None
-        if compute is None or load is None or not self.free(load.tensor):
-            return
-        shape = self.graph.types[load.tensor].shape
-        storage = inverted(load.tensor, shape, load, compute.axes, self.storages[name])
-        if storage is not None and _contiguous(storage) >= _contiguous(self.storages[name]):
+        """Where ``name`` only rearranges a free tensor, let that one's producer write into its storage, and so on."""
+        while True:
+            compute = self.producers.get(name)
+            load = self.view_load(compute) if compute is not None else None
+            if compute is None or load is None or not self.free(load.tensor):
+                return
+            shape = self.graph.types[load.tensor].shape
+            storage = inverted(load.tensor, shape, load, compute.axes, self.storages[name])
+            if storage is None or _contiguous(storage) < _contiguous(self.storages[name]):
+                return
             self.eliminated.add(name)
-            self.place(load.tensor, storage)
+            self.storages[load.tensor] = storage
+            name = load.tensor
 
     def write_ahead(self, compute: Compute) -> None:
         """Where ``compute`` rearranges beyond a view, such as attention's heads put side by side, let the producer write
@@ -117,17 +122,34 @@ class _Assigner:
 
     def _only_reader(self, compute: Compute) -> bool:
         """Whether nobody else reads any of the free tensors that ``compute`` rearranges, directly or through others."""
-        load = self.view_load(compute)
-        if load is None:
-            return True
-        return self.free(load.tensor) and len(self.readers[load.tensor]) == 1 and self._only_reader(self.producers[load.tensor])
+        chain, alone = list[str](), True
+        while alone and (load := self.view_load(compute)) is not None:
+            chain.append(compute.name)
+            alone = self.free(load.tensor) and len(self.readers[load.tensor]) == 1
+            if not alone or load.tensor in self.alone:
+                alone = alone and self.alone[load.tensor]
+                break
+            compute = self.producers[load.tensor]
+        # What has one reader gets its storage after that one, so that the answer for a tensor that is free stays.
+        self.alone |= dict.fromkeys(chain, alone)
+        return alone
 
     def _expected(self, name: str) -> Storage:
-        """The storage that ``settle`` would give ``name`` now."""
-        compute = self.producers.get(name)
-        load = self.view_load(compute) if compute is not None and name not in self.storages else None
-        view = viewed(name, load, compute.axes, self._expected(load.tensor)) if compute is not None and load is not None else None
-        return self.storages.get(name) or view or dense(name, name, self.graph.types[name].shape)
+        """The storage that ``settle`` would give ``name`` now, which is read by one Compute, as all that it rearranges."""
+        chain = list[tuple[Compute, Load]]()
+        while name not in self.storages and name not in self.expected:
+            compute = self.producers.get(name)
+            load = self.view_load(compute) if compute is not None else None
+            if compute is None or load is None:
+                self.expected[name] = dense(name, name, self.graph.types[name].shape)
+                break
+            chain.append((compute, load))
+            name = load.tensor
+        found = self.storages.get(name) or self.expected[name]
+        for compute, load in reversed(chain):
+            view = viewed(compute.name, load, compute.axes, found)
+            found = self.expected[compute.name] = view or dense(compute.name, compute.name, compute.shape)
+        return found
 
     def concatenations(self) -> Iterator[tuple[Compute, Pieces]]:
         """Piecewise Computes, the largest first: what a large one has placed, a smaller one may just view."""

@@ -16,22 +16,23 @@ import numpy as np
 from rammer.ir.clocks import Ints
 from rammer.ir.collector import collector_paused
 from rammer.ir.operator import ROperator
+from rammer.ir.past import Past
 from rammer.ir.program import Counter, Storage, Task, Wait
-from rammer.plan.overlap import overlap
+from rammer.plan.overlap import Shared, overlap
 from rammer.schedule.policy import Schedule
 
 
 @dataclass(frozen=True)
 class Order:
-    """Operators that run tasks, in topological order, with happens-before as bit sets.
+    """Operators that run tasks, in topological order, with happens-before as sets.
 
-    Bit ``i`` of ``before[j]`` says that every task of ``names[i]`` ends before any task of ``names[j]``
+    Where ``i`` is in ``before[j]``, every task of ``names[i]`` ends before any task of ``names[j]``
     starts; ``needs[j]`` are the direct predecessors that no other one implies.
     """
 
     names: tuple[str, ...]
     needs: tuple[tuple[int, ...], ...]
-    before: tuple[int, ...]
+    before: tuple[Past, ...]
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ def dependences(operators: Iterable[ROperator], storages: Mapping[str, Storage])
     ``operators`` come in topological order. Raises ValueError when an operator reads a tensor without a
     storage, or one that only a later operator writes.
     """
-    written: dict[str, list[tuple[str, Storage]]] = {}
+    written: dict[str, Shared] = {}
     listed = list(operators)
     for op in listed:
         for tensor in op.outputs:
             storage = _storage(storages, tensor, op.name)
-            written.setdefault(storage.buffer, []).append((op.name, storage))
+            written.setdefault(storage.buffer, Shared()).add(op.name, storage)
     place = {op.name: i for i, op in enumerate(listed)}
     cached: dict[tuple[Storage, Storage], bool] = {}
     result: dict[str, tuple[str, ...]] = {}
@@ -62,7 +63,7 @@ def dependences(operators: Iterable[ROperator], storages: Mapping[str, Storage])
         found: set[str] = set()
         for tensor in op.inputs:
             read = _storage(storages, tensor, op.name)
-            for writer, target in written.get(read.buffer, ()):
+            for writer, target in written[read.buffer].near(read) if read.buffer in written else ():
                 if writer not in found and writer != op.name and _overlap(read, target, cached):
                     found.add(writer)
         late = [w for w in found if place[w] > place[op.name]]
@@ -113,14 +114,14 @@ def operator_order(schedule: Schedule, after: Mapping[str, tuple[str, ...]]) -> 
     number = {name: i for i, name in enumerate(names)}
     fences = _fences(stages) if schedule.barriers else {}
     needs: list[tuple[int, ...]] = []
-    before: list[int] = []
+    before: list[Past] = []
     for name in names:
         direct = {number[p] for p in (*after[name], *fences.get(name, ())) if p in number}
-        needed, known = [], 0
+        needed, known = [], Past()
         for p in sorted(direct, reverse=True):  # latest first: it may imply the others
-            if not known >> p & 1:
+            if p not in known:
                 needed.append(p)
-                known |= before[p] | 1 << p
+                known = (known | before[p]).having(p)
         needs.append(tuple(needed))
         before.append(known)
     return Order(tuple(names), tuple(needs), tuple(before))
@@ -159,7 +160,7 @@ class _Placing:
         self.witnesses = [[(int(v), int(self.done[o, v])) for v in {*h[:1], *h[-1:]}] for o, h in enumerate(hosts)]
         self.placed = [list[Task]() for _ in rows]
         self.cursor = [0] * len(rows)
-        self.known = [0] * len(rows)  # operators that a row knows to be finished, as a bit set: cheaper to ask
+        self.known = [Past()] * len(rows)  # operators that a row knows to be finished: cheaper to ask
         self.waiting: dict[int, list[int]] = {}
         self.used: set[int] = set()
 
@@ -191,7 +192,7 @@ class _Placing:
 
     def _waits(self, veu: int, me: int) -> list[int]:
         """The operators that row ``veu`` must wait for before it runs ``me``; notes what it knows afterwards."""
-        missing = [p for p in self.order.needs[me] if not self.known[veu] >> p & 1]
+        missing = [p for p in self.order.needs[me] if p not in self.known[veu]]
         if not missing:
             return missing
         now, chosen = self.now[veu], list[int]()

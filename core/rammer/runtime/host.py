@@ -54,6 +54,8 @@ class HostNode:
         where = f"node {self.node.name} ({self.node.op})"
         try:
             values = evaluate(self.node, inputs, self.types, host=True)
+        except BadInput as problem:
+            raise BadInput(problem.what, where, problem.hint) from problem
         except Unjudged as error:
             raise BadInput(str(error), where, "export the model without it") from error
         except NotImplementedError as error:

@@ -18,6 +18,7 @@ its values at vEU level, and may write more than one result: a whole LSTM cell i
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -29,6 +30,7 @@ from rammer.ir.compute import Compute, ComputeGraph, contraction_operands, ident
 from rammer.ir.device import Scope, VDevice
 from rammer.ir.expr import Ref
 from rammer.ir.operator import Connection, ROperator, compared
+from rammer.ir.past import Past
 from rammer.tile.graph import Decision, TileGraph, device_edges
 from rammer.tile.search import ranked_tiles
 
@@ -77,6 +79,7 @@ class _Connector:
     decisions: list[Decision] = field(default_factory=list)
     prices: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
+    bound: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.consumers = self.graph.consumers()
@@ -84,27 +87,31 @@ class _Connector:
         self.position = {c.name: i for i, c in enumerate(self.graph.computes)}
         self.escaping = set(self.graph.outputs) | {t for sources in self.aliases.values() for t in sources}
         self.ancestors = self._ancestors()
+        self.recent = deque[tuple[ROperator, bool, str]](maxlen=4)
         self.typed = Binding(self.graph.types, {})  # all that the price at the device's peak depends on
 
     def roots(self, tensor: str) -> tuple[str, ...]:
         """The tensors whose memory ``tensor`` reads: itself unless it is a view."""
         return self.aliases.get(tensor, (tensor,))
 
-    def _ancestors(self) -> dict[str, int]:
-        """Compute name -> bitset of the Computes it depends on, itself included."""
-        result: dict[str, int] = {}
+    def _ancestors(self) -> dict[str, Past]:
+        """Compute name -> the positions of the Computes it depends on, itself included."""
+        result: dict[str, Past] = {}
         for i, c in enumerate(self.graph.computes):
-            bits = 1 << i
-            for root in (r for name in c.reads for r in self.roots(name)):
-                bits |= result.get(root, 0)
-            result[c.name] = bits
+            known = Past()
+            for root in (r for name in c.reads for r in self.roots(name) if r in result):
+                known |= result[root]
+            result[c.name] = known.having(i)
         return result
 
     def seeds(self) -> list[Compute]:
         """The Computes in the order in which groups start. What depends on no product comes first: a mask that a model makes
         between the products of an attention would else stand in the way of their becoming one operator."""
-        products = sum(1 << i for i, c in enumerate(self.graph.computes) if c.kind == "contraction")
-        return sorted(self.graph.computes, key=lambda c: bool(self.ancestors[c.name] & products))
+        behind = set[str]()
+        for c in self.graph.computes:
+            if c.kind == "contraction" or any(r in behind for name in c.reads for r in self.roots(name)):
+                behind.add(c.name)
+        return sorted(self.graph.computes, key=lambda c: c.name in behind)
 
     def grow(self, seed: Compute) -> ROperator:
         """Place the operator that starts at ``seed``."""
@@ -146,19 +153,30 @@ class _Connector:
     def _partners(self, group: list[Compute], c: Compute) -> list[Compute]:
         """Products of a few rows that only ``c`` reads, to be added to the group's own."""
         inside = {g.name for g in group}
-        if not all(_weight_bound(g, self.graph) for g in group if g.kind == "contraction"):
+        if not all(self._weight_bound(g) for g in group if g.kind == "contraction"):
             return []
         found = (self.producers[n] for n in c.reads if n in self.producers and n not in inside and n not in self.owner)
         return [
             p for p in found
-            if p.kind == "contraction" and _weight_bound(p, self.graph) and p.name not in self.escaping
+            if p.kind == "contraction" and self._weight_bound(p) and p.name not in self.escaping
             and [r.name for r in self.consumers[p.name]] == [c.name] and not self._depends_around(group, p)
         ]  # fmt: skip
+
+    def _many_rows(self, c: Compute) -> bool:
+        return c.kind == "contraction" and not self._weight_bound(c)
+
+    def _weight_bound(self, c: Compute) -> bool:
+        """Whether ``c`` is a product of constant weights, each used for at most ``FEW_ROWS`` results."""
+        if c.name not in self.bound:
+            weights = [ld for ld in contraction_operands(c) or () if ld.tensor in self.graph.constants]
+            axes = map(ex.axes_of, weights)
+            self.bound[c.name] = any(math.prod(a.extent for a in c.axes if a.name not in w) <= FEW_ROWS for w in axes)
+        return self.bound[c.name]
 
     def _waits(self, group: list[Compute]) -> bool:
         """Whether the group ends in row-wise work on a product of many rows, which only another product is worth."""
         behind = group[_last_product(group) + 1 :]
-        return _many_rows(group[0], self.graph) and not all(_elementwise(c, group) for c in behind)
+        return self._many_rows(group[0]) and not all(_elementwise(c, group) for c in behind)
 
     def _written(self, group: list[Compute]) -> tuple[str, ...]:
         """What the group would write: its last value and, where that is allowed, others that are used outside and that
@@ -166,7 +184,7 @@ class _Connector:
         inside = {c.name for c in group}
         leaving = [c for c in group[:-1] if c.name in self.escaping or any(r.name not in inside for r in self.consumers[c.name])]
         # Kernel families for products of many rows write one result.
-        several = any(c.kind == "contraction" for c in group) and not any(_many_rows(c, self.graph) for c in group)
+        several = any(c.kind == "contraction" for c in group) and not any(self._many_rows(c) for c in group)
         if leaving and not (several and all(self._partitioned(c, group) for c in leaving)):
             return ()
         return (*(c.name for c in leaving), group[-1].name)
@@ -180,12 +198,10 @@ class _Connector:
     def _depends_around(self, group: list[Compute], c: Compute) -> bool:
         """Whether ``c`` reads an outside value that itself depends on the group (not convex)."""
         inside = {g.name for g in group}
-        mask = 0
-        for g in group:
-            mask |= 1 << self.position[g.name]
+        places = [self.position[g.name] for g in group]
         outside = [r for n in c.reads if n not in inside for r in self.roots(n)]
         unplaced = any(n in self.position and n not in self.owner for n in outside)
-        return unplaced or any(self.ancestors.get(n, 0) & mask for n in outside)
+        return unplaced or any(p in self.ancestors[n] for n in outside if n in self.ancestors for p in places)
 
     def _layer(self, group: list[Compute], c: Compute) -> Scope | None:
         """The highest layer at which ``c`` can meet the group, or None."""
@@ -193,18 +209,18 @@ class _Connector:
         inner = [ld for ld in c.loads if ld.tensor in produced]
         if _elementwise(c, group):
             return "thread"
-        if _prologue(group, c) and not _weight_bound(c, self.graph):
+        if _prologue(group, c) and not self._weight_bound(c):
             return None if self._holds(c) else "thread"
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
             return None
-        rows = all(_many_rows(g, self.graph) for g in (c, *group) if g.kind == "contraction")
+        rows = all(self._many_rows(g) for g in (c, *group) if g.kind == "contraction")
         if c.kind == "contraction" and _layers(group) and rows:
             return "veu" if sum(g.kind == "contraction" for g in group) < MOST_CONTRACTIONS else None
         reduced = any(g.kind == "reduction" for g in (*group[_last_product(group) + 1 :], c))
         if c.kind in ("reduction", "map") and _layers(group) and rows and reduced:
             return "veu"
-        if c.kind in ("contraction", "window") or any(g.kind == "window" or _many_rows(g, self.graph) for g in group):
+        if c.kind in ("contraction", "window") or any(g.kind == "window" or self._many_rows(g) for g in group):
             return None
         return "veu"
 
@@ -227,12 +243,20 @@ class _Connector:
 
     def _price(self, operator: ROperator, rated: bool) -> float:
         """Predicted seconds with the best tile that fits, ``rated`` by the device's kernels; infinite when none fits."""
-        asked = self.binding if rated or operator.prologue else self.typed
-        key = f"{rated} {asked.key(operator)}"
+        key = self._key(operator, rated)
         if key not in self.prices:
             ranked = ranked_tiles(operator, self.graph.types, self._achieved(operator) if rated else self.device)
             self.prices[key] = ranked[0][0] / self._share(operator) if ranked else float("inf")
         return self.prices[key]
+
+    def _key(self, operator: ROperator, rated: bool) -> str:
+        """Equal for operators of one price. A group is asked for again when it grows, so the last answers are kept."""
+        found = next((key for known, how, key in self.recent if known is operator and how == rated), None)
+        if found is None:
+            asked = self.binding if rated or operator.prologue else self.typed
+            found = f"{rated} {asked.key(operator)}"
+            self.recent.append((operator, rated, found))
+        return found
 
     def _share(self, operator: ROperator) -> float:
         """What the device says of the maps before the contraction; what follows it makes no difference."""
@@ -304,16 +328,6 @@ def _in_place(c: Compute) -> bool:
     """Whether a map reads every tensor of its own size element by element, and at least one."""
     whole = [identity_load(ld, c) for ld in c.loads if len(ex.axes_of(ld)) == len(c.axes)]
     return bool(whole) and all(whole) and all(ld.fill is None for ld in c.loads)
-
-
-def _many_rows(c: Compute, graph: ComputeGraph) -> bool:
-    return c.kind == "contraction" and not _weight_bound(c, graph)
-
-
-def _weight_bound(c: Compute, graph: ComputeGraph) -> bool:
-    """Whether ``c`` is a product of constant weights, each used for at most ``FEW_ROWS`` results."""
-    weights = [ld for ld in contraction_operands(c) or () if ld.tensor in graph.constants]
-    return any(math.prod(a.extent for a in c.axes if a.name not in ex.axes_of(w)) <= FEW_ROWS for w in weights)
 
 
 def _operator(computes: tuple[Compute, ...], connections: tuple[Connection, ...]) -> ROperator:

@@ -10,7 +10,6 @@ there are to fill: both are predicted for the device, by work and span.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rammer.device.manifest import Binding
@@ -46,33 +45,79 @@ class _Chain:
 
 
 def _chains(graph: ComputeGraph) -> list[_Chain]:
-    consumers = graph.consumers()
-    found = list[_Chain]()
+    slices, found = _Slices(graph), list[_Chain]()
     for c in graph.computes:
         if c.kind == "contraction":
-            options = (_chain(graph, c, d, consumers) for d, a in enumerate(c.axes) if a.extent > 1)
+            options = (_chain(graph, c, d, slices) for d, a in enumerate(c.axes) if a.extent > 1)
             found += [chain for chain in options if chain is not None][:1]
     return found
 
 
-def _chain(graph: ComputeGraph, product: Compute, dim: int, consumers: Mapping[str, list[Compute]]) -> _Chain | None:
+def _chain(graph: ComputeGraph, product: Compute, dim: int, slices: _Slices) -> _Chain | None:
     """The chain from ``product`` whose readers take slices along ``dim``, None if one of them reads more."""
-    members, used = [product], set[int]()
     if not _steps_of_data(graph, product, product.axes[dim].name):
         return None
-    for member in members:
-        if member.name in graph.outputs:
-            return None
-        for reader in consumers[member.name]:
-            loads = [ld for ld in reader.loads if ld.tensor == member.name]
-            if not reader.reduce and reader.shape == member.shape and all(identity_load(ld, reader) for ld in loads):
-                members += [reader] if reader not in members else []
+    used = slices.read(product.name, dim)
+    return _Chain(slices.members(product), dim, tuple(sorted(used))) if used and len(used) > 1 else None
+
+
+class _Slices:
+    """Which positions along an axis readers take of a Compute and of the maps behind it, found once for each: products that
+    are added up one after another share most of what is behind them."""
+
+    def __init__(self, graph: ComputeGraph) -> None:
+        self.consumers, self.outputs = graph.consumers(), set(graph.outputs)
+        self.producers = graph.producers
+        self.found: dict[tuple[str, int], frozenset[int] | None] = {}
+
+    def read(self, name: str, dim: int) -> frozenset[int] | None:
+        """The positions, None where a reader takes more than single ones or the value leaves the graph."""
+        waiting = [name]
+        while waiting:  # without recursion: chains of maps may be long
+            at = waiting[-1]
+            behind = [] if at in self.outputs else [r.name for r in self._maps(at)]
+            missing = [b for b in behind if (b, dim) not in self.found] if (at, dim) not in self.found else []
+            if missing:
+                waiting += missing
                 continue
-            places = [ld.indices[dim] for ld in loads]
-            if not all(isinstance(p, Const) for p in places) or any(ld.fill is not None for ld in loads):
-                return None
-            used |= {int(p.value) for p in places if isinstance(p, Const)}
-    return _Chain(tuple(members), dim, tuple(sorted(used))) if len(used) > 1 else None
+            waiting.pop()
+            if (at, dim) not in self.found:
+                self.found[at, dim] = self._joined(at, dim, behind)
+        return self.found[name, dim]
+
+    def _joined(self, name: str, dim: int, behind: list[str]) -> frozenset[int] | None:
+        own = self._own(name, dim)
+        parts = [own, *(self.found[b, dim] for b in behind)]
+        return None if None in parts else frozenset[int]().union(*(p for p in parts if p is not None))
+
+    def _own(self, name: str, dim: int) -> frozenset[int] | None:
+        """The positions that readers take which are no maps of the whole."""
+        if name in self.outputs:
+            return None
+        maps = {r.name for r in self._maps(name)}
+        loads = [ld for r in self.consumers[name] if r.name not in maps for ld in r.loads if ld.tensor == name]
+        places = [ld.indices[dim] for ld in loads]
+        if not all(isinstance(p, Const) for p in places) or any(ld.fill is not None for ld in loads):
+            return None
+        return frozenset(int(p.value) for p in places if isinstance(p, Const))
+
+    def _maps(self, name: str) -> list[Compute]:
+        """The readers that take every element at its own place."""
+        shape = self.producers[name].shape
+        return [
+            r for r in self.consumers[name]
+            if not r.reduce and r.shape == shape and all(identity_load(ld, r) for ld in r.loads if ld.tensor == name)
+        ]  # fmt: skip
+
+    def members(self, product: Compute) -> tuple[Compute, ...]:
+        """The product and all maps behind it, each once."""
+        members = {product.name: product}
+        waiting = [product]
+        for member in waiting:
+            new = [r for r in self._maps(member.name) if r.name not in members]
+            members |= {r.name: r for r in new}
+            waiting += new
+        return tuple(members.values())
 
 
 def _steps_of_data(graph: ComputeGraph, product: Compute, axis: str) -> bool:
@@ -85,7 +130,7 @@ class _Slicer:
     """Rewrites every chain of a graph into one copy a step."""
 
     def __init__(self, graph: ComputeGraph, chains: list[_Chain]) -> None:
-        self.graph, self.producers = graph, graph.producers
+        self.graph, self.producers, self.outputs = graph, graph.producers, set(graph.outputs)
         self.chain_of = {m.name: chain for chain in chains for m in chain.members}
         self.made: dict[str, Compute] = {}
         self.copies: dict[str, str] = {}
@@ -107,7 +152,7 @@ class _Slicer:
 
     def _add(self, c: Compute) -> None:
         copy = isinstance(c.body, Load) and identity_load(c.body, c) and c.body.tensor in self.made
-        if isinstance(c.body, Load) and copy and c.name not in self.graph.outputs:
+        if isinstance(c.body, Load) and copy and c.name not in self.outputs:
             self.copies[c.name] = c.body.tensor
         else:
             self.made[c.name] = c

@@ -43,6 +43,14 @@ def test_a_near_tie_is_not_compared(judge: Judge) -> None:
     assert judge(_case(*nodes, x=x), TOY).kind == "ok"
 
 
+def test_a_tie_that_rounding_made_is_seen_by_every_trajectory(judge: Judge) -> None:
+    # In float64 the second is smaller; in float16 both are 1. The extreme that the search for its place compares with must be
+    # one of the elements in disturbed trajectories, too, or none of them finds a place.
+    x = np.array([44.0, 30.0], np.float16)
+    nodes = (Call("Sigmoid", ("x",), ("s",)), Call("ArgMin", ("s",), ("y",), {"axis": 0}))
+    assert judge(_case(*nodes, x=x), TOY).kind == "ok"
+
+
 def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = host_memory.evaluate
 

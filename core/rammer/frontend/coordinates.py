@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.frontend.limits import check_positions
+from rammer.frontend.limits import MAX_TABLE, check_positions
 from rammer.frontend.lowering import CannotLower
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -38,6 +38,8 @@ class Resampling:
             return y / self.scale
         if mode == "tf_crop_and_resize":
             return self._cropped(y)
+        if mode == "tf_half_pixel_for_nn":
+            return (y + 0.5) / self.scale
         if mode == "pytorch_half_pixel" and self.out == 1:
             return y * 0
         offset = 0.0
@@ -71,6 +73,7 @@ class Resampling:
         """Indices (clamped) and weights of the source elements of each position, both ``[out, taps]``."""
         shrink = min(self.scale, 1.0) if kernel.antialias else 1.0
         below = int(np.floor(-kernel.radius / shrink)) + 1
+        check_positions(self.out * (2 - 2 * below), "Resize", MAX_TABLE)  # before any of the tables is made
         steps = np.arange(below, 2 - below)
         # ONNX prefers the left neighbour: at an integer coordinate the base lies one below it.
         base = np.ceil(x) - 1

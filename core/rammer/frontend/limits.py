@@ -118,7 +118,22 @@ def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
     for place in _SIZE_OPERANDS.get(node.op_type, ()) if not node.domain else ():
         value = operands.get(node.input[place]) if place < len(node.input) else None
         if value is not None and value.dtype.kind in "iu" and value.size <= 4096:
-            _check_values(f"input {place}", value.ravel().tolist(), -MAX_EXTENT, node)
+            low = 1 if node.op_type == "Resize" else -MAX_EXTENT
+            _check_values(f"input {place}", value.ravel().tolist(), low, node)
+    if node.op_type in ("Resize", "Upsample") and not node.domain:
+        _check_scales(node, operands)
+
+
+def _check_scales(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
+    """"It takes value greater than 0." """
+    place = 2 if node.op_type == "Resize" and len(node.input) > 2 else 1
+    known = operands.get(node.input[place]) if place < len(node.input) else None
+    scales = [*(known.ravel().tolist() if known is not None else ()), *(f for a in node.attribute if a.name == "scales"
+                                                                        for f in a.floats)]  # fmt: skip
+    if not all(0 < scale < math.inf for scale in scales):
+        shown = ", ".join(f"{s:g}" for s in scales[:8])
+        raise BadInput(f"the scales of {node.op_type} are {shown}, where numbers above 0 are possible", node_title(node),
+                       "export the model again")  # fmt: skip
 
 
 def _check_values(what: str, values: Iterable[int], low: int, node: NodeProto) -> None:

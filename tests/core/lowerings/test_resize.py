@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from harness import (
     run_node_model,
 )
 
+from rammer.errors import BadInput
 from rammer.ir import expr as ex
 
 MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -127,3 +129,39 @@ def test_corners_do_not_multiply_with_every_dimension(mode: str, antialias: int)
 
 def test_five_dimensions_interpolate_as_the_reference_does() -> None:
     _check(_inputs(_data(2, 3, 4, 3, 2), scales=[1.5, 2, 0.75, 1, 1.5]), mode="linear", exclude_outside=1)
+
+
+@pytest.mark.parametrize(("shape", "given", "says"), [
+    ((1, 2, 4, 6), {"scales": [1, 1, 0, 2]}, "the scales of Resize are 1, 1, 0, 2, where numbers above 0 are possible"),
+    ((1, 2, 4, 6), {"scales": [1, 1, -1, 2]}, "the scales of Resize are 1, 1, -1, 2, where numbers above 0 are possible"),
+    ((1, 2, 4, 6), {"scales": [1, 1, np.nan, 2]}, "the scales of Resize are 1, 1, nan, 2, where"),
+    ((1, 2, 4, 6), {"scales": [1, 1, np.inf, 2]}, "the scales of Resize are 1, 1, inf, 2, where"),
+    ((1, 2, 4, 6), {"sizes": [1, 2, 0, 6]}, "input 3 of Resize is 0, where 1 to"),
+    ((1, 2, 0, 6), {"sizes": [1, 2, 4, 6]}, "Resize of a tensor of [1, 2, 0, 6], which has no elements, to [1, 2, 4, 6]"),
+    ((1, 2, 4, 6), {"scales": [1, 1, 2, 2], "roi": [0, 0, 1, 1]}, "Resize of 4 axes has a roi of 4 elements"),
+])  # fmt: skip
+def test_bad_sizes_are_bad_input(shape: tuple[int, ...], given: dict[str, list[float]], says: str) -> None:
+    roi = given.get("roi", [])
+    inputs = _inputs(_data(*shape), **{k: v for k, v in given.items() if k != "roi"}) | {"roi": np.asarray(roi, np.float32)}
+    if "sizes" in given:
+        inputs["scales"] = np.zeros(0, np.float32)
+    with pytest.raises(BadInput) as caught:
+        lower_model(node_model("Resize", inputs, coordinate_transformation_mode="tf_crop_and_resize"), inputs)
+    assert str(caught.value).startswith(says)
+
+
+def test_tables_that_would_be_huge_are_refused_before_they_are_made() -> None:
+    x = np.zeros((1, 1, 1, 1 << 24), np.float32)
+    inputs = _inputs(x, scales=[1, 1, 1, 1 / 4096])
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match="only 262144 can be listed"):
+            lower_model(node_model("Resize", inputs, mode="cubic", antialias=1), inputs)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_half_pixels_of_tensorflow() -> None:
+    inputs = _inputs(_data(1, 2, 5, 3), scales=[1, 1, 1.5, 2.0])
+    check_random("Resize", inputs, opset=11, mode="nearest", coordinate_transformation_mode="tf_half_pixel_for_nn")

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rammer.errors import BadInput
 from rammer.frontend.coordinates import Kernel, Resampling
 from rammer.frontend.limits import MAX_TABLE, check_positions
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
@@ -55,8 +56,12 @@ def _resamplings(ctx: Lowering, modern: bool) -> list[Resampling]:
     axes = [int(a) % rank for a in ctx.attr("axes") or range(rank)]
     scales = _scales(ctx, modern, source, axes)
     starts, ends = [0.0] * rank, [1.0] * rank
-    roi = ctx.static(1, "roi") if modern else None
+    crops = ctx.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    roi = ctx.static(1, "roi") if modern and crops else None
     if roi is not None and roi.size:
+        if roi.size != 2 * len(axes):
+            raise BadInput(f"{ctx.node.op} of {len(axes)} axes has a roi of {roi.size} elements",
+                           f"node {ctx.node.name} ({ctx.node.op})", "give all starts, then all ends")  # fmt: skip
         for i, axis in enumerate(axes):
             starts[axis], ends[axis] = float(roi[i]), float(roi[len(axes) + i])
     return [Resampling(source[d], out[d], scales[d], (starts[d], ends[d])) for d in range(rank)]
@@ -75,7 +80,10 @@ def _scales(ctx: Lowering, modern: bool, source: Sequence[int], axes: Sequence[i
     sizes = ctx.static(3, "sizes") if modern else None
     if sizes is None:
         raise CannotLower(f"{ctx.node.op} without scales or sizes")
-    wanted = [int(n) / source[axis] for axis, n in zip(axes, sizes, strict=True)]
+    if any(n and not source[axis] for axis, n in zip(axes, sizes, strict=True)) and 0 not in ctx.out().shape:
+        raise BadInput(f"{ctx.node.op} of a tensor of {list(source)}, which has no elements, to {[int(n) for n in sizes]}",
+                       f"node {ctx.node.name} ({ctx.node.op})", "give a larger input with --shape")  # fmt: skip
+    wanted = [int(n) / max(source[axis], 1) for axis, n in zip(axes, sizes, strict=True)]
     policy = ctx.attr("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         wanted = [min(wanted) if policy == "not_larger" else max(wanted)] * len(wanted)

@@ -179,6 +179,8 @@ def _coordinates(d: Draw, op: str, mode: str | None) -> dict[str, Any]:
     places = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"]
     if d.since(op) >= 19:
         places.append("half_pixel_symmetric")
+    if d.since(op) == 11 and mode in (None, "nearest"):
+        places.append("tf_half_pixel_for_nn")
     given: dict[str, Any] = {}
     if d.chance(0.7):
         given["coordinate_transformation_mode"] = d.one(places)

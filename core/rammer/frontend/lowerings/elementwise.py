@@ -148,13 +148,23 @@ def _small_power(base: Expr, exponent: Expr, dtype: str) -> Expr | None:
 def _general_power(ctx: Lowering, base: Expr, exponent: Expr, dtype: str) -> Expr:
     kind = exponent.dtype if isinstance(exponent, Const) else ctx.type(ctx.input(1)).dtype
     if not is_float(dtype) and not is_float(kind):
-        return _integer_power(base, _converted(exponent, dtype) if kind != dtype else exponent, dtype)
+        return _integer_power(base, _converted(_within(exponent, dtype), dtype) if kind != dtype else exponent, dtype)
     if kind == dtype:
         return apply("pow", base, exponent)
     if is_float(dtype):
         return apply("pow", base, _converted(exponent, dtype))
     # An integer base to a fractional power is computed as a float and truncated.
     return Cast(dtype, apply("pow", _converted(base, kind), exponent))
+
+
+def _within(exponent: Expr, dtype: str) -> Expr:
+    """An integer literal that ``dtype`` cannot hold as the nearest one of its parity: only powers of 0, 1 and -1 are left, and
+    those know no more of it."""
+    if not isinstance(exponent, Const):
+        return exponent
+    value, ends = int(exponent.value), np.iinfo(dtype)
+    nearest = min(max(value, int(ends.min)), int(ends.max))
+    return Const(nearest - (1 if nearest > 0 else -1) * ((nearest - value) & 1), exponent.dtype)
 
 
 def _integer_power(base: Expr, exponent: Expr, dtype: str) -> Expr:

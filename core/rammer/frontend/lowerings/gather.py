@@ -86,8 +86,7 @@ def gather_elements(ctx: Lowering) -> None:
     x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     shape = ctx.shape(x)
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
-    if any(d != dim and a.extent > n for d, (a, n) in enumerate(zip(axes, shape, strict=True))):
-        raise ctx.refused(f"indices of {list(ctx.shape(name))} reach beyond data of {list(shape)} along other axes than {dim}")
+    _check_beside(ctx, dim)
     known = ctx.graph.constant(name)
     position: list[Expr] = [ex.as_index(a.name) for a in axes]
     if known is not None:
@@ -98,12 +97,21 @@ def gather_elements(ctx: Lowering) -> None:
     ctx.emit(axes, Load(x, tuple(position), _fill(ctx, x) if known is None else None), output=0)
 
 
+def _check_beside(ctx: Lowering, dim: int) -> None:
+    """BadInput where indices (input 1) reach beyond the data (input 0) along other axes than the one that they index."""
+    data, indices = ctx.shape(ctx.input(0)), ctx.shape(ctx.input(1))
+    if any(d != dim and m > n for d, (m, n) in enumerate(zip(indices, data, strict=True))):
+        raise ctx.refused(f"indices of {list(indices)} reach beyond data of {list(data)} along other axes than {dim}")
+
+
 @lowering("GatherND")
 def gather_nd(ctx: Lowering) -> None:
     """``y[b.., j.., ..] = x[b.., indices[b.., j.., :], ..]``."""
     x, name, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     shape, batch = ctx.shape(x), int(ctx.attr("batch_dims", 0))
     *prefix, depth = ctx.shape(name)
+    if batch + depth > len(shape) or tuple(prefix[:batch]) != shape[:batch]:
+        raise ctx.refused(f"indices of {[*prefix, depth]} do not fit to data of {list(shape)} with batch_dims={batch}")
     lead, tail = axes[: len(prefix)], axes[len(prefix) :]
     known = ctx.graph.constant(name)
     indices: list[Expr] = [ex.as_index(a.name) for a in axes[:batch]]
@@ -138,6 +146,9 @@ def reverse_sequence(ctx: Lowering) -> None:
     """The first ``sequence_lens[b]`` steps of each batch entry in reverse order."""
     x, lengths, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     batch, time = int(ctx.attr("batch_axis", 1)), int(ctx.attr("time_axis", 0))
+    if {batch, time} != {0, 1} or ctx.shape(lengths) != (axes[batch].extent,):
+        raise ctx.refused(f"batch_axis={batch}, time_axis={time} and {list(ctx.shape(lengths))} lengths do not fit to data of "
+                          f"{list(ctx.shape(x))}")  # fmt: skip
     step = ex.as_index(axes[time].name)
     length = ctx.load(lengths, axes[batch].name)
     mirrored = apply("sub", apply("sub", length, ex.integer(1)), step)
@@ -151,6 +162,8 @@ def scatter_elements(ctx: Lowering) -> None:
     """Updates at static positions along one axis, without a reduction."""
     shape, updates = ctx.out().shape, ctx.input(2)
     dim = axis_of(ctx, int(ctx.attr("axis", 0)), len(shape))
+    _check_beside(ctx, dim)
+    _check_updates(ctx, ctx.shape(ctx.input(1)))
     indices = _normalised(ctx, _scatter_indices(ctx), shape[dim])
     position: list[np.ndarray] = list(np.indices(indices.shape, sparse=True))
     position[dim] = indices
@@ -163,12 +176,20 @@ def scatter_elements(ctx: Lowering) -> None:
 def scatter_nd(ctx: Lowering) -> None:
     """Updates of elements or slices at static positions, without a reduction."""
     shape, updates = ctx.out().shape, ctx.input(2)
+    *lead, depth = ctx.shape(ctx.input(1))
+    if depth > len(shape):
+        raise ctx.refused(f"indices of {list(ctx.shape(ctx.input(1)))} name {depth} axes of data {list(shape)}")
+    _check_updates(ctx, (*lead, *shape[depth:]))
     indices = _scatter_indices(ctx)
-    depth = indices.shape[-1]
     position = tuple(_normalised(ctx, indices[..., k], shape[k]) for k in range(depth))
     source = np.full(shape[:depth], -1, np.int64)
     source[position] = np.arange(indices[..., 0].size).reshape(indices.shape[:-1])
     _emit_scatter(ctx, source, updates, depth)
+
+
+def _check_updates(ctx: Lowering, wanted: Sequence[int]) -> None:
+    if (have := ctx.shape(ctx.input(2))) != tuple(wanted):
+        raise ctx.refused(f"the updates have the shape {list(have)}, where data and indices ask for {list(wanted)}")
 
 
 def _scatter_indices(ctx: Lowering) -> np.ndarray:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
+from rammer.testing.operators.case import FAMILIES
 from rammer.testing.operators.search import search
+from rammer.testing.operators.survey import survey
 
 
 @click.command()
@@ -15,8 +19,13 @@ from rammer.testing.operators.search import search
 @click.option("--device", default="", help="Compare a device with the expressions instead.")
 @click.option("--kinds", default="wrong,broken,reference,runtime,refused,alone")
 @click.option("--show", default=3, help="Examples of each operator and kind.")
-def main(ops: tuple[str, ...], seed: int, seconds: float, fold: bool, device: str, kinds: str, show: int) -> None:
+@click.option("--misused", is_flag=True, help="Use operators wrongly instead: each must be refused, or mean something.")
+def main(ops: tuple[str, ...], seed: int, seconds: float, fold: bool, device: str, kinds: str, show: int, misused: bool) -> None:
     """Compare single operators with ONNX Runtime and onnx.reference."""
+    if misused:
+        found_faults = survey(ops or sorted(FAMILIES), seed, seconds, cases=1_000_000)
+        click.echo(f"{found_faults}\nseed {seed}")
+        sys.exit(int(bool(found_faults.faults)))
     counts, found = search(ops, seed, seconds, fold, device)
     total = sum(counts.values())
     click.echo(f"{total} cases of {len({op for op, _ in counts})} operators, seed {seed}")

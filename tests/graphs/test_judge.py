@@ -15,6 +15,7 @@ from rammer.runtime import host_memory
 from rammer.testing.graphs.campaign import Plan, campaign
 from rammer.testing.graphs.case import Call, Case
 from rammer.testing.graphs.judge import Judge, Setting
+from rammer.testing.graphs.outside import HOPELESS, Outside
 from rammer.testing.graphs.record import CASES, Record
 
 TOY = Setting("toy")
@@ -92,6 +93,21 @@ def test_coarse_functions_of_another_voice_are_no_fault_but_wrong_ones_are(judge
         said = np.log(right + error).astype(np.float32)
         monkeypatch.setattr(judge, "outside", lambda *_, said=said: [said])
         assert judge(case, TOY).kind == kind
+
+
+def test_a_voice_that_never_answers_is_not_asked_for_ever() -> None:
+    asked = Outside()
+
+    class Broken:
+        def send(self, *_: object) -> None:
+            raise OSError
+
+    for _ in range(HOPELESS):
+        asked.pipe = Broken()  # type: ignore[assignment]
+        asked.close = lambda: None  # type: ignore[method-assign]
+        assert asked(b"", {}, ["y"]) is None
+    asked.pipe = None  # to ask once more would start a process
+    assert asked(b"", {}, ["y"]) is None and asked.process is None
 
 
 def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:

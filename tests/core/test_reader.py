@@ -170,6 +170,14 @@ def test_element_types_that_the_schema_excludes(op: str, kinds: tuple[int, ...],
     assert text.startswith(f"{says}\n  at: node n ({op})\n  hint: "), text
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_split_into_another_number_of_parts(count: int) -> None:
+    """ONNX's inference ends the process at one part with two outputs."""
+    node = helper.make_node("Split", ["x"], ["a", "b"], "s", num_outputs=count)
+    text = message(model([node], [tensor("x", [4])], ["a", "b"], opset=18))
+    assert text.startswith(f"attribute num_outputs of Split is {count}, where it has 2 outputs\n  at: node s (Split)")
+
+
 def test_element_types_follow_attributes_and_bodies() -> None:
     """Cast says what it makes, and an If what its branches do: Relu after it takes float32, not int32."""
     for code, good in ((TensorProto.FLOAT, True), (TensorProto.INT32, False)):

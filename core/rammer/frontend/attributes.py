@@ -67,6 +67,9 @@ def attribute_problems(node: NodeProto, inside: bool) -> Iterator[str]:
     op = node.op_type
     for attribute in node.attribute:
         name = attribute.name
+        if op == "Split" and name == "num_outputs" and not attribute.ref_attr_name and attribute.i != len(node.output):
+            # ONNX's inference writes past the end of a list where there are more outputs than it says.
+            yield f"attribute num_outputs of Split is {attribute.i}, where it has {len(node.output)} outputs"
         if attribute.ref_attr_name:
             if not inside:
                 yield f"attribute {name} of {op} refers to an attribute of a function, and {op} is in none"

@@ -84,6 +84,18 @@ def test_a_gpu_without_cupy_and_no_driver(gpus: int, reason: str, path: Path, mo
     told(rammers("run", path, "--device", "cuda"), 3, "device cuda is not available", reason)
 
 
+def test_no_nvidia_driver(path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed) -> None:
+    def lost(flags: int) -> Any:
+        raise RuntimeError("Failure finding libcuda.so.1")
+
+    monkeypatch.setattr(pytest.importorskip("cuda.bindings.driver"), "cuInit", lost)
+    words = "missing-dependency", "needs libcuda.so.1, which was not found: install the NVIDIA driver"
+    told(rammers("run", path, "--device", "cuda"), 3, *words)
+    listed = rammers("devices", "--no-test")
+    assert listed.code == 0
+    assert all(word in listed.out for word in words)
+
+
 def test_no_pyopencl(path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed) -> None:
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     told(rammers("run", path, "--device", "rocm"), 3, "missing-dependency", "needs pyopencl: pip install pyopencl")

@@ -16,7 +16,6 @@ from rammer.ir.program import RProgram
 from rammer_cuda.bound import CudaBound, place, stream_of
 from rammer_cuda.driver import check, driver
 from rammer_cuda.early import Switches
-from rammer_cuda.hardware import Unit
 from rammer_cuda.kept import kept_kernels
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive, kept_launches, launches
@@ -59,7 +58,7 @@ class CudaProgram:
             functions = self.resident.load(kernels.values(), arch)
             plan = kept_launches(program) if repeat == 1 else launches(program)
             self.recipe = Recipe(plan, kernels, functions, _compute_capability(arch) >= 90)
-            self.graph = Graph(build_graph(self.resident, self.recipe, repeat), self.resident.device)
+            self.graph = Graph(build_graph(self.resident, self.recipe, repeat), self.resident)
         self.resident.ready()
         self.early: Switches | None = None
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
@@ -96,7 +95,7 @@ class CudaProgram:
         with self.resident.device:
             chosen = stream_of(self.resident, stream)
             places = place(self.resident, inputs, outputs)
-            graph = Graph(build_graph(self.resident.with_buffers(places.buffers), self.recipe), self.resident.device)
+            graph = Graph(build_graph(self.resident.with_buffers(places.buffers), self.recipe), self.resident)
         self.resident.ready()
         made = CudaBound(self.resident, places, chosen, graph, stream)
         self.bounds.add(made)
@@ -123,11 +122,11 @@ def _compute_capability(arch: str) -> int:
 
 
 class Graph:
-    """An instantiated graph of a GPU."""
+    """An instantiated graph of a program, whose modules stay loaded as long."""
 
-    def __init__(self, executable: Any, unit: Unit) -> None:
+    def __init__(self, executable: Any, resident: Resident) -> None:
         self.executable, self.api = executable, driver()
-        self.close = weakref.finalize(self, _free, executable, unit)  #: Free it; a second call does nothing.
+        self.close = weakref.finalize(self, _free, executable, resident)  #: Free it; a second call does nothing.
         self.close.atexit = False  # the driver may be gone by then
 
     def launch(self, stream: int) -> None:
@@ -135,8 +134,8 @@ class Graph:
         check(self.api.cuGraphLaunch(self.executable, stream), "launching a graph")
 
 
-def _free(executable: Any, unit: Unit) -> None:
-    with unit:  # whichever thread collects it
+def _free(executable: Any, resident: Resident) -> None:
+    with resident.device:  # whichever thread collects it
         check(driver().cuGraphExecDestroy(executable), "freeing a graph")
 
 

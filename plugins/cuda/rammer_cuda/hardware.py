@@ -19,18 +19,18 @@ CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 9): 128, (9, 0): 1
 
 
 def gpu_count() -> int:
-    """Number of GPUs; 0 without a driver or hardware."""
+    """Number of GPUs; 0 where the driver finds none. MissingDependency without the driver."""
     api = driver()
     try:
-        if int(api.cuInit(0)[0]) != 0:
-            return 0
-    except RuntimeError:  # cuda.bindings raises this when libcuda is absent
-        return 0
-    return int(check(api.cuDeviceGetCount(), "counting GPUs"))
+        status = api.cuInit(0)[0]
+    except RuntimeError as problem:  # cuda.bindings raises this when libcuda is absent
+        raise MissingDependency("libcuda.so.1, which was not found",
+                                "install the NVIDIA driver; compiling with --target sm_90a needs none") from problem  # fmt: skip
+    return int(check(api.cuDeviceGetCount(), "counting GPUs")) if int(status) == 0 else 0
 
 
 def probe_gpus() -> list[Hardware]:
-    """One Hardware a GPU. MissingDependency where there is a GPU but no CuPy."""
+    """One Hardware a GPU. MissingDependency without the driver, or where there is a GPU but no CuPy."""
     driver()
     with ThreadPoolExecutor(1) as other:  # the driver starts in 0.1 s while CuPy is imported in 0.2
         found = other.submit(gpu_count)

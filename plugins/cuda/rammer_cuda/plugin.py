@@ -11,7 +11,7 @@ from rammer_cuda.targets import TARGETS
 
 
 def probe() -> Sequence[Hardware]:
-    """The GPUs of this machine; [] without a driver, MissingDependency without cuda-bindings or CuPy."""
+    """The GPUs of this machine; MissingDependency without the driver, cuda-bindings or CuPy."""
     from rammer_cuda.hardware import probe_gpus
 
     return probe_gpus()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -47,6 +48,8 @@ class Resident:
         self.cp = cupy()
         self.device = Unit(index)
         self.modules: list[Any] = []
+        self._unload = weakref.finalize(self, _unload, self.device, self.modules)  # nobody need close a program
+        self._unload.atexit = False  # the driver may be gone by then
         self.packed: dict[tuple[str, str], Any] = {}
         self.keep: list[Any] = []
         self.owner: Any = None
@@ -230,10 +233,13 @@ class Resident:
         if not self.closed:
             self.closed = True
             self.wait(self.last)  # memory that goes back to the pool may be another program's at once
-            with self.device:
-                for module in self.modules:
-                    check(driver().cuModuleUnload(module), "unloading a module")
-            self.modules.clear()
+            self._unload()
             self.buffers.clear()
             self.packed.clear()
             self.keep.clear()
+
+
+def _unload(unit: Unit, modules: list[Any]) -> None:
+    with unit:  # whichever thread collects them
+        while modules:
+            check(driver().cuModuleUnload(modules.pop()), "unloading a module")

@@ -85,7 +85,7 @@ def trace(loaded: CudaProgram, inputs: Mapping[str, Array], arch: str) -> Trace:
         records = resident.cp.zeros((int(starts[-1]), WORDS), np.uint64)
         places = tuple(int(records.data.ptr) + int(s) * WORDS * 8 for s in starts[:-1])
         graph = Graph(build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)),
-                      resident.device)  # fmt: skip
+                      resident)  # fmt: skip
     return measured(loaded, inputs, graph, records, list(_tasks(recipe, kernels)))
 
 

@@ -18,11 +18,15 @@ LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml test
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
 
+# Two processes for two cores, so one thread each for NumPy's products. A process keeps to its files, as long as it has any, since
+# what the tests of a file share is then made once.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not large and not cuda" tests
+	$(PYTEST) -m "not large and not cuda" tests
 
 test-all: check
-	$(BIN)/python -m pytest -n 2 -m "not cuda" tests
+	$(PYTEST) -m "not cuda" tests
 
 check: .venv/test
 	$(BIN)/ruff check core plugins tests benchmarks

@@ -11,10 +11,10 @@ DEVICES = ("rocm", "ipu_sim")
 
 
 def parameters() -> list[object]:
-    """Every case on every device; the ones that take long carry the mark ``large``."""
+    """Every case on every device; large models, and the second inputs of the others, carry the mark ``large``."""
     found = []
     for case in cases():
-        marks = [pytest.mark.large] if case.model in LARGE else []
+        marks = [pytest.mark.large] if case.model in LARGE or case.inputs else []
         found += [pytest.param(case, device, marks=marks, id=f"{case}-{device}") for device in DEVICES]
     return found
 

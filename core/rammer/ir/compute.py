@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from rammer.ir import expr as ex
-from rammer.ir.expr import Const, Expr, Interval, Load, Op
+from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref
 from rammer.ir.names import SHOWN, checked, quoted, unquoted
 from rammer.ir.parse import TENSOR, Form, Pattern, form_of, pattern_of
 from rammer.ir.types import LONG, SHORT, TensorType, is_float
@@ -266,10 +266,12 @@ def read_boxes(compute: Compute, box: Box, shapes: Mapping[str, tuple[int, ...]]
 def load_box(load: Load, bounds: Mapping[str, Interval], shape: tuple[int, ...]) -> Box:
     """The clipped box of ``load``'s tensor read while the axes range over inclusive ``bounds``."""
     result = []
+    # Tile search asks this a hundred thousand times: no calls for what comparisons tell.
     for index, extent in zip(load.indices, shape, strict=True):
-        span = ex.interval(index, bounds) or (0, extent - 1)
-        low = min(max(span[0], 0), extent)
-        result.append((low, max(low, min(span[1] + 1, extent))))
+        first, last = bounds[index.axis] if isinstance(index, Ref) else ex.interval(index, bounds) or (0, extent - 1)
+        low = 0 if first < 0 else min(first, extent)
+        high = last + 1 if last < extent else extent
+        result.append((low, high if high > low else low))
     return tuple(result)
 
 

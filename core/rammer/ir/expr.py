@@ -306,10 +306,13 @@ def interval(e: Expr, box: Mapping[str, Interval]) -> Interval | None:
         return interval(e.arg, box)
     if isinstance(e, Load):
         return None
-    parts = [interval(a, box) for a in e.args]
-    if any(p is None for p in parts):
-        return None
-    return _combine(e.fn, [p for p in parts if p is not None])
+    parts = list[Interval]()
+    for arg in e.args:
+        part = box[arg.axis] if isinstance(arg, Ref) else interval(arg, box)
+        if part is None:
+            return None
+        parts.append(part)
+    return _combine(e.fn, parts)
 
 
 def _combine(fn: str, p: list[Interval]) -> Interval | None:

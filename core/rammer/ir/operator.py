@@ -134,6 +134,15 @@ class ROperator:
                 result[load.tensor] = box if known is None else hull(known, box)
         return result
 
+    def tiled(self, tile: tuple[int, ...]) -> ROperator:
+        """The same operator with another tile of as many axes: what is right about its names stays so."""
+        if len(tile) != len(self.anchor.axes):
+            raise ValueError(f"operator {self.name}: tile {tile} does not fit axes {self.anchor.shape}")
+        made = object.__new__(ROperator)
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("grid", "task_count")}
+        made.__dict__.update(kept, tile=tile)
+        return made
+
     def renamed(self, name: str) -> ROperator:
         """The same operator under another name."""
         return replace(self, name=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class TensorType:
         return TensorType(LONG[match[1]], tuple(int(n) for n in match[2].split(",") if n))
 
 
+@cache
 def itemsize(dtype: str) -> int:
     """Bytes per element of ``dtype``."""
     return int(np.dtype(dtype).itemsize)

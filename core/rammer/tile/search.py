@@ -8,7 +8,6 @@ searched apart (Welder, section 4.4): only the device layer's tile is decided he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import combinations, product
 
 from rammer.device.manifest import Binding
@@ -27,7 +26,7 @@ def candidates(operator: ROperator, binding: Binding, device: VDevice, count: in
     Empty when not even single-element tiles fit the vEU's memory.
     """
     ranked = ranked_tiles(operator, binding.types, device)
-    return [replace(operator, tile=tile) for _, tile, _ in ranked[:count]]
+    return [operator.tiled(tile) for _, tile, _ in ranked[:count]]
 
 
 def ranked_tiles(operator: ROperator, types: Mapping[str, TensorType], device: VDevice,
@@ -41,7 +40,7 @@ def ranked_tiles(operator: ROperator, types: Mapping[str, TensorType], device: V
 
     def measure(tile: tuple[int, ...]) -> float:
         if tile not in tried:
-            tiled = replace(operator, tile=tile)
+            tiled = operator.tiled(tile)
             cost = task_cost(tiled, types, device)
             fits = not capacity or cost.footprint <= capacity
             tried[tile] = (cost.total(tiled.task_count, device), cost) if fits else None
@@ -57,7 +56,7 @@ def ranked_tiles(operator: ROperator, types: Mapping[str, TensorType], device: V
 
     def rank(item: tuple[float, tuple[int, ...], TaskCost]) -> tuple[float, int, tuple[int, ...]]:
         predicted, tile, cost = item
-        return predicted, cost.traffic * replace(operator, tile=tile).task_count, tile
+        return predicted, cost.traffic * operator.tiled(tile).task_count, tile
 
     return sorted(found, key=rank)
 
@@ -81,7 +80,8 @@ def _seeds(shape: tuple[int, ...], veus: int) -> Iterator[tuple[int, ...]]:
 
 
 def _round(tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(max(1, min(n, -(-t // s) * s)) for t, n, s in zip(tile, shape, steps, strict=True))
+    whole = [t if s == 1 else -(-t // s) * s for t, s in zip(tile, steps, strict=True)]
+    return tuple([(t if t < n else n) or 1 for t, n in zip(whole, shape, strict=True)])
 
 
 def _descend(tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...],

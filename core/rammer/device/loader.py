@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import traceback
 from collections.abc import Iterable, Iterator
@@ -215,6 +214,8 @@ def _unavailable(status: DeviceStatus) -> DeviceUnavailable:
 
 
 def _unknown(name: str, known: list[str]) -> BadInput:
+    import difflib  # takes long to import
+
     nearest = difflib.get_close_matches(name, [*known, *KNOWN], 1)
     if nearest and nearest[0] not in known:
         hint = f"install it from the checkout: pip install -e {KNOWN[nearest[0]]}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from statistics import median
 
 import numpy as np
 
@@ -72,4 +71,6 @@ class Switches:
 
     @staticmethod
     def _measure(replay: Callable[[], float]) -> float:
+        from statistics import median  # imports much, and is not needed where the choice was made before
+
         return median(replay() for _ in range(REPLAYS))

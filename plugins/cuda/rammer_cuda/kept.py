@@ -59,7 +59,7 @@ def _restored(record: Any, program: RProgram, binding: Binding) -> dict[str, Tas
         if not {*tensors} <= {*o.inputs, *o.outputs} or written != [a.written for a in kernels[number].arguments]:
             raise ValueError(f"not the kernel of {o.name}")
         arguments = zip(kernels[number].arguments, tensors, strict=True)
-        result[o.name] = replace(kernels[number], arguments=tuple(replace(a, tensor=t) for a, t in arguments))
+        result[o.name] = replace(kernels[number], arguments=tuple([Argument(t, a.written, a.packing) for a, t in arguments]))
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -74,7 +73,7 @@ class CudaProfiler:
         loaded = self.backend.open_program(program, constants, CHAIN)
         try:
             loaded.run(random_inputs(program, np.random.default_rng()))
-            return median(loaded.replay() for _ in range(REPLAYS)) / CHAIN
+            return float(np.median([loaded.replay() for _ in range(REPLAYS)])) / CHAIN
         finally:
             loaded.close()
 
@@ -90,7 +89,7 @@ class CudaProfiler:
             inputs = random_inputs(program, rng)
             for _ in range(2):
                 loaded.run(inputs)
-            return float(median(loaded.replay() for _ in range(iterations)))
+            return float(np.median([loaded.replay() for _ in range(iterations)]))
         finally:
             loaded.close()
 

@@ -16,7 +16,7 @@ from rammer.codegen.task import Argument
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
-from rammer.ir.types import row_major
+from rammer.ir.types import itemsize, row_major
 from rammer.runtime.host_memory import view
 
 from rammer_cuda.compile import compile_all, compile_cubin
@@ -131,7 +131,7 @@ class Resident:
         if argument.packing is not None:
             return int(self.packed[argument.tensor, argument.packing.key].data.ptr)
         storage = self.program.storage[argument.tensor]
-        item = np.dtype(self.program.types[argument.tensor].dtype).itemsize
+        item = itemsize(self.program.types[argument.tensor].dtype)
         return int(self.buffers[storage.buffer].data.ptr) + storage.offset * item
 
     def table(self, values: Array) -> int:

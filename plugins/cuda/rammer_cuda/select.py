@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 
 import numpy as np
 
@@ -119,6 +118,8 @@ def keeps_constants(program: RProgram) -> bool:
 
 
 def _seconds(executor: Executor, inputs: Mapping[str, Array]) -> float:
+    from statistics import median  # imports much, and is not needed where it was measured before
+
     executor.run(inputs)
     for _ in range(RUNS):
         executor.replay()

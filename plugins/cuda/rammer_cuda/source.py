@@ -119,7 +119,7 @@ def renaming(first: ROperator, operator: ROperator) -> dict[str, str]:
 
 def moved(arguments: Iterable[Argument], names: Mapping[str, str]) -> tuple[Argument, ...]:
     """``arguments`` of an equal operator, with this one's tensors."""
-    return tuple(replace(a, tensor=names[a.tensor]) for a in arguments)
+    return tuple([Argument(names[a.tensor], a.written, a.packing) for a in arguments])
 
 
 def _generic(operator: ROperator, binding: Binding) -> TaskKernel:

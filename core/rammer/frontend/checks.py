@@ -13,6 +13,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, external_data_helper
 
 from rammer.errors import BadInput
+from rammer.frontend import limits
 from rammer.frontend.nodes import element_type, node_title
 from rammer.frontend.wellformed import check_node, check_stored_bytes, check_strings
 from rammer.ir.names import shortened
@@ -166,12 +167,16 @@ def _check_external_place(tensor: TensorProto, info: external_data_helper.Extern
 # Operators -----------------------------------------------------------------------------------------------------
 
 
-def count_nodes(model: ModelProto) -> int:
-    """Operators of the model with its functions inlined, sub-graphs included: functions may call others many times."""
+def count_nodes(model: ModelProto, where: str) -> int:
+    """Operators of the model with its functions inlined, sub-graphs included: functions may call others many times. BadInput
+    for calls and bodies that are nested too deep."""
+    for nodes in (model.graph.node, *(f.node for f in model.functions)):
+        limits.check_nesting(nodes, where)
     sizes: dict[tuple[str, str, str], int] = {}
     bodies = {(f.domain, f.name, f.overload): f.node for f in model.functions}
 
     def size(nodes: Iterable[NodeProto], depth: int) -> int:
+        limits.check_calls(depth, where)
         total = 0
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)

@@ -29,6 +29,10 @@ MAX_DESCRIBED_BYTES: Final = 1 << 30
 #: Most operators of a model.
 MAX_NODES: Final = 100_000
 
+#: Most bodies (of If, Loop, Scan) around an operator, and most functions that call each other: protobuf, and ONNX's inliner, end
+#: soon after.
+MAX_NESTING: Final = 24
+MAX_CALLS: Final = 100
 #: Seconds of CPU that the bodies of one Loop or Scan on the host may take in one run, unless ``HOST_SECONDS_VARIABLE`` says.
 HOST_SECONDS: Final = 10.0
 HOST_SECONDS_VARIABLE: Final = "RAMMER_HOST_SECONDS"
@@ -86,6 +90,23 @@ def check_node_count(count: int, where: str) -> None:
     if count > MAX_NODES:
         raise BadInput(f"the model has {count} operators, more than {MAX_NODES}", where,
                        "cut the model in parts, or use Loop or Scan for what repeats")  # fmt: skip
+
+
+def check_nesting(nodes: Iterable[NodeProto], where: str) -> None:
+    """BadInput for bodies within bodies beyond the limit."""
+    level, depth = list(nodes), 0
+    while level:
+        if depth > MAX_NESTING:
+            raise BadInput(f"bodies of If, Loop or Scan are nested more than {MAX_NESTING} deep", where,
+                           "export the model with conditions beside each other")  # fmt: skip
+        level = [inner for n in level for a in n.attribute for g in (a.g, *a.graphs) for inner in g.node]
+        depth += 1
+
+
+def check_calls(depth: int, where: str) -> None:
+    """BadInput for functions that call functions beyond the limit."""
+    if depth > MAX_CALLS:
+        raise BadInput(f"functions call functions more than {MAX_CALLS} deep", where, "export the model without functions")
 
 
 def host_seconds() -> float:

@@ -45,7 +45,7 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
     where = str(path) if path is not None else "the model in memory"
     proto = source if isinstance(source, ModelProto) else checks.parse_model(_content(source), where)
     graphs = list(checks.all_graphs(proto))
-    limits.check_node_count(checks.count_nodes(proto), where)
+    limits.check_node_count(checks.count_nodes(proto, where), where)
     wellformed.check_names(graphs)
     folder = path.parent if path is not None else None
     external = checks.check_external_data(proto, folder, where)
@@ -59,6 +59,7 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
         except Exception as error:  # a call with more operands than the function has: an assertion of ONNX's C++
             what = f"the model's functions cannot be inlined: {first_line(error).rpartition('failed: ')[2]}"
             raise BadInput(what, where, "export the model without functions") from error
+        limits.check_nesting(proto.graph.node, where)
         checks.check_operators(proto)
     for function in proto.functions:
         raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")

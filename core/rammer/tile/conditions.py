@@ -7,20 +7,26 @@ guard that exporters put behind an attention's softmax (``where(isnan(p), 0, p)`
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, ComputeGraph, identity_load
 from rammer.ir.expr import Expr, Load, Ref
+
+#: Most maps that become one: bodies are walked by recursion, and kernels gain nothing from longer ones.
+MOST_CONDITIONS: Final = 24
 
 
 def inline_conditions(graph: ComputeGraph) -> ComputeGraph:
     """``graph`` with every map of truth values that is read by one other map only, element by element, inside that map."""
     readers, outputs = graph.consumers(), set(graph.outputs)
     inside: dict[str, Compute] = {}
-    result = list[Compute]()
+    result, made_of = list[Compute](), dict[str, int]()
     for c in graph.computes:
         made = _with(c, inside)
-        if c.name not in outputs and _condition(c) and _asked_once(c, readers[c.name]):
+        made_of[c.name] = 1 + sum(made_of[r] for r in c.reads if r in inside)
+        few = made_of[c.name] < MOST_CONDITIONS
+        if few and c.name not in outputs and _condition(c) and _asked_once(c, readers[c.name]):
             inside[c.name] = made
         else:
             result.append(made)

@@ -50,7 +50,7 @@ def main(device: str, seconds: float, processes: int, side: int, seed: int, only
         command = [sys.executable, __file__, "--plant", name, *arguments]
         begin = time.monotonic()
         outcome = hunt(command, seconds, processes, True, {"device": device, "seeds": [seed]})
-        kinds = [k for k, lines in outcome.failures.items() if not any(word in lines[0] for word in BROKEN)]
+        kinds = [k for k, said in outcome.failures.items() if not any(word in said[0] for word in BROKEN)]
         line = {"fault": name, "found": bool(kinds), "candidates": outcome.coverage.candidates,
                 "seconds": round(time.monotonic() - begin, 1), "how": outcome.failures[kinds[0]][0] if kinds else ""}  # fmt: skip
         lines.append(line)

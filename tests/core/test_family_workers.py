@@ -53,6 +53,20 @@ def test_the_end_is_kept_to(tmp_path: Path) -> None:
     assert not outcome.failures
 
 
+def test_what_was_found_is_kept_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it outlives the search's own process."""
+    monkeypatch.setattr(workers, "KEPT", 0.2)
+    path, kept = tmp_path / "child.py", list[int]()
+    path.write_text(CHILD.replace("@THEN@", "time.sleep(100)"))
+
+    def keep(outcome: Outcome) -> None:
+        kept.append(json.loads(json.dumps(outcome.listed()))["facts"]["started"])
+
+    hunt([sys.executable, str(path)], 2.0, 1, False, {"device": "toy", "seeds": [1]}, keep)
+    assert len(kept) > 3
+    assert kept[-1] == 1
+
+
 def test_silence_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PATIENCE", 0.5)
     outcome = searched(tmp_path, "time.sleep(100)", 4.0)

@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from rammer.runtime.files import write_whole
 from rammer.testing.cases import Case, Sampler
 from rammer.testing.nets import KINDS
 from rammer.testing.search import Hunt, Search, again
@@ -62,7 +63,8 @@ def main(device: str, seconds: float, seed: int, processes: int, each: int, size
         return part(Search(device, pairs, each), child, seconds, seed, size, precisions, kinds)
     arguments = ["--device", device, "--seed", str(seed), "--each", str(each), "--size", str(size), "--kinds", kinds,
                  "--precisions", precisions, *(x for o in options for x in ("--option", o))]  # fmt: skip
-    finish(hunt([*COMMAND, *arguments], seconds, processes, stop, {"device": device, "seeds": [seed]}), report)
+    facts = {"device": device, "seeds": [seed]}
+    finish(hunt([*COMMAND, *arguments], seconds, processes, stop, facts, lambda outcome: keep(outcome, report)), report)
 
 
 def part(search: Search, child: str, seconds: float, seed: int, size: int, precisions: str, kinds: str) -> None:
@@ -85,10 +87,16 @@ def merged(files: tuple[Path, ...]) -> Outcome:
     return total
 
 
+def keep(outcome: Outcome, report: Path | None) -> None:
+    """Write the report, if there is to be one."""
+    if report is not None:
+        text = json.dumps(outcome.listed()).encode()
+        write_whole(report, lambda file: file.write(text))
+
+
 def finish(outcome: Outcome, report: Path | None) -> None:
     """Print the coverage, and of each kind of failure how many and the first ones; exit with 1 where there are any."""
-    if report is not None:
-        report.write_text(json.dumps(outcome.listed()))
+    keep(outcome, report)
     click.echo(outcome.coverage.table())
     never = [f for f in outcome.families if f not in {c[0] for c in outcome.coverage.cells}]
     click.echo(f"families never run: {', '.join(never) or 'none'}")

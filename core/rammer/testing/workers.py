@@ -12,7 +12,7 @@ import resource
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,8 @@ from rammer.testing.search import BROKEN, LIFE
 #: Seconds without a sign of life after which a process is ended. The share of all the time, and most seconds, that processes get
 #: to end themselves: giving back a GPU takes a while where many do it.
 PATIENCE, LEAVING, MOST_LEAVING = 90.0, 0.1, 8.0
-#: Seconds between looks at a process.
-LOOK = 0.1
+#: Seconds between looks at a process, and between reports of what was found so far.
+LOOK, KEPT = 0.1, 10.0
 
 
 @dataclass
@@ -75,13 +75,16 @@ class Team:
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.folder = tempfile.TemporaryDirectory(prefix="rammer-search-")
 
-    def run(self) -> None:
-        """Everything, from the first process' start to the last one's end."""
-        threads = [Thread(target=self._member, args=(i,)) for i in range(self.size)]
+    def run(self, keep: Callable[[Outcome], None]) -> None:
+        """Everything, from the first process' start to the last one's end; ``keep`` gets what was found so far."""
+        threads = [Thread(target=self._member, args=(i,), daemon=True) for i in range(self.size)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(KEPT)
+                with self.lock:
+                    keep(self.outcome)
         with suppress(OSError):
             self.folder.cleanup()
 
@@ -159,11 +162,18 @@ class Team:
                     path.unlink()
 
 
-def hunt(command: Sequence[str], seconds: float, size: int, stop: bool, facts: dict[str, Any]) -> Outcome:
-    """Search in ``size`` processes for ``seconds``: each is ``command`` with its own part."""
+def hunt(command: Sequence[str], seconds: float, size: int, stop: bool, facts: dict[str, Any],
+         keep: Callable[[Outcome], None] = lambda outcome: None) -> Outcome:  # fmt: skip
+    """Search in ``size`` processes for ``seconds``: each is ``command`` with its own part. ``keep`` gets what was found so far
+    every few seconds, so that it outlives this process, too."""
     outcome, begin, before = Outcome(facts), time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    Team(command, size, seconds, stop, outcome).run()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    outcome.facts |= {"seconds": time.monotonic() - begin, "cpu_seconds": cpu}
+
+    def counted(so_far: Outcome) -> None:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        so_far.facts |= {"seconds": time.monotonic() - begin, "cpu_seconds": cpu}
+        keep(so_far)
+
+    Team(command, size, seconds, stop, outcome).run(counted)
+    counted(outcome)
     return outcome

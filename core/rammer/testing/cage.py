@@ -74,7 +74,7 @@ def caged(words: Sequence[object], folder: Path, *, seconds: float = SECONDS, me
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _end_with_parent()
-        os.environ["RAMMER_CACHE"] = str(folder / "cache")
+        os.environ |= {"RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
         faulthandler.dump_traceback_later(seconds * 0.95)  # where it hangs, on stderr
         os.chdir(folder)
         _watch(folder, told)

@@ -81,6 +81,14 @@ def test_constants_of_other_types(value: onnx.TensorProto) -> None:
     assert "has element type" in refusal(made)
 
 
+@pytest.mark.parametrize("equation", ["a b\n", "a.b", "a,->b,", "1", "a....", "a->b->c", "\u00e9"])
+def test_equations(equation: str) -> None:
+    """ONNX's inference never ends over the first one."""
+    made = model("(float[1,4] x) => (float[4,1] y) { y = Einsum<equation = \"ab->ba\">(x) }", 14)
+    made.graph.node[0].attribute[0].s = equation.encode()
+    assert "no terms of letters" in refusal(made)
+
+
 def test_functions_may_refer() -> None:
     text = """<ir_version: 8, opset_import: ["" : 21, "own" : 1]> m (float[1,1,4] x) => (float[1,1,3] y) {
         y = own.Pool<mode = "VALID">(x)

@@ -88,8 +88,18 @@ def _text_problems(op: str, attribute: AttributeProto) -> Iterator[str]:
         except UnicodeDecodeError:
             yield f"attribute {attribute.name} of {op} is {shortened(repr(data))}, which is no text in UTF-8"
             continue
+        if attribute.name == "equation" and op == "Einsum" and not _is_equation(text):
+            yield f"attribute equation of Einsum is {shortened(repr(text))}, which are no terms of letters"
         if words is not None and text not in words:
             yield f"attribute {attribute.name} of {op} is {shortened(repr(text))}, where ONNX knows {', '.join(words)}"
+
+
+def _is_equation(text: str) -> bool:
+    """Whether terms of letters, each with one ellipsis at most, stand between commas and before an arrow: ONNX's inference never
+    ends over other characters."""
+    left, _, right = text.replace(" ", "").partition("->")
+    letters = [term.replace("...", "", 1) for term in (*left.split(","), right)]
+    return all(not t or (t.isascii() and t.isalpha()) for t in letters)
 
 
 def _whole_problems(op: str, attribute: AttributeProto) -> Iterator[str]:

@@ -52,6 +52,14 @@ def test_a_tie_that_rounding_made_is_seen_by_every_trajectory(judge: Judge) -> N
     assert judge(_case(*nodes, x=x), TOY).kind == "ok"
 
 
+def test_a_product_that_cancels_may_be_rounded_or_not(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    # -3 / 6 + 0.5 is 0, or with a fused multiply-add what 1 / 6 is off by; a hundred times that is a fault.
+    case = _case(Call("HardSwish", ("x",), ("y",)), x=np.array([-3.0, 1.0]))
+    for error, kind in ((-8.4e-17, "ok"), (-1e-13, "device")):
+        monkeypatch.setattr(Judge, "run", lambda *_, e=error: {"y": np.array([e, 2 / 3])})
+        assert judge(case, TOY).kind == kind
+
+
 def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = host_memory.evaluate
 

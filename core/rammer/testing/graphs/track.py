@@ -136,7 +136,7 @@ class Tracker:
             noise = self._rounding(compute.dtype, exact[name]) * (2 + ex.flops(compute.body))
             own = np.abs(exact[name] - native[name])
             noise = noise + np.where(np.isfinite(own), own, 0)
-            noise = noise + self._terms(compute, exact)
+            noise = noise + self._terms(compute, exact) + self._inner(compute, exact)
             if self.coarse and compute.dtype != "float64":
                 noise = noise + COARSE * any(isinstance(e, Op) and e.fn in CURVED for e in ex.walk(compute.body))
             for table in others:
@@ -152,6 +152,16 @@ class Tracker:
             return np.asarray(count * unit * np.abs(exact[compute.name]))
         magnitudes = replace(compute, body=Op("abs", (compute.body,)))
         return np.asarray(min(count, 64) * unit * np.abs(evaluate(magnitudes, exact, precise=True)))
+
+    def _inner(self, compute: Compute, exact: Mapping[str, Array]) -> Array | float:
+        """The rounding of products inside a map that are added to something: what cancels there is off by that of the product,
+        and a device may or may not round it (fused multiply-add)."""
+        sums = [e for e in ex.walk(compute.body) if isinstance(e, Op) and e.fn in ("add", "sub")]
+        if compute.combiner or not any(isinstance(a, Op) and a.fn in ("mul", "div") for e in sums for a in e.args):
+            return 0.0
+        unit = UNIT["float32" if compute.dtype == "float16" else compute.dtype]
+        magnitude = evaluate(replace(compute, body=_magnitude(compute.body)), exact, precise=True)
+        return np.asarray(unit * np.where(np.isfinite(magnitude), magnitude, 0))
 
     def _rounding(self, dtype: str, value: Array) -> Array:
         if not is_float(dtype):
@@ -212,6 +222,19 @@ def _exact(compute: Compute) -> bool:
             return False
         rest += () if isinstance(part, ex.Load) else ex.children(part)
     return compute.combiner in (None, "max", "min")
+
+
+def _magnitude(body: ex.Expr) -> ex.Expr:
+    """``body`` with everything that is added, multiplied or chosen by its magnitude."""
+    if not isinstance(body, Op):
+        return Op("abs", (body,))
+    if body.fn in ("add", "sub"):
+        return Op("add", (_magnitude(body.args[0]), _magnitude(body.args[1])))
+    if body.fn in ("mul", "max", "min"):
+        return Op("mul" if body.fn == "mul" else "max", (_magnitude(body.args[0]), _magnitude(body.args[1])))
+    if body.fn == "where":
+        return Op("where", (body.args[0], _magnitude(body.args[1]), _magnitude(body.args[2])))
+    return Op("abs", (body,))
 
 
 def tracker(model: Model, inputs: Mapping[str, Array], rng: np.random.Generator, **settings: Any) -> Tracker:

@@ -181,7 +181,10 @@ class Tracker:
               others: Sequence[dict[str, Array]]) -> None:  # fmt: skip
         host = HostNode.of(self.graph, node)
         for table in (exact, native, *others):
-            feeds = {n: table[n].astype(self._dtype(n)) for n in host.inputs}
+            given = {n: table[n] for n in host.inputs}
+            if table is not native and table is not exact:  # what is quantised at a tie goes either way
+                given = {n: self._disturbed(a, self._rounding(self._dtype(n), a)) for n, a in given.items()}
+            feeds = {n: a.astype(self._dtype(n)) for n, a in given.items()}
             made = host.run(feeds)
             for name, value in made.items():
                 kept = np.asarray(value, host.types[name].dtype)

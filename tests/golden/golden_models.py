@@ -68,8 +68,8 @@ DEVICES: Mapping[str, tuple[Callable[[], Backend], tuple[str, ...]]] = {
     "ipu_sim": (lambda: SimulatorBackend(OpenOptions()), ("float32",)),
     "toy": (lambda: ToyBackend(OpenOptions(options={"memory": str(16 << 30)})), ("float32",)),
 }  # fmt: skip
-#: Models that are frozen: the zoo, except that lstm_tc with another batch size is still to follow.
-MODELS = tuple(model for model in ZOO if model != "lstm_tc_bs4")
+#: Models that are frozen: the zoo.
+MODELS = tuple(ZOO)
 #: Models that are others with another batch size.
 BATCHED = ("lstm_tc_bs4",)
 #: Candidates of a ranking that are frozen with their seconds, as many as a quick tuning measures; of those behind them the

@@ -1,7 +1,8 @@
-"""What no operator needs to compute: tensors without elements, sums over nothing, and constants seen in another order.
+"""What no operator needs to compute: tensors without elements, sums over nothing, what nobody reads, and constants seen in
+another order.
 
-All three are settled before storages are assigned, so that no later step, and no device, meets them: every Compute that is
-left has elements, terms and no empty operand, and what only rearranges a constant is a constant of its own.
+All four are settled before storages are assigned, so that no later step, and no device, meets them: every Compute that is
+left has elements, terms, no empty operand and a reader, and what only rearranges a constant is a constant of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,22 @@ from rammer.ir.expr import Const, Expr, Load
 
 
 def simplified(graph: ComputeGraph) -> ComputeGraph:
-    """``graph`` without empty Computes and without views of constants; itself where it has neither."""
-    return constant_views(without_empty(graph))
+    """``graph`` without empty Computes, without views of constants and without what nobody reads; itself where it has none."""
+    return without_unread(constant_views(without_empty(graph)))
+
+
+def without_unread(graph: ComputeGraph) -> ComputeGraph:
+    """``graph`` without Computes that reach no output: a node's expressions need not read all that the node does (EyeLike
+    reads a shape, IsInf that detects nothing not even that), and an operator whose stage nobody reads has no box to compute."""
+    live, kept = set(graph.outputs), list[Compute]()
+    for c in reversed(graph.computes):
+        if c.name in live:
+            kept.append(c)
+            live.update(c.reads)
+    if len(kept) == len(graph.computes):
+        return graph
+    constants = {n: v for n, v in graph.constants.items() if n in live}
+    return replace(graph, computes=tuple(reversed(kept)), constants=constants)
 
 
 def without_empty(graph: ComputeGraph) -> ComputeGraph:

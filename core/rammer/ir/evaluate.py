@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -21,6 +21,8 @@ from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
 
 Array = np.ndarray[Any, np.dtype[Any]]
+#: Sees every step of an evaluation (the expression, the axes, its operands, its value) and says what its value shall be.
+Watch: TypeAlias = Callable[[Expr, tuple[Axis, ...], list[Array], Array], Array]
 
 #: Elements of one evaluation block; larger Computes are evaluated along their first axes in turn.
 BLOCK = 1 << 24
@@ -69,18 +71,19 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
 REDUCERS: dict[str, Callable[..., Array]] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
-def evaluate(compute: Compute, tensors: Mapping[str, Array], precise: bool = False) -> Array:
-    """The whole output of ``compute``; ``precise`` keeps floats in float64."""
+def evaluate(compute: Compute, tensors: Mapping[str, Array], precise: bool = False, watch: Watch | None = None) -> Array:
+    """The whole output of ``compute``; ``precise`` keeps floats in float64. ``watch`` may change the value of every step; a
+    product of two loads is one step with its sum, which nobody sees."""
     out_dtype = np.dtype("float64") if precise and is_float(compute.dtype) else np.dtype(compute.dtype)
     if compute.points == 0:
         start = identity(compute.combiner, compute.dtype).value if compute.combiner else 0
         return np.full(compute.shape, start, dtype=out_dtype)
     fast = _contract(compute, tensors, out_dtype)
     if fast is None:
-        fast = _rearranged(compute, tensors, out_dtype, precise)
+        fast = _rearranged(compute, tensors, out_dtype, precise, watch)
     if fast is not None:
         return fast
-    return _blocks(compute, tensors, out_dtype, precise)
+    return _blocks(compute, tensors, out_dtype, precise, watch)
 
 
 def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = True) -> dict[str, Array]:
@@ -95,7 +98,8 @@ def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = 
 _LARGE = 1 << 14
 
 
-def _rearranged(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array | None:
+def _rearranged(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool,
+                watch: Watch | None = None) -> Array | None:  # fmt: skip
     """A reshape as NumPy's, and a large concatenation side by side, without an index for every element."""
     body = compute.body
     if compute.reduce or not compute.axes:
@@ -117,7 +121,7 @@ def _rearranged(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[
     cut = int(form.args[1].value)
     sides = [_part(compute, place, start, size, side) for start, size, side in
              ((0, cut, body.args[1]), (cut, compute.axes[place].extent - cut, body.args[2]))]  # fmt: skip
-    return np.concatenate([evaluate(side, tensors, precise) for side in sides], axis=place)
+    return np.concatenate([evaluate(side, tensors, precise, watch) for side in sides], axis=place)
 
 
 def _part(compute: Compute, place: int, start: int, size: int, body: Expr) -> Compute:
@@ -128,22 +132,24 @@ def _part(compute: Compute, place: int, start: int, size: int, body: Expr) -> Co
     return Compute(compute.name, compute.dtype, axes, shifted, compute.reduce, compute.combiner)
 
 
-def _blocks(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array:
+def _blocks(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool,
+            watch: Watch | None = None) -> Array:  # fmt: skip
     """Evaluate slice by slice along the first output axis when all points at once are too many."""
     if not compute.axes or compute.points <= BLOCK or compute.axes[0].extent == 1:
-        return _dense(compute, tensors, {}, precise).astype(dtype)
+        return _dense(compute, tensors, {}, precise, watch).astype(dtype)
     first = compute.axes[0]
     step = max(1, int(first.extent * BLOCK // compute.points))
     parts = []
     for start in range(0, first.extent, step):
         size = min(step, first.extent - start)
-        parts.append(_dense(_part(compute, 0, start, size, compute.body), tensors, {}, precise))
+        parts.append(_dense(_part(compute, 0, start, size, compute.body), tensors, {}, precise, watch))
     return np.concatenate(parts).astype(dtype)
 
 
-def _dense(compute: Compute, tensors: Mapping[str, Array], memo: dict[Expr, Array], precise: bool) -> Array:
+def _dense(compute: Compute, tensors: Mapping[str, Array], memo: dict[Expr, Array], precise: bool,
+           watch: Watch | None = None) -> Array:  # fmt: skip
     axes = (*compute.axes, *compute.reduce)
-    body = _value(compute.body, axes, tensors, memo, precise)
+    body = _value(compute.body, axes, tensors, memo, precise, watch)
     body = np.broadcast_to(body, tuple(a.extent for a in axes))
     if not compute.reduce:
         return body
@@ -154,12 +160,15 @@ def _dense(compute: Compute, tensors: Mapping[str, Array], memo: dict[Expr, Arra
 
 
 def _value(e: Expr, axes: tuple[Axis, ...], tensors: Mapping[str, Array], memo: dict[Expr, Array],
-           precise: bool) -> Array:  # fmt: skip
+           precise: bool, watch: Watch | None = None) -> Array:  # fmt: skip
     if e in memo:
         return memo[e]
+    seen: list[Array] = []
 
     def sub(part: Expr) -> Array:
-        return _value(part, axes, tensors, memo, precise)
+        value = _value(part, axes, tensors, memo, precise, watch)
+        seen.append(value)
+        return value
 
     def kind(dtype: str) -> str:
         return _arithmetic(dtype, precise)
@@ -180,6 +189,8 @@ def _value(e: Expr, axes: tuple[Axis, ...], tensors: Mapping[str, Array], memo: 
         result = _load(e, axes, tensors, sub, precise)
     else:
         result = _safe(FUNCTIONS[e.fn])(*_harmonise([sub(a) for a in e.args], e))
+    if watch is not None:
+        result = watch(e, axes, seen, result)
     memo[e] = result
     return result
 

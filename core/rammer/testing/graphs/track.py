@@ -1,8 +1,8 @@
 """Our own voice: the lowered expressions in float64, with how far an honest device may stray from them.
 
 The graph is bound and lowered without any pass, node by node. Beside the exact values run some trajectories in which every
-result is disturbed by what its element type rounds away, sums by the rounding of all their terms. Where trajectories
-come out apart, an element is ill-conditioned: a near tie, a cancellation, a step. A device may differ there.
+result and every step to it is disturbed by what its type rounds away (``steps``), sums by the rounding of all their terms.
+Where trajectories come out apart, an element is ill-conditioned: a near tie, a cancellation, a step. A device may differ there.
 """
 
 from __future__ import annotations
@@ -24,16 +24,11 @@ from rammer.ir.expr import Op
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import is_float
 from rammer.runtime.host import HostNode
+from rammer.testing.graphs.steps import EXACT, TINY, UNIT, Steps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: How much more than a rounding disturbs the trajectories: other orders of summation, other libraries' functions.
 AMPLIFIED: Final = 8.0
-#: Half a unit in the last place, and the smallest number above 0.
-UNIT: Final = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
-TINY: Final = {"float16": 2.0**-24, "float32": 2.0**-126, "float64": 0.0}
-#: What rounds nothing.
-EXACT: Final = frozenset({"max", "min", "where", "eq", "lt", "le", "isnan", "isinf", "neg", "abs", "sign", "floor", "ceil",
-                          "round", "and_", "or_", "not_", "xor"})  # fmt: skip
 #: Functions that are approximated, and by how much before it is amplified: ONNX Runtime's Sigmoid(-12) is 5e-8 off.
 CURVED: Final = frozenset({"exp", "log", "tanh", "erf", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "pow",
                           "expm1", "log1p", "asinh", "acosh", "atanh"})  # fmt: skip
@@ -121,11 +116,12 @@ class Tracker:
     def _compute(self, compute: Compute, exact: dict[str, Array], native: dict[str, Array],
                  others: Sequence[dict[str, Array]]) -> None:  # fmt: skip
         name = compute.name
+        steps = Steps({n: a.dtype.name for n, a in native.items()}, self.rng, self.amplified)
         with np.errstate(all="ignore"):
-            exact[name] = np.asarray(evaluate(compute, exact, precise=True))
+            exact[name] = np.asarray(evaluate(compute, exact, True, steps.exact))
             native[name] = np.asarray(evaluate(compute, native))
             for table in others:
-                table[name] = np.asarray(evaluate(compute, table, precise=True))
+                table[name] = np.asarray(evaluate(compute, table, True, steps.disturbed))
             if not is_float(compute.dtype):
                 return
             if _exact(compute):  # an extreme is one of the elements, in every trajectory: who asks which one finds it
@@ -136,7 +132,7 @@ class Tracker:
             noise = self._rounding(compute.dtype, exact[name]) * (2 + ex.flops(compute.body))
             own = np.abs(exact[name] - native[name])
             noise = noise + np.where(np.isfinite(own), own, 0)
-            noise = noise + self._terms(compute, exact) + self._inner(compute, exact)
+            noise = noise + self._terms(compute, exact)
             if self.coarse and compute.dtype != "float64":
                 noise = noise + COARSE * any(isinstance(e, Op) and e.fn in CURVED for e in ex.walk(compute.body))
             for table in others:
@@ -152,16 +148,6 @@ class Tracker:
             return np.asarray(count * unit * np.abs(exact[compute.name]))
         magnitudes = replace(compute, body=Op("abs", (compute.body,)))
         return np.asarray(min(count, 64) * unit * np.abs(evaluate(magnitudes, exact, precise=True)))
-
-    def _inner(self, compute: Compute, exact: Mapping[str, Array]) -> Array | float:
-        """The rounding of products inside a map that are added to something: what cancels there is off by that of the product,
-        and a device may or may not round it (fused multiply-add)."""
-        sums = [e for e in ex.walk(compute.body) if isinstance(e, Op) and e.fn in ("add", "sub")]
-        if compute.combiner or not any(isinstance(a, Op) and a.fn in ("mul", "div") for e in sums for a in e.args):
-            return 0.0
-        unit = UNIT["float32" if compute.dtype == "float16" else compute.dtype]
-        magnitude = evaluate(replace(compute, body=_magnitude(compute.body)), exact, precise=True)
-        return np.asarray(unit * np.where(np.isfinite(magnitude), magnitude, 0))
 
     def _rounding(self, dtype: str, value: Array) -> Array:
         if not is_float(dtype):
@@ -225,19 +211,6 @@ def _exact(compute: Compute) -> bool:
             return False
         rest += () if isinstance(part, ex.Load) else ex.children(part)
     return compute.combiner in (None, "max", "min")
-
-
-def _magnitude(body: ex.Expr) -> ex.Expr:
-    """``body`` with everything that is added, multiplied or chosen by its magnitude."""
-    if not isinstance(body, Op):
-        return Op("abs", (body,))
-    if body.fn in ("add", "sub"):
-        return Op("add", (_magnitude(body.args[0]), _magnitude(body.args[1])))
-    if body.fn in ("mul", "max", "min"):
-        return Op("mul" if body.fn == "mul" else "max", (_magnitude(body.args[0]), _magnitude(body.args[1])))
-    if body.fn == "where":
-        return Op("where", (body.args[0], _magnitude(body.args[1]), _magnitude(body.args[2])))
-    return Op("abs", (body,))
 
 
 def tracker(model: Model, inputs: Mapping[str, Array], rng: np.random.Generator, **settings: Any) -> Tracker:

@@ -168,3 +168,18 @@ def test_quantisation_runs_at_every_version(opset: int) -> None:
     values = {"x": np.array([1, 300, -2.25], np.float32), "s": np.float32(0.5), "z": np.uint8(1)}
     made = evaluate_proto(node, {n: np.asarray(v) for n, v in values.items()}, {"": opset})
     assert made["y"].tolist() == [3, 255, 0]
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (-1.5, 0.3, 2.5), (0.4, 3), (-2,)])
+def test_dynamic_quantisation_folded_is_that_at_run_time(numbers: tuple[float, ...]) -> None:
+    x = np.array(numbers, F32)
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])
+    made = evaluate_proto(node, {"x": x}, {"": 17})
+    body = defs.get_schema("DynamicQuantizeLinear", 17, "").function_body.node
+    values = {"x": x}
+    for step in body:
+        values |= evaluate_proto(step, {n: values[n] for n in step.input if n}, {"": 17})
+    # "y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)": 0 for zeros, where a fold said 1 / 255.
+    assert made["scale"] == values["y_scale"] == (max(x.max(), 0) - min(x.min(), 0)) / F32(255)
+    assert np.array_equal(made["y"], values["y"]) and made["zero"] == values["y_zero_point"]
+    assert [made[n].dtype for n in ("y", "scale", "zero")] == [np.uint8, F32, np.uint8]

@@ -35,3 +35,15 @@ def test_what_is_clipped_to_a_threshold_is_judged_by_the_words_of_the_layer() ->
     given = {"activations": ("Sigmoid", "ThresholdedRelu"), "activation_alpha": (0.5,), "linear_before_reset": 1}
     assert distrusted("onnxruntime", Use("GRU", 14, given, (X, X, X))) is None
     assert distrusted("onnxruntime", Use("GRU", 14, {**given, "clip": 0.5}, (X, X, X))) is not None
+
+
+def test_products_over_nothing_are_not_asked_of_a_voice_that_reads_its_memory() -> None:
+    kinds = [TensorType("uint8", shape) for shape in ((2, 0), (0, 3), (2, 4), (4, 3))]
+    assert distrusted("onnxruntime", Use("MatMulInteger", 10, {}, kinds[:2])) is not None
+    assert distrusted("onnxruntime", Use("MatMulInteger", 10, {}, kinds[2:])) is None
+
+
+def test_zeros_alone_are_quantised_by_the_words_of_the_formula() -> None:
+    for zeros, wrong in (((True,), True), ((False,), False), ((), False)):
+        use = Use("DynamicQuantizeLinear", 11, {}, (X,), (True,) * 3, zeros)
+        assert all((distrusted(v, use) is not None) == wrong for v in ("onnxruntime", "reference"))

@@ -38,7 +38,7 @@ Arrays = Mapping[str, np.ndarray]
 #: has a lowering and is not here is refused where that does not apply.
 JUDGED: Final = frozenset({
     "BatchNormalization", "Cast", "CastLike", "Col2Im", "Compress", "Constant", "ConvInteger", "DFT", "DequantizeLinear",
-    "Det", "DynamicQuantizeLinear", "GridSample", "If", "Loop", "MatMulInteger", "MaxUnpool", "MelWeightMatrix", "NonZero",
+    "Det", "GridSample", "If", "Loop", "MatMulInteger", "MaxUnpool", "MelWeightMatrix", "NonZero",
     "QLinearConv", "QLinearMatMul", "QuantizeLinear", "RoiAlign", "STFT", "Scan", "ScatterElements", "ScatterND", "TopK",
 })  # fmt: skip
 #: Versions that the reference lacks -> one that it has and that means the same for our element types: between them came
@@ -132,7 +132,8 @@ def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dic
 def _use(node: Node, values: Arrays) -> Use:
     kinds = [TensorType(str(values[n].dtype), values[n].shape) if n and str(values[n].dtype) in SHORT else None
              for n in node.inputs]  # fmt: skip
-    return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs])
+    zeros = [bool(n) and not np.any(values[n]) for n in node.inputs]
+    return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], zeros)
 
 
 def _referred(node: Node, values: Arrays) -> dict[str, np.ndarray]:

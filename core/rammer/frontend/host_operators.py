@@ -48,6 +48,19 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
     return (np.array(chosen, np.int64).reshape(-1, 3),)
 
 
+def _dynamic_quantize(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """'y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)', as the function's body in ONNX computes at run time:
+    0 for nothing but zeros, whose zero point and quotients, 0 / 0, become 0. The reference takes 1 / 255 there."""
+    x = operands[0]
+    assert x is not None
+    low, high = np.minimum(x.min(initial=0), np.float32(0)), np.maximum(x.max(initial=0), np.float32(0))
+    with np.errstate(all="ignore"):
+        scale = np.asarray((high - low) / np.float32(255), np.float32)
+        zero = np.nan_to_num(np.rint(np.clip(0 - low / scale, 0, 255)))
+        quotient = np.nan_to_num(np.rint(x / scale))
+    return np.clip(quotient + zero, 0, 255).astype(np.uint8), scale, np.asarray(zero, np.uint8)
+
+
 def _scalar(operands: Sequence[Array | None], index: int) -> Any:
     value = operands[index] if index < len(operands) else None
     return None if value is None or value.size == 0 else value.ravel()[0]
@@ -70,4 +83,6 @@ def _overlap(a: Array, b: Array) -> float:
 
 
 #: Standard operator -> what runs it.
-OPERATORS: Final[Mapping[str, _Operator]] = {"Unique": _unique, "NonMaxSuppression": _non_max_suppression}
+OPERATORS: Final[Mapping[str, _Operator]] = {
+    "Unique": _unique, "NonMaxSuppression": _non_max_suppression, "DynamicQuantizeLinear": _dynamic_quantize,
+}  # fmt: skip

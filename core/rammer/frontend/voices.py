@@ -21,13 +21,14 @@ Voice: TypeAlias = Literal["rammer", "onnxruntime", "reference"]
 @dataclass(frozen=True)
 class Use:
     """One use of an operator: its version (the opset that last changed it), its attributes as Python values, the type of
-    each input (None where it is left out), and whether each output is wanted."""
+    each input (None where it is left out), whether each output is wanted, and which inputs are known to be all zeros."""
 
     op: str
     version: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
     inputs: Sequence[TensorType | None] = ()
     wanted: Sequence[bool] = (True,)
+    zeros: Sequence[bool] = ()
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, or ``default``."""
@@ -283,6 +284,16 @@ DECISIONS: Final[tuple[Decision, ...]] = (
          "ReduceMin", "ReduceMean"), "nothing to reduce", lambda use: use.empty, ("onnxruntime",),
         "'Reduction over an empty set of values yields 0' (or the like), in a result of 'the same rank as the input'. ONNX "
         "Runtime keeps extents of 0 that are reduced, for some element types.",
+    ),
+    Decision(
+        ("MatMulInteger",), "products over nothing", lambda use: use.shape()[-1:] == (0,), ("onnxruntime",),
+        "'Matrix product that behaves like numpy.matmul', which sums no terms to 0. ONNX Runtime returns whatever lay in the "
+        "memory of its result.",
+    ),
+    Decision(
+        ("DynamicQuantizeLinear",), "nothing but zeros", lambda use: any(use.zeros[:1]), ("onnxruntime", "reference"),
+        "'y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)', which the operator's body in ONNX computes by "
+        "Sub and Div without a condition: 0. ONNX Runtime says 1 and the reference 1 / 255.",
     ),
 )
 

@@ -48,7 +48,10 @@ def dequantize(d: Draw, op: str) -> Val:
 @describe("DynamicQuantizeLinear", weight=0.4)
 def dynamic(d: Draw, op: str) -> Val:
     x = d.pick(("float32",), (1, 4), where=lambda v: small(v) and v.size > 0)
-    return d.add(op, [x.name], [True, True, True])
+    # Other voices depart from ONNX's words over zeros alone; a row of other numbers beside them is none.
+    row = d.fresh("float32", (1, *x.shape[1:]), 1, 2)
+    joined = d.add("Concat", [x.name, row.name], axis=0)
+    return d.add(op, [joined.name], [True, True, True])
 
 
 @describe("MatMulInteger", weight=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from onnx import defs
 
 from rammer.frontend.voices import DECISIONS, Use, distrusted
@@ -44,6 +45,34 @@ def test_products_over_nothing_are_not_asked_of_a_voice_that_reads_its_memory() 
 
 
 def test_zeros_alone_are_quantised_by_the_words_of_the_formula() -> None:
-    for zeros, wrong in (((True,), True), ((False,), False), ((), False)):
-        use = Use("DynamicQuantizeLinear", 11, {}, (X,), (True,) * 3, zeros)
+    for values, wrong in (([np.zeros(3)], True), ([np.ones(3)], False), ([], False)):
+        use = Use("DynamicQuantizeLinear", 11, {}, (X,), (True,) * 3, values)
         assert all((distrusted(v, use) is not None) == wrong for v in ("onnxruntime", "reference"))
+
+
+def test_the_reference_slices_backwards_from_within_only() -> None:
+    index = TensorType("int64", (1,))
+
+    def use(start: int, step: int, *, known: bool = True) -> Use:
+        values = [np.array([v], np.int64) if known else None for v in (start, -9, 0, step)]
+        return Use("Slice", 13, {}, (X, index, index, index, index), (True,), [None, *values])
+
+    assert distrusted("reference", use(-2, -1)) is not None  # an axis has one element
+    assert distrusted("reference", use(-1, -1)) is None and distrusted("reference", use(-99, 2)) is None
+    assert distrusted("reference", use(-1, -1, known=False)) is not None
+    assert distrusted("onnxruntime", use(-2, -1)) is None
+
+
+def test_sequences_without_steps_keep_their_initial_state() -> None:
+    def use(*lengths: int) -> Use:
+        inputs = (X, X, X, None, TensorType("int32", (2,)), X)
+        return Use("GRU", 14, {}, inputs, (True, True), [None, None, None, None, np.array(lengths, np.int32)])
+
+    assert distrusted("onnxruntime", use(0, 2)) is not None and distrusted("onnxruntime", use(1, 2)) is None
+
+
+def test_products_over_nothing_and_large_exponents() -> None:
+    scale, nothing = TensorType("float32", ()), TensorType("uint8", (3, 0))
+    inputs = (nothing, scale, scale, TensorType("uint8", (0, 4)), scale, scale, scale, scale)
+    assert distrusted("onnxruntime", Use("QLinearMatMul", 10, {}, inputs)) is not None
+    assert distrusted("onnxruntime", Use("GRU", 14, {"activations": ("Sigmoid", "Softplus")}, (X, X, X))) is not None

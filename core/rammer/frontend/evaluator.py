@@ -132,8 +132,8 @@ def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dic
 def _use(node: Node, values: Arrays) -> Use:
     kinds = [TensorType(str(values[n].dtype), values[n].shape) if n and str(values[n].dtype) in SHORT else None
              for n in node.inputs]  # fmt: skip
-    zeros = [bool(n) and not np.any(values[n]) for n in node.inputs]
-    return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], zeros)
+    known = [values[n] if n else None for n in node.inputs]
+    return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], known)
 
 
 def _referred(node: Node, values: Arrays) -> dict[str, np.ndarray]:

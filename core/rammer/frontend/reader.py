@@ -14,6 +14,7 @@ from rammer.frontend.functions import with_defaults
 from rammer.frontend.kinds import check_kinds
 from rammer.frontend.nodes import first_line
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
+from rammer.frontend.veils import open_extents
 from rammer.ir.port import InputPort
 
 __all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
@@ -66,6 +67,7 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
     proto = _ordered(proto)
     _ports(proto)  # ONNX's converter does not survive an input without a type
     check_kinds(proto)
+    proto = open_extents(proto)
     proto, notes = upgraded(proto)
     return _model(proto, path, notes, external)
 

@@ -11,6 +11,7 @@ from rammer.errors import BadInput
 from rammer.frontend import checks
 from rammer.frontend.nodes import first_line, node_title
 from rammer.frontend.outline import attach, outlined
+from rammer.frontend.veils import unveil, veil
 
 #: The opset that lowerings are written for; older models are upgraded to it.
 TARGET_OPSET: Final = 21
@@ -29,6 +30,8 @@ def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         return model, ()
     # The converter copies its model several times over; weights would take seconds and gigabytes.
     outline, weights = outlined(model)
+    # It infers the types of all values first, but no upgrade asks for more than ranks behind a Slice of opset 10.
+    hidden = veil(outline)
     reason = ""
     for target in (TARGET_OPSET, *FALLBACK_OPSETS):
         if opset >= target:
@@ -41,6 +44,7 @@ def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
             # Its assertions begin with a source file and a condition, which say nothing to a reader.
             reason = reason or first_line(error).rpartition("failed: ")[2]
             continue
+        unveil(converted, hidden)
         attach(converted, weights)
         return converted, (_stuck(opset, target, reason),) if reason else ()
     return model, (_stuck(opset, opset, reason),) if reason else ()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+import numpy as np
+
 from rammer.frontend.extents import geometry_of
 from rammer.ir.types import TensorType
 
@@ -21,14 +23,14 @@ Voice: TypeAlias = Literal["rammer", "onnxruntime", "reference"]
 @dataclass(frozen=True)
 class Use:
     """One use of an operator: its version (the opset that last changed it), its attributes as Python values, the type of
-    each input (None where it is left out), whether each output is wanted, and which inputs are known to be all zeros."""
+    each input (None where it is left out), whether each output is wanted, and the inputs that are known (None for others)."""
 
     op: str
     version: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
     inputs: Sequence[TensorType | None] = ()
     wanted: Sequence[bool] = (True,)
-    zeros: Sequence[bool] = ()
+    values: Sequence[np.ndarray | None] = ()
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, or ``default``."""
@@ -37,6 +39,10 @@ class Use:
     def has(self, index: int) -> bool:
         """Whether optional input ``index`` is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
+
+    def value(self, index: int) -> np.ndarray | None:
+        """An input's elements, None where they are not known."""
+        return self.values[index] if index < len(self.values) else None
 
     def dtype(self, index: int = 0) -> str:
         """Element type of an input; "" where it is left out."""
@@ -96,6 +102,23 @@ def _leaping(use: Use) -> bool:
 
 def _unusual_cell(use: Use) -> bool:
     return use.attr("direction", "forward") != "forward" or bool(use.attr("activations")) or use.has(4)
+
+
+def _stepless(use: Use) -> bool:
+    lengths = use.value(4)
+    return use.has(4) and (use.has(5) or use.has(6)) and (lengths is None or bool((lengths == 0).any()))
+
+
+def _zeros(use: Use) -> bool:
+    known = use.value(0)
+    return known is not None and not np.any(known)
+
+
+def _backwards(use: Use) -> bool:
+    starts, steps = use.value(1), use.value(4)
+    if not use.has(4) or (steps is not None and bool((steps > 0).all())):
+        return False
+    return starts is None or bool((starts < -min(use.shape(), default=0)).any())
 
 
 DECISIONS: Final[tuple[Decision, ...]] = (
@@ -231,6 +254,27 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "alpha stays. ONNX Runtime compares as the operator of that name does, 'y = x for x > alpha'.",
     ),
     Decision(
+        ("RNN", "GRU", "LSTM"), "Softplus among the activations",
+        lambda use: "Softplus" in (use.attr("activations") or ()), ("onnxruntime",),
+        "'Softplus(x) - log(1 + e^x)', which is x for a large x. ONNX Runtime takes e^x in float32, infinite above 88, and gives "
+        "infinity, or NaN where a gate multiplies it by 0.",
+    ),
+    Decision(
+        ("RNN", "GRU", "LSTM"), "sequences without steps, and an initial state", _stepless, ("onnxruntime",),
+        "sequence_lens: 'specifying lengths of the sequences in a batch'; initial_h: 'Optional initial value of the hidden'; "
+        "Y_h: 'The last output value of the hidden', before the first step the initial one. ONNX Runtime gives 0.",
+    ),
+    Decision(
+        ("QLinearMatMul", "MatMulInteger", "ConvInteger"), "products over nothing", lambda use: use.empty, ("onnxruntime",),
+        "'Matrix product that behaves like numpy.matmul', where a sum over nothing is 0. ONNX Runtime leaves in the result what "
+        "was in its memory.",
+    ),
+    Decision(
+        ("Slice",), "negative steps from before the front", _backwards, ("reference",),
+        "'starts[axes[i]] is clamped to the range [0, dims[axes[i]]] for positive stepping, or [0, dims[axes[i]]-1] for negative "
+        "stepping': a start before the front is the first element. The reference slices as Python does, which gives nothing.",
+    ),
+    Decision(
         ("LpPool",), "pads", lambda use: any(use.attr("pads") or ()), ("reference",),
         "'Lp pooling consisting of computing the Lp norm on all values of a subset of the input tensor'. The reference "
         "multiplies an average by the whole kernel's size, also where the average counted fewer elements.",
@@ -286,12 +330,7 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "Runtime keeps extents of 0 that are reduced, for some element types.",
     ),
     Decision(
-        ("MatMulInteger",), "products over nothing", lambda use: use.shape()[-1:] == (0,), ("onnxruntime",),
-        "'Matrix product that behaves like numpy.matmul', which sums no terms to 0. ONNX Runtime returns whatever lay in the "
-        "memory of its result.",
-    ),
-    Decision(
-        ("DynamicQuantizeLinear",), "nothing but zeros", lambda use: any(use.zeros[:1]), ("onnxruntime", "reference"),
+        ("DynamicQuantizeLinear",), "nothing but zeros", _zeros, ("onnxruntime", "reference"),
         "'y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)', which the operator's body in ONNX computes by "
         "Sub and Div without a condition: 0. ONNX Runtime says 1 and the reference 1 / 255.",
     ),

@@ -191,8 +191,8 @@ def _first(have: Outputs, expected: Mapping[str, Expected]) -> str:
 
 def trusted(voice: Voice, case: Case) -> bool:
     """Whether no operator of ``case`` is one about which ``voice`` is known to be wrong."""
-    arrays = {**case.constants, **case.inputs}
-    types = {n: TensorType(str(a.dtype), a.shape) for n, a in arrays.items()}
+    known = {**case.inputs, **case.constants}
+    types = {n: TensorType(str(a.dtype), a.shape) for n, a in known.items()}
     kinds = {v.name: v.type.tensor_type for v in case_types(case)}
     for name, kind in kinds.items():
         dtype = _name(kind.elem_type)
@@ -202,7 +202,7 @@ def trusted(voice: Voice, case: Case) -> bool:
         schema = schema_of(call.op, case.opset)
         attributes = {a.name: attribute_value(a) for a in call.proto().attribute}
         use = Use(call.op, schema.since_version if schema else 1, attributes, [types.get(n) for n in call.inputs],
-                  [bool(o) for o in call.outputs], [n in arrays and not np.any(arrays[n]) for n in call.inputs])  # fmt: skip
+                  [bool(o) for o in call.outputs], [known.get(n) for n in call.inputs])  # fmt: skip
         if distrusted(voice, use):
             return False
     return True

@@ -123,6 +123,7 @@ class Tracker:
             for table in others:
                 table[name] = np.asarray(evaluate(compute, table, True, steps.disturbed))
             if not is_float(compute.dtype):
+                others[0][name] = _saturated(compute, others[0])
                 return
             if _exact(compute):  # an extreme is one of the elements, in every trajectory: who asks which one finds it
                 for table in (exact, *others):
@@ -200,6 +201,19 @@ class Tracker:
             slack = 4 * spread + 4 * UNIT[kind] * np.abs(value) + 4 * TINY[kind]
             loose |= np.isfinite(value) & (np.abs(value) > limit / 8)
         return Expected(value, slack, loose)
+
+
+def _saturated(compute: Compute, table: Mapping[str, Array]) -> Array:
+    """``table``'s value of a sum or product of integers, but as libraries take it that count in float64 and saturate: of what
+    leaves an integer type ONNX says nothing. Devices and NumPy wrap."""
+    kept = table[compute.name]
+    if compute.combiner not in ("sum", "prod") or not compute.points or np.dtype(compute.dtype).kind not in "iu":
+        return kept
+    places = {inner.tensor for load in compute.loads for i in load.indices for inner in ex.loads(i)}
+    wide = {n: table[n] if n in places else np.asarray(table[n]).astype(np.float64) for n in compute.reads}
+    value, ends = np.asarray(evaluate(replace(compute, dtype="float64"), wide)), np.iinfo(compute.dtype)
+    left = (value < ends.min) | (value > ends.max) | (np.abs(value) > 2.0**53)
+    return np.where(left, np.where(value < 0, kept.dtype.type(ends.min), kept.dtype.type(ends.max)), kept)
 
 
 def _exact(compute: Compute) -> bool:

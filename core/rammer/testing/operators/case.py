@@ -43,8 +43,7 @@ class Case:
         version = defs.get_schema(self.op, self.opset, "").since_version
         types = [None if a is None else TensorType(str(a.dtype), a.shape) for a in self.operands]
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in self.attributes.items() if v is not None}
-        zeros = [a is not None and not np.any(a) for a in self.operands]
-        return Use(self.op, version, given, types, (True,) * self.outputs, zeros)
+        return Use(self.op, version, given, types, (True,) * self.outputs, self.operands)
 
     def folded(self) -> Case:
         """The same with every operand a constant."""

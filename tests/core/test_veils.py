@@ -1,0 +1,97 @@
+"""Extents below 0, declared or inferred, before a Slice: ONNX's own inference ends the process on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rammer.errors import BadInput
+from rammer.frontend.bind import bind
+from rammer.frontend.reader import read_model
+from rammer.ir.graph import Graph
+from rammer.runtime.reference import evaluate_graph
+from rammer.testing.cage import forked
+
+BOUNDS = {"s": np.array([0, -1]), "e": np.array([1, -9]), "a": np.array([0, -1]), "t": np.array([1, -1])}
+SLICED = helper.make_node("Slice", ["m", "s", "e", "a", "t"], ["y"])
+
+
+def model(before: Sequence[NodeProto], shape: Sequence[int], constants: Mapping[str, Any], opset: int = 13) -> ModelProto:
+    tensors = [numpy_helper.from_array(np.asarray(v), n) for n, v in {**BOUNDS, **constants}.items()]
+    graph = helper.make_graph([*before, SLICED], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], tensors)  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def node(op: str, *constants: str, **attributes: Any) -> list[NodeProto]:
+    return [helper.make_node(op, ["x", *constants], ["m"], **attributes)]
+
+
+KERNEL = {"c": np.ones((1, 1, 5, 5), np.float32)}
+#: Operators whose inferred result has fewer than no elements along an axis.
+BELOW = {
+    "pad": (node("Pad", "c"), {"c": np.array([0, 0, 0, -3, 0, 0, 0, -3])}), "conv": (node("Conv", "c"), KERNEL),
+    "transposed": (node("ConvTranspose", "c", pads=[9] * 4), KERNEL), "pool": (node("MaxPool", kernel_shape=[5, 5]), {}),
+    "lp pool": (node("LpPool", kernel_shape=[5, 5]), {}), "expand": (node("Expand", "c"), {"c": np.array([1, 1, 2, -4])}),
+    "resize": (node("Resize", "", "", "c"), {"c": np.array([1, 1, 2, -4])}),
+    "unpool": ([helper.make_node("MaxUnpool", ["x", "c"], ["m"], kernel_shape=[2, 2], pads=[9] * 4)],
+               {"c": np.zeros((1, 1, 2, 2), np.int64)}),
+}  # fmt: skip
+
+
+def bound(made: ModelProto, **shapes: tuple[int, ...]) -> Graph:
+    return bind(read_model(made), shapes)
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_extents_inferred_below_0_are_bad_input(name: str, tmp_path: Path) -> None:
+    before, constants = BELOW[name]
+
+    def work() -> int:
+        with pytest.raises(BadInput):
+            bound(model(before, (1, 1, 2, 2), constants))
+        return 0
+
+    code, signal, *_ = forked(work, tmp_path / "out", tmp_path / "err", 60)
+    assert (code, signal) == (0, 0), (tmp_path / "err").read_text()
+
+
+@pytest.mark.parametrize("extent", [-1, -2])
+@pytest.mark.parametrize("opset", [11, 21])
+def test_extents_declared_below_0_are_open(extent: int, opset: int, tmp_path: Path) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def work() -> int:
+        made = model(node("Identity"), (extent, extent), {}, opset)
+        given = made.SerializeToString()
+        np.testing.assert_array_equal(evaluate_graph(bound(made, x=(2, 3)), {"x": x})["y"], x[:1, ::-1])
+        assert made.SerializeToString() == given, "the caller's model was changed"
+        return 0
+
+    code, signal, *_ = forked(work, tmp_path / "out", tmp_path / "err", 60)
+    assert (code, signal) == (0, 0), (tmp_path / "err").read_text()
+
+
+def test_extents_declared_in_a_body_are_open(tmp_path: Path) -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Slice", ["h", "s", "e", "a", "t"], ["o"]), helper.make_node("Identity", ["k"], ["k2"])], "b",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("k", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("h", TensorProto.FLOAT, [-1, -1])],
+        [helper.make_tensor_value_info("k2", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("o", TensorProto.FLOAT, None)])  # fmt: skip
+    loop = helper.make_node("Loop", ["n", "", "x"], ["m"], body=inner)
+
+    def work() -> int:
+        try:
+            bound(model([loop], (2, 3), {"n": np.array(1)}, 21))
+        except BadInput:  # where nobody can tell the shape of the result
+            return 0
+        return 0
+
+    code, signal, *_ = forked(work, tmp_path / "out", tmp_path / "err", 60)
+    assert (code, signal) == (0, 0), (tmp_path / "err").read_text()

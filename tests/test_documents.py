@@ -26,7 +26,7 @@ from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.lowerings.gather import data_dependent
 from rammer.frontend.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import VerifyError, verify
 from rammer.profile.store import KernelStore
@@ -42,7 +42,7 @@ from rammer_cuda.launches import launches
 from rammer_ipu_sim.chip import GC2
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.executor import LoadedProgram
-from rammer_rocm.kernels import task_function
+from rammer_rocm.kernels import written
 from rammer_rocm.kernels.choose import panel_candidates
 
 ROOT = Path(__file__).parents[1]
@@ -75,9 +75,8 @@ class PaperCpu:
         return [*panels, *candidates(operator, binding, CPU, 4)]
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        function = task_function(operator, binding, CPU)
         cost = task_cost(operator, binding.types, CPU)
-        return RKernel(operator, function.text, Resources(1, local_bytes=function.scratch), cost.alone, cost.crowded)
+        return RKernel(operator, lambda: written(operator, binding, CPU), cost.alone, cost.crowded)
 
 
 @cache

@@ -191,7 +191,7 @@ class Compiler:
                 for operator in segment.program.operators:
                     kernel = self.backend.kernel(operator, binding)
                     self.progress("resources", operator.name)
-                    result.append(replace(kernel, resources=self.backend.profiler.resources(kernel, binding)))
+                    result.append(replace(kernel, compiled=self.backend.profiler.resources(kernel, binding)))
         return result
 
     @contextmanager

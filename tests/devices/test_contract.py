@@ -123,7 +123,7 @@ class Broken(rammer_toy.ToyBackend):
 
     def kernel(self, operator: Any, binding: Binding) -> RKernel:
         kernel = super().kernel(operator, binding)
-        return replace(kernel, resources=Resources(threads=0)) if self.mistake == "no threads" else kernel
+        return replace(kernel, compiled=Resources(threads=0)) if self.mistake == "no threads" else kernel
 
 
 class Tampered(rammer_toy.ToyProgram):

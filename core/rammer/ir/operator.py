@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from rammer.ir.compute import Box, Compute, load_box
 from rammer.ir.device import Scope
@@ -194,20 +195,43 @@ class Resources:
     scalar_registers: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+class Written(NamedTuple):
+    """A kernel's text, and what one of its tasks needs as far as the text tells."""
+
+    text: str
+    needs: Resources
+
+
+@dataclass(frozen=True)
 class RKernel:
     """An ROperator with its source for one device, resources and task times (seconds).
 
-    ``alone`` is one task on an otherwise idle device, ``crowded`` one task with every vEU running it; ``origin``
-    says where they come from: ``cost model``, ``measured`` or ``simulated``.
+    ``write`` is called when text or needs are first asked for: of an operator's candidates most are only priced. It raises
+    DeviceFailure where the device has no such kernel. ``alone`` is one task on an otherwise idle device, ``crowded`` one
+    task with every vEU running it; ``origin`` says where they come from: ``cost model``, ``measured`` or ``simulated``.
+    ``compiled`` are the needs that the device's compiler reported.
     """
 
     operator: ROperator
-    source: str
-    resources: Resources = Resources()
+    write: Callable[[], Written] = field(repr=False, compare=False)
     alone: float = 0.0
     crowded: float = 0.0
     origin: str = "cost model"
+    compiled: Resources | None = None
+
+    @cached_property
+    def _written(self) -> Written:
+        return self.write()
+
+    @property
+    def source(self) -> str:
+        """The text, in the device's language."""
+        return self._written.text
+
+    @property
+    def resources(self) -> Resources:
+        """What one task needs of a vEU: as compiled, else as written."""
+        return self.compiled or self._written.needs
 
     def task_time(self, busy: float) -> float:
         """Task time with the fraction ``busy`` (0..1) of vEUs occupied, interpolated."""

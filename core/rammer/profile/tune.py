@@ -95,7 +95,7 @@ class Tuner:
             alone, crowded = profiler.task_time(kernel, binding)
             origin = "simulated" if self.backend.vdevice.simulated else "measured"
             resources = profiler.resources(kernel, binding)
-            timed.append(replace(kernel, alone=alone, crowded=crowded, origin=origin, resources=resources))
+            timed.append(replace(kernel, alone=alone, crowded=crowded, origin=origin, compiled=resources))
             self.measured += 1
         veus = self.backend.vdevice.veus
         ranked = sorted(timed, key=lambda k: k.operator_time(veus))
@@ -105,7 +105,7 @@ class Tuner:
     def _rebuilt(self, operator: ROperator, binding: Binding, tuned: TunedKernel) -> RKernel:
         tiled = replace(operator, tile=tuned.tile, family=tuned.family, config=tuned.config)
         kernel = self.backend.kernel(tiled, binding)
-        return replace(kernel, alone=tuned.alone, crowded=tuned.crowded, origin=tuned.origin, resources=tuned.resources)
+        return replace(kernel, alone=tuned.alone, crowded=tuned.crowded, origin=tuned.origin, compiled=tuned.resources)
 
 
 def _veu_seconds(kernel: RKernel) -> float:

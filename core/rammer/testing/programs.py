@@ -9,7 +9,7 @@ from random import Random
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.expr import Load, Op, Ref, add
-from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import Port, RProgram, Storage, dense
 from rammer.plan.build import build_program
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
@@ -53,7 +53,7 @@ def copying(name: str, shape: tuple[int, ...], read: str, tile: tuple[int, ...])
 
 def kernel(operator: ROperator, alone: float = 1e-6, crowded: float = 0.0) -> RKernel:
     """A kernel without source; ``crowded`` defaults to ``alone`` (seconds a task)."""
-    return RKernel(operator, "", Resources(), alone, crowded or alone)
+    return RKernel(operator, lambda: Written("", Resources()), alone, crowded or alone)
 
 
 @dataclass

@@ -73,10 +73,10 @@ class Search:
         """Whether the device makes this kernel at all."""
         capacity = self.backend.vdevice.layer("veu").capacity
         try:
-            made = self.backend.kernel(tiled, subject.binding)
+            needs = self.backend.kernel(tiled, subject.binding).resources
         except DeviceFailure:
             return False
-        return not capacity or made.resources.local_bytes <= capacity
+        return not capacity or needs.local_bytes <= capacity
 
     def problem(self, case: Case) -> str:
         """What is wrong with the candidate that ``case`` names, of any of its operators; "" if nothing or there is none."""

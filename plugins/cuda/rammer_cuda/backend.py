@@ -14,7 +14,7 @@ from rammer.codegen.generators import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator, compared
+from rammer.ir.operator import Resources, RKernel, ROperator, Written, compared
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
@@ -182,21 +182,21 @@ class CudaBackend:
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
-        made = task_kernel(operator, binding)
-        resources = Resources(made.threads, local_bytes=made.shared)
+        alone, crowded = self._predicted(operator, binding)
+        return RKernel(operator, lambda: _written(operator, binding), alone, crowded)
+
+    def _predicted(self, operator: ROperator, binding: Binding) -> tuple[float, float]:
+        """Seconds of a task alone and crowded, as the family's own prediction or the core's cost model has them."""
+        rounds = -(-operator.task_count // self.vdevice.veus)
         if operator.family == "gemm_chain":
-            seconds = chain_seconds(chain_of(operator, binding), self.vdevice) / -(-operator.task_count // self.vdevice.veus)
-            return RKernel(operator, made.text, resources, seconds, seconds)
+            return (chain_seconds(chain_of(operator, binding), self.vdevice) / rounds,) * 2
         if operator.family == "cell":
-            seconds = cell_seconds(operator, binding, self.vdevice)
-            return RKernel(operator, made.text, resources, seconds, seconds)
-        predict = SECONDS.get(operator.family) or (plain_seconds if suits(operator) else None)
-        if predict is not None:
-            seconds = predict(operator, binding, self.vdevice) / -(-operator.task_count // self.vdevice.veus)
-            return RKernel(operator, made.text, resources, seconds, seconds)
+            return (cell_seconds(operator, binding, self.vdevice),) * 2
+        if predict := SECONDS.get(operator.family) or (plain_seconds if suits(operator) else None):
+            return (predict(operator, binding, self.vdevice) / rounds,) * 2
         cost = task_cost(operator, binding.types, self.vdevice)
         slow = operator.main.flops / max(operator.task_count, 1) / self.vdevice.flops / GENERIC_SHARE
-        return RKernel(operator, made.text, resources, max(cost.alone, slow), max(cost.crowded, slow))
+        return max(cost.alone, slow), max(cost.crowded, slow)
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
         """Registers, shared memory and spills from ptxas for this architecture."""
@@ -241,6 +241,11 @@ class CudaBackend:
                                     hint="leave out --target to use the GPU of this machine")  # fmt: skip
         if self.context is not None:
             self.context.join()
+
+
+def _written(operator: ROperator, binding: Binding) -> Written:
+    made = task_kernel(operator, binding)
+    return Written(made.text, Resources(made.threads, local_bytes=made.shared))
 
 
 def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, ROperator]]:

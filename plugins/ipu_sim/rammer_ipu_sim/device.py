@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rammer.device.manifest import Array, Binding, Hardware, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
-from rammer.ir.operator import RKernel, ROperator, compared
+from rammer.ir.operator import RKernel, ROperator, Written, compared
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates
 
@@ -96,9 +96,8 @@ class SimulatorBackend:
         if need.local_bytes > limit:
             what = f"out of memory: task {operator.name}[0] needs {need.local_bytes} bytes"
             raise DeviceFailure(f"{what}; the limit is {limit} bytes", operator.head(), "use smaller tiles")
-        source, _ = codelet(operator, binding)
         alone, crowded = operator_times(operator, binding.types, self.chip)
-        return RKernel(operator, source, need, alone, crowded, "simulated")
+        return RKernel(operator, lambda: Written(codelet(operator, binding)[0], need), alone, crowded, "simulated")
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> LoadedProgram:
         """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""

@@ -10,14 +10,14 @@ from rammer.codegen.generators import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator, compared
+from rammer.ir.operator import RKernel, ROperator, compared
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
 from rammer_rocm.build import Builder, standard, version
 from rammer_rocm.executor import OpenClProgram
-from rammer_rocm.kernels import PANEL, task_function
+from rammer_rocm.kernels import PANEL, written
 from rammer_rocm.kernels.choose import panel_candidates
 from rammer_rocm.profiler import OpenClProfiler
 from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
@@ -108,10 +108,8 @@ class OpenClBackend:
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times. It is compiled when measured or loaded, together with its neighbours: a
         build costs more by its number than by its length."""
-        function = task_function(operator, binding, self.vdevice)
         cost = task_cost(operator, binding.types, self.vdevice)
-        resources = Resources(threads=self.vdevice.threads, local_bytes=function.scratch)
-        return RKernel(operator, function.text, resources, cost.alone, cost.crowded)
+        return RKernel(operator, lambda: written(operator, binding, self.vdevice), cost.alone, cost.crowded)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled and resident."""

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -24,9 +24,8 @@ from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
-from rammer_rocm.kernels import task_function
+from rammer_rocm.kernels import task_function, written
 from rammer_rocm.kernels.generic import GPU_DIALECT
-from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.source import Shape, program_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 
@@ -220,10 +219,8 @@ class OfflineBackend:
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
-        function: TaskFunction = task_function(operator, binding, self.vdevice)
         cost = task_cost(operator, binding.types, self.vdevice)
-        resources = replace(Resources(), threads=self.vdevice.threads, local_bytes=function.scratch)
-        return RKernel(operator, function.text, resources, cost.alone, cost.crowded)
+        return RKernel(operator, lambda: written(operator, binding, self.vdevice), cost.alone, cost.crowded)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Raises DeviceUnavailable."""

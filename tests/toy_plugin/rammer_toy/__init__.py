@@ -20,7 +20,7 @@ from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import RProgram, waves
 from rammer.profile.probe import probe_program
 from rammer.runtime.host_bound import HostBound
@@ -127,7 +127,7 @@ class ToyBackend:
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """A tiled operator with its source. Here that is the expressions; C-family devices call `rammer.codegen`."""
         cost = task_cost(operator, binding.types, self.vdevice)
-        return RKernel(operator, str(operator), Resources(threads=1), cost.alone, cost.crowded)
+        return RKernel(operator, lambda: Written(str(operator), Resources(threads=1)), cost.alone, cost.crowded)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         return ToyProgram(program, constants, self.limit)

@@ -6,13 +6,13 @@ from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
-from rammer.ir.operator import ROperator
+from rammer.ir.operator import Resources, ROperator, Written
 
 from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT, generic
 from rammer_rocm.kernels.panel import panel
 from rammer_rocm.kernels.task import TaskFunction
 
-__all__ = ["PANEL", "task_function"]
+__all__ = ["PANEL", "task_function", "written"]
 
 PANEL = "panel"
 
@@ -29,3 +29,9 @@ def task_function(operator: ROperator, binding: Binding, device: VDevice) -> Tas
                 where=operator.anchor.origin, hint="choose another tile, or no family",
             ) from problem
     return generic(operator, binding, CPU_DIALECT if device.threads == 1 else GPU_DIALECT)
+
+
+def written(operator: ROperator, binding: Binding, device: VDevice) -> Written:
+    """The text of a task, with its work-items and the bytes of local memory (on a CPU: of scratch) that it uses."""
+    function = task_function(operator, binding, device)
+    return Written(function.text, Resources(threads=device.threads, local_bytes=function.scratch))

@@ -21,4 +21,4 @@ def test_mutants(tmp_path: Path, kind: str, count: int) -> None:
              "--seed", "20", "--keep", str(tmp_path / "kept")]  # fmt: skip
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{count} mutants: " in done.stdout
+    assert f"{count} mutants, " in done.stdout

@@ -162,3 +162,10 @@ def test_an_interior_tensor_is_padded_where_groups_read_it() -> None:
         pytest.skip("ipu_sim is not installed")
     text = "conv n=1 c=1 m=2 h=1 w=3 k=3 s=1 d=1 p=2 q=-1 g=2 off=1 @float16 seed=271716 pick=generic:1x4x1x4:"
     assert Search("ipu_sim", {}, 1).problem(Case.parse(text)) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sampler_with_little_work_ends(kind: str) -> None:
+    """Even sizes of a recurrent net are 20,480 products at least: with fewer allowed, others are drawn."""
+    sampler = Sampler(Random(SEED), 20_000, ("float32",), (kind,))
+    assert all(KINDS[kind].work(sampler.next().sizes) <= 20_000 for _ in range(20))

@@ -24,6 +24,8 @@ ODD = (1, 2, 3, 5, 13, 37, 77, 197)
 LARGE = (96, 192, 200, 256, 300, 512, 768, 1000)
 #: Sizes that families with vectors, tensor cores or whole warps ask for.
 EVEN = (16, 32, 64, 128, 256, 512)
+#: Draws of even sizes before others are taken, too: under a small ``work`` there may be no even ones.
+PATIENCE = 1000
 #: What a digit of ``views`` does to the tensor at its position, in turns: elements by which it begins later, and by which its
 #: rows lie further apart. So it is aligned nowhere, in some rows, or in all of them by chance.
 VIEWS = ((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 1), (0, 2), (0, 4), (8, 8), (4, 3))
@@ -139,10 +141,12 @@ class Sampler:
     def _case(self, kind: str, tags: tuple[str, ...], precision: str, views: str, even: bool) -> Case:
         r = self.random
         layout = r.choice(self.layouts) if kind in ("conv", "depthwise", "pool") else "keep"
+        tries = 0
         while True:
-            sizes = {name: self._size(name, even) for name in SIZES[kind]}
+            sizes = {name: self._size(name, even and tries < PATIENCE) for name in SIZES[kind]}
             if KINDS[kind].legal(sizes) and KINDS[kind].work(sizes) <= self.work:
                 return Case(kind, sizes, tags, precision, layout, r.randrange(1, 1_000_000), views=views)
+            tries += 1
 
     def _size(self, name: str, even: bool) -> int:
         if name in SMALL:

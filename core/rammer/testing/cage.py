@@ -3,7 +3,8 @@
 Forking a process that has imported everything costs about 10 ms, so thousands of runs are cheap. The limit of memory is
 of address space (``RLIMIT_AS``), which the kernel refuses at once and exactly: an allocation beyond it is a MemoryError where
 it is made, and no other process suffers. A parent that polls resident memory would see an overrun too late. OpenCL
-runtimes reserve more than they use, so devices that have one want a larger limit.
+runtimes start a thread for every core they may use and reserve about 100 MB for each, which on a large machine alone is more
+than the limit: a child may use two cores.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any, cast
 
 #: What one run may take: bytes of address space, and seconds.
 MEMORY, SECONDS = 3 << 30, 20.0
+#: Cores that one run may use.
+CORES = 2
 #: Of Linux's ``prctl``.
 _PR_SET_PDEATHSIG = 1
 #: Audit events that mean that something was executed.
@@ -74,6 +77,7 @@ def caged(words: Sequence[object], folder: Path, *, seconds: float = SECONDS, me
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _end_with_parent()
+        _keep_to_few_cores()
         os.environ |= {"RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
         faulthandler.dump_traceback_later(seconds * 0.95)  # where it hangs, on stderr
         os.chdir(folder)
@@ -90,6 +94,14 @@ def _end_with_parent() -> None:
     """A campaign that is killed leaves no child behind."""
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _keep_to_few_cores() -> None:
+    """Each child has its own, so that many side by side use all there are."""
+    if hasattr(os, "sched_setaffinity"):  # Linux and a few others have it
+        cores = sorted(os.sched_getaffinity(0))
+        first = os.getpid() * CORES
+        os.sched_setaffinity(0, {cores[(first + i) % len(cores)] for i in range(CORES)})
 
 
 def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tuple[int, int, bool, float]:

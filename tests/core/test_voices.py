@@ -76,3 +76,10 @@ def test_products_over_nothing_and_large_exponents() -> None:
     inputs = (nothing, scale, scale, TensorType("uint8", (0, 4)), scale, scale, scale, scale)
     assert distrusted("onnxruntime", Use("QLinearMatMul", 10, {}, inputs)) is not None
     assert distrusted("onnxruntime", Use("GRU", 14, {"activations": ("Sigmoid", "Softplus")}, (X, X, X))) is not None
+
+
+def test_a_length_by_a_scale_may_have_a_fraction_where_a_policy_chose_the_scale() -> None:
+    sizes = (X, None, None, TensorType("int64", (4,)))
+    corners = {"coordinate_transformation_mode": "align_corners"}
+    assert distrusted("onnxruntime", Use("Resize", 19, corners, sizes)) is None
+    assert distrusted("onnxruntime", Use("Resize", 19, {**corners, "keep_aspect_ratio_policy": "not_larger"}, sizes)) is not None

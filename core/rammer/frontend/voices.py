@@ -293,11 +293,13 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "for every axis. ONNX Runtime copies an axis whose extent stays, whatever part of it roi names.",
     ),
     Decision(
-        ("Resize",), "align_corners with scales",
-        lambda use: use.attr("coordinate_transformation_mode") == "align_corners" and use.shape(2) not in ((), (0,)),
+        ("Resize",), "align_corners with scales, given or by keep_aspect_ratio_policy",
+        lambda use: use.attr("coordinate_transformation_mode") == "align_corners"
+        and (use.shape(2) not in ((), (0,)) or use.attr("keep_aspect_ratio_policy", "stretch") != "stretch"),
         ("onnxruntime",),
         "'output_width the target length on the axis x which can be a fractional number when it is calculated out of a scale "
-        "factor': ONNX's node tests (resize_downsample_scales_linear_align_corners) divide by that; ONNX Runtime rounds first.",
+        "factor': ONNX's node tests (resize_downsample_scales_linear_align_corners) divide by that; ONNX Runtime rounds first. "
+        "With a policy a scale is computed, too: 'scale = Min(sizes[i] / in_size[d])'.",
     ),
     Decision(
         ("Resize",), "axes with keep_aspect_ratio_policy",

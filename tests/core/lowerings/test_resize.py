@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from harness import (
 )
 
 from rammer.errors import BadInput
+from rammer.frontend.coordinates import Resampling
 from rammer.ir import expr as ex
 
 MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -165,3 +168,16 @@ def test_tables_that_would_be_huge_are_refused_before_they_are_made() -> None:
 def test_half_pixels_of_tensorflow() -> None:
     inputs = _inputs(_data(1, 2, 5, 3), scales=[1, 1, 1.5, 2.0])
     check_random("Resize", inputs, opset=11, mode="nearest", coordinate_transformation_mode="tf_half_pixel_for_nn")
+
+
+@pytest.mark.parametrize("length", range(5, 17))
+@pytest.mark.parametrize("mode", ["half_pixel_symmetric", "half_pixel", "asymmetric"])
+def test_coordinates_that_cancel_are_zero(mode: str, length: int) -> None:
+    """1/6 + 1/3 - 1/2 is 0 and not 6e-17, of which ``ceil`` would make 1; the truth is by fractions."""
+    out, scale = length * 3 // 2, Fraction(3, 2)
+    got = Resampling(length, out, 1.5)
+    offset = Fraction(length, 2) * (1 - out / (scale * length)) if mode == "half_pixel_symmetric" else Fraction(0)
+    half = Fraction(0) if mode == "asymmetric" else Fraction(1, 2)
+    exact = [offset + (y + half) / scale - half for y in range(out)]
+    want = [min(max(math.ceil(x), 0), length - 1) for x in exact]
+    assert got.nearest(got.coordinates(mode), "ceil").tolist() == want

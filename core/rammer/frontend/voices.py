@@ -265,7 +265,8 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "Y_h: 'The last output value of the hidden', before the first step the initial one. ONNX Runtime gives 0.",
     ),
     Decision(
-        ("MatMul", "QLinearMatMul", "MatMulInteger", "ConvInteger"), "products over nothing", lambda use: use.empty, ("onnxruntime",),
+        ("MatMul", "QLinearMatMul", "MatMulInteger", "ConvInteger"), "products over nothing",
+        lambda use: use.empty, ("onnxruntime",),
         "'Matrix product that behaves like numpy.matmul', where a sum over nothing is 0. ONNX Runtime leaves in the result what "
         "was in its memory.",
     ),

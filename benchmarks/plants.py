@@ -40,6 +40,16 @@ def early(text: str) -> str:
     return text[:waited] + text[waited + len(wait) : loop] + wait + text[loop:]
 
 
+def faulted(honest: Callable[..., Any], edit: Edit) -> Callable[..., Any]:
+    """A writer of kernels whose texts are edited, but for those that only make others wait."""
+
+    def faulty(*arguments: Any) -> Any:
+        made = honest(*arguments)
+        return made if "held_" in arguments[0].name else replace(made, text=edit(made.text))
+
+    return faulty
+
+
 def cuda(edit: Edit) -> Plant:
     """Plants it in the text of every cuda kernel."""
 
@@ -47,12 +57,7 @@ def cuda(edit: Edit) -> Plant:
         import rammer_cuda.kept
         import rammer_cuda.source
 
-        honest = rammer_cuda.source.task_kernel
-
-        def faulty(*arguments: Any) -> Any:
-            kernel = honest(*arguments)
-            return kernel if "held_" in arguments[0].name else replace(kernel, text=edit(kernel.text))
-
+        faulty = faulted(rammer_cuda.source.task_kernel, edit)
         rammer_cuda.source.task_kernel = faulty
         rammer_cuda.kept.task_kernel = faulty
 
@@ -107,13 +112,7 @@ def opencl(edit: Edit) -> Plant:
     def plant() -> None:
         import rammer_rocm.executor
 
-        honest = rammer_rocm.executor.task_function
-
-        def faulty(*arguments: Any) -> Any:
-            function = honest(*arguments)
-            return function if "held_" in arguments[0].name else replace(function, text=edit(function.text))
-
-        rammer_rocm.executor.task_function = faulty
+        rammer_rocm.executor.task_function = faulted(rammer_rocm.executor.task_function, edit)
 
     return plant
 

@@ -19,9 +19,9 @@ import rammer
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.attention.cost import attention_candidates
+from rammer_cuda.attention.recognise import attention_of
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.kernels.attend import attention_of
-from rammer_cuda.kernels.choose_attention import attention_candidates
 
 #: A rate at which no product is worth holding on chip.
 NEVER = 1e-6

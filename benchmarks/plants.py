@@ -79,7 +79,7 @@ def everything_aligned() -> None:
 
 def rows_aligned() -> None:
     """Kernels along rows believe that four neighbours are always 16 aligned bytes."""
-    import rammer_cuda.kernels.rowwise as rowwise
+    import rammer_cuda.rows.rowwise as rowwise
 
     def believing(load: Any, binding: Any, along: set[str]) -> bool:
         moved = {n: replace(s, offset=s.offset // 4 * 4) for n, s in binding.storages.items()}

@@ -114,9 +114,9 @@ def blocked(operator: ROperator, binding: Binding) -> tuple[int, int, bool]:
 def choices_of(operator: ROperator, binding: Binding, backend, families: list[str], count: int, sample: int) -> list:
     """The best predicted ``count`` candidates of every family (of all together without ``families``), and ``sample`` more
     of each at random."""
-    from rammer_cuda.kernels.chain_text import chain_candidates
-    from rammer_cuda.kernels.choose import Choice, gemm_candidates
-    from rammer_cuda.kernels.choose_wide import wide_candidates
+    from rammer_cuda.chain.kernel import chain_candidates
+    from rammer_cuda.contraction.choose import Choice, gemm_candidates
+    from rammer_cuda.contraction.choose_wide import wide_candidates
 
     device, most = backend.vdevice, 200 if sample else 4 * count
     found = [Choice(o, seconds) for seconds, o in chain_candidates(operator, binding, device)]

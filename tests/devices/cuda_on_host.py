@@ -20,10 +20,10 @@ from rammer.testing.search import Search
 from rammer.testing.single import Subject, Trial, images, judge, placed, subjects, trial_of
 
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.kernels.half import HALF
-from rammer_cuda.kernels.preamble import PREAMBLE
+from rammer_cuda.contraction.half import HALF
+from rammer_cuda.contraction.preamble import PREAMBLE
+from rammer_cuda.contraction.tf32 import TF32
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.tf32 import TF32
 from rammer_cuda.source import task_kernel
 
 #: Threads of a kernel that are worth starting here.

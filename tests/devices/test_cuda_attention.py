@@ -22,10 +22,10 @@ from warps import random_values, run_warps
 
 from rammer.codegen.task import Unsuited
 
+from rammer_cuda.attention.cost import attention_candidates
+from rammer_cuda.attention.kernel import attention
+from rammer_cuda.attention.recognise import attention_of, tiled
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.kernels.attend import attention_of, tiled
-from rammer_cuda.kernels.attention import attention
-from rammer_cuda.kernels.choose_attention import attention_candidates
 
 Case = tuple[ROperator, Binding]
 LONG = {"f32": "float32", "f16": "float16"}

@@ -23,12 +23,12 @@ from products import CASES, conv
 from rammer.codegen.task import Unsuited
 
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.kernels.chain import chain_of
-from rammer_cuda.kernels.chain_text import chain_candidates
-from rammer_cuda.kernels.choose_wide import wide_candidates
-from rammer_cuda.kernels.patch import patch_of
-from rammer_cuda.kernels.wgmma import RESULT_ORDER, cores, halves
-from rammer_cuda.kernels.wide import gemm_wgmma3
+from rammer_cuda.chain.kernel import chain_candidates
+from rammer_cuda.chain.recognise import chain_of
+from rammer_cuda.contraction.choose_wide import wide_candidates
+from rammer_cuda.contraction.patch import patch_of
+from rammer_cuda.contraction.wgmma import RESULT_ORDER, cores, halves
+from rammer_cuda.contraction.wide import gemm_wgmma3
 
 WIDE = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
@@ -125,7 +125,7 @@ def test_only_sm_90a_is_offered_warpgroup_products() -> None:
 def test_a_patch_covers_every_window_once() -> None:
     from rammer.codegen.contraction import product_of
 
-    from rammer_cuda.kernels.depth import depth_of
+    from rammer_cuda.contraction.depth import depth_of
 
     operator, binding = conv(32, 64, 16, 3, stride=2)
     product = product_of(replace(operator, tile=(1, 32, 4, 8)), binding)

@@ -35,10 +35,10 @@ from families import (
 
 from rammer_cuda.backend import CHOOSERS, CudaBackend, open_backend
 from rammer_cuda.kernels.frame import VECTOR
-from rammer_cuda.kernels.gemv import gemv_candidates, matvec_of
-from rammer_cuda.kernels.rowwise import rowwise_candidates
-from rammer_cuda.kernels.window import window_candidates, window_of
+from rammer_cuda.rows.gemv import gemv_candidates, matvec_of
+from rammer_cuda.rows.rowwise import rowwise_candidates
 from rammer_cuda.source import task_kernel
+from rammer_cuda.window.kernel import window_candidates, window_of
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -249,7 +249,7 @@ def test_vectors_need_aligned_rows() -> None:
         assert (VECTOR in vectors) is wanted
     shifted, binding = ROWS["softmax"]
     moved = replace(binding, storages={n: replace(s, offset=2) for n, s in binding.storages.items()})
-    from rammer_cuda.kernels.rowwise import rowwise
+    from rammer_cuda.rows.rowwise import rowwise
 
     best = next(o for _, o in rowwise_candidates(shifted, moved, device, 50) if dict(o.config)["vector"] == VECTOR)
     assert "float4" not in rowwise(best, moved).text

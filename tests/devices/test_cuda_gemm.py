@@ -17,9 +17,9 @@ from rammer.codegen.contraction import product_of, roles_of
 from rammer.codegen.task import Unsuited
 
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.kernels.choose import gemm_candidates
-from rammer_cuda.kernels.depth import depth_of
-from rammer_cuda.kernels.packing import pack
+from rammer_cuda.contraction.choose import gemm_candidates
+from rammer_cuda.contraction.depth import depth_of
+from rammer_cuda.contraction.packing import pack
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

@@ -19,12 +19,12 @@ from rammer.codegen.contraction import product_of
 from rammer.codegen.task import Unsuited
 
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.kernels.cell import cell_candidates
-from rammer_cuda.kernels.choose import gemm_candidates
-from rammer_cuda.kernels.gemm import shape_of
-from rammer_cuda.kernels.gemv import gemv_candidates
-from rammer_cuda.kernels.half import HalfStage
-from rammer_cuda.kernels.packing import rounded_to_tf32
+from rammer_cuda.cell.recognise import cell_candidates
+from rammer_cuda.contraction.choose import gemm_candidates
+from rammer_cuda.contraction.gemm import shape_of
+from rammer_cuda.contraction.half import HalfStage
+from rammer_cuda.contraction.packing import rounded_to_tf32
+from rammer_cuda.rows.gemv import gemv_candidates
 from rammer_cuda.source import task_kernel
 from rammer_cuda.targets import TARGETS
 
@@ -112,7 +112,7 @@ def test_blocks_are_copied_by_16_bytes_where_they_can_be(case: str, a: bool, b: 
     operator, binding = asked(case, "float16")
     config = (("tm", 1), ("tn", 2), ("bk", 32))
     product = product_of(replace(operator, tile=(16, 16), config=config), binding, "float16")
-    from rammer_cuda.kernels.half import _Half
+    from rammer_cuda.contraction.half import _Half
 
     kernel = _Half(product, binding, shape_of(16, 16, dict(config), tensor=True))
     assert isinstance(kernel.a, HalfStage)

@@ -25,13 +25,13 @@ pytest.importorskip("cuda.bindings")
 
 from host_wgmma import run_warpgroups
 
+from rammer_cuda.attention.cost import attention_candidates
 from rammer_cuda.backend import CHOOSERS, GENERIC_SHARE, CudaBackend, open_backend
-from rammer_cuda.kernels.cell import cell_candidates
-from rammer_cuda.kernels.chain_text import chain_candidates
-from rammer_cuda.kernels.choose import Choice, gemm_candidates
-from rammer_cuda.kernels.choose_attention import attention_candidates
-from rammer_cuda.kernels.choose_wide import wide_candidates
-from rammer_cuda.kernels.preamble import PREAMBLE
+from rammer_cuda.cell.recognise import cell_candidates
+from rammer_cuda.chain.kernel import chain_candidates
+from rammer_cuda.contraction.choose import Choice, gemm_candidates
+from rammer_cuda.contraction.choose_wide import wide_candidates
+from rammer_cuda.contraction.preamble import PREAMBLE
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 

@@ -29,10 +29,10 @@ from rammer.ir.program import dense
 from rammer.ir.types import TensorType
 from rammer.testing.host_cuda import COMPILER, HostArgument, find_race, host_arguments
 
-from rammer_cuda.kernels.attention import attention
-from rammer_cuda.kernels.choose import gemm_candidates
-from rammer_cuda.kernels.choose_wide import wide_candidates
-from rammer_cuda.kernels.gemv import matvec_of, strips_of
+from rammer_cuda.attention.kernel import attention
+from rammer_cuda.contraction.choose import gemm_candidates
+from rammer_cuda.contraction.choose_wide import wide_candidates
+from rammer_cuda.rows.gemv import matvec_of, strips_of
 from rammer_cuda.source import task_kernel
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")

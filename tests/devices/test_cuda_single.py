@@ -25,11 +25,11 @@ from rammer.testing.host_cuda import COMPILER
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.kernels.choose import Choice
-from rammer_cuda.kernels.choose_wide import WIDE_FAMILIES, wide_candidates
-from rammer_cuda.kernels.packing import rounded_to_tf32
-from rammer_cuda.kernels.wgmma import cores
-from rammer_cuda.kernels.wide_single import CoreStage, _SingleHalf
+from rammer_cuda.contraction.choose import Choice
+from rammer_cuda.contraction.choose_wide import WIDE_FAMILIES, wide_candidates
+from rammer_cuda.contraction.packing import rounded_to_tf32
+from rammer_cuda.contraction.wgmma import cores
+from rammer_cuda.contraction.wide_single import CoreStage, _SingleHalf
 from rammer_cuda.source import task_kernel, translation_unit
 
 Case = tuple[ROperator, Binding]
@@ -158,7 +158,7 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
     operator, binding = HALVES[case]
     found = next(c.operator for c in wide_candidates(operator, binding, backend().vdevice, 200)
                  if dict(c.operator.config)["down"])  # fmt: skip
-    from rammer_cuda.kernels.wide import wide_shape
+    from rammer_cuda.contraction.wide import wide_shape
 
     product = product_of(found, binding, "float16")
     kernel = _SingleHalf(product, binding, wide_shape(product.row_count, product.width, dict(found.config), True))
@@ -218,7 +218,7 @@ def test_operands_without_16_bytes_together_are_refused() -> None:
     odd, binding = half(["y: f16[i:64, j:64] = sum[k:77] x[i, k] * z[j, k]"], {"x": (64, 77), "z": (64, 77)})
     assert not wide_candidates(odd, binding, backend().vdevice, 4)
     tiled = replace(odd, tile=(64, 64), family="gemm_wgmma_f16", config=(("bk", 64), ("down", 1)))
-    from rammer_cuda.kernels.wide_single import gemm_wgmma_f16
+    from rammer_cuda.contraction.wide_single import gemm_wgmma_f16
 
     with pytest.raises(Unsuited, match="16 bytes"):
         gemm_wgmma_f16(tiled, binding)

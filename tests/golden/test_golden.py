@@ -26,8 +26,8 @@ from rammer.testing.nets import KINDS
 
 from rammer_cuda import source
 from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.chain import kernel as chain_text
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.kernels import chain_text
 from rammer_rocm.kernels import choose as panels
 
 pytest.importorskip("cuda.bindings")

@@ -19,21 +19,21 @@ from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 from rammer.tile.traffic import task_cost
 
+from rammer_cuda.attention.cost import attention_candidates, attention_seconds
+from rammer_cuda.cell.recognise import cell_candidates, cell_seconds
+from rammer_cuda.chain.kernel import chain_candidates, chain_seconds
+from rammer_cuda.chain.recognise import chain_of
 from rammer_cuda.compile import compile_cubin, version
-from rammer_cuda.kernels.cell import cell_candidates, cell_seconds
-from rammer_cuda.kernels.chain import chain_of
-from rammer_cuda.kernels.chain_text import chain_candidates, chain_seconds
-from rammer_cuda.kernels.choose import gemm_choices, gemm_seconds
-from rammer_cuda.kernels.choose_attention import attention_candidates, attention_seconds
-from rammer_cuda.kernels.choose_wide import WIDE_FAMILIES, wide_choices, wide_seconds
-from rammer_cuda.kernels.families import FAMILIES
-from rammer_cuda.kernels.gemv import gemv_candidates, gemv_seconds
-from rammer_cuda.kernels.plain import plain_candidates, plain_seconds, suits
-from rammer_cuda.kernels.rowwise import rowwise_candidates, rowwise_seconds
-from rammer_cuda.kernels.window import window_candidates, window_seconds
+from rammer_cuda.contraction.choose import gemm_choices, gemm_seconds
+from rammer_cuda.contraction.choose_wide import WIDE_FAMILIES, wide_choices, wide_seconds
+from rammer_cuda.contraction.families import FAMILIES
+from rammer_cuda.generic.cost import plain_candidates, plain_seconds, suits
 from rammer_cuda.profiler import CudaProfiler
+from rammer_cuda.rows.gemv import gemv_candidates, gemv_seconds
+from rammer_cuda.rows.rowwise import rowwise_candidates, rowwise_seconds
 from rammer_cuda.source import CONFIGS, task_kernel, translation_unit
 from rammer_cuda.targets import TARGETS
+from rammer_cuda.window.kernel import window_candidates, window_seconds
 
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram

@@ -13,17 +13,17 @@ from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.attention import attention
-from rammer_cuda.kernels.cell_text import cell
-from rammer_cuda.kernels.chain_text import gemm_chain
-from rammer_cuda.kernels.families import FAMILIES
-from rammer_cuda.kernels.gemv import gemv
-from rammer_cuda.kernels.rowwise import rowwise
+from rammer_cuda.attention.kernel import attention
+from rammer_cuda.cell.kernel import cell
+from rammer_cuda.chain.kernel import gemm_chain
+from rammer_cuda.contraction.families import FAMILIES
+from rammer_cuda.contraction.wide import gemm_wgmma3
+from rammer_cuda.contraction.wide_single import gemm_wgmma1, gemm_wgmma_f16
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.wide import gemm_wgmma3
-from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
-from rammer_cuda.kernels.window import window
+from rammer_cuda.rows.gemv import gemv
+from rammer_cuda.rows.rowwise import rowwise
 from rammer_cuda.targets import THREADS
+from rammer_cuda.window.kernel import window
 
 #: ``rm_trigger`` lets dependent kernels start, ``rm_after`` waits until those this one depends on have finished and their
 #: results are visible (programmatic dependent launch, from compute capability 9.0 on). Every kernel calls the second.

@@ -8,8 +8,8 @@ from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.cell import THREADS as CELL_THREADS
-from rammer_cuda.kernels.cell_text import cell
+from rammer_cuda.cell.kernel import cell
+from rammer_cuda.cell.recognise import THREADS as CELL_THREADS
 from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.text import Body
 from rammer_cuda.source import moved, renaming

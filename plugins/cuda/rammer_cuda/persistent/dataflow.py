@@ -17,7 +17,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
 from rammer.plan.overlap import overlap
 
-from rammer_cuda.kernels.cell import parts_of
+from rammer_cuda.cell.recognise import parts_of
 from rammer_cuda.source import kinds_of, renaming
 
 #: Most bytes for buffers that share no memory; a program that needs more keeps its arena and its counters.

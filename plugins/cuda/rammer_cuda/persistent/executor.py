@@ -14,9 +14,9 @@ from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
 
 from rammer_cuda.bound import CudaBound, Places, place, stream_of
+from rammer_cuda.cell.kernel import word_span
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
-from rammer_cuda.kernels.cell_text import word_span
 from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.dataflow import as_planned
 from rammer_cuda.persistent.hang import find_hang

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from rammer.codegen.dialects import CUDA
 
-from rammer_cuda.kernels.cell_text import PREAMBLE, CellKernel
+from rammer_cuda.cell.kernel import PREAMBLE, CellKernel
 from rammer_cuda.persistent.table import COPY, HEAD, Form
 from rammer_cuda.source import ORDER
 

@@ -1,4 +1,4 @@
-"""The ``gemm_chain`` family: matrix products in a row (``kernels.chain``), 64 rows a warpgroup, on chip from end to end.
+"""The ``gemm_chain`` family: matrix products in a row (``chain.recognise``), 64 rows a warpgroup, on chip from end to end.
 
 A warpgroup's results lie in registers as the next product's operand wants them (``wgmma.RESULT_ORDER``), so nothing but
 the first operand, the last result and the weights moves. Weights come through a ring of ``stages`` shared-memory buffers,
@@ -22,9 +22,9 @@ from rammer.ir.device import VDevice
 from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.chain import Chain, Layer, chain_of
+from rammer_cuda.chain.recognise import Chain, Layer, chain_of
+from rammer_cuda.contraction.wgmma import preamble
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
-from rammer_cuda.kernels.wgmma import preamble
 from rammer_cuda.targets import model_clock
 
 #: Rows and threads of a warpgroup; registers of an SM and bytes of its shared memory.

@@ -11,9 +11,9 @@ from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.attend import Attention, attention_of, tiled
-from rammer_cuda.kernels.attention import CHUNKS, ROWS, Block16, block_of
-from rammer_cuda.kernels.families import F16, TF32X3
+from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, block_of
+from rammer_cuda.attention.recognise import Attention, attention_of, tiled
+from rammer_cuda.contraction.families import F16, TF32X3
 
 #: Rows of warps, and warps that share a row's keys.
 GROUPS, WARPS = (1, 2, 4), (1, 2, 4, 8, 16)

@@ -10,11 +10,11 @@ from rammer.codegen.contraction import Roles
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.gemm import gemm
-from rammer_cuda.kernels.half import gemm_f16
+from rammer_cuda.contraction.gemm import gemm
+from rammer_cuda.contraction.half import gemm_f16
+from rammer_cuda.contraction.tensor import gemm_tf32x3
+from rammer_cuda.contraction.tf32 import gemm_tf32
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.tensor import gemm_tf32x3
-from rammer_cuda.kernels.tf32 import gemm_tf32
 
 #: Register tiles (rows, columns) of FFMA, and fragments of 16 x 8 a warp on tensor cores.
 REGISTERS = ((4, 4), (8, 4), (4, 8), (8, 8))

@@ -7,7 +7,7 @@ others need no common barrier, and while one converts, another one's products ru
 sums are added to fp32 ones outside. With ``patch`` a convolution's input is staged once for all taps of a block of
 channels (``kernels.patch``).
 
-``Warpgroups`` is also the frame of the families with one product for one (``kernels.wide_single``).
+``Warpgroups`` is also the frame of the families with one product for one (``contraction.wide_single``).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.gemm import Gemm, Shape
-from rammer_cuda.kernels.patch import Patch, patch_of
-from rammer_cuda.kernels.preamble import PREAMBLE
-from rammer_cuda.kernels.stage import Stage
+from rammer_cuda.contraction.gemm import Gemm, Shape
+from rammer_cuda.contraction.patch import Patch, patch_of
+from rammer_cuda.contraction.preamble import PREAMBLE
+from rammer_cuda.contraction.stage import Stage
+from rammer_cuda.contraction.wgmma import DEEP, preamble
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.wgmma import DEEP, preamble
 
 #: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the constant: 128
 #: results and as many partial sums a thread would not fit its registers.

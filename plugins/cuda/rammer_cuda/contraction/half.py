@@ -15,11 +15,11 @@ from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.gemm import shape_of
-from rammer_cuda.kernels.preamble import PREAMBLE
-from rammer_cuda.kernels.stage import Stage
+from rammer_cuda.contraction.gemm import shape_of
+from rammer_cuda.contraction.preamble import PREAMBLE
+from rammer_cuda.contraction.stage import Stage
+from rammer_cuda.contraction.tensor import Tensor
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.tensor import Tensor
 
 HALF = """
 #ifndef RM_HALF

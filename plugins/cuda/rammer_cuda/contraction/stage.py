@@ -15,9 +15,9 @@ from rammer.codegen.contraction import Guard, Operand, Product
 from rammer.codegen.task import Packing
 from rammer.codegen.text import Text, digits, total, weighted
 
-from rammer_cuda.kernels.change import Change, Piece
-from rammer_cuda.kernels.depth import Depth
-from rammer_cuda.kernels.packing import pack
+from rammer_cuda.contraction.change import Change, Piece
+from rammer_cuda.contraction.depth import Depth
+from rammer_cuda.contraction.packing import pack
 
 
 @dataclass

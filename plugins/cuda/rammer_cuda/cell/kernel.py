@@ -25,7 +25,7 @@ from rammer.ir.expr import Const, Expr, Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage
 
-from rammer_cuda.kernels.cell import THREADS, WARPS, Cell, Part, cell_of
+from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_of
 from rammer_cuda.kernels.task import TaskKernel, origins
 
 #: ``rm_fold`` adds up N values over LANES lanes: lanes trade halves until each has one value, whose number it returns, or

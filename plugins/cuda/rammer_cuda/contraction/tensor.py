@@ -6,7 +6,7 @@ from rammer.codegen.contraction import product_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.gemm import Gemm, shape_of
+from rammer_cuda.contraction.gemm import Gemm, shape_of
 from rammer_cuda.kernels.task import TaskKernel
 
 

@@ -12,8 +12,8 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate
 
-from rammer_cuda.kernels.depth import Depth
-from rammer_cuda.kernels.wgmma import cores
+from rammer_cuda.contraction.depth import Depth
+from rammer_cuda.contraction.wgmma import cores
 
 #: How a packed constant's values are stored: as float32, as float32 rounded to tf32, as float16, or as one of these with
 #: the last two axes arranged for warpgroup products (``wgmma.cores``).

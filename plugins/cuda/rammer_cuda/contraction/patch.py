@@ -16,8 +16,8 @@ from rammer.codegen.task import Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
 from rammer.ir import expr as ex
 
-from rammer_cuda.kernels.change import Change, Piece
-from rammer_cuda.kernels.depth import Depth
+from rammer_cuda.contraction.change import Change, Piece
+from rammer_cuda.contraction.depth import Depth
 
 
 @dataclass(frozen=True, slots=True)

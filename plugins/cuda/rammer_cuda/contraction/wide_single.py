@@ -1,6 +1,6 @@
 """Warpgroup products of one for one: ``gemm_wgmma1`` in tf32, where the user allows it, and ``gemm_wgmma_f16``.
 
-The frame is that of ``gemm_wgmma3`` (``kernels.wide``): warpgroups that copy, others that multiply. Constants are rounded and
+The frame is that of ``gemm_wgmma3`` (``contraction.wide``): warpgroups that copy, others that multiply. Constants are rounded and
 arranged when a program is loaded, so nothing is left to do with copies that have arrived. Sums stay on the tensor cores
 for all of a block's products, as in ``gemm_tf32`` and ``gemm_f16``.
 
@@ -18,11 +18,11 @@ from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.half import HALF, HalfStage
-from rammer_cuda.kernels.stage import Stage
+from rammer_cuda.contraction.half import HALF, HalfStage
+from rammer_cuda.contraction.stage import Stage
+from rammer_cuda.contraction.wgmma import CORE, DEEP, HALF_DEEP, half_name, half_preamble
+from rammer_cuda.contraction.wide import GROUP, THREADS, Warpgroups, Wide, runs_down, wide_shape
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.wgmma import CORE, DEEP, HALF_DEEP, half_name, half_preamble
-from rammer_cuda.kernels.wide import GROUP, THREADS, Warpgroups, Wide, runs_down, wide_shape
 
 
 def gemm_wgmma1(operator: ROperator, binding: Binding) -> TaskKernel:

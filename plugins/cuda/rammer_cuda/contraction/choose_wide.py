@@ -2,7 +2,7 @@
 
 For every block of products an SM takes the longest of: the tensor cores' work for all its blocks, the bytes that it
 gets from L2, the copying warpgroups' work, and one multiplying warpgroup's own chain of waiting, converting, multiplying
-and adding. Families with one product for one hide that chain behind their products (``kernels.wide_single``).
+and adding. Families with one product for one hide that chain behind their products (``contraction.wide_single``).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rammer.ir.device import VDevice
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.choose import L2_BYTES, SM_REGISTERS, SM_SHARED, Choice, tile_parts, usable
-from rammer_cuda.kernels.depth import Depth, depth_of
+from rammer_cuda.contraction.choose import L2_BYTES, SM_REGISTERS, SM_SHARED, Choice, tile_parts, usable
+from rammer_cuda.contraction.depth import Depth, depth_of
+from rammer_cuda.contraction.wide import GROUP, MOST, THREADS, Wide, gemm_wgmma3, runs_down, wide_shape
+from rammer_cuda.contraction.wide_single import gemm_wgmma1, gemm_wgmma_f16
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.wide import GROUP, MOST, THREADS, Wide, gemm_wgmma3, runs_down, wide_shape
-from rammer_cuda.kernels.wide_single import gemm_wgmma1, gemm_wgmma_f16
 from rammer_cuda.targets import model_clock
 
 #: Buffers of the ring and copying warpgroups that are tried.

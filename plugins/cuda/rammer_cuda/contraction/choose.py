@@ -23,9 +23,9 @@ from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.depth import Depth, depth_of
-from rammer_cuda.kernels.families import F16, FAMILIES, Family, TensorCost, families_of
-from rammer_cuda.kernels.gemm import Shape, shape_of
+from rammer_cuda.contraction.depth import Depth, depth_of
+from rammer_cuda.contraction.families import F16, FAMILIES, Family, TensorCost, families_of
+from rammer_cuda.contraction.gemm import Shape, shape_of
 from rammer_cuda.targets import model_clock
 
 #: An array of integers or floats.

@@ -5,7 +5,7 @@ by cp.async; every thread accumulates ``tm x tn`` results in registers over one 
 ``split`` > 1 a task is a thread-block cluster: each block sums its share of the products, then every block adds up its
 rows of the tile over all shared memories in rank order, so results repeat bit for bit. The following maps are applied
 on the way to memory by the core's emitter, maps before one operand once to each staged element (``kernels.change``).
-``kernels.tensor`` is the same on tensor cores.
+``contraction.tensor`` is the same on tensor cores.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
-from rammer_cuda.kernels.change import change_of
-from rammer_cuda.kernels.depth import depth_of
+from rammer_cuda.contraction.change import change_of
+from rammer_cuda.contraction.depth import depth_of
+from rammer_cuda.contraction.preamble import PREAMBLE
+from rammer_cuda.contraction.stage import Stage
 from rammer_cuda.kernels.epilogue import Epilogue
-from rammer_cuda.kernels.preamble import PREAMBLE
-from rammer_cuda.kernels.stage import Stage
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 
 #: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
@@ -87,7 +87,7 @@ def gemm(operator: ROperator, binding: Binding) -> TaskKernel:
 class Gemm:
     """Writes the kernel of one product; families on tensor cores override how blocks are staged and multiplied."""
 
-    #: Device functions, how packed constants are stored (``rammer_cuda.kernels.packing.FORMS``), and the products that
+    #: Device functions, how packed constants are stored (``rammer_cuda.contraction.packing.FORMS``), and the products that
     #: one instruction sums; rows of the epilogue in flight.
     preamble, form, least, unroll = PREAMBLE, "float32", 1, 4
 

@@ -10,12 +10,12 @@ from rammer.codegen.contraction import Operand, product_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.gemm import shape_of
-from rammer_cuda.kernels.packing import pack
-from rammer_cuda.kernels.preamble import PREAMBLE
-from rammer_cuda.kernels.stage import Stage
+from rammer_cuda.contraction.gemm import shape_of
+from rammer_cuda.contraction.packing import pack
+from rammer_cuda.contraction.preamble import PREAMBLE
+from rammer_cuda.contraction.stage import Stage
+from rammer_cuda.contraction.tensor import Tensor
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.kernels.tensor import Tensor
 
 TF32 = """
 #ifndef RM_TF32

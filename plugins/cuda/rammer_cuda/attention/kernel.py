@@ -1,4 +1,4 @@
-"""The ``attention`` family: two products with row-wise work between them (``kernels.attend``), on chip from end to end.
+"""The ``attention`` family: two products with row-wise work between them (``attention.recognise``), on chip from end to end.
 
 A block has one head and 16 rows for each of ``groups`` rows of warps; ``warps`` warps share the keys of 16 rows. Keys and
 values come through a ring of shared-memory buffers, ``chunk`` columns of all of them at a time. Every warp keeps the scores
@@ -25,11 +25,11 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.kernels.attend import Attention, attention_of
-from rammer_cuda.kernels.attention_text import PRODUCTS3, PRODUCTS16
+from rammer_cuda.attention.device_code import PRODUCTS3, PRODUCTS16
+from rammer_cuda.attention.recognise import Attention, attention_of
+from rammer_cuda.contraction.half import HALF
+from rammer_cuda.contraction.preamble import PREAMBLE
 from rammer_cuda.kernels.frame import WARP, Frame
-from rammer_cuda.kernels.half import HALF
-from rammer_cuda.kernels.preamble import PREAMBLE
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Rows of a warp; most fragments of 8 keys a warp, whose scores take 4 registers each; most warps of a block.

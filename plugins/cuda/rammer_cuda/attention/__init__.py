@@ -1,0 +1,1 @@
+"""Attention: two products with a softmax between them, in one kernel."""

@@ -1,0 +1,1 @@
+"""Recurrent cells whose weights stay in shared memory."""

@@ -1,0 +1,1 @@
+"""Two products in a row, the first of which stays on chip."""

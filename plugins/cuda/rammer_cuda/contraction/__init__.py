@@ -1,0 +1,1 @@
+"""Matrix products and convolutions: one kernel, several instructions."""

@@ -1,0 +1,1 @@
+"""The core's emitter, and tiles for it."""

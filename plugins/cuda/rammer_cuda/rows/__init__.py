@@ -1,0 +1,1 @@
+"""Reductions along contiguous rows: products with a vector, and chains of row reductions."""

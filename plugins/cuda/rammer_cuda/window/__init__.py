@@ -1,0 +1,1 @@
+"""Windows over images without a contraction: depthwise convolutions and pooling."""

@@ -72,6 +72,10 @@ def test_columns_first_and_a_window_on_nothing_but_nan() -> None:
     x = np.array([[1, 5, 2], [4, 3, np.nan]], F32)[None, None]
     case = Case("MaxPool", 22, (x,), {"kernel_shape": [2, 2], "storage_order": 1}, 2)
     check(case, np.array([[[[5, np.nan]]]]), np.array([[[[2, 5]]]]))
+    # The order of storage numbers elements and selects none: of equal ones the first row's counts.
+    x = np.array([[3, 1, 7], [7, 0, 7]], F32)[None, None].repeat(2, 1)
+    case = Case("MaxPool", 22, (x,), {"kernel_shape": [2, 3], "storage_order": 1}, 2)
+    check(case, np.full((1, 2, 1, 1), 7, F32), np.array([[[[4]], [[10]]]]))
 
 
 @pytest.mark.parametrize(("n", "kernel", "attributes", "starts"), [

@@ -83,3 +83,18 @@ def test_a_length_by_a_scale_may_have_a_fraction_where_a_policy_chose_the_scale(
     corners = {"coordinate_transformation_mode": "align_corners"}
     assert distrusted("onnxruntime", Use("Resize", 19, corners, sizes)) is None
     assert distrusted("onnxruntime", Use("Resize", 19, {**corners, "keep_aspect_ratio_policy": "not_larger"}, sizes)) is not None
+
+
+def test_what_is_no_number_is_decided_once_it_is_known() -> None:
+    for op in ("Sign", "ArgMax", "Hardmax", "Max"):
+        for values, wrong in (([np.array([1, np.nan])], True), ([np.ones(2)], False), ([], False)):
+            assert (distrusted("onnxruntime", Use(op, 13, {}, (X,), (True,), values)) is not None) == wrong
+
+
+def test_windows_over_padding_alone() -> None:
+    def use(extent: int, kernel: int, pads: tuple[int, int], **given: tuple[int]) -> Use:
+        return Use("MaxPool", 12, {"kernel_shape": (kernel,), "pads": pads, **given}, (TensorType("float32", (1, 1, extent)),))
+
+    alone = [use(0, 1, (1, 1)), use(5, 2, (2, 2)), use(1, 2, (1, 1), dilations=(2,))]
+    assert all(distrusted("reference", u) is not None for u in alone)
+    assert not any(distrusted("reference", u) for u in (use(5, 2, (0, 0)), use(5, 3, (2, 2))))

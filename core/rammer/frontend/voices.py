@@ -59,6 +59,11 @@ class Use:
         """Whether an input has no elements."""
         return any(kind is not None and kind.size == 0 for kind in self.inputs)
 
+    @property
+    def nan(self) -> bool:
+        """Whether a known input holds what is no number."""
+        return any(v is not None and v.dtype.kind == "f" and bool(np.isnan(v).any()) for v in self.values)
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -98,6 +103,15 @@ def _leaping(use: Use) -> bool:
     if mode.startswith("SAME"):
         return any(d.dilation != 1 or d.stride > span for d, span in zip(dims, spans, strict=True))
     return any(d.out < 1 for d in dims)
+
+
+def _padding_alone(use: Use) -> bool:
+    kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
+    _, dims = geometry_of(use.op, use.attributes, source, kernel)
+    return any(
+        n < d.dilation or (k - 1) * d.dilation < d.begin or (d.out - 1) * d.stride - d.begin >= n
+        for n, k, d in zip(source, kernel, dims, strict=True)
+    )
 
 
 def _unusual_cell(use: Use) -> bool:
@@ -163,6 +177,23 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "strides_spatial_shape[i])', 'SAME_UPPER or SAME_LOWER: ceil(input_spatial_shape[i] / strides_spatial_shape[i])', 'the "
         "extra padding is added at the end for SAME_UPPER and at the beginning for SAME_LOWER'. ONNX Runtime rounds towards "
         "zero, takes VALID for pads of 0, leaves dilations out of SAME and halves negative paddings in another way.",
+    ),
+    Decision(
+        ("MaxPool",), "windows over padding alone", _padding_alone, ("reference",),
+        "'The output of each pooling window is maximum number of elements exclude pad', and of no elements the maximum is, as "
+        "ReduceMax has it, 'minus infinity (if supported by the datatype) or the minimum value of the data type otherwise'. The "
+        "reference gives NaN.",
+    ),
+    Decision(
+        ("ArgMax", "ArgMin", "Hardmax", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "Max", "Min"),
+        "NaN among the elements", lambda use: use.nan, ("onnxruntime",),
+        "ONNX is silent ('Computes the indices of the max elements of the input tensor's element'). As in NumPy and torch a NaN "
+        "is the largest and the smallest element of its row: what is no number must not be lost. ONNX Runtime may pass over it.",
+    ),
+    Decision(
+        ("Sign",), "NaN among the elements", lambda use: use.nan, ("onnxruntime",),
+        "'If input > 0, output 1. if input < 0, output -1. if input == 0, output 0': NaN is none of them, and 0 least of all. As "
+        "in NumPy, torch and the reference it stays NaN. ONNX Runtime gives 0.",
     ),
     Decision(
         ("GridSample",), "cubic with a border",

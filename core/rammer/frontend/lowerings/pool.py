@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -31,12 +31,13 @@ def max_pool(ctx: Lowering) -> None:
 
 
 def _emit_indices(ctx: Lowering, window: Window, value: Load, largest: Load) -> None:
-    """Output 1: "the flatten 1-D indices of selected values"; ``storage_order`` 1 counts columns first."""
+    """Output 1: "the flatten 1-D indices of selected values". Which one is selected, the first in row-major order, does not
+    depend on ``storage_order``: that is "used only to convert an n-tuple index value into a single integer value"."""
     axes = _axes(ctx, window)
     places = list(zip(window.indices, window.source, strict=True))
-    place: Expr = ex.integer(0)
-    for index, extent in reversed(places) if ctx.attr("storage_order", 0) else places:
-        place = ex.add(ex.mul(place, extent), index)
+    columns = bool(ctx.attr("storage_order", 0)) and len(places) > 1 and 0 not in window.source
+    searched = columns and bool(window.taps)
+    place = _flat(reversed(places) if columns and not searched else places)
     plane = ex.add(ex.mul("n", axes[1].extent), "c")
     place = ex.add(ex.mul(plane, int(np.prod(window.source))), place)
     if not window.taps:
@@ -49,8 +50,30 @@ def _emit_indices(ctx: Lowering, window: Window, value: Load, largest: Load) -> 
     for index, extent in places if window.padded else ():
         inside = Op("and_", (Op("le", (ex.integer(0), index)), Op("lt", (index, ex.integer(extent)))))
         chosen = Op("and_", (chosen, inside))
-    last = ex.integer(ctx.type(value.tensor).size)
-    ctx.emit(axes, Op("where", (chosen, place, last)), window.taps, "min", output=1, dtype="int64")
+    candidate = Op("where", (chosen, place, ex.integer(ctx.type(value.tensor).size)))
+    if not searched:
+        ctx.emit(axes, candidate, window.taps, "min", output=1, dtype="int64")
+        return
+    first = ctx.emit(axes, candidate, window.taps, "min", dtype="int64", hint="first")
+    ctx.emit(axes, _by_columns(ctx.load(first, *[a.name for a in axes]), window.source), output=1)
+
+
+def _flat(places: Iterable[tuple[Expr, int]]) -> Expr:
+    """The number of an element among its plane's, of which the last of ``places`` counts fastest."""
+    place: Expr = ex.integer(0)
+    for index, extent in places:
+        place = ex.add(ex.mul(place, extent), index)
+    return place
+
+
+def _by_columns(place: Expr, source: Sequence[int]) -> Expr:
+    """A number in row-major order as that in column-major order within the same plane of extents ``source``."""
+    plane = int(np.prod(source))
+    places, inner = list[tuple[Expr, int]](), plane
+    for extent in source:
+        inner //= extent
+        places.append((ex.mod(ex.floordiv(place, inner), extent), extent))
+    return ex.add(ex.mul(ex.floordiv(place, plane), plane), _flat(reversed(places)))
 
 
 @lowering("AveragePool")

@@ -18,6 +18,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Table
 from rammer.ir.types import is_float
+from rammer.testing.graphs.doubt import Decisions
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Half a unit in the last place, and the smallest number above 0.
@@ -37,19 +38,16 @@ class Steps:
     rng: np.random.Generator
     amplified: float
     kinds: dict[Expr, str] = field(default_factory=dict)
-    orders: dict[tuple[Expr, tuple[Axis, ...]], Array] = field(default_factory=dict)
+    decisions: Decisions = field(default_factory=Decisions)
 
     def exact(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array], value: Array) -> Array:
-        """``value`` as it is; of floats that are compared for equality their order is kept."""
-        if _compares_floats(e, operands):
-            self.orders[e, axes] = _order(operands)
+        """``value`` as it is; what decisions depend on is kept."""
+        self.decisions.exact(e, axes, operands)
         return value
 
     def disturbed(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array], value: Array) -> Array:
         """``value`` as arithmetic of the step's type may have it."""
-        if _compares_floats(e, operands):
-            # Two floats whose order changes may be equal: no disturbance by itself would make them so.
-            return np.asarray(value | (_order(operands) != self.orders[e, axes]))
+        self.decisions.disturbed(e, axes, operands)
         if isinstance(e, Cast) and value.dtype.kind in "iu" and operands[0].dtype.kind == "f":
             return _converted(operands[0], value)
         if value.dtype.kind != "f" or isinstance(e, Load) or (isinstance(e, Op) and e.fn in EXACT):
@@ -91,15 +89,6 @@ def _held(e: Expr, kind: str, operands: list[Array], value: Array) -> Array:
         return np.broadcast_to(whole, value.shape)
     normal = (value == 0) | (np.abs(value) >= TINY[kind])
     return np.asarray(normal & (value == value.astype(kind)))
-
-
-def _compares_floats(e: Expr, operands: list[Array]) -> bool:
-    return isinstance(e, Op) and e.fn == "eq" and operands[0].dtype.kind == "f"
-
-
-def _order(operands: list[Array]) -> Array:
-    with np.errstate(all="ignore"):
-        return np.asarray(np.nan_to_num(np.sign(operands[0] - operands[1])))
 
 
 def _converted(source: Array, value: Array) -> Array:

@@ -2,13 +2,15 @@
 
 The graph is bound and lowered without any pass, node by node. Beside the exact values run some trajectories in which every
 result and every step to it is disturbed by what its type rounds away (``steps``), sums by the rounding of all their terms.
-Where trajectories come out apart, an element is ill-conditioned: a near tie, a cancellation, a step. A device may differ there.
+Where trajectories come out apart, an element is ill-conditioned: a cancellation, a step, a near tie, of which ``doubt`` knows
+more than they show. A device may differ there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -24,6 +26,7 @@ from rammer.ir.expr import Op
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import is_float
 from rammer.runtime.host import HostNode
+from rammer.testing.graphs.doubt import doubtful
 from rammer.testing.graphs.steps import EXACT, TINY, UNIT, Steps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -83,6 +86,7 @@ class Tracker:
     narrow: bool = False
     amplified: float = AMPLIFIED
     coarse: bool = False
+    doubts: dict[str, Array] = field(default_factory=dict)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Expected]:
         """Every output by its ONNX name."""
@@ -94,10 +98,27 @@ class Tracker:
                   for _ in range(self.trajectories)]  # fmt: skip
         if not self.narrow:
             others = [{n: a if n in given else o[n] for n, a in exact.items()} for o in others]
+        self.doubts.clear()
         taken = set(graph.types)
         for node in graph.nodes:
-            self._node(node, taken, exact, native, others)
+            with self._reread([n for n in node.inputs if n and n not in given], exact, others):
+                self._node(node, taken, exact, native, others)
         return {v.external or v.name: self._expected(v.name, graph.types[v.name].dtype, exact, others) for v in graph.outputs}
+
+    @contextmanager
+    def _reread(self, names: Sequence[str], exact: Mapping[str, Array], others: Sequence[dict[str, Array]]) -> Iterator[None]:
+        """float16 is a format: what one reader takes from memory another may have from the registers of who computed it."""
+        kept = []
+        for name in dict.fromkeys(n for n in names if n in exact and self._kind(self._dtype(n)) == "float16"):
+            value = exact[name]
+            with np.errstate(all="ignore"):
+                rounded = np.where(value == value.astype(np.float16), 0, self._rounding("float16", value))
+            for table in others:
+                kept.append((table, name, table[name]))
+                table[name] = self._disturbed(table[name], rounded)
+        yield
+        for table, name, whole in kept:
+            table[name] = whole
 
     def _node(self, node: Node, taken: set[str], exact: dict[str, Array], native: dict[str, Array],
               others: Sequence[dict[str, Array]]) -> None:  # fmt: skip
@@ -122,6 +143,9 @@ class Tracker:
             native[name] = np.asarray(evaluate(compute, native))
             for table in others:
                 table[name] = np.asarray(evaluate(compute, table, True, steps.disturbed))
+            doubts = doubtful(compute, exact, self.doubts, steps.decisions.undecided())
+            if doubts is not None:
+                self.doubts[name] = doubts
             if not is_float(compute.dtype):
                 others[0][name] = _saturated(compute, others[0])
                 return
@@ -153,9 +177,13 @@ class Tracker:
     def _rounding(self, dtype: str, value: Array) -> Array:
         if not is_float(dtype):
             return np.zeros(value.shape)
-        kind = "float16" if self.narrow and dtype == "float32" else dtype
+        kind = self._kind(dtype)
         with np.errstate(all="ignore"):
             return np.asarray(UNIT[kind] * np.abs(value) + TINY[kind])
+
+    def _kind(self, dtype: str) -> str:
+        """The type in which a device may store ``dtype``."""
+        return "float16" if self.narrow and dtype == "float32" else dtype
 
     def _disturbed(self, value: Array, noise: Array) -> Array:
         if value.dtype.kind != "f":
@@ -178,26 +206,28 @@ class Tracker:
                 wide = kept if table is native else _wide(kept)
                 steady = table is native or table is exact
                 table[name] = wide if steady else self._disturbed(wide, self._rounding(host.types[name].dtype, wide))
+                if any(n in self.doubts for n in host.inputs):
+                    self.doubts[name] = np.ones(wide.shape, bool)
 
     def _dtype(self, name: str) -> str:
         return self.graph.types[name].dtype if name in self.graph.types else str(self.graph.constants[name].dtype)
 
     def _expected(self, name: str, dtype: str, exact: Mapping[str, Array], others: Sequence[Mapping[str, Array]]) -> Expected:
         value = np.asarray(exact[name])
-        loose = np.zeros(value.shape, bool)
+        loose = np.zeros(value.shape, bool) | self.doubts.get(name, False)
         if value.dtype.kind != "f":
             for table in others:
                 loose |= table[name] != value
             return Expected(value, np.zeros(value.shape), loose)
         spread = np.zeros(value.shape)
-        limit = np.finfo(np.float16 if self.narrow and dtype == "float32" else dtype).max
+        kind = self._kind(dtype)
+        limit = np.finfo(kind).max
         with np.errstate(all="ignore"):
             for table in others:
                 apart = np.abs(table[name] - value)
                 same = (table[name] == value) | (np.isnan(table[name]) & np.isnan(value))
                 loose |= ~same & ~np.isfinite(apart)
                 spread = np.maximum(spread, np.where(np.isfinite(apart), apart, 0))
-            kind = "float16" if self.narrow and dtype == "float32" else dtype
             slack = 4 * spread + 4 * UNIT[kind] * np.abs(value) + 4 * TINY[kind]
             loose |= np.isfinite(value) & (np.abs(value) > limit / 8)
         return Expected(value, slack, loose)

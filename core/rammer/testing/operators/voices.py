@@ -22,10 +22,6 @@ from rammer.ir.graph import Graph
 from rammer.runtime.host import HostNode
 from rammer.testing.operators.case import Array, Case
 
-#: Operators in which ONNX Runtime may pass over NaN. ONNX is silent; rammer follows NumPy and torch, in which a NaN is the
-#: largest and the smallest element of its row: what is no number must not be lost.
-NAN_LOST = frozenset({"ArgMax", "ArgMin", "Hardmax", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "Max", "Min"})
-
 
 @dataclass(frozen=True)
 class Said:
@@ -211,14 +207,7 @@ def _trusted(case: Case, voice: Voice, said: Callable[[Case], Said]) -> Said:
     decision = distrusted(voice, case.use)
     if decision is not None:
         return Said(None, f"decided: {decision.when}")
-    if voice == "onnxruntime" and case.op in NAN_LOST and any(has_nan(a) for a in case.operands):
-        return Said(None, "decided: NaN is an extreme")
     return said(case)
-
-
-def has_nan(operand: Array | None) -> bool:
-    """Whether an operand holds what is no number."""
-    return operand is not None and operand.dtype.kind == "f" and bool(np.isnan(operand).any())
 
 
 def _shown(text: str | None, said: Said) -> str:

@@ -281,7 +281,8 @@ class Backend(Protocol):
         ...
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiles and kernel families worth trying for an untiled operator, best predicted first."""
+        """Tiles and kernel families worth trying for an untiled operator, best predicted first. Of them only the first few are
+        asked for: a device to which a candidate is work gives them ``Lazily`` (``rammer.device.lazily``)."""
         ...
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
+from rammer.device.lazily import Lazily
 from rammer.device.manifest import Backend, Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import RKernel, ROperator
@@ -32,7 +34,7 @@ class Tuner:
     progress: Callable[[str], None] = lambda name: None
     measured: int = 0
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
-    _options: dict[str, list[ROperator]] = field(default_factory=dict)
+    _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
 
     def kernels(self, operator: ROperator, binding: Binding) -> tuple[RKernel, ...]:
         """The kernels kept for ``operator``, fastest first. DeviceFailure when no candidate fits."""
@@ -57,8 +59,8 @@ class Tuner:
                 pairs += [(o, binding) for o in self._options[sign][: MEASURED[self.level]]]
         build(pairs)
 
-    def _candidates(self, operator: ROperator, binding: Binding) -> list[ROperator]:
-        return [*self.extra(operator, binding), *self.backend.candidates(operator, binding)]
+    def _candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        return Lazily(chain(self.extra(operator, binding), self.backend.candidates(operator, binding)))
 
     def _key(self, sign: str) -> str:
         return key_of(self.backend.fingerprint, sign, self.level)
@@ -67,7 +69,7 @@ class Tuner:
         key = self._key(sign)
         kept = self.store.get(key)
         options = self._options.pop(sign, None) or self._candidates(operator, binding)
-        known = {(o.tile, o.family, o.config) for o in options}
+        known = {(o.tile, o.family, o.config) for o in options[: MEASURED[self.level]]} if kept else {}
         # A store only says which candidate is the best; what is none was never measured here, whatever the store says.
         if kept is not None and all((t.tile, t.family, t.config) in known for t in kept):
             return tuple(self._rebuilt(operator, binding, t) for t in kept)

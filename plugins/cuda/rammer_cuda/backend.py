@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from rammer.codegen.generators import generator_hash
+from rammer.device.lazily import Lazily
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
@@ -109,13 +110,21 @@ class CudaBackend:
         if chains := chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []:
             return [o for _, o in chains]
         if rows := attention_candidates(operator, binding, self.vdevice, GEMM_TILES):
-            return [o for _, o in rows if self._fits(o, binding)]
-        found = self._products(operator, binding)
-        for choose in (plain_candidates, *CHOOSERS):
-            found += choose(operator, binding, self.vdevice, PLAIN_TILES)
-        ranked = _leaders_first(found)
-        tiles = tile_candidates(operator, binding, self.vdevice, 2 if found else GENERIC_TILES) if not ranked else []
-        return [t for t in (*(o for _, o in ranked), *tiles) if t.family in PRODUCTS or self._fits(t, binding)]
+            return Lazily(o for _, o in rows if self._fits(o, binding))
+        return Lazily(self._ranked(operator, binding))
+
+    def _ranked(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
+        """``candidates`` of all other families, one by one: a kernel is written to see whether it fits."""
+        chosen = [f for choose in (plain_candidates, *CHOOSERS) for f in choose(operator, binding, self.vdevice, PLAIN_TILES)]
+        merged = heapq.merge(self._products(operator, binding), sorted(chosen, key=lambda f: f[0]), key=lambda f: f[0])
+        found = False
+        for _, tiled in _leaders_first(merged):
+            found = True
+            if tiled.family in PRODUCTS or self._fits(tiled, binding):
+                yield tiled
+        if not found:
+            tiles = tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
+            yield from (t for t in tiles if self._fits(t, binding))
 
     def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """Every choice of every family, whatever its prediction; nothing is kept from cells, chains and attention."""
@@ -127,13 +136,12 @@ class CudaBackend:
             yield from (c.operator for c in choices(operator, binding, self.vdevice))
         yield from tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
 
-    def _products(self, operator: ROperator, binding: Binding, count: int = GEMM_TILES) -> list[tuple[float, ROperator]]:
+    def _products(self, operator: ROperator, binding: Binding, count: int = GEMM_TILES) -> Iterator[tuple[float, ROperator]]:
         """(predicted seconds, tiled copy) of the matrix-product families, best first: no kernel is written in vain."""
         kinds = [gemm_choices(operator, binding, self.vdevice)]
         kinds += [wide_choices(operator, binding, self.vdevice)] if self._warpgroups else []
         ranked = heapq.merge(*kinds, key=lambda c: c.seconds)
-        fitting = ((c.seconds, c.operator) for c in ranked if self._fits(c.operator, binding))
-        return list(islice(fitting, count))
+        return islice(((c.seconds, c.operator) for c in ranked if self._fits(c.operator, binding)), count)
 
     def _fits(self, operator: ROperator, binding: Binding) -> bool:
         """Whether the operator's family can write its kernel, and an SM has the shared memory for it."""
@@ -248,9 +256,20 @@ def _written(operator: ROperator, binding: Binding) -> Written:
     return Written(made.text, Resources(made.threads, local_bytes=made.shared))
 
 
-def _leaders_first(found: list[tuple[float, ROperator]]) -> list[tuple[float, ROperator]]:
-    """By predicted seconds, but each family's best before every second best: tuning measures only the first few, and
-    models of different families are less comparable than one family's. A family far behind has no such place."""
-    ranked = sorted(found, key=lambda f: f[0])
-    leaders = {o.family: (seconds, o) for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0] + NEAR}
-    return sorted(ranked, key=lambda f: (f not in leaders.values(), f[0]))
+def _leaders_first(ranked: Iterable[tuple[float, ROperator]]) -> Iterator[tuple[float, ROperator]]:
+    """``ranked`` (by predicted seconds), but each family's best before every second best: tuning measures only the first few,
+    and models of different families are less comparable than one family's. A family far behind has no such place."""
+    later, seen, limit = list[tuple[float, ROperator]](), set[str](), float("inf")
+    rest = iter(ranked)
+    for seconds, tiled in rest:
+        limit = min(limit, LEADING * seconds + NEAR)
+        if seconds > limit:
+            later.append((seconds, tiled))
+            break
+        if tiled.family in seen:
+            later.append((seconds, tiled))
+        else:
+            seen.add(tiled.family)
+            yield seconds, tiled
+    yield from later
+    yield from rest

@@ -176,9 +176,10 @@ def window_candidates(operator: ROperator, binding: Binding, device: VDevice, co
         config = (("high", high), ("wide", wide))
         for tile in sorted({_tile(w, high, wide, size) for size in SIZES}):
             tiled = replace(operator, tile=tile, family="window", config=config)
-            if (w.high is None and high > 1) or not _possible(window_of(tiled)):
+            here = replace(w, operator=tiled)
+            if (w.high is None and high > 1) or not _possible(here):
                 continue
-            found.append((window_seconds(tiled, binding, device) + device.launch, tiled))
+            found.append((_seconds(here, binding, device) + device.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile, f[1].config))
     return found[:count]
 
@@ -196,7 +197,11 @@ def _tile(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
 
 def window_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    w = window_of(operator)
+    return _seconds(window_of(operator), binding, device)
+
+
+def _seconds(w: Window, binding: Binding, device: VDevice) -> float:
+    operator = w.operator
     strips, clock = strips_of(w), model_clock(device)
     threads = _threads(strips.count)
     loads, values = _distinct_loads(w.main, strips.sizes), strips.each * w.taps

@@ -76,7 +76,7 @@ def install(home: Path, *paths: Path) -> None:
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *paths, cwd=home)
 
 
-def test_the_wheels_ship_types_and_nothing_else(wheels: dict[str, Path]) -> None:
+def test_the_wheels_ship_types_device_code_and_nothing_else(wheels: dict[str, Path]) -> None:
     assert sorted(wheels) == ["rammer_core", "rammer_cuda", "rammer_ipu_sim", "rammer_rocm", "rammer_toy"]
     for name, path in wheels.items():
         package = "rammer" if name == "rammer_core" else name
@@ -84,6 +84,8 @@ def test_the_wheels_ship_types_and_nothing_else(wheels: dict[str, Path]) -> None
             names = archive.namelist()
             metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
         assert name == "rammer_toy" or f"{package}/py.typed" in names
+        own = ROOT / "plugins" / name.removeprefix("rammer_")
+        assert {str(p.relative_to(own)) for p in own.rglob("*.cuh")} <= {*names}, "device code is data of its package"
         assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {package}
         if name != "rammer_core":
             assert "Requires-Dist: rammer-core<0.2,>=0.1" in metadata

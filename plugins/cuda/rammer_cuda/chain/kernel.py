@@ -24,6 +24,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.chain.recognise import Chain, Layer, chain_of
 from rammer_cuda.contraction.wgmma import preamble
+from rammer_cuda.device import source
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 from rammer_cuda.targets import model_clock
 
@@ -43,18 +44,6 @@ START, MATRIX, LAYER, RESULT = 4500, 5.5, 500, 22
 MOVED = 24.0
 #: Shared memory of each block that the system keeps for itself (NVIDIA Hopper tuning guide: 1 KiB).
 RESERVED = 1024
-
-_PREAMBLE = """
-#ifndef RM_CHAIN
-#define RM_CHAIN
-__device__ __forceinline__ void rm_bulk(unsigned to, const float *from, int bytes, unsigned at) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :: "r"(to), "l"(from), "r"(bytes), "r"(at) : "memory");
-}
-#endif
-"""
-
 
 def gemm_chain(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled chain. Unsuited where the operator is none, or its block is no possible one."""
@@ -153,7 +142,7 @@ class _ChainText:
         bounds = f"__launch_bounds__({threads}, {self.resident})"
         head = f'extern "C" __global__ void {bounds} @NAME@({names}, const int *order, int first)'
         text = f"{head} {{\n{self.text}}}\n"
-        before = preamble([x.padded[1] for x in self.c.layers]) + _PREAMBLE + "".join(self.tables.values())
+        before = preamble([x.padded[1] for x in self.c.layers]) + source("bulk_copy") + "".join(self.tables.values())
         name = "g_" + hashlib.sha256((before + text).encode()).hexdigest()[:20]
         return TaskKernel(name, before + text.replace("@NAME@", name), tuple(self.arguments), threads, dynamic, dynamic)
 

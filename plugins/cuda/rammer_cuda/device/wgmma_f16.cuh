@@ -1,0 +1,14 @@
+#ifndef RM_WGMMA_@name@
+#define RM_WGMMA_@name@
+// ``STEP`` is how much further, in 16 bytes, the next instruction's products lie.
+template <int S, int ASTEP, int BSTEP> __device__ __forceinline__ void rm_products_@name@(float (&d)[@count@],
+    unsigned long long a, unsigned long long b) {
+  rm_warpgroup_begin();
+#pragma unroll
+  for (int s = 0; s < S; ++s)
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %@last@, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n@n@k16.f32.f16.f16 {@results@}, %@first@, %@second@, p, 1, 1, @ta@, @tb@; }"
+      : @outputs@ : "l"(a + s * ASTEP), "l"(b + s * BSTEP), "r"(1));
+  rm_warpgroup_commit();
+}
+#endif

@@ -1,0 +1,26 @@
+"""The hash of what writes kernels: of every file that a text may depend on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rammer.codegen.generators import generator_hash
+
+
+@pytest.mark.parametrize("name", ["writer.py", "device/products.cuh"])
+def test_kernels_are_made_anew_where_what_writes_them_changed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "written_by"
+    (package / "device").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hashes = []
+    for text in ("", "one", "two"):
+        (package / name).write_text(text)
+        generator_hash.cache_clear()
+        hashes.append(generator_hash("written_by"))
+    generator_hash.cache_clear()
+    sys.modules.pop("written_by", None)
+    assert len({*hashes}) == 3

@@ -1,6 +1,6 @@
 """Models that are legal or nearly so and once hung, took all memory or ended in a traceback; each with its end today.
 
-``python hostile_models.py FOLDER`` runs them all, each in a child with 3 GiB and 20 s, and prints a line of JSON for each.
+``python hostile_models.py FOLDER`` runs them all, each in a child with 2 GiB and 20 s, and prints a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def run(folder: Path, device: str, names: Iterable[str]) -> None:
         (place / "w.bin").write_bytes(bytes(64))
         os.mkfifo(place / "pipe")
         (place / "m.onnx").write_bytes(CASES[name][0]().SerializeToString())
-        end = caged(["run", place / "m.onnx", "--device", device], place)
+        end = caged(["run", place / "m.onnx", "--device", device], place, ["--device", device])
         shutil.rmtree(place)
         print(json.dumps([name, end.code, end.err, end.fault, end.seconds]), flush=True)
 

@@ -1,4 +1,4 @@
-"""Hostile and careless models end in a clear error or run, in 20 s and 3 GiB."""
+"""Hostile and careless models end in a clear error or run, in 20 s and 2 GiB."""
 
 from __future__ import annotations
 

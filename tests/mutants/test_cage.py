@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rammer.testing import cage
@@ -15,10 +22,51 @@ from rammer.testing import cage
 def test_a_child_may_use_few_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     """An OpenCL runtime starts a thread for every one of them, which on a large machine took more than the memory."""
     monkeypatch.setattr(cage, "CORES", cores)
-    monkeypatch.setattr(cage, "_command", lambda words: print(*sorted(os.sched_getaffinity(0))) or 0)
+    monkeypatch.setattr(cage, "command", lambda words: print(*sorted(os.sched_getaffinity(0))) or 0)
     before = os.sched_getaffinity(0)
     (tmp_path / "a").mkdir()
-    seen = cage.caged(["run"], tmp_path / "a", memory=1 << 40)  # not what is tested, and this process may be large
+    seen = cage.caged(["run"], tmp_path / "a")
     allowed = set(map(int, seen.out.split()))
     assert not seen.fault and allowed <= before and len(allowed) == min(cores, len(before))
     assert os.sched_getaffinity(0) == before, "the parent keeps its own"
+
+
+def test_what_a_driver_reserves_is_not_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has a thread for each of 64 cores reserves more than a file may take; what unpacks to 2.9 GB is stopped still."""
+
+    def command(words: object) -> int:
+        assert np.zeros(1 << 30, np.uint8).nbytes == room_for(1 << 30) == 1 << 30
+        print(room_for(2_900_000_000))
+        return 0
+
+    def room_for(size: int) -> int:
+        try:
+            return np.zeros(size, np.uint8).nbytes
+        except MemoryError:
+            return 0
+
+    reserve = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, "prot": mmap.PROT_READ}
+    monkeypatch.setattr(cage, "_opened", lambda device: mmap.mmap(-1, 8 << 30, **reserve))
+    monkeypatch.setattr(cage, "command", command)
+    seen = cage.caged(["run"], tmp_path, ["--device", "large"])
+    assert (seen.code, seen.signal, seen.out) == (0, 0, "0\n"), seen.err
+
+
+@pytest.mark.parametrize(("start", "said"), [
+    (lambda: np.zeros(1 << 60, np.uint8), "exit code 70"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+    (lambda: time.sleep(60), "it was late"),
+])  # fmt: skip
+def test_a_run_that_cannot_begin_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object],
+                                               said: str) -> None:  # fmt: skip
+    monkeypatch.setattr(cage, "_opened", lambda device: start())
+    with pytest.raises(cage.Machinery, match=f"a run did not begin: .*{said}"):
+        cage.caged(["run"], tmp_path, seconds=1 if said == "it was late" else 30)
+
+
+@pytest.mark.parametrize("more", [[], ["--processes", "2"]])
+def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
+    """It is no campaign without faults."""
+    words = [sys.executable, "-m", "rammer.testing.mutants", "--kind", "model", "--device", "nowhere", "--count", "4", *more]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == cage.Machinery.exit_code, done.stdout + done.stderr
+    assert "nowhere" in done.stderr and "Traceback" not in done.stderr and " mutants, " not in done.stdout

@@ -2,9 +2,9 @@
 
 Forking a process that has imported everything costs about 10 ms, so thousands of runs are cheap. The limit of memory is
 of address space (``RLIMIT_AS``), which the kernel refuses at once and exactly: an allocation beyond it is a MemoryError where
-it is made, and no other process suffers. A parent that polls resident memory would see an overrun too late. OpenCL
-runtimes start a thread for every core they may use and reserve about 100 MB for each, which on a large machine alone is more
-than the limit: a child may use two cores.
+it is made, and no other process suffers. A parent that polls resident memory would see an overrun too late. Drivers reserve
+address space as they like when they are loaded, some of them for a thread on each of the machine's cores: a child opens its
+device first, and the limit is of what it takes beyond that. A child that does not come so far says nothing about its file.
 """
 
 from __future__ import annotations
@@ -19,22 +19,33 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-#: What one run may take: bytes of address space, and seconds.
-MEMORY, SECONDS = 3 << 30, 20.0
+from rammer.errors import RammerError
+from rammer.runtime.room import mapped
+
+#: What one run may take: bytes of address space beyond what it has once its device is open, and seconds.
+MEMORY, SECONDS = 2 << 30, 20.0
 #: Cores that one run may use.
 CORES = 2
 #: Of Linux's ``prctl``.
 _PR_SET_PDEATHSIG = 1
+#: Of glibc's ``mallopt``, and how many arenas: each thread of a driver would else reserve 64 MB at its first allocation.
+_M_ARENA_MAX, ARENAS = -8, 2
 #: Audit events that mean that something was executed.
 _EXECUTES = frozenset({"os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "socket.connect",
                        "pickle.find_class", "ctypes.dlopen/from-file"})  # fmt: skip
+
+
+class Machinery(RammerError):
+    """A run could not begin, or that of a right file fails: no finding about a file, but nothing can be searched here."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +79,54 @@ class Outcome:
         return ""
 
 
-def caged(words: Sequence[object], folder: Path, *, seconds: float = SECONDS, memory: int = MEMORY) -> Outcome:
-    """``rammer WORDS...`` in a child that may write below ``folder`` only; its cache is ``folder/cache``."""
+def caged(words: Sequence[object], folder: Path, device: Sequence[str] = (), *, seconds: float = SECONDS,
+          memory: int = MEMORY) -> Outcome:  # fmt: skip
+    """``rammer WORDS...`` in a child that may write below ``folder`` only; its cache is ``folder/cache``. ``device`` are the
+    words that name the device it opens first. Machinery where it does not come so far."""
     installed()
     out, err, told = (folder / name for name in ("stdout", "stderr", "deeds"))
 
     def work() -> int:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _end_with_parent()
         _keep_to_few_cores()
         os.environ |= {"RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
         faulthandler.dump_traceback_later(seconds * 0.95)  # where it hangs, on stderr
         os.chdir(folder)
+        try:
+            _held.append(_opened(device))
+        except RammerError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
+        most = mapped() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         _watch(folder, told)
-        return _command(words)
+        return command(words)
 
     code, sign, late, spent = forked(work, out, err, seconds)
-    deeds = tuple(told.read_text().splitlines()) if told.exists() else ()
-    told.unlink(missing_ok=True)
+    if not told.exists():
+        raise Machinery(f"a run did not begin: {_ended(code, sign, late)}", hint=_text(err).strip()[-2000:])
+    deeds = tuple(told.read_text().splitlines())
+    told.unlink()
     return Outcome(code, sign, late, _text(out), _text(err), spent, deeds)
+
+
+#: What a child opened, for as long as it lives: given back, it would have to be taken again.
+_held: list[object] = []
+
+
+def _opened(device: Sequence[str]) -> object:
+    """The backend that the words of a command line name; None where they name none."""
+    from rammer.device.loader import Registry
+
+    given = [(word, value) for word, value in pairwise(device) if word in ("--device", "--option")]
+    options = dict(value.partition("=")[::2] for word, value in given if word == "--option")
+    names = [value for word, value in given if word == "--device"]
+    return Registry().open(names[-1], options=options) if names else None
+
+
+def _ended(code: int, sign: int, late: bool) -> str:
+    return "it was late" if late else f"signal {signal.Signals(sign).name}" if sign else f"exit code {code}"
 
 
 def _end_with_parent() -> None:
@@ -97,11 +136,13 @@ def _end_with_parent() -> None:
 
 
 def _keep_to_few_cores() -> None:
-    """Each child has its own, so that many side by side use all there are."""
+    """Each child has its own, so that many side by side use all there are; its threads share few arenas."""
     if hasattr(os, "sched_setaffinity"):  # Linux and a few others have it
         cores = sorted(os.sched_getaffinity(0))
         first = os.getpid() * CORES
         os.sched_setaffinity(0, {cores[(first + i) % len(cores)] for i in range(CORES)})
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, ARENAS)
 
 
 def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tuple[int, int, bool, float]:
@@ -118,9 +159,11 @@ def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tup
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
             sys.stdout, sys.stderr = (os.fdopen(d, "w", encoding="utf-8", errors="replace") for d in (1, 2))
             code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
             sys.stdout.flush()
             sys.stderr.flush()
-        finally:
             os._exit(code)
     handle = os.pidfd_open(child)
     try:
@@ -142,7 +185,8 @@ def installed() -> Callable[[], object]:
     return cast("Callable[[], object]", found.load())
 
 
-def _command(words: Sequence[object]) -> int:
+def command(words: Sequence[object]) -> int:
+    """The exit code of ``rammer WORDS...`` in this process."""
     sys.argv = ["rammer", *map(str, words)]
     try:
         installed()()

@@ -10,12 +10,20 @@ import tempfile
 import time
 from pathlib import Path
 
+from rammer.errors import RammerError
 from rammer.testing.mutants.tally import Tally
 
 
 def main() -> int:
-    """Exit code 1 where a mutant fails."""
-    args = _arguments()
+    """Exit code 1 where a mutant fails, a RammerError's own where none can be run."""
+    try:
+        return _main(_arguments())
+    except RammerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def _main(args: argparse.Namespace) -> int:
     # Before NumPy is imported: its threads would not survive a fork, and each maps memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if args.again:

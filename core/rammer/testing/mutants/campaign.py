@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from rammer.testing.cage import Outcome, caged, forked, installed
+from rammer.testing.cage import Machinery, Outcome, caged, command, forked, installed
 from rammer.testing.mutants.change import CANARY
 from rammer.testing.mutants.kinds import KINDS, OUTPUTS, Kind, Seed, same_outputs
 from rammer.testing.mutants.tally import FAULT, OTHER, RAN, REFUSED, RIGHT, Tally
@@ -87,7 +87,7 @@ class Campaign:
         place = self.folder / "mutant"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        end = caged(self.placed(mutant, place), place)
+        end = caged(self.placed(mutant, place), place, self.kind.device)
         what, fault = self._verdict(mutant, end, place)
         return what, fault, end
 
@@ -138,7 +138,7 @@ class Campaign:
         files = {str(p.relative_to(place)): b64encode(zlib.compress(p.read_bytes())).decode()
                  for p in place.rglob("*") if p.is_file()}  # fmt: skip
         case = {"kind": self.kind.name, "fault": fault, "campaign": self.number, "mutant": str(mutant), "words": words,
-                "files": files}  # fmt: skip
+                "device": self.kind.device, "files": files}  # fmt: skip
         self.keep.parent.mkdir(parents=True, exist_ok=True)
         with self.keep.open("ab", buffering=0) as file:  # one write: several processes add to it
             file.write(json.dumps(case).encode() + b"\n")
@@ -153,7 +153,7 @@ def again(line: str) -> tuple[str, Outcome]:
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(zlib.decompress(b64decode(data)))
-        end = caged([w.replace(_PLACE, folder) for w in case["words"]], Path(folder))
+        end = caged([w.replace(_PLACE, folder) for w in case["words"]], Path(folder), case.get("device", ()))
         if end.fault or not KINDS[case["kind"]].voiced or not (Path(folder) / OUTPUTS).exists():
             return end.fault, end
         voices = Voices()
@@ -171,17 +171,18 @@ def preload(folder: Path, device: tuple[str, ...]) -> None:
     from rammer.testing.small_models import MODELS
 
     folder.mkdir(parents=True, exist_ok=True)
+    installed()
     path, listed = folder / "m.onnx", folder / "modules"
     path.write_bytes(MODELS["recurrence"].build(np.random.default_rng(0)).SerializeToString())
 
     def work() -> int:
-        sys.argv = ["rammer", "run", str(path), *device]
-        with contextlib.suppress(SystemExit):
-            installed()()
+        code = command(["run", path, *device])
         listed.write_text("\n".join(sys.modules))
-        return 0
+        return code
 
-    forked(work, folder / "stdout", folder / "stderr", 120)
+    code, *_ = forked(work, folder / "stdout", folder / "stderr", 120)
+    if code:
+        raise Machinery("a right model does not run here", hint=(folder / "stderr").read_text()[-2000:].strip())
     for name in listed.read_text().split():
         if name != "__main__" and not name.startswith(_NEVER):
             try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from rammer.runtime.files import write_whole
+from rammer.testing.cage import Machinery
 from rammer.testing.mutants.tally import Tally
 
 #: Seconds between two reports, and for the processes to say what they have when the time is up.
@@ -68,6 +69,8 @@ def _heard(part: _Part, alive: Sequence[_Part]) -> bool:
     if data:
         return True
     code = part.process.wait()
+    if code == Machinery.exit_code:
+        raise Machinery("a process of the campaign ended: nothing can be searched here", hint="its own error stands above")
     if code not in (0, 1):
         part.tally.faults.append((f"{DIED} with exit code {code}", "its standard error"))
     return False

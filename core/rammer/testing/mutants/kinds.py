@@ -15,7 +15,7 @@ import numpy as np
 from onnx import ModelProto
 
 from rammer.profile.store import key_of
-from rammer.testing.cage import caged
+from rammer.testing.cage import Machinery, caged
 from rammer.testing.graphs.generate import graph
 from rammer.testing.mutants import change
 from rammer.testing.small_models import MODELS
@@ -67,6 +67,19 @@ class Kind(ABC):
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
         """The words of a command that uses ``data``."""
 
+    def made(self, folder: Path, words: Sequence[object], model: bytes, compiled: bytes = b"") -> bytes:
+        """The outputs of a right run in ``folder/seed``, where the model (and the compiled file) lies and the cache stays."""
+        place = folder / SEED
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        (place / "m.onnx").write_bytes(model)
+        if compiled:
+            (place / "m.rammer").write_bytes(compiled)
+        end = caged(words, place, self.device)
+        if end.code or end.fault:
+            raise Machinery(f"a right file fails: {end.fault or f'exit code {end.code}'}", hint=end.err.strip())
+        return (place / OUTPUTS).read_bytes() if (place / OUTPUTS).exists() else b""
+
 
 class Models(Kind):
     """ONNX files: the small models and random graphs of all operators."""
@@ -99,9 +112,10 @@ class CompiledFiles(Kind):
         return [self._seed(folder, m.SerializeToString()) for m in _small(rng)]
 
     def _seed(self, folder: Path, model: bytes) -> Seed:
-        _made(folder, ["compile", folder / SEED / "m.onnx", *self.device, "-o", folder / SEED / "m.rammer"], model)
-        data = (folder / SEED / "m.rammer").read_bytes()
-        return Seed(data, outputs=_made(folder, self.place(folder / SEED, Seed(data), data, random.Random(0)), model, data))
+        place = folder / SEED
+        self.made(folder, ["compile", place / "m.onnx", *self.device, "-o", place / "m.rammer"], model)
+        data = (place / "m.rammer").read_bytes()
+        return Seed(data, outputs=self.made(folder, self.place(place, Seed(data), data, random.Random(0)), model, data))
 
     def place(self, folder: Path, seed: Seed, data: bytes, rng: random.Random) -> Words:
         path = folder / "m.rammer"
@@ -124,7 +138,7 @@ class Kept(Kind):
 
     def _seed(self, folder: Path, model: bytes) -> Seed:
         words = ["run", folder / SEED / "m.onnx", *self.device, *self.tune, "--save-outputs", folder / SEED / OUTPUTS]
-        outputs, cache = _made(folder, words, model), folder / SEED / "cache"
+        outputs, cache = self.made(folder, words, model), folder / SEED / "cache"
         (own,) = [p for p in cache.glob(self.pattern) if p.is_file()]
         others = [p for p in cache.rglob("*") if p.is_file() and p != own] if self.pattern != Stores.pattern else []
         named = [(str(p.relative_to(cache)), p.read_bytes()) for p in (own, *others)]
@@ -209,17 +223,3 @@ def _small(rng: random.Random) -> list[ModelProto]:
     """The small models of static shapes, with random weights."""
     numbers = np.random.default_rng(rng.randrange(1 << 30))
     return [m.build(numbers) for m in MODELS.values() if m.shapes == ({},)]
-
-
-def _made(folder: Path, words: Sequence[object], model: bytes, compiled: bytes = b"") -> bytes:
-    """The outputs of a right run in ``folder/seed``, where the model (and the compiled file) lies and the cache stays."""
-    place = folder / SEED
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    (place / "m.onnx").write_bytes(model)
-    if compiled:
-        (place / "m.rammer").write_bytes(compiled)
-    end = caged(words, place)
-    if end.code or end.fault:
-        raise RuntimeError(f"a right file fails: {end.fault} {end.err}")
-    return (place / OUTPUTS).read_bytes() if (place / OUTPUTS).exists() else b""

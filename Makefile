@@ -1,4 +1,5 @@
-# Two commands: `make demo` runs a trained model, `make test` runs the tests. Both set up what they need in .venv.
+# Two commands: `make demo` runs a trained model, `make test` runs the tests; `make docs` builds the site. All set up what they need in
+# .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
@@ -13,7 +14,7 @@ DEMO_PLUGINS := $(PLUGINS)
 endif
 LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml tests/*/pyproject.toml)
 
-.PHONY: demo test test-all check clean
+.PHONY: demo test test-all check docs linkcheck clean
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
@@ -29,9 +30,20 @@ test-all: check
 	$(PYTEST) -m "not cuda" tests
 
 check: .venv/test
-	$(BIN)/ruff check core plugins tests benchmarks
+	$(BIN)/ruff check core plugins tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The site; pages are the Markdown files of the repository. Every warning is an error, and so is a link that leads nowhere.
+SPHINX := $(BIN)/python -m sphinx -q -n -c docs -d docs/_build/doctrees .
+
+docs: .venv/docs
+	$(SPHINX) docs/_build/html -W --keep-going -b html
+	@echo "docs/_build/html/index.html"
+
+# Needs the open network, so no part of the tests.
+linkcheck: .venv/docs
+	$(SPHINX) docs/_build/links -b linkcheck
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "rammer needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -49,5 +61,9 @@ check: .venv/test
 	$(PIP) -e '.[test]' $(PLUGINS) -e 'plugins/cuda[compile]' -e tests/toy_plugin
 	@touch $@
 
+.venv/docs: .venv/bin/python $(LOCKS)
+	$(PIP) -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist docs/_build

@@ -1,4 +1,4 @@
-"""README.md and ARCHITECTURE.md quote the program's own text; here every quotation is made again and compared.
+"""The README, ARCHITECTURE and the pages quote the program's own text; here every quotation is made again and compared.
 
 A quotation stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``RAMMER_BLESS=1`` rewrites them.
 Nothing quoted depends on the machine: the simulator has 8 tiles here and the rocm plugin gets a fixed VDevice.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import draw
 import pytest
 
 from rammer import errors
@@ -47,9 +48,12 @@ from rammer_rocm.kernels.choose import panel_candidates
 
 ROOT = Path(__file__).parents[1]
 QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-DOCUMENTS = ("README.md", "ARCHITECTURE.md")
-#: Lines of a result table beyond which the README only links to it.
-LONGEST_TABLE = 30
+PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")))
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
+#: Where every stage, variable and exit code is explained.
+COMMANDS_PAGE = "docs/commands.md"
+#: Beyond this the README is no first page any more.
+README_BYTES = 10_000
 
 #: A CPU that every reader can imagine: two cores of 3 GHz with 8 lanes and 1 MiB of L2.
 CPU = VDevice(
@@ -212,14 +216,12 @@ def commands() -> str:
 
 
 def results() -> str:
-    """The tables of every result file; of a long one only how long it is."""
-    parts = []
-    for path in sorted((ROOT / "benchmarks/results").glob("*.md")):
-        where = path.relative_to(ROOT)
-        rows = [line for line in path.read_text().splitlines() if line.startswith("|")]
-        link = f"[{where}]({where})"
-        parts += [f"{link}:", "", *rows, ""] if len(rows) <= LONGEST_TABLE else [f"{link}: {len(rows)} lines", ""]
-    return "\n".join(parts or ["No results are committed yet."]).rstrip() + "\n"
+    """One line a model and precision of the committed summary."""
+    rows = ["| model | precision | rammer, ms | best peer, ms | which | faster by |", "|---|---|---|---|---|---|"]
+    for row in draw.rows_of(draw.SUMMARY):
+        cells = [row[head] for head in ("model", "precision", "rammer ms", "best peer ms", "which", "faster by")]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
 
 
 QUOTED: dict[str, Callable[[], str]] = {
@@ -244,7 +246,7 @@ QUOTED: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if "<!-- generated:" in (ROOT / d).read_text()])
 def test_quotations_are_what_the_program_prints(document: str) -> None:
     path = ROOT / document
     text = path.read_text()
@@ -264,25 +266,48 @@ def test_every_quotation_is_used() -> None:
     assert used == set(QUOTED)
 
 
-def test_readme_names_every_variable_stage_option_and_exit_code() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_readme_is_a_first_page() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= README_BYTES
+
+
+def test_every_variable_stage_and_exit_code_is_explained() -> None:
+    text = (ROOT / COMMANDS_PAGE).read_text()
     sources = "".join(p.read_text() for folder in ("core", "plugins") for p in (ROOT / folder).rglob("*.py"))
-    assert set(re.findall(r"RAMMER_[A-Z]+", sources)) == set(re.findall(r"RAMMER_[A-Z]+", text)) - {"RAMMER_BLESS"}
+    assert set(re.findall(r"RAMMER_[A-Z]+", sources)) == set(re.findall(r"RAMMER_[A-Z]+", text))
     for name in STAGES:
-        assert f"`{name}`" in text, f"the README does not name stage {name}"
+        assert f"`{name}`" in text, f"{COMMANDS_PAGE} does not name stage {name}"
     for kind in (errors.Mismatch, errors.BadInput, errors.DeviceUnavailable, errors.DeviceFailure):
         assert re.search(rf"^\| {kind.exit_code} \| ", text, re.MULTILINE), f"no row for exit code {kind.exit_code}"
 
 
-def test_linked_files_exist() -> None:
-    for name in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text()):
-            assert (ROOT / target).exists(), f"{name} links to {target}"
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_linked_files_exist(document: str) -> None:
+    """Relative links and pictures; `make docs` also follows links to headings."""
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{document} links to {target}"
 
 
-def test_make_targets_in_the_readme_exist() -> None:
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_make_targets_in_documents_exist(document: str) -> None:
     rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"`make ([a-z-]+)`", (ROOT / "README.md").read_text())) <= rules
+    assert set(re.findall(r"`make ([a-z-]+)`", (ROOT / document).read_text())) <= rules
+
+
+def test_every_result_file_is_on_the_results_page() -> None:
+    linked = re.findall(r"\]\(\.\./(benchmarks/results/[^)]+)\)", (ROOT / "docs/results.md").read_text())
+    assert set(linked) >= {str(p.relative_to(ROOT)) for p in (ROOT / "benchmarks/results").glob("*.md")}
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = (ROOT / "docs/index.md").read_text().splitlines()
+    for page in PAGES:
+        assert Path(page).stem in contents or page == "docs/index.md", f"docs/index.md does not list {page}"
+
+
+@pytest.mark.parametrize("name", draw.PICTURES)
+def test_pictures_are_what_is_drawn(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == draw.PICTURES[name](), "draw them again: python docs/draw.py"
 
 
 def test_program_with_neutral_tiles_is_the_walkthroughs() -> None:

@@ -26,8 +26,9 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.chain.kernel import chain_candidates
 from rammer_cuda.chain.recognise import chain_of
 from rammer_cuda.contraction.choose_wide import wide_candidates
-from rammer_cuda.contraction.patch import patch_of
-from rammer_cuda.contraction.wgmma import RESULT_ORDER, cores, halves
+from rammer_cuda.contraction.halo import halo_of
+from rammer_cuda.contraction.packing import cores
+from rammer_cuda.contraction.wgmma import RESULT_ORDER, halves
 from rammer_cuda.contraction.wide import gemm_wgmma3
 
 WIDE = {
@@ -130,7 +131,7 @@ def test_a_patch_covers_every_window_once() -> None:
     operator, binding = conv(32, 64, 16, 3, stride=2)
     product = product_of(replace(operator, tile=(1, 32, 4, 8)), binding)
     depth = depth_of(product.main.reduce, 32)
-    patch = patch_of("b", product, product.b, product.columns, depth, 128, binding.storages["x"].strides, (1, 64, 16, 16))
+    patch = halo_of("b", product, product.b, product.columns, depth, 128, binding.storages["x"].strides, (1, 64, 16, 16))
     assert patch.unit == (2 * 3 + 3) * (2 * 7 + 3)
     assert patch.pitch % 16 == 8
     place = {r: eval(patch.place(str(r)).replace("/", "//")) for r in range(32)}  # C's division of positive numbers

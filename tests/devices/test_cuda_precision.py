@@ -22,7 +22,7 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.cell.recognise import cell_candidates
 from rammer_cuda.contraction.choose import gemm_candidates
 from rammer_cuda.contraction.gemm import shape_of
-from rammer_cuda.contraction.half import HalfStage
+from rammer_cuda.contraction.operand import HALVES
 from rammer_cuda.contraction.packing import rounded_to_tf32
 from rammer_cuda.rows.gemv import gemv_candidates
 from rammer_cuda.source import task_kernel
@@ -115,7 +115,7 @@ def test_blocks_are_copied_by_16_bytes_where_they_can_be(case: str, a: bool, b: 
     from rammer_cuda.contraction.half import _Half
 
     kernel = _Half(product, binding, shape_of(16, 16, dict(config), tensor=True))
-    assert isinstance(kernel.a, HalfStage)
+    assert kernel.a.staging == kernel.b.staging == HALVES
     assert (kernel.a.deep, kernel.b.deep) == (a, b)
     assert kernel.a.pitch % 16 == kernel.b.pitch % 16 == 8, "rows of an odd number of 16-byte words"
     assert kernel.b.packing is not None or kernel.b.vector == (8 if case == "long rows" else 1)

@@ -27,9 +27,9 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.contraction.choose import Choice
 from rammer_cuda.contraction.choose_wide import WIDE_FAMILIES, wide_candidates
-from rammer_cuda.contraction.packing import rounded_to_tf32
-from rammer_cuda.contraction.wgmma import cores
-from rammer_cuda.contraction.wide_single import CoreStage, _SingleHalf
+from rammer_cuda.contraction.operand import HALF_CORES
+from rammer_cuda.contraction.packing import cores, rounded_to_tf32
+from rammer_cuda.contraction.wide_single import _SingleHalf
 from rammer_cuda.source import task_kernel, translation_unit
 
 Case = tuple[ROperator, Binding]
@@ -135,7 +135,7 @@ def test_core_matrices_of_float16_hold_eight_products_of_a_column() -> None:
     packed = cores(values)
     assert packed.dtype == np.float16 and packed.shape == (4, 1, 3, 8, 8)
     assert packed[3, 0, 2, 5, 6] == values[24 + 6, 16 + 5]
-    # The place of CoreStage.place and of the descriptor: 16 bytes at product k of column n are number k / 8 * 24 + n.
+    # The place of Cores.place and of the descriptor: 16 bytes at product k of column n are number k / 8 * 24 + n.
     assert packed.reshape(-1)[(3 * 24 + 21) * 8 + 6] == values[24 + 6, 21]
 
 
@@ -163,7 +163,7 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
     product = product_of(found, binding, "float16")
     kernel = _SingleHalf(product, binding, wide_shape(product.row_count, product.width, dict(found.config), True))
     stage = kernel.read
-    assert isinstance(stage, CoreStage) and stage.deep == deep
+    assert stage.staging == HALF_CORES and stage.deep == deep
     words = list[list[int]]()
     for tid in range(128):
         mine = list[int]()

@@ -23,7 +23,8 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.wgmma import DEEP, RESULT_ORDER, cores, halves
+from rammer_cuda.contraction.packing import DEEP, cores
+from rammer_cuda.contraction.wgmma import RESULT_ORDER, halves
 
 #: Widest product, and fewest products of a chain.
 WIDEST, FEWEST = 128, 2

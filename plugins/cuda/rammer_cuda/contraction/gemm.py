@@ -4,7 +4,7 @@ A block walks the reduction axes in blocks of ``bk`` products through a ring of 
 by cp.async; every thread accumulates ``tm x tn`` results in registers over one of ``slices`` parts of each block. With
 ``split`` > 1 a task is a thread-block cluster: each block sums its share of the products, then every block adds up its
 rows of the tile over all shared memories in rank order, so results repeat bit for bit. The following maps are applied
-on the way to memory by the core's emitter, maps before one operand once to each staged element (``kernels.change``).
+on the way to memory by the core's emitter, maps before one operand once to each staged element (``contraction.prologue``).
 ``contraction.tensor`` is the same on tensor cores.
 """
 
@@ -19,12 +19,11 @@ from rammer.codegen.task import Argument, Unsuited
 from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
-from rammer.ir.types import itemsize
 
-from rammer_cuda.contraction.change import change_of
 from rammer_cuda.contraction.depth import depth_of
+from rammer_cuda.contraction.operand import PLAIN, Staged
 from rammer_cuda.contraction.preamble import PREAMBLE
-from rammer_cuda.contraction.stage import Stage
+from rammer_cuda.contraction.prologue import prologue_of
 from rammer_cuda.kernels.epilogue import Epilogue
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 
@@ -87,9 +86,8 @@ def gemm(operator: ROperator, binding: Binding) -> TaskKernel:
 class Gemm:
     """Writes the kernel of one product; families on tensor cores override how blocks are staged and multiplied."""
 
-    #: Device functions, how packed constants are stored (``rammer_cuda.contraction.packing.FORMS``), and the products that
-    #: one instruction sums; rows of the epilogue in flight.
-    preamble, form, least, unroll = PREAMBLE, "float32", 1, 4
+    #: Device functions, how operands are staged, the products that one instruction sums, rows of the epilogue in flight.
+    preamble, staging, least, unroll = PREAMBLE, PLAIN, 1, 4
 
     def __init__(self, product: Product, binding: Binding, shape: Shape) -> None:
         self.p, self.binding, self.s = product, binding, shape
@@ -100,32 +98,28 @@ class Gemm:
         self.text = Text()
         self.a = self.stage("a", product.a, product.rows, shape.bm)
         self.b = self.stage("b", product.b, product.columns, shape.bn)
-        self.change = change_of("a", product.a, binding) or change_of("b", product.b, binding)
+        self.prologue = prologue_of("a", product.a, binding) or prologue_of("b", product.b, binding)
         self.line = self.line_of(shape.bn)
         self.dynamic = max(self.ring_bytes(), 4 * shape.bm * self.line * shape.slices)
         self.arguments = self._arguments()
 
-    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
+    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Staged:
         """How one operand gets into shared memory."""
-        return Stage(name, self.p, operand, axes, unit, self.depth, self.s.threads, self.pad(unit), self.form)
+        return Staged(name, self.p, operand, axes, unit, self.depth, self.s.threads, self.staging)
 
     def ring_bytes(self) -> int:
         """Bytes of the ring of staged blocks."""
-        return itemsize(self.binding.types[self.a.operand.tensor].dtype) * self.s.stages * (self.a.size + self.b.size)
+        return self.a.staging.item * self.s.stages * (self.a.size + self.b.size)
 
     def line_of(self, width: int) -> int:
         """Elements from one row of the finished tile in shared memory to the next."""
         return width
 
-    def pad(self, unit: int) -> int:
-        """Elements that a row of shared memory is longer than ``unit``, against bank conflicts."""
-        return 0
-
     def _arguments(self) -> list[Argument]:
         """Operands, then what the maps around the contraction read, then outputs."""
         p = self.p
         inside = {p.main.name, *(c.name for c in p.after)}
-        read = dict.fromkeys(self.change.prologue.constants if self.change else ())
+        read = dict.fromkeys(self.prologue.prologue.constants if self.prologue else ())
         read |= dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
         return [
             Argument(p.a.tensor, False, self.a.packing), Argument(p.b.tensor, False, self.b.packing),
@@ -136,7 +130,7 @@ class Gemm:
         """The finished kernel."""
         s = self.s
         self.tables = -(-self.dynamic // 16) * 16
-        self.dynamic = self.tables + self.change.bytes if self.change else self.dynamic
+        self.dynamic = self.tables + self.prologue.bytes if self.prologue else self.dynamic
         self._origins()
         self._pointers()
         self._setup()
@@ -163,7 +157,7 @@ class Gemm:
     def _pointers(self) -> None:
         s, text = self.s, self.text
         text.line("extern __shared__ __align__(16) float shared[];")
-        kind = self.a.ctype
+        kind = self.a.staging.ctype
         text.line(f"const {kind} *const ag = p0; const {kind} *const bg = p1;")
         self._places()
         text.line(f"{kind} *const ashared = ({kind} *)shared; {kind} *const bshared = ashared + {s.stages * self.a.size};")
@@ -171,14 +165,14 @@ class Gemm:
     def _setup(self) -> None:
         self.a.setup(self.text)
         self.b.setup(self.text)
-        if self.change:
-            self.change.declare(self.text, self.tables)
+        if self.prologue:
+            self.prologue.declare(self.text, self.tables)
 
     def _tables(self, thread: str, threads: int) -> None:
         """Start copying the constants of the maps before the contraction, if there are any."""
-        if self.change:
+        if self.prologue:
             pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
-            self.change.copy(self.text, pointers, thread, threads)
+            self.prologue.copy(self.text, pointers, thread, threads)
 
     def _fetch(self) -> None:
         """One function an operand: the copies of one block of products into one buffer of the ring; and one for the maps
@@ -187,16 +181,16 @@ class Gemm:
             self._block("fetch", stage)
             stage.fetch(self.text)
             self.text.line("};")
-            if self.change and self.change.name == stage.name:
+            if self.prologue and self.prologue.name == stage.name:
                 self._block("change", stage)
-                stage.change(self.text, self.change)
+                stage.apply(self.text, self.prologue)
                 self.text.line("};")
 
-    def _block(self, verb: str, stage: Stage) -> None:
+    def _block(self, verb: str, stage: Staged) -> None:
         """The head of a function of block ``kb`` in buffer ``slot``."""
         text, s, d, n = self.text, self.s, self.depth, stage.name
         text.line(f"auto {n}{verb} = [&](int kb, int slot) {{")
-        text.line(f"{stage.ctype} *const {n}s = {n}shared + slot * {stage.size};")
+        text.line(f"{stage.staging.ctype} *const {n}s = {n}shared + slot * {stage.size};")
         if stage.packing is None and (d.flat or not d.outer):
             text.line(f"const int tap = 0, c0 = kb * {s.bk};")
         elif stage.packing is None:
@@ -216,7 +210,7 @@ class Gemm:
         text.all([unroll, f"{head} {{"])
         text.line(f"if (begin + i < end) {{ {' '.join(f'{n}fetch(begin + i, i);' for n in late)} }}")
         text.all(["rm_commit();", "}"])
-        if self.change:
+        if self.prologue:
             text.all([f"rm_arrived<{s.stages - 1}>();", "__syncthreads();"])  # the tables, and nothing that was started later
 
     def _sum(self) -> None:
@@ -242,10 +236,10 @@ class Gemm:
 
     def _loop(self) -> None:
         """The ring: wait for each block, start the copies of a later one, multiply."""
-        s, change = self.s, [f"{self.change.name}change(kb, use);"] if self.change else []
+        s, maps = self.s, [f"{self.prologue.name}change(kb, use);"] if self.prologue else []
         self.text.all([
             f"int use = 0, fill = {s.stages - 1};", "#pragma unroll 1", "for (int kb = begin; kb < end; ++kb) {",
-            f"rm_arrived<{s.stages - 2}>();", *change, "__syncthreads();",
+            f"rm_arrived<{s.stages - 2}>();", *maps, "__syncthreads();",
             f"if (kb + {s.stages - 1} < end) {{ afetch(kb + {s.stages - 1}, fill); bfetch(kb + {s.stages - 1}, fill); }}",
             "rm_commit();",
             *self._multiply(),

@@ -7,17 +7,13 @@ that it reads at a time lie in different banks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from rammer.codegen.contraction import Operand, product_of
-from rammer.codegen.text import Text
+from rammer.codegen.contraction import product_of
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.gemm import shape_of
+from rammer_cuda.contraction.operand import HALVES
 from rammer_cuda.contraction.preamble import PREAMBLE
-from rammer_cuda.contraction.stage import Stage
 from rammer_cuda.contraction.tensor import Tensor
 from rammer_cuda.device import source
 from rammer_cuda.kernels.task import TaskKernel
@@ -32,61 +28,10 @@ def gemm_f16(operator: ROperator, binding: Binding) -> TaskKernel:
     return _Half(product, binding, shape).kernel()
 
 
-@dataclass
-class HalfStage(Stage):
-    """As ``Stage``, for 2-byte elements. *Deep* copies are 16 bytes along the reduction and keep that order; elements that
-    are not 16 bytes together go through registers, since cp.async copies at least 4."""
-
-    ctype: ClassVar[str] = "unsigned short"
-    wide: ClassVar[int] = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.deep:
-            self.vector = self.wide
-
-    @property
-    def pitch(self) -> int:
-        """Elements from one row in shared memory to the next."""
-        return self.depth.block + self.wide if self.deep else super().pitch
-
-    @property
-    def size(self) -> int:
-        """Elements of one buffer of the ring."""
-        return self.unit * self.pitch if self.deep else super().size
-
-    def _deep(self) -> bool:
-        """Whether 8 neighbours along the inner reduction axis are always 16 aligned bytes, valid or not together."""
-        o, inner = self.operand, self.depth.inner
-        if self.depth.flat or o.steps.get(inner.name, 0) != 1 or inner.extent % self.wide:
-            return False
-        whole = all(s % self.wide == 0 for a, s in o.steps.items() if a != inner.name)
-        return whole and o.aligned and o.constant % self.wide == 0 and not any(inner.name in g.steps for g in o.guards)
-
-    def _words(self) -> int:
-        return self.depth.block // self.wide
-
-    def _setup_deep(self, text: Text) -> None:
-        n, down, words, step = self.name, self.down, self._words(), self._step()
-        thread, below = ("tid", "") if down == 1 else (f"tid / {down}", f" * {down} + tid % {down}")
-        text.line(f"const int {n}k = {thread} % {words} * {self.wide};")
-        for i in range(-(-self.unit // step)):
-            text.line(f"const int {n}j{i} = {thread} / {words}{below} + {i * step};")
-            self._element(text, f"{n}j{i}", str(i), [])
-
-    def place(self, row: str, element: str) -> str:
-        """Where product ``row`` of element ``element`` lies in shared memory."""
-        return f"{element} * {self.pitch} + {row}" if self.deep else super().place(row, element)
-
-
 class _Half(Tensor):
     """Fragments of ``mma.m16n8k16``; every lane names one row of the blocks that ldmatrix reads."""
 
-    preamble, form, least = PREAMBLE + HALF, "float16", 16
-
-    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
-        """How one operand gets into shared memory."""
-        return HalfStage(name, self.p, operand, axes, unit, self.depth, self.s.threads, self.pad(unit), self.form)
+    preamble, staging, least = PREAMBLE + HALF, HALVES, 16
 
     def _places(self) -> None:
         super()._places()

@@ -1,8 +1,15 @@
-"""Packed arrangements of constant operands, made by NumPy when a program is loaded."""
+"""How a block of products lies in shared memory, and constants packed so when a program is loaded.
+
+An arrangement says where product ``k`` of element ``e`` of a block ``[k][e]`` lies (elements: rows of one operand, columns of
+the other), as text for a kernel and as what NumPy packs. The two are one: the tests pack numbers and find each at its place.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,17 +20,107 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.evaluate import evaluate
 
 from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.wgmma import cores
 
-#: How a packed constant's values are stored: as float32, as float32 rounded to tf32, as float16, or as one of these with
-#: the last two axes arranged for warpgroup products (``wgmma.cores``).
-FORMS = ("float32", "tf32", "float16", "cores", "cores of tf32", "cores of float16")
+#: Columns of a core matrix, and products of two of them in float32: what one tf32 instruction takes.
+CORE, DEEP = 8, 8
+
+
+class Arrangement(Protocol):
+    """The order of ``block`` products of ``unit`` elements in shared memory."""
+
+    def pitch(self, unit: int, block: int) -> int:
+        """Elements from one row in shared memory to the next."""
+
+    def size(self, unit: int, block: int) -> int:
+        """Elements in all, padding included."""
+
+    def place(self, k: str, e: str, unit: int, block: int) -> str:
+        """Where product ``k`` of element ``e`` lies: of the first of the 16 bytes, where elements are that near."""
+
+    def packed(self, values: Array) -> Array:
+        """``values[..., k, e]`` so arranged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A row a product, ``[k][e]``. With ``spread`` rows have 8 (mod 16) elements, so that lanes that read different products
+    read different banks; without padding there they have ``least`` elements more, where threads write down the columns."""
+
+    spread: bool = False
+    least: int = 0
+
+    def pitch(self, unit: int, block: int) -> int:
+        return unit + ((8 - unit) % 16 * self.spread or self.least)
+
+    def size(self, unit: int, block: int) -> int:
+        return block * self.pitch(unit, block)
+
+    def place(self, k: str, e: str, unit: int, block: int) -> str:
+        return f"{k} * {self.pitch(unit, block)} + {e}"
+
+    def packed(self, values: Array) -> Array:
+        return padded(values, values.ndim - 1, self.pitch(values.shape[-1], 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A row an element, ``[e][k]``, one ``lot`` (16 bytes) longer: ldmatrix reads rows of an odd number of those without
+    conflicts."""
+
+    lot: int
+
+    def pitch(self, unit: int, block: int) -> int:
+        return block + self.lot
+
+    def size(self, unit: int, block: int) -> int:
+        return unit * self.pitch(unit, block)
+
+    def place(self, k: str, e: str, unit: int, block: int) -> str:
+        return f"{e} * {self.pitch(unit, block)} + {k}"
+
+    def packed(self, values: Array) -> Array:
+        turned = np.swapaxes(values, -2, -1)
+        return padded(turned, values.ndim - 1, self.pitch(0, turned.shape[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Core matrices of 8 elements by a ``lot`` (16 bytes) of products (``contraction.warpgroup``): those of the next elements
+    behind each other, then those of the next products. With ``across`` a lot is of elements, of one product (float16)."""
+
+    lot: int
+    across: bool = False
+
+    def pitch(self, unit: int, block: int) -> int:
+        return unit
+
+    def size(self, unit: int, block: int) -> int:
+        return unit * block
+
+    def place(self, k: str, e: str, unit: int, block: int) -> str:
+        if self.across:
+            return f"{k} / {CORE} * {CORE * unit} + {e} * {CORE} + {k} % {CORE} * {self.lot}"
+        return f"{k} * {unit} + {e} * {self.lot}"
+
+    def packed(self, values: Array) -> Array:
+        assert not self.across, "constants are packed along products"
+        return cores(values)
+
+
+def cores(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
+    """``values[..., k, n]`` as wgmma's operand B, ``[..., k / 8, 8 / w, n / 8, 8, w]``: core matrices of 8 columns by the
+    ``w`` products that make 16 bytes (4 of float32, 8 of float16). Place i of 8 products holds product ``order[i]``."""
+    *outer, deep, columns = values.shape
+    wide = 16 // values.itemsize
+    split = values.reshape(*outer, deep // DEEP, DEEP, columns)[..., list(order), :]
+    matrices = split.reshape(*outer, deep // DEEP, DEEP // wide, wide, columns // CORE, CORE)
+    return np.ascontiguousarray(np.moveaxis(matrices, -3, -1))
 
 
 def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth,
-         form: str = "float32", turned: int = 0) -> tuple[Packing, list[int]]:  # fmt: skip
-    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks * BK, unit]``, padded with zeros, in one of
-    ``FORMS``. With ``turned`` the end is ``[..., K blocks, unit, BK + turned]``.
+         arrangement: Arrangement = Rows(), kind: str = "float32") -> tuple[Packing, list[int]]:  # fmt: skip
+    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks, a block of products]``, padded with zeros, of
+    ``kind`` "float32", "tf32" (float32 rounded to it) or "float16".
 
     Also returns the positions of the fixed axes, outermost first.
     """
@@ -33,29 +130,22 @@ def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Dept
     line = p.main.axes[along] if along is not None else Axis("one__", 1)
     tile = p.operator.tile[along] if along is not None else 1
     tiles = -(-line.extent // tile)
-    size = math.prod(a.extent for a in axes) * tiles * depth.blocks * (depth.block + turned) * unit
+    size = math.prod(a.extent for a in axes) * tiles * depth.blocks * arrangement.size(unit, depth.block)
 
     def make(values: Array) -> Array:
         dead = tuple(r for r in p.main.reduce if r not in depth.axes)
+        dtype = "float16" if kind == "float16" else "float32"
         body = (*axes, line, *depth.outer, depth.inner, *dead)
-        kind = "float16" if form.endswith("float16") else "float32"
-        full = evaluate(Compute("packed", kind, body, operand.load), {operand.tensor: values})
+        full = evaluate(Compute("packed", dtype, body, operand.load), {operand.tensor: values})
         outer = math.prod(a.extent for a in axes)
         taps = math.prod(a.extent for a in depth.outer)
         data = padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
         data = padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
-        data = padded(data, 1, tiles * tile).reshape(outer, tiles, tile, -1)
-        data = padded(data, 2, unit)
-        if turned:
-            blocks = np.moveaxis(data.reshape(outer, tiles, unit, depth.blocks, depth.block), 3, 2)
-            data = padded(blocks, 4, depth.block + turned)
-        else:
-            data = np.swapaxes(data, 2, 3)
-        packed = np.ascontiguousarray(data, dtype=np.dtype(kind))
-        packed = rounded_to_tf32(packed) if form.endswith("tf32") else packed
-        return cores(packed) if form.startswith("cores") else packed
+        data = padded(data, 1, tiles * tile).reshape(outer, tiles, tile, depth.blocks, depth.block)
+        blocks = np.moveaxis(padded(data, 2, unit), 2, -1).astype(dtype)
+        return np.ascontiguousarray(arrangement.packed(rounded_to_tf32(blocks) if kind == "tf32" else blocks))
 
-    key = packing_key(form, turned, str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
+    key = packing_key(kind, str(arrangement), str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
     return Packing(key, size, make), fixed
 
 

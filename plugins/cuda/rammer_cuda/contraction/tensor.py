@@ -7,6 +7,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.gemm import Gemm, shape_of
+from rammer_cuda.contraction.operand import WORDS
 from rammer_cuda.kernels.task import TaskKernel
 
 
@@ -20,11 +21,7 @@ def gemm_tf32x3(operator: ROperator, binding: Binding) -> TaskKernel:
 class Tensor(Gemm):
     """Fragments as PTX lays them out for ``mma.m16n8k8``: lane ``4 g + t`` holds rows g, g + 8 and columns 2 t, 2 t + 1."""
 
-    least = 8
-
-    def pad(self, unit: int) -> int:
-        """Rows of 8 (mod 16) elements: lanes of different ``t`` then read different banks."""
-        return (8 - unit) % 16
+    staging, least = WORDS, 8
 
     def line_of(self, width: int) -> int:
         """8 or 24 (mod 32) elements: the float2 stores of half a warp then reach every bank once."""

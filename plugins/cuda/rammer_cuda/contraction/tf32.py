@@ -11,9 +11,8 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.gemm import shape_of
-from rammer_cuda.contraction.packing import pack
+from rammer_cuda.contraction.operand import TF32_TURNED, TF32_WORDS, Staged
 from rammer_cuda.contraction.preamble import PREAMBLE
-from rammer_cuda.contraction.stage import Stage
 from rammer_cuda.contraction.tensor import Tensor
 from rammer_cuda.device import source
 from rammer_cuda.kernels.task import TaskKernel
@@ -28,40 +27,22 @@ def gemm_tf32(operator: ROperator, binding: Binding) -> TaskKernel:
     return _Tf32(product, binding, shape).kernel()
 
 
-class TurnedStage(Stage):
-    """A packed constant as ``[unit][k]``; rows of an odd number of 16-byte words, which ldmatrix reads without conflicts."""
-
-    def _pack(self) -> None:
-        self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, self.form, self.wide)
-
-    @property
-    def pitch(self) -> int:
-        """Elements from one row in shared memory to the next."""
-        return self.depth.block + self.wide
-
-    @property
-    def size(self) -> int:
-        """Elements of one buffer of the ring."""
-        return self.unit * self.pitch
-
-
 class _Tf32(Tensor):
-    preamble, form = PREAMBLE + TF32, "tf32"
+    preamble = PREAMBLE + TF32
 
-    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
+    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Staged:
         """How one operand gets into shared memory; constant rows lie as ldmatrix wants them."""
-        if name == "a" and operand.packable and len(axes) <= 1:
-            return TurnedStage(name, self.p, operand, axes, unit, self.depth, self.s.threads, 0, self.form)
-        return super().stage(name, operand, axes, unit)
+        staging = TF32_TURNED if name == "a" else TF32_WORDS
+        return Staged(name, self.p, operand, axes, unit, self.depth, self.s.threads, staging)
 
     def _places(self) -> None:
         super()._places()
-        if isinstance(self.a, TurnedStage):
+        if self.a.packing is not None:
             place = f"slice * {self.s.bk // self.s.slices} + tid / 16 % 2 * 4"
             self.text.line(f"const int aat = (ty + tid % 16) * {self.a.pitch} + {place};")
 
     def _multiply(self) -> list[str]:
-        s, part, turned = self.s, self.s.bk // self.s.slices, isinstance(self.a, TurnedStage)
+        s, part, turned = self.s, self.s.bk // self.s.slices, self.a.packing is not None
         flags = ", ".join("true" if f else "false" for f in (turned, self.b.packing is None))
         rows = f"use * {self.a.size} + aat" if turned else f"(use * {s.bk} + slice * {part} + lt) * {self.a.pitch} + ty + lg"
         return [

@@ -18,10 +18,11 @@ import numpy as np
 
 from rammer.codegen.task import Array
 
+from rammer_cuda.contraction.packing import DEEP
 from rammer_cuda.device import filled, source
 
-#: Products of one tf32 instruction and of one float16 instruction, and columns of a core matrix.
-DEEP, HALF_DEEP, CORE = 8, 16, 8
+#: Products of one float16 instruction.
+HALF_DEEP = 16
 #: The order of products within ``DEEP`` in which a result's registers serve as the next product's operand: lane t holds
 #: columns 2t and 2t + 1 of a result, and products t and t + 4 of an operand.
 RESULT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -62,13 +63,3 @@ def halves(values: Array) -> tuple[Array, Array]:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     big = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return big, values - big
-
-
-def cores(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
-    """``values[..., k, n]`` as wgmma's operand B, ``[..., k / 8, 8 / w, n / 8, 8, w]``: core matrices of 8 columns by the
-    ``w`` products that make 16 bytes (4 of float32, 8 of float16). Place i of 8 products holds product ``order[i]``."""
-    *outer, deep, columns = values.shape
-    wide = 16 // values.itemsize
-    split = values.reshape(*outer, deep // DEEP, DEEP, columns)[..., list(order), :]
-    matrices = split.reshape(*outer, deep // DEEP, DEEP // wide, wide, columns // CORE, CORE)
-    return np.ascontiguousarray(np.moveaxis(matrices, -3, -1))

@@ -1,11 +1,11 @@
-"""The ``gemm_wgmma3`` family: warpgroup products (``kernels.wgmma``) of an operand read as it is with a constant one.
+"""The ``gemm_wgmma3`` family: warpgroup products (``contraction.wgmma``) of an operand read as it is with a constant one.
 
 The split sums and the epilogue are those of ``gemm``. The operand that is no constant goes from shared memory into
 registers, 64 rows or columns of the tile a warpgroup, and is halved there. The constant comes as fp32, arranged when a
 program is loaded, and is halved in shared memory by the warpgroup that copied it; one or two do nothing else: so the
 others need no common barrier, and while one converts, another one's products run. After every block the tensor cores'
 sums are added to fp32 ones outside. With ``patch`` a convolution's input is staged once for all taps of a block of
-channels (``kernels.patch``).
+channels (``contraction.halo``).
 
 ``Warpgroups`` is also the frame of the families with one product for one (``contraction.wide_single``).
 """
@@ -21,10 +21,11 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.gemm import Gemm, Shape
-from rammer_cuda.contraction.patch import Patch, patch_of
+from rammer_cuda.contraction.halo import InputHalo, halo_of
+from rammer_cuda.contraction.operand import FLOAT32_CORES, WORDS, Staged
+from rammer_cuda.contraction.packing import DEEP
 from rammer_cuda.contraction.preamble import PREAMBLE
-from rammer_cuda.contraction.stage import Stage
-from rammer_cuda.contraction.wgmma import DEEP, preamble
+from rammer_cuda.contraction.wgmma import preamble
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the constant: 128
@@ -110,11 +111,11 @@ class Warpgroups(Gemm):
     arrived, and the multiplying warpgroups' loop."""
 
     s: Wide
-    unroll, least, form = 8, DEEP, "cores"
+    unroll, least, constant = 8, DEEP, FLOAT32_CORES
     #: Bytes of an element, and arrays that a block of the constant takes in shared memory.
     item: ClassVar[int] = 4
     parts: ClassVar[int] = 2
-    #: ``Patch.unroll``.
+    #: ``InputHalo.unroll``.
     channels: ClassVar[int] = 0
 
     def __init__(self, product: Product, binding: Binding, shape: Wide) -> None:
@@ -124,11 +125,11 @@ class Warpgroups(Gemm):
         super().__init__(product, binding, shape)
         self.read, self.matrix = (self.a, self.b) if shape.down else (self.b, self.a)
         self.preamble = PREAMBLE + self.products()
-        self.patch: Patch | None = None
+        self.patch: InputHalo | None = None
         if shape.patch:
             name, operand, axes = ("a", product.a, product.rows) if shape.down else ("b", product.b, product.columns)
             storage, kind = binding.storages[operand.tensor], binding.types[operand.tensor]
-            self.patch = patch_of(name, product, operand, axes, self.depth, THREADS, storage.strides, kind.shape)
+            self.patch = halo_of(name, product, operand, axes, self.depth, THREADS, storage.strides, kind.shape)
             self.patch.unroll = self.channels
             if self.patch.taps < shape.ahead * shape.copiers:
                 # A copying warpgroup would wait for a patch to be left whose last products it still has to complete.
@@ -143,14 +144,12 @@ class Warpgroups(Gemm):
         """Device functions of this form's products."""
         return preamble([self.fixed])
 
-    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
-        if (name == "a") == self.s.down:
-            # Rows of 8 or 24 (mod 32) elements: lanes of different ``lt`` then read different banks.
-            return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, (8 - unit) % 16)
-        return Stage(name, self.p, operand, axes, unit, self.depth, THREADS, 0, self.form)
+    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Staged:
+        staging = WORDS if (name == "a") == self.s.down else self.constant
+        return Staged(name, self.p, operand, axes, unit, self.depth, THREADS, staging)
 
     def _pointers(self) -> None:
-        text, r, m, s, kind = self.text, self.read.name, self.matrix.name, self.s, self.read.ctype
+        text, r, m, s, kind = self.text, self.read.name, self.matrix.name, self.s, self.read.staging.ctype
         text.line("extern __shared__ __align__(16) float shared[];")
         text.line(f"const {kind} *const ag = p0; const {kind} *const bg = p1;")
         text.line(f"{kind} *const {r}shared = ({kind} *)shared; {kind} *const {m}shared = {r}shared + {self.readable};")
@@ -164,8 +163,8 @@ class Warpgroups(Gemm):
             "rm_barriers_made();", "}",
         ])  # fmt: skip
         text.line("__syncthreads();")
-        if self.change:
-            self.change.declare(text, self.tables)
+        if self.prologue:
+            self.prologue.declare(text, self.tables)
 
     def _setup(self) -> None:
         """Nothing: the copying warpgroup sets up what it needs."""
@@ -187,7 +186,7 @@ class Warpgroups(Gemm):
             text.line("rm_after();")
         text.all(["#pragma unroll", f"for (int i = copier; i <= copier + {between}; i += {n})"])
         text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
-        if self.change:
+        if self.prologue:
             text.all(["rm_arrived<0>();", f"rm_copiers_meet<{THREADS * n}>();"])  # copies of the constant are no group yet
         if m.packing is not None:
             text.line("rm_after();")
@@ -204,14 +203,14 @@ class Warpgroups(Gemm):
             text.all([f"{r.name}fetch(kb / {taps}, turn % 2);", "}"])
         text.all(["}", "rm_commit();", f"if (i >= {between}) {{", f"const int done = i - {between};"])
         text.line(f"rm_arrived<{ahead}>();")
-        if self.change and self.patch is None:
+        if self.prologue and self.patch is None:
             text.line(f"{r.name}change(begin + done, done % {s.stages});")
         text.all([*self.arrived(f"done % {s.stages}"), "rm_copies_to_async();"])
         if self.patch is not None:
             taps = self.patch.taps
             text.all([f"if (done == 0 || (begin + done) % {taps} == 0) {{", f"const int block = (begin + done) / {taps};"])
             text.line(f"const int turn = (block - begin / {taps}) % 2;")
-            text.all([f"{r.name}change(block, turn);"] if self.change else [])
+            text.all([f"{r.name}change(block, turn);"] if self.prologue else [])
             text.all(["rm_barrier_arrive(patched + turn * 8);", "}"])
         text.all([f"rm_barrier_arrive(full + done % {s.stages} * 8);", "}", "}", "}", "rm_after();"])
 
@@ -224,9 +223,9 @@ class Warpgroups(Gemm):
         self._patch_block("fetch")
         self.patch.fetch(text)
         text.line("};")
-        if self.change:
+        if self.prologue:
             self._patch_block("change")
-            self.patch.change(text, self.change)
+            self.patch.apply(text, self.prologue)
             text.line("};")
         text.line(f"auto {m.name}fetch = [&](int step, int slot) {{")
         text.line(f"float *const {m.name}s = {m.name}shared + slot * {self.whole};")

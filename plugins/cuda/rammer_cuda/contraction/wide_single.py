@@ -11,16 +11,15 @@ are either products or rows (columns), and the instruction takes both.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rammer.codegen.contraction import Operand, Product, product_of
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.half import HALF, HalfStage
-from rammer_cuda.contraction.stage import Stage
-from rammer_cuda.contraction.wgmma import CORE, DEEP, HALF_DEEP, half_name, half_preamble
+from rammer_cuda.contraction.half import HALF
+from rammer_cuda.contraction.operand import HALF_CORES, TF32_CORES, Staged
+from rammer_cuda.contraction.packing import CORE, DEEP
+from rammer_cuda.contraction.wgmma import HALF_DEEP, half_name, half_preamble
 from rammer_cuda.contraction.wide import GROUP, THREADS, Warpgroups, Wide, runs_down, wide_shape
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -42,7 +41,7 @@ def gemm_wgmma_f16(operator: ROperator, binding: Binding) -> TaskKernel:
 
 
 class _Single(Warpgroups):
-    form, parts, channels = "cores of tf32", 1, 8
+    constant, parts, channels = TF32_CORES, 1, 8
 
     def arrived(self, slot: str) -> list[str]:
         """Nothing: the constant was rounded when it was packed."""
@@ -69,60 +68,25 @@ class _Single(Warpgroups):
         ])  # fmt: skip
 
 
-class CoreStage(HalfStage):
-    """As ``HalfStage``, in core matrices: the 16-byte words of eight rows of a block together, those of the next columns
-    behind them, then the next eight rows. Eight neighbouring threads take the words of one core matrix, so that they write
-    different banks; the others of a warp take what continues them in memory."""
-
-    down: ClassVar[int] = CORE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.packing is None and self.vector != self.wide:
-            raise Unsuited(f"{self.operand.load} cannot be copied by 16 bytes")
-
-    @property
-    def pitch(self) -> int:
-        """Elements of one product."""
-        return self.unit
-
-    @property
-    def size(self) -> int:
-        """Elements of one buffer of the ring."""
-        return self.unit * self.depth.block
-
-    @property
-    def turned(self) -> bool:
-        """Whether rows (columns), not products, are contiguous in a core matrix."""
-        return self.packing is None and not self.deep
-
-    def place(self, row: str, element: str) -> str:
-        """Where the 16 bytes at product ``row`` of element ``element`` lie."""
-        if self.deep:
-            return f"{row} * {self.unit} + {element} * {self.wide}"
-        return f"{row} / {CORE} * {CORE * self.unit} + {element} * {CORE} + {row} % {CORE} * {self.wide}"
-
-
 class _SingleHalf(_Single):
-    form, least, item = "cores of float16", HALF_DEEP, 2
+    constant, least, item = HALF_CORES, HALF_DEEP, 2
 
     def __init__(self, product: Product, binding: Binding, shape: Wide) -> None:
         if shape.patch:
             raise Unsuited("patches are for operands in registers")
         super().__init__(product, binding, shape)
 
-    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Stage:
+    def stage(self, name: str, operand: Operand, axes: tuple[int, ...], unit: int) -> Staged:
         """How one operand gets into shared memory."""
-        return CoreStage(name, self.p, operand, axes, unit, self.depth, THREADS, 0, self.form)
+        return Staged(name, self.p, operand, axes, unit, self.depth, THREADS, HALF_CORES)
 
     def products(self) -> str:
         """Device functions: products, and copies of float16."""
         return HALF + half_preamble(self.fixed, self._turned())
 
     def _turned(self) -> tuple[bool, bool]:
-        read, matrix = self.read, self.matrix
-        assert isinstance(read, CoreStage) and isinstance(matrix, CoreStage)
-        return read.turned, matrix.turned
+        """Whether rows (columns), not products, are contiguous in a core matrix."""
+        return self.read.arrangement == HALF_CORES.along, self.matrix.arrangement == HALF_CORES.along
 
     def _loop(self) -> None:
         """Start a block's products, and wait for those of the one before."""

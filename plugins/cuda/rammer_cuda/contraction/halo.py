@@ -1,4 +1,4 @@
-"""A convolution's input in shared memory once for all taps: the patch under a task's tile, a block of channels at a time.
+"""A convolution's input in shared memory once for all taps: what is under a task's tile with its halo, a block of channels.
 
 The implicit product of the other stages copies the same elements again for every tap of the window. Here the rows and
 columns of the image that the tile's windows cover are copied once, zeros for padding included, and a thread that wants an
@@ -16,8 +16,8 @@ from rammer.codegen.task import Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
 from rammer.ir import expr as ex
 
-from rammer_cuda.contraction.change import Change, Piece
 from rammer_cuda.contraction.depth import Depth
+from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def sides_of(p: Product, operand: Operand, axes: Sequence[int], depth: Depth, st
 
 
 @dataclass
-class Patch:
+class InputHalo:
     """Writes the copies of an operand's patch and the places where fragments read it. ``name`` prefixes its variables."""
 
     name: str
@@ -132,11 +132,11 @@ class Patch:
             text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {source}, {' && '.join(valid)});")
         text.line("}")
 
-    def change(self, text: Text, change: Change) -> None:
+    def apply(self, text: Text, prologue: OperandPrologue) -> None:
         """The prologue on what this thread copied of those channels: call it where its copies have arrived."""
         n, names = self.name, {self.depth.inner.name: "(c0 + k)"}
         self._rows(text)
-        change.apply(text, (Piece(f"{n}s + k * {self.pitch} + {n}j{g}", [*tests, *valid], names, 1)
+        prologue.apply(text, (Piece(f"{n}s + k * {self.pitch} + {n}j{g}", [*tests, *valid], names, 1)
                             for g, tests, valid in self._elements()))  # fmt: skip
         text.line("}")
 
@@ -174,9 +174,9 @@ class Patch:
         return result
 
 
-def patch_of(name: str, p: Product, operand: Operand, axes: tuple[int, ...], depth: Depth, threads: int,
-             strides: Sequence[int], shape: Sequence[int]) -> Patch:  # fmt: skip
-    """The patch of an operand. Unsuited where it has none."""
-    return Patch(name, p, operand, axes, depth, threads, sides_of(p, operand, axes, depth, strides, shape))
+def halo_of(name: str, p: Product, operand: Operand, axes: tuple[int, ...], depth: Depth, threads: int,
+             strides: Sequence[int], shape: Sequence[int]) -> InputHalo:  # fmt: skip
+    """The halo of an operand. Unsuited where it has none."""
+    return InputHalo(name, p, operand, axes, depth, threads, sides_of(p, operand, axes, depth, strides, shape))
 
 

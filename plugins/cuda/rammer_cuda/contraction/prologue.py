@@ -41,7 +41,7 @@ class Piece:
     width: int
 
 
-class Change:
+class OperandPrologue:
     """Writes the tables, the maps of one element, and their application to pieces. ``name`` prefixes its variables."""
 
     def __init__(self, name: str, operand: Operand, prologue: Prologue, binding: Binding) -> None:
@@ -127,6 +127,6 @@ class Change:
         return total(weighted(form[0], names), form[1])
 
 
-def change_of(name: str, operand: Operand, binding: Binding) -> Change | None:
-    """The change of an operand's elements; None where it has no prologue."""
-    return None if operand.prologue is None else Change(name, operand, operand.prologue, binding)
+def prologue_of(name: str, operand: Operand, binding: Binding) -> OperandPrologue | None:
+    """Writes an operand's prologue; None where it has none."""
+    return None if operand.prologue is None else OperandPrologue(name, operand, operand.prologue, binding)

@@ -1,27 +1,73 @@
 """Copying one operand's block of ``BK x unit`` elements into shared memory, by cp.async.
 
 Three ways. *Packed*: a constant arranged at load time, 16 bytes a copy. *Along*: neighbouring threads read
-neighbouring rows (or columns), 16 bytes a copy where contiguity and alignment are proved, else 4. *Deep*: neighbouring
-threads read along the reduction axis, for operands that are contiguous there.
+neighbouring rows (or columns), 16 bytes a copy where contiguity and alignment are proved, else one element. *Deep*:
+neighbouring threads read along the reduction axis, for operands that are contiguous there. How each lies in shared memory,
+and how many products a deep copy takes, is the instruction's matter (``Staging``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rammer.codegen.contraction import Guard, Operand, Product
-from rammer.codegen.task import Packing
+from rammer.codegen.task import Packing, Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
 
-from rammer_cuda.contraction.change import Change, Piece
 from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.packing import pack
+from rammer_cuda.contraction.packing import Arrangement, Cores, Rows, Turned, pack
+from rammer_cuda.contraction.prologue import OperandPrologue, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How an instruction wants an operand in shared memory: elements of ``kind`` ("float32", "tf32": constants are rounded
+    when packed, "float16"); the arrangement of constants, of deep and of other copies; products of a deep copy.
+
+    Of threads, ``down`` neighbours take neighbouring products before others take their next elements. ``whole``: copies of
+    16 bytes alone will do.
+    """
+
+    kind: str
+    constant: Arrangement
+    deep: Arrangement
+    along: Arrangement
+    products: int = 1
+    down: int = 1
+    whole: bool = False
+
+    @property
+    def ctype(self) -> str:
+        """The C type of an element."""
+        return "unsigned short" if self.kind == "float16" else "float"
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return 2 if self.kind == "float16" else 4
+
+    @property
+    def lot(self) -> int:
+        """Elements of 16 bytes."""
+        return 16 // self.item
+
+
+#: For FFMA; for tensor cores that read words; constants that ldmatrix reads as words; constants for warpgroups.
+PLAIN = Staging("float32", Rows(), Rows(least=4), Rows())
+WORDS = Staging("float32", Rows(True), Rows(True, 4), Rows(True))
+TF32_WORDS = Staging("tf32", Rows(True), Rows(True, 4), Rows(True))
+TF32_TURNED = Staging("tf32", Turned(4), Rows(True, 4), Rows(True))
+FLOAT32_CORES = Staging("float32", Cores(4), Rows(least=4), Rows())
+TF32_CORES = Staging("tf32", Cores(4), Rows(least=4), Rows())
+#: For ldmatrix, and core matrices whatever the operand: eight threads write one of them, so that they write different banks.
+HALVES = Staging("float16", Rows(True), Turned(8), Rows(True), 8)
+HALF_CORES = Staging("float16", Cores(8), Cores(8), Cores(8, across=True), 8, 8, True)
 
 
 @dataclass
-class Stage:
+class Staged:
     """Writes the set-up and the copies of one operand. ``name`` prefixes its variables (``a`` or ``b``), ``axes`` are
     the positions that run through its ``unit`` elements (``unit`` is their tile rounded up)."""
 
@@ -32,31 +78,20 @@ class Stage:
     unit: int
     depth: Depth
     threads: int
-    pad: int = 0
-    form: str = "float32"
-    #: The C type of an element, and how many make 16 bytes; neighbouring threads that take neighbouring rows of a block
-    #: before others take their next columns.
-    ctype: ClassVar[str] = "float"
-    wide: ClassVar[int] = 4
-    down: ClassVar[int] = 1
+    staging: Staging = PLAIN
 
     def __post_init__(self) -> None:
-        tile = self.p.operator.tile
+        tile, s = self.p.operator.tile, self.staging
         self.tiles = [tile[d] for d in self.axes]
-        self.count = 1
-        for t in self.tiles:
-            self.count *= t
-        self.origins = {a.name: f"o{d}" for d, a in enumerate(self.p.main.axes)}
+        self.count = math.prod(self.tiles)
         self.packing: Packing | None = None
         self.coordinates: list[int] = []
         if self.operand.packable and len(self.axes) <= 1:
-            self._pack()
+            self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, s.constant, s.kind)
         self.deep = self.packing is None and self._deep()
-        self.vector = self.wide if self.packing is None and not self.deep and self._vector() else 1
-
-    def _pack(self) -> None:
-        self.unit, self.pad = self.unit + self.pad, 0
-        self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, self.form)
+        self.vector = s.products if self.deep else s.lot if self.packing is None and self._vector() else 1
+        if s.whole and self.packing is None and self.vector != s.lot:
+            raise Unsuited(f"{self.operand.load} cannot be copied by 16 bytes")
 
     @property
     def along(self) -> int | None:
@@ -64,23 +99,41 @@ class Stage:
         return self.axes[0] if self.axes else None
 
     @property
+    def arrangement(self) -> Arrangement:
+        """The order in shared memory."""
+        s = self.staging
+        return s.constant if self.packing is not None else s.deep if self.deep else s.along
+
+    @property
     def pitch(self) -> int:
-        """Elements from one row of the block to the next; padded where threads write down the columns."""
-        return self.unit + (self.pad or (4 if self.deep else 0))
+        """Elements from one row in shared memory to the next."""
+        return self.arrangement.pitch(self.unit, self.depth.block)
 
     @property
     def size(self) -> int:
         """Elements of one buffer of the ring."""
-        return self.depth.block * self.pitch
+        return self.arrangement.size(self.unit, self.depth.block)
+
+    def place(self, row: str, element: str) -> str:
+        """Where product ``row`` of element ``element`` lies in shared memory."""
+        return self.arrangement.place(row, element, self.unit, self.depth.block)
 
     def _deep(self) -> bool:
-        inner = self.operand.steps.get(self.depth.inner.name, 0)
-        sides = [abs(self.operand.steps.get(self.p.axis(d).name, 0)) for d in self.axes]
-        return inner == 1 and 1 not in sides and self.threads % self.depth.block == 0
+        """Whether neighbours along the inner reduction axis lie together: as many as a copy takes, always aligned and valid
+        or not together."""
+        o, inner, lot = self.operand, self.depth.inner, self.staging.products
+        if o.steps.get(inner.name, 0) != 1:
+            return False
+        if lot == 1:
+            sides = [abs(o.steps.get(self.p.axis(d).name, 0)) for d in self.axes]
+            return 1 not in sides and self.threads % self.depth.block == 0
+        whole = all(s % lot == 0 for a, s in o.steps.items() if a != inner.name) and o.constant % lot == 0
+        inside = inner.extent % lot == 0 and not any(inner.name in g.steps for g in o.guards)
+        return whole and inside and o.aligned and not self.depth.flat
 
     def _vector(self) -> bool:
-        """Whether ``wide`` neighbours of the unit are always 16 aligned bytes, valid or not together."""
-        o, tile, grid, wide = self.operand, self.p.operator.tile, self.p.operator.grid, self.wide
+        """Whether a lot of neighbours of the unit are always 16 aligned bytes, valid or not together."""
+        o, tile, grid, wide = self.operand, self.p.operator.tile, self.p.operator.grid, self.staging.lot
         if o.guards or not o.aligned or o.constant % wide or self.count % wide or not self.axes:
             return False
         expected = 1
@@ -119,19 +172,19 @@ class Stage:
             index = f"o{self.along} / {tile}"
             place = f"({place}) * {grid} + {index}" if place else index
         size = self.depth.blocks * self.size
-        base = f"{self.name}g + (long long)({place or '0'}) * {size} + tid * {self.wide}"
-        text.line(f"const {self.ctype} *const {self.name}p = {base};")
+        base = f"{self.name}g + (long long)({place or '0'}) * {size} + tid * {self.staging.lot}"
+        text.line(f"const {self.staging.ctype} *const {self.name}p = {base};")
 
     def _lanes(self) -> tuple[int, int, int]:
         """(copies in a row of the block, rows a pass, groups of copies a thread has in a row)."""
-        across, threads = self.unit // self.vector, self.threads // self.down
+        across, threads = self.unit // self.vector, self.threads // self.staging.down
         if across <= threads:
-            return across, threads // across * self.down, 1
-        return across, self.down, -(-across // threads)
+            return across, threads // across * self.staging.down, 1
+        return across, self.staging.down, -(-across // threads)
 
     def _setup_along(self, text: Text) -> None:
         across, rows, groups = self._lanes()
-        n, down, lanes = self.name, self.down, self.threads // self.down
+        n, down, lanes = self.name, self.staging.down, self.threads // self.staging.down
         thread, below = ("tid", "") if down == 1 else (f"(tid / {down})", f" * {down} + tid % {down}")
         text.line(f"const int {n}k = {f'{thread} / {across}' if groups == 1 else '0'}{below};")
         for g in range(groups):
@@ -142,17 +195,18 @@ class Stage:
 
     def _words(self) -> int:
         """Copies along the reduction that neighbouring threads make of a *deep* operand's block."""
-        return self.depth.block
+        return self.depth.block // self.staging.products
 
     def _step(self) -> int:
         """Elements of the unit that all threads copy at a time where the operand is *deep*."""
         return self.threads // self._words()
 
     def _setup_deep(self, text: Text) -> None:
-        n, step = self.name, self._step()
-        text.line(f"const int {n}k = tid % {self.depth.block};")
-        for i in range(-(-self.unit // step)):
-            text.line(f"const int {n}j{i} = tid / {self.depth.block} + {i * step};")
+        n, down, words, lot = self.name, self.staging.down, self._words(), self.staging.products
+        thread, below = ("tid", "") if down == 1 else (f"tid / {down}", f" * {down} + tid % {down}")
+        text.line(f"const int {n}k = {thread} % {words}{f' * {lot}' if lot > 1 else ''};")
+        for i in range(-(-self.unit // self._step())):
+            text.line(f"const int {n}j{i} = {thread} / {words}{below} + {i * self._step()};")
             self._element(text, f"{n}j{i}", str(i), [])
 
     def _element(self, text: Text, place: str, suffix: str, inside: list[str]) -> None:
@@ -184,10 +238,10 @@ class Stage:
         for row, element, tests in self._pieces():
             self._copy(text, row, element, self._target(row, element), tests, taps)
 
-    def change(self, text: Text, change: Change) -> None:
+    def apply(self, text: Text, prologue: OperandPrologue) -> None:
         """The prologue on what this thread copied of block ``kb``, in ``{n}s``: call it where its copies have arrived."""
         taps = self._tap(text) if not self.depth.flat else {}
-        change.apply(text, self._changed(taps))
+        prologue.apply(text, self._changed(taps))
 
     def _changed(self, taps: Mapping[str, str]) -> Iterator[Piece]:
         for row, element, tests in self._pieces():
@@ -206,7 +260,7 @@ class Stage:
                 yield f"{n}k", str(i), [f"{n}j{i} < {self.unit}"] if (i + 1) * step > self.unit else []
             return
         _, rows, groups = self._lanes()
-        across, lanes = self.unit // self.vector, self.threads // self.down
+        across, lanes = self.unit // self.vector, self.threads // self.staging.down
         for i in range(-(-self.depth.block // rows)):
             for g in range(groups):
                 row = f"({n}k + {i * rows})" if i else f"{n}k"
@@ -215,13 +269,8 @@ class Stage:
                 tests += [f"{n}j{g} < {self.unit}"] if (g + 1) * lanes > across > lanes else []
                 yield row, str(g), tests
 
-    def place(self, row: str, element: str) -> str:
-        """Where element ``element`` of row ``row`` of a block lies in shared memory."""
-        return f"{row} * {self.pitch} + {element}"
-
     def _fetch_packed(self, text: Text) -> None:
-        n, whole = self.name, self.size
-        wide = self.wide
+        n, whole, wide = self.name, self.size, self.staging.lot
         for i in range(-(-whole // (wide * self.threads))):
             at = i * wide * self.threads
             guard = f"if (tid * {wide} + {at} < {whole}) " if at + wide * self.threads > whole else ""
@@ -238,7 +287,7 @@ class Stage:
     def _copy(self, text: Text, row: str, element: str, target: str, tests: Sequence[str], taps: Mapping[str, str]) -> None:
         _, offset, valid = self._element_at(row, element, taps)
         guard = f"if ({' && '.join(tests)}) " if tests else ""
-        call = "rm_copy16" if self.vector == self.wide else f"rm_copy{16 // self.wide}"
+        call = f"rm_copy{16 if self.vector == self.staging.lot else self.staging.item}"
         text.line(f"{guard}{call}({target}, {self.name}g + ({offset}), {' && '.join(valid)});")
 
     def _element_at(self, row: str, element: str, taps: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:

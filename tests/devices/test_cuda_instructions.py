@@ -1,0 +1,57 @@
+"""The values that cuda's products are made of, each proved by enumeration: arrangements in shared memory."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings")
+
+from rammer_cuda.contraction.packing import Arrangement, Cores, Rows, Turned
+
+#: Arrangements of constants, with the elements that a place names together.
+PACKED: list[tuple[Arrangement, type, int]] = [
+    (Rows(), np.float32, 1), (Rows(True), np.float32, 1), (Rows(True), np.float16, 1), (Turned(4), np.float32, 1),
+    (Cores(4), np.float32, 4), (Cores(8), np.float16, 8),
+]  # fmt: skip
+#: Those of copies alone, with the products and elements that a place names together.
+COPIED: list[tuple[Arrangement, int, int]] = [
+    *((a, lot, 1) for a, _, lot in PACKED), (Rows(least=4), 1, 1), (Turned(8), 8, 1), (Cores(8, across=True), 1, 8),
+]  # fmt: skip
+
+
+def place(arrangement: Arrangement, k: int, e: int, unit: int, block: int) -> int:
+    """What the kernel's text says."""
+    return int(eval(arrangement.place(str(k), str(e), unit, block).replace("/", "//")))
+
+
+@pytest.mark.parametrize("arrangement, dtype, lot", PACKED)
+@pytest.mark.parametrize("unit, block", [(8, 16), (24, 32), (56, 8), (128, 64)])
+def test_constants_lie_where_kernels_read_them(arrangement: Arrangement, dtype: type, lot: int, unit: int, block: int) -> None:
+    values = np.arange(1, 2 * block * unit + 1).reshape(2, block, unit).astype(dtype) % 2039
+    packed = arrangement.packed(values).reshape(2, -1)
+    assert packed.dtype == dtype and packed.shape[1] == arrangement.size(unit, block)
+    for k in range(0, block, lot):
+        for e in range(unit):
+            at = place(arrangement, k, e, unit, block)
+            assert np.array_equal(packed[:, at : at + lot], values[:, k : k + lot, e]), (k, e)
+    assert np.count_nonzero(packed) == np.count_nonzero(values), "padding is zero"
+
+
+@pytest.mark.parametrize("arrangement, products, elements", COPIED)
+@pytest.mark.parametrize("unit, block", [(8, 16), (24, 32), (128, 64)])
+def test_copies_fill_a_block_and_none_meets_another(arrangement: Arrangement, products: int, elements: int, unit: int,
+                                                    block: int) -> None:  # fmt: skip
+    lots = [(k, e) for k in range(0, block, products) for e in range(0, unit, elements)]
+    places = {place(arrangement, k, e, unit, block) + i for k, e in lots for i in range(products * elements)}
+    assert len(places) == block * unit and max(places) < arrangement.size(unit, block)
+
+
+def test_rows_that_lanes_read_together_lie_in_different_banks() -> None:
+    for unit in range(8, 136, 8):
+        assert Rows(True).pitch(unit, 16) % 16 == 8, "four products of float32 by eight elements, or eight rows of ldmatrix"
+    for block in (16, 32, 64):
+        assert {Turned(4).pitch(8, block) % 8, Turned(8).pitch(8, block) // 2 % 8} == {4}, "an odd number of 16 bytes"
+    assert re.fullmatch(r"a \* 24 \+ b", Rows(True).place("a", "b", 16, 8))

@@ -60,7 +60,7 @@ def test_a_run_that_cannot_begin_is_no_finding(tmp_path: Path, monkeypatch: pyte
                                                said: str) -> None:  # fmt: skip
     monkeypatch.setattr(cage, "_opened", lambda device: start())
     with pytest.raises(cage.Machinery, match=f"a run did not begin: .*{said}"):
-        cage.caged(["run"], tmp_path, seconds=1 if said == "it was late" else 30)
+        cage.caged(["run"], tmp_path, seconds=0.4 if said == "it was late" else 30)
 
 
 @pytest.mark.parametrize("more", [[], ["--processes", "2"]])
@@ -70,3 +70,10 @@ def test_a_campaign_that_cannot_begin_says_so(more: list[str]) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
     assert done.returncode == cage.Machinery.exit_code, done.stdout + done.stderr
     assert "nowhere" in done.stderr and "Traceback" not in done.stderr and " mutants, " not in done.stdout
+
+
+@pytest.mark.parametrize(("work", "late"), [(lambda: time.sleep(2), False), (lambda: all(iter(lambda: 1, 0)), True)])
+def test_time_is_of_the_processor(tmp_path: Path, work: Callable[[], object], late: bool) -> None:
+    """Else a loaded machine makes findings of runs that wait their turn; what is late says where it is."""
+    seen = cage.forked(lambda: int(bool(work())), tmp_path / "out", tmp_path / "err", 0.5)
+    assert seen[2] == late and ("test_cage.py" in (tmp_path / "err").read_text()) == late

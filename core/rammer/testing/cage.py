@@ -33,6 +33,8 @@ from rammer.runtime.room import mapped
 
 #: What one run may take: bytes of address space beyond what it has once its device is open, and seconds.
 MEMORY, SECONDS = 2 << 30, 20.0
+#: Seconds are of the processors, which a loaded machine has few of; of the clock, a run may take so many times as long.
+WAITING = 6
 #: Cores that one run may use.
 CORES = 2
 #: Of Linux's ``prctl``.
@@ -91,7 +93,6 @@ def caged(words: Sequence[object], folder: Path, device: Sequence[str] = (), *, 
         _end_with_parent()
         _keep_to_few_cores()
         os.environ |= {"RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
-        faulthandler.dump_traceback_later(seconds * 0.95)  # where it hangs, on stderr
         os.chdir(folder)
         try:
             _held.append(_opened(device))
@@ -157,25 +158,42 @@ def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tup
             os.setsid()
             for path, descriptor in ((out, 1), (err, 2)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
+            faulthandler.register(signal.SIGUSR1, 2)
             sys.stdout, sys.stderr = (os.fdopen(d, "w", encoding="utf-8", errors="replace") for d in (1, 2))
             code = work()
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(code)
     handle = os.pidfd_open(child)
     try:
-        late = not select.select([handle], [], [], seconds)[0]
+        late = False
+        while not late and not select.select([handle], [], [], seconds / 8)[0]:
+            late = _cpu(child) > seconds or time.monotonic() - begin > WAITING * seconds
         if late:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
+            _end(child)
         _, status = os.waitpid(child, 0)
     finally:
         os.close(handle)
     sign = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     return (os.WEXITSTATUS(status) if not sign else -1), sign, late, time.monotonic() - begin
+
+
+def _cpu(child: int) -> float:
+    """Seconds of the processors that a process has had."""
+    user, system = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _end(child: int) -> None:
+    """Kill a process and its own, which first says on stderr where it is."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGUSR1)
+        time.sleep(0.5)
+        os.killpg(child, signal.SIGKILL)
 
 
 @cache

@@ -55,7 +55,7 @@ def blocks(operator: ROperator, binding: Binding) -> None:
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
     print(f"attention of {attention_of(operator, binding).heads} heads; config, predicted and measured us of all its tasks")
-    for seconds, tiled in attention_candidates(operator, binding, backend.vdevice, 40):
+    for seconds, tiled in attention_candidates(operator, binding, backend.gpu, 40):
         kernel = backend.kernel(tiled, binding)
         _, crowded = backend.profiler.task_time(kernel, binding)
         rounds = -(-tiled.task_count // backend.vdevice.veus)

@@ -71,7 +71,7 @@ def _concerns(backend: Any, operator: ROperator, binding: Binding) -> bool:
     """Whether the operator is no large matrix product."""
     from rammer_cuda.backend import CHOOSERS
 
-    return operator.main.kind != "contraction" or any(c(operator, binding, backend.vdevice, 1) for c in CHOOSERS)
+    return operator.main.kind != "contraction" or any(c(operator, binding, backend.gpu, 1) for c in CHOOSERS)
 
 
 def measure(backend: Any, listed: list[Found], count: int, limit: float) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ from rammer.runtime.segments import ProgramSegment
 from rammer.testing.cases import Sampler
 from rammer.testing.search import Search, again, partial_tiles
 
-from rammer_cuda.hardware import architecture
+from rammer_cuda.hardware import gpu_of, probe_gpus
 from rammer_cuda.persistent.executor import PersistentProgram
 
 #: Nanoseconds that a block of a checked persistent kernel waits before it reports a hang.
@@ -93,7 +93,7 @@ def run_model(key: str, tune: str, seed: int, path: Path) -> None:
     loaded: Loaded = exe.prepare(feeds[0]).loaded[0]
     if executor == "persistent":
         # A checked kernel is far slower than the wait after which an ordinary one reports a hang.
-        loaded = PersistentProgram(segment.program, segment.constants, architecture(0), 0, limit=WAIT)
+        loaded = PersistentProgram(segment.program, segment.constants, gpu_of(probe_gpus()[0]), 0, limit=WAIT)
     for i, inputs in enumerate(feeds):
         outputs |= {f"{n}.{i}": a for n, a in loaded.run(inputs).outputs.items()}
     bound = loaded.bind(feeds[0], {})

@@ -118,10 +118,10 @@ def choices_of(operator: ROperator, binding: Binding, backend, families: list[st
     from rammer_cuda.contraction.choose import Choice, gemm_candidates
     from rammer_cuda.contraction.choose_wide import wide_candidates
 
-    device, most = backend.vdevice, 200 if sample else 4 * count
-    found = [Choice(o, seconds) for seconds, o in chain_candidates(operator, binding, device)]
-    found += gemm_candidates(operator, binding, device, most)
-    found += wide_candidates(operator, binding, device, most) if backend.arch == "sm_90a" else []
+    gpu, most = backend.gpu, 200 if sample else 4 * count
+    found = [Choice(o, seconds) for seconds, o in chain_candidates(operator, binding, gpu)]
+    found += gemm_candidates(operator, binding, gpu, most)
+    found += wide_candidates(operator, binding, gpu, most) if gpu.warpgroups else []
     groups = [[c for c in found if c.operator.family == f] for f in families]
     groups = groups or [sorted(found, key=lambda c: c.seconds)]
     return [c for g in groups for c in (*g[:count], *random.sample(g[count:], min(sample, len(g[count:]))))]

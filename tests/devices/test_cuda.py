@@ -24,8 +24,8 @@ pytest.importorskip("cuda.bindings")
 from rammer_cuda import launches as planning
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin, parse_ptxas
+from rammer_cuda.gpu import TARGETS
 from rammer_cuda.launches import consecutive, launches
-from rammer_cuda.targets import TARGETS
 
 
 def compiled(target: str, policy: str = "wavefront") -> tuple[Compiler, ProgramSegment]:

@@ -103,7 +103,7 @@ def reference(operator: ROperator, values: dict[str, Array]) -> Array:
 
 def blocks(case: Case) -> list[ROperator]:
     """Blocks of every number of warps, chunks and stages that fit, one each."""
-    found = attention_candidates(*case, target("sm_90a").vdevice, 1000)
+    found = attention_candidates(*case, target("sm_90a").gpu, 1000)
     return list({(o.config[0][1], o.config[1][1]): o for _, o in reversed(found)}.values())
 
 
@@ -145,7 +145,7 @@ def test_machine_code_does_not_spill(case: str, arch: str) -> None:
     for option in offered[:2]:
         resources = backend.resources(option, binding)
         assert resources.spills == 0, option.head()
-        assert resources.local_bytes <= backend.vdevice.layer("veu").capacity
+        assert resources.local_bytes <= backend.gpu.shared
 
 
 def test_what_is_no_attention() -> None:

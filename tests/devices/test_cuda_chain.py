@@ -97,19 +97,19 @@ def test_core_matrices_are_eight_columns_of_sixteen_bytes() -> None:
 def test_machine_code_of_the_wide_family(case: str) -> None:
     backend, (operator, binding) = target(), WIDE[case]
     found = {}
-    for choice in wide_candidates(operator, binding, backend.vdevice, 60):
+    for choice in wide_candidates(operator, binding, backend.gpu, 60):
         config = dict(choice.operator.config)
         found.setdefault((config["split"] > 1, config["patch"]), choice.operator)
     assert found
     for tiled in found.values():
         resources = backend.resources(tiled, binding)
         assert resources.spills <= 64
-        assert resources.local_bytes <= backend.vdevice.layer("veu").capacity
+        assert resources.local_bytes <= backend.gpu.shared
 
 
 def test_two_variable_operands_are_not_for_the_wide_family() -> None:
     operator, binding = CASES["matmul"]
-    assert not wide_candidates(operator, binding, target().vdevice, 4)
+    assert not wide_candidates(operator, binding, target().gpu, 4)
     with pytest.raises(Unsuited, match="constant"):
         gemm_wgmma3(replace(operator, tile=(37, 52), family="gemm_wgmma3"), binding)
 
@@ -144,11 +144,11 @@ def test_a_patch_covers_every_window_once() -> None:
 @pytest.mark.parametrize("case", sorted(CHAINS))
 def test_machine_code_of_chains(case: str) -> None:
     backend, (operator, binding) = target(), CHAINS[case]
-    choices = chain_candidates(operator, binding, backend.vdevice)
+    choices = chain_candidates(operator, binding, backend.gpu)
     assert choices
     resources = backend.resources(choices[0][1], binding)
     assert resources.spills <= 160
-    assert resources.local_bytes <= backend.vdevice.layer("veu").capacity
+    assert resources.local_bytes <= backend.gpu.shared
 
 
 def test_what_is_no_chain() -> None:
@@ -189,7 +189,7 @@ def agrees(operator: ROperator, binding: Binding, tolerance: float) -> None:
 @pytest.mark.parametrize("case", sorted(WIDE))
 def test_the_wide_family_agrees_with_float64(case: str) -> None:
     operator, binding = WIDE[case]
-    choices = wide_candidates(operator, binding, target().vdevice, 200)
+    choices = wide_candidates(operator, binding, target().gpu, 200)
     rng = np.random.default_rng()
     kinds = {(c.operator.config[2][1] > 1, c.operator.config[3][1]): c.operator for c in choices}
     some = [choices[int(i)].operator for i in rng.choice(len(choices), min(6, len(choices)), replace=False)]
@@ -201,5 +201,5 @@ def test_the_wide_family_agrees_with_float64(case: str) -> None:
 @pytest.mark.parametrize("case", sorted(CHAINS))
 def test_chains_agree_with_float64(case: str) -> None:
     operator, binding = CHAINS[case]
-    for _, tiled in chain_candidates(operator, binding, target().vdevice):
+    for _, tiled in chain_candidates(operator, binding, target().gpu):
         agrees(tiled, binding, 3e-7 * len(operator.computes))

@@ -14,6 +14,7 @@ from products import CASES
 
 from rammer_cuda import executor, hardware, resident
 from rammer_cuda.executor import Graph
+from rammer_cuda.gpu import TARGETS
 from rammer_cuda.profiler import whole_program
 from rammer_cuda.resident import Resident
 
@@ -48,7 +49,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
 def resident_with(*modules: str) -> Resident:
     operator, binding = CASES["matmul"]
     program, constants = whole_program(replace(operator, tile=operator.anchor.shape), binding)
-    made = Resident(program, constants, 1)
+    made = Resident(program, constants, TARGETS["sm_90a"], 1)
     for name in modules:
         made.function(name, "entry", 0)  # type: ignore[arg-type]
     return made

@@ -46,7 +46,7 @@ from rammer_cuda.window.kernel import window_candidates, window_of
 def test_machine_code(case: str, target: str) -> None:
     backend = open_backend(OpenOptions(target=target))
     assert isinstance(backend, CudaBackend)
-    found = [o for choose in CHOOSERS for _, o in choose(*CASES[case], backend.vdevice, 3)]
+    found = [o for choose in CHOOSERS for _, o in choose(*CASES[case], backend.gpu, 3)]
     assert found
     for tiled in found[:3]:
         resources = backend.resources(tiled, CASES[case][1])
@@ -58,7 +58,7 @@ def test_machine_code(case: str, target: str) -> None:
     ("cases", "choose"), [(ROWS | MAPS, rowwise_candidates), (VECTORS, gemv_candidates), (WINDOWS, window_candidates)]
 )
 def test_families_keep_to_their_operators(cases: dict[str, Case], choose: object) -> None:
-    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    device = open_backend(OpenOptions(target="sm_90a")).gpu
     for case in cases.values():
         assert [bool(c(*case, device, 1)) for c in CHOOSERS] == [c is choose for c in CHOOSERS]
 
@@ -134,7 +134,7 @@ def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_kernels_agree_with_float64_on_the_host(case: str) -> None:
-    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    device = open_backend(OpenOptions(target="sm_90a")).gpu
     untiled, binding = CASES[case]
     rng = np.random.default_rng()
     choices = [o for choose in CHOOSERS for _, o in choose(untiled, binding, device, 200)]
@@ -180,7 +180,7 @@ def test_every_family_agrees_with_float64(case: str) -> None:
     assert isinstance(backend, CudaBackend)
     untiled, binding = CASES[case]
     rng = np.random.default_rng()
-    choices = [o for choose in CHOOSERS for _, o in choose(untiled, binding, backend.vdevice, 200)]
+    choices = [o for choose in CHOOSERS for _, o in choose(untiled, binding, backend.gpu, 200)]
     assert choices
     for i in rng.choice(len(choices), min(10, len(choices)), replace=False):
         tiled = choices[int(i)]
@@ -204,7 +204,7 @@ def test_a_nan_stays_in_its_row(case: str) -> None:
     assert isinstance(backend, CudaBackend)
     untiled, binding = CASES[case]
     for choose in CHOOSERS:
-        for _, tiled in choose(untiled, binding, backend.vdevice, 2):
+        for _, tiled in choose(untiled, binding, backend.gpu, 2):
             program, constants = whole_program(tiled, binding)
             inputs = {p.external: np.ones(binding.types[p.tensor].shape, np.float32) for p in program.inputs}
             inputs["x"].reshape(-1)[-1] = np.nan
@@ -220,7 +220,7 @@ def test_a_nan_stays_in_its_row(case: str) -> None:
 @pytest.mark.parametrize("case", sorted(HALVES))
 def test_float16_is_rounded_once(case: str) -> None:
     """Values of float16 compute in float32; only the store rounds."""
-    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    device = open_backend(OpenOptions(target="sm_90a")).gpu
     untiled, binding = HALVES[case]
     given = {"x": np.random.default_rng().standard_normal(binding.types["x"].shape).astype(np.float16)}
     for tiled in [o for choose in CHOOSERS for _, o in choose(untiled, binding, device, 3)]:
@@ -233,7 +233,7 @@ def test_float16_is_rounded_once(case: str) -> None:
 
 
 def test_rows_apart_are_predicted_slower() -> None:
-    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    device = open_backend(OpenOptions(target="sm_90a")).gpu
     near, apart = ROWS["softmax"], channel_softmax(128, 37)
     best = [rowwise_candidates(*case, device, 1)[0][0] for case in (softmax(4096, 128), channel_softmax(128, 4096))]
     assert best[0] < best[1]
@@ -242,7 +242,7 @@ def test_rows_apart_are_predicted_slower() -> None:
 
 
 def test_vectors_need_aligned_rows() -> None:
-    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    device = open_backend(OpenOptions(target="sm_90a")).gpu
     for name, wanted in (("softmax", True), ("odd softmax", False)):
         case = ROWS[name]
         vectors = {dict(o.config)["vector"] for _, o in rowwise_candidates(*case, device, 50)}

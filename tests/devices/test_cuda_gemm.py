@@ -29,7 +29,7 @@ def test_machine_code(case: str, target: str) -> None:
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES[case]
     found = {}
-    for choice in gemm_candidates(operator, binding, backend.vdevice, 200):
+    for choice in gemm_candidates(operator, binding, backend.gpu, 200):
         found.setdefault((choice.operator.family, dict(choice.operator.config)["split"] > 1), choice.operator)
     assert {family for family, _ in found} == {"gemm", "gemm_tf32x3"}
     assert target == "sm_90a" or not any(split for _, split in found), "clusters need compute capability 9.0"
@@ -74,7 +74,7 @@ def test_every_family_agrees_with_float64(case: str) -> None:
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES[case]
     rng = np.random.default_rng()
-    choices = gemm_candidates(operator, binding, backend.vdevice, 200)
+    choices = gemm_candidates(operator, binding, backend.gpu, 200)
     for i in rng.choice(len(choices), min(8, len(choices)), replace=False):
         tiled = choices[int(i)].operator
         program, constants = whole_program(tiled, binding)

@@ -24,6 +24,7 @@ from rammer.testing.selftest import tiny_graph
 
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
+from rammer_cuda.gpu import TARGETS
 from rammer_cuda.persistent.bodies import Bodies, operator_bodies
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words
 from rammer_cuda.persistent.hang import find_hang
@@ -189,8 +190,8 @@ def test_a_watchdog_reaches_the_persistent_executor(monkeypatch: pytest.MonkeyPa
     seen: list[tuple[object, ...]] = []
     monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: seen.append(arguments))
     program = compiled(lstm_tc(0, layers=2, steps=4)).program
-    select.open_executor(program, {}, "sm_90a", 0, backend.how)
-    assert seen == [(program, {}, "sm_90a", 0, 250_000_000)]
+    select.open_executor(program, {}, TARGETS["sm_90a"], 0, backend.how)
+    assert seen == [(program, {}, TARGETS["sm_90a"], 0, 250_000_000)]
 
 
 def test_an_unknown_executor_is_refused() -> None:
@@ -220,7 +221,7 @@ def test_a_thousand_fresh_runs_equal_the_reference(batch: int) -> None:
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    loaded = PersistentProgram(segment.program, segment.constants, backend.arch, 0)
+    loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
     rng = np.random.default_rng()
     for _ in range(1000):
         x = rng.standard_normal((12, batch, 256), dtype=np.float32)
@@ -241,7 +242,7 @@ def test_a_hang_names_the_veu_and_the_wait() -> None:
     veu = next(v for v, row in enumerate(program.rows) if row)
     stuck = Task(program.rows[veu][-1].operator, program.rows[veu][-1].index, (Wait(counter.name, counter.total + 1),))
     rows = tuple((*row[:-1], stuck) if v == veu else row for v, row in enumerate(program.rows))
-    loaded = PersistentProgram(replace(program, rows=rows), segment.constants, backend.arch, 0, limit=50_000_000, words=False)
+    loaded = PersistentProgram(replace(program, rows=rows), segment.constants, backend.gpu, 0, limit=50_000_000, words=False)
     x = np.zeros((5, 1, 256), np.float32)
     fault = rf"vEU {veu} waited .* counter {re.escape(counter.name)} to reach {counter.total + 1}"
     for _ in range(2):  # and the run after it starts afresh
@@ -259,7 +260,7 @@ def test_bound_calls_use_the_callers_arrays() -> None:
     backend = open_backend(OpenOptions())
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm()), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
-    loaded = PersistentProgram(segment.program, segment.constants, backend.arch, 0)
+    loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
     x = np.random.default_rng().standard_normal((5, 1, 256), dtype=np.float32)
     (want,) = loaded.run({"sequence": x}).outputs.values()
     bound = loaded.bind({"sequence": cupy.asarray(x)}, {})
@@ -283,7 +284,7 @@ def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch
     monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Graph())
     monkeypatch.setattr(select, "PersistentProgram", refuse)
     monkeypatch.setattr(select.Remembered, "read", lambda self: None)
-    chosen = select.open_executor(program, {}, "sm_90a", 0)
+    chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
     assert chosen.notes == ("executor graph, since the persistent one cannot: 132 rows need as many blocks at once, "
                             "this GPU runs 66",)  # fmt: skip
 
@@ -313,7 +314,7 @@ def test_auto_keeps_the_faster_executor_and_remembers_it(faster: str, monkeypatc
     monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: Fake("persistent"))
     monkeypatch.setattr(select.Remembered, "read", lambda self: None)
     monkeypatch.setattr(select.Remembered, "write", lambda self, value: written.append(value))
-    chosen = select.open_executor(program, {}, "sm_90a", 0)
+    chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
     assert isinstance(chosen, Fake) and chosen.name == faster
     assert written == [faster] and closed == ["persistent" if faster == "graph" else "graph"]
     assert faster in chosen.notes[0]

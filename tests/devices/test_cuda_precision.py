@@ -24,9 +24,9 @@ from rammer_cuda.contraction.choose import gemm_candidates
 from rammer_cuda.contraction.gemm import shape_of
 from rammer_cuda.contraction.operand import HALVES
 from rammer_cuda.contraction.packing import rounded_to_tf32
+from rammer_cuda.gpu import TARGETS
 from rammer_cuda.rows.gemv import gemv_candidates
 from rammer_cuda.source import task_kernel
-from rammer_cuda.targets import TARGETS
 
 #: Which family computes what is asked for.
 NEW = {"tf32": "gemm_tf32", "float16": "gemm_f16"}
@@ -49,7 +49,7 @@ def asked(case: str, precision: str) -> tuple[ROperator, Binding]:
 def chosen(backend: CudaBackend, case: str, precision: str, count: int = 200) -> tuple[list[ROperator], Binding]:
     """All tiled candidates of the family that is new in ``precision``."""
     operator, binding = asked(case, precision)
-    choices = gemm_candidates(operator, binding, backend.vdevice, count)
+    choices = gemm_candidates(operator, binding, backend.gpu, count)
     return [c.operator for c in choices if c.operator.family == NEW[precision]], binding
 
 
@@ -75,7 +75,7 @@ def test_tf32_is_never_offered_unasked() -> None:
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES["three by three"]
     for precision, families in (("float32", {"gemm", "gemm_tf32x3"}), ("tf32", {"gemm", "gemm_tf32"})):
-        offered = gemm_candidates(operator, replace(binding, precision=precision), backend.vdevice, 400)
+        offered = gemm_candidates(operator, replace(binding, precision=precision), backend.gpu, 400)
         assert {c.operator.family for c in offered} == families
     assert "gemm_tf32" not in {o.family for o in backend.candidates(operator, binding)}
 

@@ -69,11 +69,11 @@ def backend_of(target: str) -> CudaBackend:
 def choices_of(case: str, backend: CudaBackend) -> list[ROperator]:
     """Tiled versions in every family that takes a prologue; the wide ones both with patches and without."""
     operator, binding = PROLOGUES[case]
-    found = gemm_candidates(operator, binding, backend.vdevice, 200)
-    found += gemm_candidates(operator, replace(binding, precision="tf32"), backend.vdevice, 60)
-    if backend.arch == "sm_90a":
-        found += wide_candidates(operator, binding, backend.vdevice, 40)
-        found += wide_candidates(operator, replace(binding, precision="tf32"), backend.vdevice, 40)
+    found = gemm_candidates(operator, binding, backend.gpu, 200)
+    found += gemm_candidates(operator, replace(binding, precision="tf32"), backend.gpu, 60)
+    if backend.gpu.warpgroups:
+        found += wide_candidates(operator, binding, backend.gpu, 40)
+        found += wide_candidates(operator, replace(binding, precision="tf32"), backend.gpu, 40)
     return [c.operator for c in found]
 
 
@@ -110,7 +110,7 @@ def test_the_operand_is_the_tensor_behind_the_maps() -> None:
 
 def test_families_that_know_no_maps_decline() -> None:
     operator, binding = PROLOGUES["pointwise"]
-    device = open_backend(OpenOptions(target="sm_90a")).vdevice
+    device = open_backend(OpenOptions(target="sm_90a")).gpu
     with pytest.raises(Unsuited, match="maps before the contraction"):
         roles_of(operator, binding)
     assert not any(choose(operator, binding, device, 1) for choose in (*CHOOSERS,))
@@ -179,7 +179,7 @@ def ffma_on_host(kernel: TaskKernel) -> str:
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
     operator, binding = PROLOGUES[case]
-    found = [c.operator for c in gemm_candidates(operator, binding, backend_of("sm_80").vdevice, 200)]
+    found = [c.operator for c in gemm_candidates(operator, binding, backend_of("sm_80").gpu, 200)]
     found = [o for o in found if o.family == "gemm" and task_kernel(o, binding).threads <= 128]
     rng = np.random.default_rng()
     for i in rng.choice(len(found), min(3, len(found)), replace=False):
@@ -200,7 +200,7 @@ def test_warpgroup_kernels_agree_with_float64_on_the_host(case: str, precision: 
     """With one warpgroup that copies and with two, with patches and without; buffers are soon used again."""
     operator, binding = PROLOGUES[case]
     rng = np.random.default_rng()
-    best = wide_candidates(operator, replace(binding, precision=precision), backend_of("sm_90a").vdevice, 1)[0].operator
+    best = wide_candidates(operator, replace(binding, precision=precision), backend_of("sm_90a").gpu, 1)[0].operator
     for copiers, patch in product((1, 2), (0, 1) if case == "three by three" else (0,)):
         other = {"split": 1, "stages": 2 + copiers, "copiers": copiers, "patch": patch}
         tiled = replace(best, config=tuple((n, other.get(n, v)) for n, v in best.config))
@@ -225,7 +225,7 @@ def test_the_rate_says_who_takes_maps() -> None:
 def test_maps_cost_something(choose: Choose) -> None:
     backend, (operator, binding) = backend_of("sm_90a"), PROLOGUES["pointwise"]
     binding = replace(binding, storages=everything(binding))
-    tiled = choose(operator, binding, backend.vdevice, 1)[0].operator
+    tiled = choose(operator, binding, backend.gpu, 1)[0].operator
     bare = replace(tiled, computes=tiled.computes[2:], connections=tiled.connections[2:])
     assert backend.kernel(bare, binding).crowded < backend.kernel(tiled, binding).crowded
     assert backend.kernel(tiled, binding).crowded < 1.5 * backend.kernel(bare, binding).crowded

@@ -52,7 +52,7 @@ def sanitizer() -> None:
 def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
     """Kernels of warpgroup products: one of every kind, not split over a cluster."""
     operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
-    return kinds([alone(c) for c in wide_candidates(operator, binding, backend().vdevice, 60)]), binding
+    return kinds([alone(c) for c in wide_candidates(operator, binding, backend().gpu, 60)]), binding
 
 
 # Copies that arrive late, or products that do, in turns: `make test-all` takes them the other way round as well.
@@ -97,7 +97,7 @@ def overlap(tiled: ROperator, binding: Binding) -> bool:
 def test_families_that_reduce_across_threads(case: str) -> None:
     """Windows and maps are left out, and of ``gemv`` the choices whose strips overlap."""
     operator, binding = FAMILIES[case]
-    found = [o for choose in CHOOSERS for _, o in choose(operator, binding, backend().vdevice, 200)]
+    found = [o for choose in CHOOSERS for _, o in choose(operator, binding, backend().gpu, 200)]
     found = [o for o in found if o.family != "gemv" or not overlap(o, binding)]
     assert found
     tiled = found[int(np.random.default_rng().integers(len(found)))]
@@ -118,7 +118,7 @@ def test_attention(case: str) -> None:
 def test_products_of_threads(case: str) -> None:
     """``gemm``, without the maps before it and with them. Before sm_90 no sum is split over a cluster."""
     for operator, binding in (PRODUCTS[case], PROLOGUES[case]):
-        found = [c.operator for c in gemm_candidates(operator, binding, backend_of("sm_80").vdevice, 200)]
+        found = [c.operator for c in gemm_candidates(operator, binding, backend_of("sm_80").gpu, 200)]
         found = [o for o in found if o.family == "gemm"]
         tiled = found[int(np.random.default_rng().integers(len(found)))]
         kernel = task_kernel(tiled, binding)

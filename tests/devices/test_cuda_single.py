@@ -119,7 +119,7 @@ TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
 ])  # fmt: skip
 def test_kernels_on_host_threads(precision: str, case: str, late_copies: tuple[bool, bool]) -> None:
     operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
-    found = kinds([alone(c) for c in wide_candidates(operator, binding, backend().vdevice, 60)])
+    found = kinds([alone(c) for c in wide_candidates(operator, binding, backend().gpu, 60)])
     assert found
     for tiled, late in zip((found[0], found[:2][-1]), late_copies, strict=True):
         kernel = task_kernel(tiled, binding)
@@ -144,7 +144,7 @@ def test_core_matrices_of_float16_hold_eight_products_of_a_column() -> None:
 @pytest.mark.parametrize("down", [False, True])
 def test_operands_stay_in_the_order_in_which_they_come(case: str, turned: tuple[bool, bool], down: bool) -> None:
     operator, binding = HALVES[case]
-    found = next(c.operator for c in wide_candidates(operator, binding, backend().vdevice, 200)
+    found = next(c.operator for c in wide_candidates(operator, binding, backend().gpu, 200)
                  if dict(c.operator.config)["down"] == down)  # fmt: skip
     text = task_kernel(found, binding).text
     swapped = turned if down else turned[::-1]
@@ -156,7 +156,7 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
     """Eight threads of a quarter warp write 128 consecutive bytes: every bank once; and all copies fill the block."""
     case = "scores" if deep else "turned"
     operator, binding = HALVES[case]
-    found = next(c.operator for c in wide_candidates(operator, binding, backend().vdevice, 200)
+    found = next(c.operator for c in wide_candidates(operator, binding, backend().gpu, 200)
                  if dict(c.operator.config)["down"])  # fmt: skip
     from rammer_cuda.contraction.wide import wide_shape
 
@@ -189,12 +189,12 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
 def test_machine_code(precision: str, case: str) -> None:
     operator, binding = ALL[precision, case]
     device = backend()
-    found = kinds(wide_candidates(operator, binding, device.vdevice, 60))
+    found = kinds(wide_candidates(operator, binding, device.gpu, 60))
     assert found and {o.family for o in found} == {FAMILY[precision]}
     for tiled in found:
         resources = device.resources(tiled, binding)
         assert resources.spills == 0, tiled.head()
-        assert resources.local_bytes <= device.vdevice.layer("veu").capacity
+        assert resources.local_bytes <= device.gpu.shared
     made = task_kernel(found[0], binding)
     assert ("wgmma.mma_async" in made.text) and compile_cubin(translation_unit([made]), "sm_90a").code
 
@@ -216,7 +216,7 @@ def test_only_what_was_asked_for_is_offered() -> None:
 
 def test_operands_without_16_bytes_together_are_refused() -> None:
     odd, binding = half(["y: f16[i:64, j:64] = sum[k:77] x[i, k] * z[j, k]"], {"x": (64, 77), "z": (64, 77)})
-    assert not wide_candidates(odd, binding, backend().vdevice, 4)
+    assert not wide_candidates(odd, binding, backend().gpu, 4)
     tiled = replace(odd, tile=(64, 64), family="gemm_wgmma_f16", config=(("bk", 64), ("down", 1)))
     from rammer_cuda.contraction.wide_single import gemm_wgmma_f16
 
@@ -240,7 +240,7 @@ def test_single_products_agree_with_float64(precision: str, case: str) -> None:
     operator, binding = ALL[precision, case]
     device = open_backend(OpenOptions())
     assert isinstance(device, CudaBackend)
-    choices = wide_candidates(operator, binding, device.vdevice, 200)
+    choices = wide_candidates(operator, binding, device.gpu, 200)
     rng = np.random.default_rng()
     some = [choices[int(i)].operator for i in rng.choice(len(choices), min(4, len(choices)), replace=False)]
     for tiled in (*kinds(choices), *some):

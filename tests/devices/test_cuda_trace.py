@@ -83,7 +83,7 @@ def test_the_persistent_kernel_compiles_with_records(name: str) -> None:
 @pytest.mark.parametrize("name", ["product", "branches"])
 def test_both_executors_trace_and_bind(name: str, executor: str) -> None:
     from rammer_cuda.executor import CudaProgram
-    from rammer_cuda.hardware import architecture
+    from rammer_cuda.hardware import gpu_of, probe_gpus
     from rammer_cuda.persistent.executor import PersistentProgram
     from rammer_cuda.trace import trace, trace_persistent
 
@@ -91,15 +91,15 @@ def test_both_executors_trace_and_bind(name: str, executor: str) -> None:
     compiler = Compiler(open_backend(OpenOptions()), CompileOptions(), KernelStore(None))
     (segment,) = compiler.compile_model(open_source(model.build(rng)).model, {}).segments
     assert isinstance(segment, ProgramSegment)
-    arch, inputs = architecture(0), model.inputs(rng, model.shapes[0])
+    gpu, inputs = gpu_of(probe_gpus()[0]), model.inputs(rng, model.shapes[0])
     want = compiler.backend.load(segment.program, segment.constants).run(inputs).outputs
     loaded: CudaProgram | PersistentProgram
     if executor == "graph":
-        loaded = CudaProgram(segment.program, segment.constants, arch, 0)
-        found = trace(loaded, inputs, arch)
+        loaded = CudaProgram(segment.program, segment.constants, gpu, 0)
+        found = trace(loaded, inputs)
     else:
-        loaded = PersistentProgram(segment.program, segment.constants, arch, 0)
-        found = trace_persistent(loaded, inputs, arch)
+        loaded = PersistentProgram(segment.program, segment.constants, gpu, 0)
+        found = trace_persistent(loaded, inputs)
     tasks = {(o.name, i) for o in loaded.program.operators for i in range(o.task_count)}
     assert {(s.operator, s.index) for s in found.spans} == tasks and found.plain > 0 and found.seconds > 0
     bound = loaded.bind(inputs, {})

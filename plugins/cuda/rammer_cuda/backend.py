@@ -29,11 +29,11 @@ from rammer_cuda.contraction.choose import gemm_choices, gemm_seconds
 from rammer_cuda.contraction.choose_wide import WIDE_FAMILIES, wide_choices, wide_seconds
 from rammer_cuda.contraction.families import FAMILIES
 from rammer_cuda.generic.cost import plain_candidates, plain_seconds, suits
+from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.rows.gemv import gemv_candidates, gemv_seconds
 from rammer_cuda.rows.rowwise import rowwise_candidates, rowwise_seconds
 from rammer_cuda.source import CONFIGS, task_kernel, translation_unit
-from rammer_cuda.targets import TARGETS
 from rammer_cuda.window.kernel import window_candidates, window_seconds
 
 if TYPE_CHECKING:
@@ -68,23 +68,28 @@ def open_backend(options: OpenOptions) -> Backend:
     if options.target:
         if options.target not in TARGETS:
             raise BadInput(f"unknown CUDA target {options.target!r}", hint=f"one of: {', '.join(TARGETS)}")
-        unit = Hardware(0, f"{TARGETS[options.target].description} (compile only)", "gpu", 0)
-        return CudaBackend(TARGETS[options.target], unit, options.target, False, how)
-    from rammer_cuda.hardware import architecture, create_context, probe_gpus, virtual_device
+        unit = Hardware(0, f"{TARGETS[options.target].name} (compile only)", "gpu", 0)
+        return CudaBackend(TARGETS[options.target], unit, False, how)
+    from rammer_cuda.hardware import create_context, gpu_of, probe_gpus
 
     unit = probe_gpus()[options.index]
-    opened = CudaBackend(virtual_device(options.index, unit), unit, architecture(options.index), True, how)
+    opened = CudaBackend(gpu_of(unit), unit, True, how)
     opened.context = create_context(options.index)
     return opened
 
 
 class CudaBackend:
-    """One GPU (``present``) or one architecture; ``how`` programs are to be run there."""
+    """One GPU (``present``) or one to compile for; ``how`` programs are to be run there."""
 
-    def __init__(self, vdevice: VDevice, hardware: Hardware, arch: str, present: bool, how: Execution) -> None:
-        self.vdevice, self.hardware, self.arch, self.present = vdevice, hardware, arch, present
+    def __init__(self, gpu: Gpu, hardware: Hardware, present: bool, how: Execution) -> None:
+        self.gpu, self.hardware, self.present = gpu, hardware, present
         self.how = how
         self.context: Thread | None = None  #: Creates the GPU's context.
+
+    @property
+    def vdevice(self) -> VDevice:
+        """What the core compiles for."""
+        return self.gpu.vdevice
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -94,7 +99,7 @@ class CudaBackend:
     @cached_property
     def fingerprint(self) -> str:
         """Hardware, architecture, compiler and the text of the kernel generators."""
-        return f"cuda {self.hardware.name} {self.arch} nvrtc {version()} {generator_hash('rammer_cuda')}"
+        return f"cuda {self.hardware.name} {self.gpu.architecture} nvrtc {version()} {generator_hash('rammer_cuda')}"
 
     @property
     def families(self) -> Mapping[str, Mapping[str, range]]:
@@ -103,19 +108,19 @@ class CudaBackend:
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         """Tiles and families whose shared memory fits: the best predicted of each family, then the rest, best first."""
-        cells = cell_candidates(operator, binding, self.vdevice)
-        single = gemv_candidates(operator, binding, self.vdevice, 1) and not binding.reused & {*operator.inputs}
+        cells = cell_candidates(operator, binding, self.gpu)
+        single = gemv_candidates(operator, binding, self.gpu, 1) and not binding.reused & {*operator.inputs}
         if cells and not single:  # holding weights pays where they are used again
             return cells
-        if chains := chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []:
+        if chains := chain_candidates(operator, binding, self.gpu) if self.gpu.warpgroups else []:
             return [o for _, o in chains]
-        if rows := attention_candidates(operator, binding, self.vdevice, GEMM_TILES):
+        if rows := attention_candidates(operator, binding, self.gpu, GEMM_TILES):
             return Lazily(o for _, o in rows if self._fits(o, binding))
         return Lazily(self._ranked(operator, binding))
 
     def _ranked(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """``candidates`` of all other families, one by one: a kernel is written to see whether it fits."""
-        chosen = [f for choose in (plain_candidates, *CHOOSERS) for f in choose(operator, binding, self.vdevice, PLAIN_TILES)]
+        chosen = [f for choose in (plain_candidates, *CHOOSERS) for f in choose(operator, binding, self.gpu, PLAIN_TILES)]
         merged = heapq.merge(self._products(operator, binding), sorted(chosen, key=lambda f: f[0]), key=lambda f: f[0])
         found = False
         for _, tiled in _leaders_first(merged):
@@ -128,32 +133,27 @@ class CudaBackend:
 
     def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """Every choice of every family, whatever its prediction; nothing is kept from cells, chains and attention."""
-        yield from cell_candidates(operator, binding, self.vdevice)
-        yield from (o for _, o in chain_candidates(operator, binding, self.vdevice)) if self._warpgroups else ()
+        yield from cell_candidates(operator, binding, self.gpu)
+        yield from (o for _, o in chain_candidates(operator, binding, self.gpu)) if self.gpu.warpgroups else ()
         for choose in (attention_candidates, plain_candidates, *CHOOSERS):
-            yield from (o for _, o in choose(operator, binding, self.vdevice, EVERY))
-        for choices in (gemm_choices, wide_choices)[: 1 + self._warpgroups]:
-            yield from (c.operator for c in choices(operator, binding, self.vdevice))
+            yield from (o for _, o in choose(operator, binding, self.gpu, EVERY))
+        for choices in (gemm_choices, wide_choices)[: 1 + self.gpu.warpgroups]:
+            yield from (c.operator for c in choices(operator, binding, self.gpu))
         yield from tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
 
     def _products(self, operator: ROperator, binding: Binding, count: int = GEMM_TILES) -> Iterator[tuple[float, ROperator]]:
         """(predicted seconds, tiled copy) of the matrix-product families, best first: no kernel is written in vain."""
-        kinds = [gemm_choices(operator, binding, self.vdevice)]
-        kinds += [wide_choices(operator, binding, self.vdevice)] if self._warpgroups else []
+        kinds = [gemm_choices(operator, binding, self.gpu)]
+        kinds += [wide_choices(operator, binding, self.gpu)] if self.gpu.warpgroups else []
         ranked = heapq.merge(*kinds, key=lambda c: c.seconds)
         return islice(((c.seconds, c.operator) for c in ranked if self._fits(c.operator, binding)), count)
 
     def _fits(self, operator: ROperator, binding: Binding) -> bool:
         """Whether the operator's family can write its kernel, and an SM has the shared memory for it."""
         try:
-            return task_kernel(operator, binding).shared <= self.vdevice.layer("veu").capacity
+            return task_kernel(operator, binding).shared <= self.gpu.shared
         except DeviceFailure:
             return False
-
-    @property
-    def _warpgroups(self) -> bool:
-        """Whether the architecture has warpgroup products (``wgmma`` exists on sm_90a alone)."""
-        return self.arch == "sm_90a"
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """The predicted rate of the best kernel family, or what the generic kernel reaches. With maps before a contraction: the
@@ -161,21 +161,21 @@ class CudaBackend:
         if operator.prologue:
             return self._prologue_rate(operator, binding)
         seconds = self._held(operator, binding) if operator.holds_operand else self._plain(operator, binding)
-        seconds = max(seconds - self.vdevice.launch, 1e-9)  # whoever asks counts launches himself
-        return max(LEAST_SHARE, operator.flops / seconds / (self.vdevice.flops * self.vdevice.veus))
+        seconds = max(seconds - self.gpu.launch, 1e-9)  # whoever asks counts launches himself
+        return max(LEAST_SHARE, operator.flops / seconds / (self.gpu.flops * self.gpu.sms))
 
     def _held(self, operator: ROperator, binding: Binding) -> float:
         """Predicted seconds of the families that keep a product's operand on chip; infinite where none suits."""
-        found = chain_candidates(operator, binding, self.vdevice) if self._warpgroups else []
-        found += attention_candidates(operator, binding, self.vdevice, 1)
+        found = chain_candidates(operator, binding, self.gpu) if self.gpu.warpgroups else []
+        found += attention_candidates(operator, binding, self.gpu, 1)
         return min((seconds for seconds, _ in found), default=float("inf"))
 
     def _plain(self, operator: ROperator, binding: Binding) -> float:
         """Predicted seconds of all other families; infinite where none suits."""
-        found = [c.seconds for c in islice(gemm_choices(operator, binding, self.vdevice), 1)]
-        found += [c.seconds for c in islice(wide_choices(operator, binding, self.vdevice), 1)] if self._warpgroups else []
+        found = [c.seconds for c in islice(gemm_choices(operator, binding, self.gpu), 1)]
+        found += [c.seconds for c in islice(wide_choices(operator, binding, self.gpu), 1)] if self.gpu.warpgroups else []
         for choose in (plain_candidates, *CHOOSERS):
-            found += [seconds for seconds, _ in choose(operator, binding, self.vdevice, 1)]
+            found += [seconds for seconds, _ in choose(operator, binding, self.gpu, 1)]
         return min(found, default=float("inf"))
 
     def _prologue_rate(self, operator: ROperator, binding: Binding) -> float:
@@ -183,8 +183,8 @@ class CudaBackend:
         bare, whole = compared(operator)
         for seconds, tiled in self._products(whole, binding, 1):
             same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
-            apart = [SECONDS[tiled.family](same, binding, self.vdevice) + self.vdevice.launch]
-            apart += [s for choose in CHOOSERS for s, _ in choose(bare, binding, self.vdevice, 1)]
+            apart = [SECONDS[tiled.family](same, binding, self.gpu) + self.gpu.launch]
+            apart += [s for choose in CHOOSERS for s, _ in choose(bare, binding, self.gpu, 1)]
             return min(1.0, min(apart) / seconds)
         return GENERIC_SHARE
 
@@ -195,21 +195,21 @@ class CudaBackend:
 
     def _predicted(self, operator: ROperator, binding: Binding) -> tuple[float, float]:
         """Seconds of a task alone and crowded, as the family's own prediction or the core's cost model has them."""
-        rounds = -(-operator.task_count // self.vdevice.veus)
+        rounds = -(-operator.task_count // self.gpu.sms)
         if operator.family == "gemm_chain":
-            return (chain_seconds(chain_of(operator, binding), self.vdevice) / rounds,) * 2
+            return (chain_seconds(chain_of(operator, binding), self.gpu) / rounds,) * 2
         if operator.family == "cell":
-            return (cell_seconds(operator, binding, self.vdevice),) * 2
+            return (cell_seconds(operator, binding, self.gpu),) * 2
         if predict := SECONDS.get(operator.family) or (plain_seconds if suits(operator) else None):
-            return (predict(operator, binding, self.vdevice) / rounds,) * 2
+            return (predict(operator, binding, self.gpu) / rounds,) * 2
         cost = task_cost(operator, binding.types, self.vdevice)
-        slow = operator.main.flops / max(operator.task_count, 1) / self.vdevice.flops / GENERIC_SHARE
+        slow = operator.main.flops / max(operator.task_count, 1) / self.gpu.flops / GENERIC_SHARE
         return max(cost.alone, slow), max(cost.crowded, slow)
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
         """Registers, shared memory and spills from ptxas for this architecture."""
         made = task_kernel(operator, binding)
-        found = compile_cubin(translation_unit([made]), self.arch).resources[made.entry]
+        found = compile_cubin(translation_unit([made]), self.gpu.architecture).resources[made.entry]
         local = found.shared + made.dynamic  # ptxas knows only what is static
         return Resources(made.threads, found.registers, local, found.spills)
 
@@ -218,7 +218,7 @@ class CudaBackend:
         self._need_hardware()
         from rammer_cuda.select import open_executor
 
-        return open_executor(program, constants, self.arch, self.hardware.index, self.how)
+        return open_executor(program, constants, self.gpu, self.hardware.index, self.how)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
         """Every block of one run with the SM that ran it, from kernels that record it."""
@@ -229,9 +229,9 @@ class CudaBackend:
         loaded = self.load(program, constants)
         try:
             if isinstance(loaded, PersistentProgram):
-                return trace_persistent(loaded, inputs, self.arch).spans
+                return trace_persistent(loaded, inputs).spans
             assert isinstance(loaded, CudaProgram)
-            return trace(loaded, inputs, self.arch).spans
+            return trace(loaded, inputs).spans
         finally:
             loaded.close()
 
@@ -240,12 +240,12 @@ class CudaBackend:
         self._need_hardware()
         from rammer_cuda.executor import CudaProgram
 
-        return CudaProgram(program, constants, self.arch, self.hardware.index, repeat)
+        return CudaProgram(program, constants, self.gpu, self.hardware.index, repeat)
 
     def _need_hardware(self) -> None:
         """DeviceUnavailable without a GPU; its context is there when this returns."""
         if not self.present:
-            raise DeviceUnavailable(f"target {self.arch} was compiled for, but there is no such GPU to run on",
+            raise DeviceUnavailable(f"target {self.gpu.architecture} was compiled for, but there is no such GPU to run on",
                                     hint="leave out --target to use the GPU of this machine")  # fmt: skip
         if self.context is not None:
             self.context.join()

@@ -16,6 +16,7 @@ from rammer.ir.program import RProgram
 from rammer_cuda.bound import CudaBound, place, stream_of
 from rammer_cuda.driver import check, driver
 from rammer_cuda.early import Switches
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.kept import kept_kernels
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive, kept_launches, launches
@@ -45,25 +46,25 @@ class CudaProgram:
     ``repeat`` chains as many copies of the program in the graph, for measuring what a launch costs in a chain.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int,
                  repeat: int = 1) -> None:  # fmt: skip
-        self.program, self.notes, self.arch = program, tuple[str, ...](), arch
+        self.program, self.notes = program, tuple[str, ...]()
         binding = Binding.of(program, constants)
         kernels = kept_kernels(program, binding) if repeat == 1 else task_kernels(program.operators, binding)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
-        self.resident = Resident(program, constants, index, read)
+        self.resident = Resident(program, constants, gpu, index, read)
         with self.resident.device:
             self.resident.pack(arguments, constants)
-            functions = self.resident.load(kernels.values(), arch)
+            functions = self.resident.load(kernels.values())
             plan = kept_launches(program) if repeat == 1 else launches(program)
-            self.recipe = Recipe(plan, kernels, functions, _compute_capability(arch) >= 90)
+            self.recipe = Recipe(plan, kernels, functions, gpu.dependents)
             self.graph = Graph(build_graph(self.resident, self.recipe, repeat), self.resident)
         self.resident.ready()
         self.early: Switches | None = None
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
             self.early = self.resident.switches(functions)
-            self._start_early(self.early, Remembered(program, "early", arch))
+            self._start_early(self.early, Remembered(program, "early", gpu.architecture))
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
 
     def _start_early(self, switches: Switches, kept: Remembered) -> None:
@@ -105,7 +106,7 @@ class CudaProgram:
         """As ``rammer.device.manifest.Poisoned``; and every kernel lets its dependents start early from now on."""
         if self.early is not None:
             self.early.set(self.early.address)
-        self.resident.poison(self.arch)
+        self.resident.poison()
 
     def close(self) -> None:
         """Free the graphs, the modules and all buffers."""
@@ -114,11 +115,6 @@ class CudaProgram:
                 bound.close()
             self.graph.close()
             self.resident.close()
-
-
-def _compute_capability(arch: str) -> int:
-    """90 of ``sm_90a``."""
-    return int(arch.removeprefix("sm_").rstrip("a"))
 
 
 class Graph:

@@ -9,13 +9,9 @@ from typing import Any
 
 from rammer.device.manifest import Hardware
 from rammer.errors import MissingDependency
-from rammer.ir.device import VDevice
 
 from rammer_cuda.driver import HINT, check, driver
-from rammer_cuda.targets import gpu
-
-#: fp32 lanes an SM by compute capability (CUDA C++ programming guide, "Compute Capabilities").
-CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 9): 128, (9, 0): 128, (10, 0): 128, (12, 0): 128}
+from rammer_cuda.gpu import Gpu
 
 
 def gpu_count() -> int:
@@ -114,16 +110,15 @@ def architecture(index: int) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def virtual_device(index: int, unit: Hardware) -> VDevice:
-    """The VDevice of GPU ``index``, every figure from the driver but the lanes an SM."""
-    capability = attribute(index, "COMPUTE_CAPABILITY_MAJOR"), attribute(index, "COMPUTE_CAPABILITY_MINOR")
+def gpu_of(unit: Hardware) -> Gpu:
+    """The figures of a GPU that ``probe_gpus`` found, every one from the driver."""
+    index = unit.index
     # Double data rate: two transfers a memory clock (kHz) on a bus of so many bits.
     bandwidth = 2e3 * attribute(index, "MEMORY_CLOCK_RATE") * attribute(index, "GLOBAL_MEMORY_BUS_WIDTH") / 8
-    return gpu(
-        unit.detail["architecture"], unit.name,
-        sms=attribute(index, "MULTIPROCESSOR_COUNT"), clock=1e3 * attribute(index, "CLOCK_RATE"),
-        cores=CORES.get(capability, 128), shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        memory=unit.memory, bandwidth=bandwidth, source="CUDA driver",
-        # tf32 came with compute capability 8.0 (CUDA C++ programming guide, "Compute Capabilities").
-        precisions=("float32", "tf32", "float16") if capability >= (8, 0) else ("float32", "float16"),
+    return Gpu(
+        unit.detail["architecture"], unit.name, sms=attribute(index, "MULTIPROCESSOR_COUNT"),
+        clock=1e3 * attribute(index, "CLOCK_RATE"), shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        l2=attribute(index, "L2_CACHE_SIZE"), memory=unit.memory, bandwidth=bandwidth, source="CUDA driver",
+        registers=attribute(index, "MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        threads=attribute(index, "MAX_THREADS_PER_MULTIPROCESSOR"),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Backend, Device, Hardware, OpenOptions
 
-from rammer_cuda.targets import TARGETS
+from rammer_cuda.gpu import TARGETS
 
 
 def probe() -> Sequence[Hardware]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rammer.device.manifest import Array, Binding, Loaded
-from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
 from rammer.ir.types import row_major
@@ -16,6 +15,7 @@ from rammer.profile.probe import own_buffer
 from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.compile import compile_all
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.source import task_kernel, translation_unit
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ REPLAYS, CHAIN = 9, 20
 class Measurable(Protocol):
     """What the profiler asks of a backend."""
 
-    vdevice: VDevice
-    arch: str
+    gpu: Gpu
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
         """``repeat`` copies of the program, chained in one graph."""
@@ -54,7 +53,7 @@ class CudaProfiler:
     def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:
         """Compile the kernels of many candidates side by side, so that measuring finds them made."""
         kernels = {k.entry: k for k in (task_kernel(o, b) for o, b in options)}
-        compile_all({e: translation_unit([k]) for e, k in kernels.items()}, self.backend.arch)
+        compile_all({e: translation_unit([k]) for e, k in kernels.items()}, self.backend.gpu.architecture)
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
         """Seconds of one round of tasks, alone and crowded, such that all rounds take the operator's measured time.
@@ -62,9 +61,9 @@ class CudaProfiler:
         The whole operator is timed as a link of a chain, less an empty link: how its blocks share SMs is the
         hardware's choice, so a single task's time says little.
         """
-        device, operator = self.backend.vdevice, kernel.operator
-        seconds = max(self.operator_time(operator, binding) - device.launch, 1e-9)
-        each = seconds / -(-operator.task_count // device.veus)
+        gpu, operator = self.backend.gpu, kernel.operator
+        seconds = max(self.operator_time(operator, binding) - gpu.launch, 1e-9)
+        each = seconds / -(-operator.task_count // gpu.sms)
         return each, each
 
     def operator_time(self, operator: ROperator, binding: Binding) -> float:

@@ -22,12 +22,11 @@ from rammer.runtime.host_memory import view
 from rammer_cuda.compile import compile_all, compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.early import Switches
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.hardware import Unit, cupy
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import translation_unit
 
-#: Bytes of shared memory of a block that has an SM to itself (the least that a GPU with tf32 offers).
-SM_SHARED = 163 << 10
 POISON = """extern "C" __global__ void rm_poison(int words) {
   extern __shared__ volatile unsigned memory[];
   for (int i = threadIdx.x; i < words; i += blockDim.x) memory[i] = 0xffffffffu;
@@ -35,16 +34,16 @@ POISON = """extern "C" __global__ void rm_poison(int words) {
 
 
 class Resident:
-    """Buffers of ``program`` on GPU ``index`` at addresses that stay, its constants uploaded, and a stream.
+    """Buffers of ``program`` on the GPU of number ``index`` at addresses that stay, its constants uploaded, and a stream.
 
     With ``read``, the buffers that kernels read as they are, other constants are left out: they are needed packed only.
     DeviceFailure where the memory does not suffice. Everything that launches kernels lives in executors, which
     share nothing but this.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], index: int,
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int,
                  read: Collection[str] | None = None) -> None:  # fmt: skip
-        self.program, self.closed = program, False
+        self.program, self.gpu, self.closed = program, gpu, False
         self.cp = cupy()
         self.device = Unit(index)
         self.modules: list[Any] = []
@@ -106,10 +105,10 @@ class Resident:
             for key, arranged in zip(wanted, pool.map(arrange, wanted), strict=True):
                 self.packed[key] = self.cp.asarray(arranged)
 
-    def load(self, kernels: Iterable[TaskKernel], arch: str) -> dict[str, Any]:
-        """Functions by entry point; every distinct kernel is compiled for ``arch`` on its own, in parallel."""
+    def load(self, kernels: Iterable[TaskKernel]) -> dict[str, Any]:
+        """Functions by entry point; every distinct kernel is compiled on its own, in parallel."""
         distinct = {k.entry: k for k in kernels}
-        cubins = compile_all({e: translation_unit([k]) for e, k in distinct.items()}, arch)
+        cubins = compile_all({e: translation_unit([k]) for e, k in distinct.items()}, self.gpu.architecture)
         return {e: self.function(cubins[e].code, e, k.dynamic) for e, k in distinct.items()}
 
     def switches(self, functions: Mapping[str, Any]) -> Switches:
@@ -214,17 +213,18 @@ class Resident:
         except self.cp.cuda.runtime.CUDARuntimeError as problem:
             raise DeviceFailure(f"program {self.program.name} failed on the GPU: {problem}") from problem
 
-    def poison(self, arch: str) -> None:
+    def poison(self) -> None:
         """NaN in every buffer but constants, and in the shared memory of every SM."""
         with self.device:
             for b in self.program.buffers:
                 if b.kind != "constant":
                     self.buffers[b.name].data.memset(0xFF, self.buffers[b.name].nbytes)
-            function = self.function(compile_cubin(POISON, arch).code, "rm_poison", SM_SHARED)
-            values = [ctypes.c_int(SM_SHARED // 4)]
+            shared = self.gpu.shared
+            function = self.function(compile_cubin(POISON, self.gpu.architecture).code, "rm_poison", shared)
+            values = [ctypes.c_int(shared // 4)]
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(values[0]))
             blocks = 2 * self.device.multiprocessors()
-            check(driver().cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, SM_SHARED, 0, ctypes.addressof(pointers), 0),
+            check(driver().cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, shared, 0, ctypes.addressof(pointers), 0),
                   "launching the kernel that fills shared memory")  # fmt: skip
             self.cp.cuda.runtime.deviceSynchronize()
 

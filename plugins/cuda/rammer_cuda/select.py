@@ -18,6 +18,7 @@ from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.executor import CudaProgram
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
 from rammer_cuda.remember import Remembered
 
@@ -62,28 +63,28 @@ def _nanoseconds(text: str) -> int:
     return max(int(seconds * 1e9), 1)
 
 
-def open_executor(program: RProgram, constants: Mapping[str, Array], arch: str, index: int,
+def open_executor(program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int,
                   how: Execution = Execution()) -> Executor:  # fmt: skip
     """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
     choice = how.choice
     if choice == "auto" and not keeps_constants(program):
         choice = "graph"
     if choice == "auto":
-        return _measured(program, constants, arch, index, how)
+        return _measured(program, constants, gpu, index, how)
     if choice == "graph":
-        return CudaProgram(program, constants, arch, index)
-    return PersistentProgram(program, constants, arch, index, how.limit)
+        return CudaProgram(program, constants, gpu, index)
+    return PersistentProgram(program, constants, gpu, index, how.limit)
 
 
-def _measured(program: RProgram, constants: Mapping[str, Array], arch: str, index: int, how: Execution) -> Executor:
+def _measured(program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution) -> Executor:
     """The executor that was measured to be faster, now or by an earlier process."""
-    kept = Remembered(program, "executor", arch)
+    kept = Remembered(program, "executor", gpu.architecture)
     known = kept.read()
     if known in CHOICES[1:]:
-        return open_executor(program, constants, arch, index, replace(how, choice=known))
-    graph = CudaProgram(program, constants, arch, index)
+        return open_executor(program, constants, gpu, index, replace(how, choice=known))
+    graph = CudaProgram(program, constants, gpu, index)
     try:
-        persistent = PersistentProgram(program, constants, arch, index, how.limit)
+        persistent = PersistentProgram(program, constants, gpu, index, how.limit)
     except DeviceFailure as problem:  # its blocks would not all run at once, or its memory does not suffice
         graph.notes = (f"executor graph, since the persistent one cannot: {problem.what}",)
         return graph

@@ -19,10 +19,10 @@ from rammer_cuda.chain.kernel import gemm_chain
 from rammer_cuda.contraction.families import FAMILIES
 from rammer_cuda.contraction.wide import gemm_wgmma3
 from rammer_cuda.contraction.wide_single import gemm_wgmma1, gemm_wgmma_f16
+from rammer_cuda.gpu import THREADS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.gemv import gemv
 from rammer_cuda.rows.rowwise import rowwise
-from rammer_cuda.targets import THREADS
 from rammer_cuda.window.kernel import window
 
 #: ``rm_trigger`` lets dependent kernels start, ``rm_after`` waits until those this one depends on have finished and their

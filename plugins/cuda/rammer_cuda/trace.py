@@ -74,14 +74,14 @@ def traced(kernel: TaskKernel) -> TaskKernel:
     return replace(kernel, text=TRACING + kernel.text.replace(PARAMETERS, f"{PARAMETERS[:-1]}, RmRecord *rm_records)"))
 
 
-def trace(loaded: CudaProgram, inputs: Mapping[str, Array], arch: str) -> Trace:
+def trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
     """Run the program on ``inputs`` with traced kernels and read the records back."""
     resident, recipe = loaded.resident, loaded.recipe
     kernels = {name: traced(k) for name, k in recipe.kernels.items()}
     counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(int)
     with resident.device:
-        functions = resident.load(kernels.values(), arch)
+        functions = resident.load(kernels.values())
         records = resident.cp.zeros((int(starts[-1]), WORDS), np.uint64)
         places = tuple(int(records.data.ptr) + int(s) * WORDS * 8 for s in starts[:-1])
         graph = Graph(build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)),
@@ -89,13 +89,13 @@ def trace(loaded: CudaProgram, inputs: Mapping[str, Array], arch: str) -> Trace:
     return measured(loaded, inputs, graph, records, list(_tasks(recipe, kernels)))
 
 
-def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array], arch: str) -> Trace:
+def trace_persistent(loaded: PersistentProgram, inputs: Mapping[str, Array]) -> Trace:
     """The same of a program that is one launch: its kernel built with records, an entry of the table each."""
     resident, parts, rows = loaded.resident, loaded.parts, loaded.program.rows
     with resident.device:
         table = loaded.table(resident)
         text = kernel_text(parts.bodies, table.form, parts.threads, traced=True)
-        function = resident.function(compile_cubin(text, arch).code, "rm_persistent", parts.shared)
+        function = resident.function(compile_cubin(text, resident.gpu.architecture).code, "rm_persistent", parts.shared)
         records = resident.cp.zeros((loaded.program.task_count, WORDS), np.uint64)
         begins = resident.table(np.cumsum([0, *map(len, rows)], dtype=np.uint32))
         for name, address in (("rm_records", int(records.data.ptr)), ("rm_begins", begins)):

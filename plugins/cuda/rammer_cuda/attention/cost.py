@@ -8,12 +8,13 @@ from itertools import product
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
-from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, block_of
 from rammer_cuda.attention.recognise import Attention, attention_of, tiled
+from rammer_cuda.contraction.choose import ROOM
 from rammer_cuda.contraction.families import F16, TF32X3
+from rammer_cuda.gpu import Gpu
 
 #: Rows of warps, and warps that share a row's keys.
 GROUPS, WARPS = (1, 2, 4), (1, 2, 4, 8, 16)
@@ -23,25 +24,23 @@ LEADING = 1.7
 #: of an operation of the row-wise Computes (divisions and exponentials count as OPS says), and of a store with its maps. From
 #: the figures of ``families.TensorCost``, which were fitted on an H200; none was fitted to this family's own kernels.
 START, BARRIER, JOIN, OPERATION, STORE = 1900, 60, 160, 2.0, 20.0
-#: Bytes a cycle that an SM gets from L2, registers and bytes of shared memory that its blocks share, registers of a thread.
-L2_BYTES, REGISTERS, SHARED, THREAD_REGISTERS = 48.0, 64 << 10, 227 << 10, 128
-#: The clock is ``flops`` over this many: two for each fp32 lane of the newest architectures.
-LANES = 256.0
+#: Bytes a cycle that an SM gets from L2, and registers of a thread: assumed, neither measured nor fitted.
+L2_BYTES, THREAD_REGISTERS = 48.0, 128
 
 
-def attention_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
+def attention_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
     """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the operator is no attention."""
     try:
         found = attention_of(operator, binding)
     except Unsuited:
         return []
-    ranked = sorted(_choices(found, device), key=lambda f: (f[0], f[1].tile, f[1].config))
+    ranked = sorted(_choices(found, gpu), key=lambda f: (f[0], f[1].tile, f[1].config))
     leaders = {o.config[:2]: o for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0]}
     # One of every promising division into warps before the second of any: what is measured first should differ.
     return sorted(ranked, key=lambda f: leaders.get(f[1].config[:2]) is not f[1])[:count]
 
 
-def _choices(found: Attention, device: VDevice) -> Iterator[tuple[float, ROperator]]:
+def _choices(found: Attention, gpu: Gpu) -> Iterator[tuple[float, ROperator]]:
     for groups, warps, chunk, stages in product(GROUPS, WARPS, CHUNKS, (2, 3)):
         option = tiled(found, groups * ROWS, {"groups": groups, "warps": warps, "chunk": chunk, "stages": stages})
         try:
@@ -49,28 +48,28 @@ def _choices(found: Attention, device: VDevice) -> Iterator[tuple[float, ROperat
         except Unsuited:
             continue
         wasteful = (groups > 1 and (groups - 1) * ROWS >= found.rows) or chunk >= 2 * max(found.depth.extent, found.width, 16)
-        fits = block.shared(len(found.reductions)) <= device.layer("veu").capacity
+        fits = block.shared(len(found.reductions)) <= gpu.shared
         if fits and not wasteful and block.stages == stages:
-            yield _seconds(found, block, option, device) + device.launch, option
+            yield _seconds(found, block, option, gpu) + gpu.launch, option
 
 
-def attention_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def attention_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled attention, without its launch."""
     found = attention_of(operator, binding)
-    return _seconds(found, block_of(found, dict(operator.config)), operator, device)
+    return _seconds(found, block_of(found, dict(operator.config)), operator, gpu)
 
 
-def _seconds(found: Attention, block: Block16, operator: ROperator, device: VDevice) -> float:
-    share = -(-operator.task_count // device.veus)
-    resident = max(1, min(SHARED // (block.shared(len(found.reductions)) + 1024),
-                          REGISTERS // (block.threads * THREAD_REGISTERS), share))  # fmt: skip
+def _seconds(found: Attention, block: Block16, operator: ROperator, gpu: Gpu) -> float:
+    share = -(-operator.task_count // gpu.sms)
+    resident = max(1, min(ROOM // (block.shared(len(found.reductions)) + 1024),
+                          gpu.registers // (block.threads * THREAD_REGISTERS), share))  # fmt: skip
     rounds = -(-share // resident)
     warps = -(-resident * block.groups * block.warps // 4)
     size = 2 if block.half else 4
     moved = size * block.chunk * (block.first * (block.keys + block.groups * ROWS) + block.second * block.keys)
     waits = (block.first + block.second) * 2 * BARRIER + len(found.reductions) * (JOIN if block.warps > 1 else 40)
     cycles = resident * moved / L2_BYTES + warps * _warp(found, block) + waits
-    return (START + rounds * cycles) / (device.flops / LANES)
+    return (START + rounds * cycles) / gpu.model_clock
 
 
 def _warp(found: Attention, block: Block16) -> float:

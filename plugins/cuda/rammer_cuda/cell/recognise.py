@@ -19,12 +19,11 @@ from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands
-from rammer.ir.device import VDevice
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.targets import model_clock
+from rammer_cuda.gpu import Gpu
 
 #: Threads of a block: with 512 a thread may have 128 registers (65,536 an SM; CUDA C++ programming guide).
 THREADS, WARPS = 512, 16
@@ -178,15 +177,15 @@ def _box(operator: ROperator, c: Compute, binding: Binding) -> tuple[tuple[Expr,
     return tuple(result)
 
 
-def cell_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def cell_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of one task that holds its weights already. Unsuited as ``cell_of``."""
     cell = cell_of(operator, binding)
     multiplies = cell.each * cell.share * cell.rows * WARPS / 4  # issue slots of one of an SM's four schedulers
     exchanges = (cell.each * cell.rows + 5) * WARPS  # one warp's exchange a cycle
-    return FIXED + (multiplies + exchanges) / model_clock(device)
+    return FIXED + (multiplies + exchanges) / gpu.model_clock
 
 
-def cell_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[ROperator]:
+def cell_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[ROperator]:
     """Tiled copies whose weights a thread can hold, by even parts of the last axis: the fastest with the device to
     itself, the one that takes the least vEU time, then the others. [] where the operator is no cell."""
     try:
@@ -197,11 +196,11 @@ def cell_candidates(operator: ROperator, binding: Binding, device: VDevice) -> l
     for width in sorted({-(-shape[-1] // n) for n in range(1, shape[-1] + 1)}):
         tiled = replace(operator, tile=(*shape[:-1], width), family="cell", config=())
         try:
-            seconds = cell_seconds(tiled, binding, device)
+            seconds = cell_seconds(tiled, binding, gpu)
         except Unsuited:
             continue
         tasks = tiled.task_count
-        found.append((seconds * -(-tasks // device.veus), seconds * tasks, tiled))
+        found.append((seconds * -(-tasks // gpu.sms), seconds * tasks, tiled))
     return [o for _, _, o in _thrifty_second(sorted(found, key=lambda f: f[:2]))]
 
 

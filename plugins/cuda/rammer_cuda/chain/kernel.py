@@ -18,18 +18,19 @@ from rammer.codegen.task import Argument, Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
 from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
-from rammer.ir.device import VDevice
 from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.chain.recognise import Chain, Layer, chain_of
 from rammer_cuda.contraction.wgmma import preamble
 from rammer_cuda.device import source
+from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
-from rammer_cuda.targets import model_clock
 
-#: Rows and threads of a warpgroup; registers of an SM and bytes of its shared memory.
-GROUP, THREADS, REGISTERS, SHARED = 64, 128, 64 << 10, 227 << 10
+#: Rows and threads of a warpgroup.
+GROUP, THREADS = 64, 128
+#: Whose SM kernels are written for: all GPUs with warpgroup products have the same.
+SM = TARGETS["sm_90a"]
 #: Warpgroups a block and weight buffers that are tried.
 GROUPS, STAGES = (4, 2, 3, 1), (6, 4, 3, 2)
 #: Steps of the tensor cores that are added up inside them: they truncate.
@@ -50,7 +51,7 @@ def gemm_chain(operator: ROperator, binding: Binding) -> TaskKernel:
     return _ChainText(chain_of(operator, binding), binding).kernel()
 
 
-def chain_candidates(operator: ROperator, binding: Binding, device: VDevice) -> list[tuple[float, ROperator]]:
+def chain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[tuple[float, ROperator]]:
     """(predicted seconds, tiled copy), best first; [] where the operator is no chain."""
     try:
         chain = chain_of(operator, binding)
@@ -59,21 +60,21 @@ def chain_candidates(operator: ROperator, binding: Binding, device: VDevice) -> 
     found = []
     for groups in GROUPS:
         tiled = replace(operator, tile=_tile(chain, groups * GROUP), family="gemm_chain")
-        most = min(len(chain.layers), max(s for s in (0, *STAGES) if _bytes(chain, groups, s) <= device.layer("veu").capacity))
-        if groups * THREADS * chain.registers > REGISTERS or most < 2:
+        most = min(len(chain.layers), max(s for s in (0, *STAGES) if _bytes(chain, groups, s) <= gpu.shared))
+        if groups * THREADS * chain.registers > gpu.registers or most < 2:
             continue
         for stages in sorted({most, min(most, 3), 2}):
             option = replace(tiled, config=(("groups", groups), ("stages", stages)))
-            found.append((chain_seconds(replace(chain, operator=option), device) + device.launch, option))
+            found.append((chain_seconds(replace(chain, operator=option), gpu) + gpu.launch, option))
     return sorted(found, key=lambda f: (f[0], f[1].tile, f[1].config))
 
 
-def chain_seconds(chain: Chain, device: VDevice) -> float:
+def chain_seconds(chain: Chain, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled chain, without its launch."""
     config = dict(chain.operator.config)
     groups, stages = config["groups"], config["stages"]
-    resident = min(_resident(chain, groups, stages), -(-chain.operator.task_count // device.veus))
-    rounds = -(-chain.operator.task_count // (device.veus * resident))
+    resident = min(_resident(chain, groups, stages), -(-chain.operator.task_count // gpu.sms))
+    rounds = -(-chain.operator.task_count // (gpu.sms * resident))
     tensor, alone = 0.0, 0.0
     for layer in chain.layers:
         depth, width = layer.padded
@@ -81,12 +82,13 @@ def chain_seconds(chain: Chain, device: VDevice) -> float:
         tensor += work * groups * resident
         alone += work + LAYER + RESULT * width / 2
     moved = sum(8 * math.prod(x.padded) for x in chain.layers) * resident / MOVED
-    return (START + rounds * max(tensor, alone, moved)) / model_clock(device)
+    return (START + rounds * max(tensor, alone, moved)) / gpu.model_clock
 
 
 def _resident(chain: Chain, groups: int, stages: int) -> int:
     """Blocks that an SM holds at once."""
-    return max(1, min(SHARED // (_bytes(chain, groups, stages) + RESERVED), REGISTERS // (groups * THREADS * chain.registers)))
+    room, registers = _bytes(chain, groups, stages) + RESERVED, groups * THREADS * chain.registers
+    return max(1, min(SM.shared // room, SM.registers // registers))
 
 
 def _bytes(chain: Chain, groups: int, stages: int) -> int:

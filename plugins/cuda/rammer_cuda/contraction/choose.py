@@ -20,13 +20,12 @@ import numpy as np
 from rammer.codegen.contraction import Roles, product_of, roles_of
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
-from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.families import F16, FAMILIES, Family, TensorCost, families_of
 from rammer_cuda.contraction.gemm import Shape, shape_of
-from rammer_cuda.targets import model_clock
+from rammer_cuda.gpu import Gpu
 
 #: An array of integers or floats.
 Numbers: TypeAlias = "np.ndarray[Any, Any]"
@@ -59,8 +58,8 @@ CHANGE_STEP, CHANGE = 90, 3.0
 GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 #: Bytes that L2 gives an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
 L2_BYTES = 21.0
-#: Bytes of shared memory and registers of an SM.
-SM_SHARED, SM_REGISTERS = 227 << 10, 64 << 10
+#: Bytes of shared memory that blocks of an SM share, as the fit counted them; an SM of an A100 has fewer.
+ROOM = 227 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,12 @@ class Choice:
     seconds: float
 
 
-def gemm_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
+def gemm_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[Choice]:
     """Up to ``count`` gemm versions of ``operator``, best predicted first; [] where it is no matrix product."""
-    return _both_ways(list(islice(_expressible(gemm_choices(operator, binding, device), binding, device), count)))
+    return _both_ways(list(islice(_expressible(gemm_choices(operator, binding, gpu), binding, gpu), count)))
 
 
-def gemm_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
+def gemm_choices(operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
     """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
     try:
         narrow = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
@@ -90,7 +89,7 @@ def gemm_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iter
         alike.setdefault((rows, width, tasks), []).append(tile)
     blocks = np.array(list(alike), np.int64).reshape(-1, 3)
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
-    ranked = [_ranked(blocks, family, roles, binding, device) for family in families_of(roles, binding)]
+    ranked = [_ranked(blocks, family, roles, binding, gpu) for family in families_of(roles, binding)]
     for seconds, place, name, config in heapq.merge(*ranked, key=lambda r: r[0]):
         for tile in places[place]:
             # Neighbours in the model's order are often equals.
@@ -101,7 +100,7 @@ def gemm_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iter
 
 
 def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
-            device: VDevice) -> Iterator[tuple[float, int, str, tuple[tuple[str, int], ...]]]:  # fmt: skip
+            gpu: Gpu) -> Iterator[tuple[float, int, str, tuple[tuple[str, int], ...]]]:  # fmt: skip
     """(predicted seconds, position in ``blocks``, family, config) of every possible block, sorted; ``blocks`` has the
     rows, columns and number of tasks.
 
@@ -111,17 +110,17 @@ def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
     if not len(blocks):
         return
     rows, width, tasks = blocks.T[:, :, None]
-    configs, table = _table(family, SPLITS if _clusters(device) else (1,))
+    configs, table = _table(family, SPLITS if gpu.clusters else (1,))
     depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in family.blocks}
     walk = _Walk(*(np.array([value(depths[bk]) for bk in table["bk"]]) for value in _WALK))
     s = _shapes(rows, width, table, family.cost is not None)
     if family.cost is not None:
-        item, per_sm = 32 // family.cost.depth, -(-tasks * s.split // device.veus)
+        item, per_sm = 32 // family.cost.depth, -(-tasks * s.split // gpu.sms)
         s = replace(s, stages=ring(s, item, walk.blocks, per_sm))
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split <= np.maximum(1, walk.blocks // 2))
     if family.cost is not None:
         possible &= _best_slices(s, configs, possible)
-    seconds = _seconds(s, walk, tasks, rows * width, device, family.cost, _together(roles, binding),
+    seconds = _seconds(s, walk, tasks, rows * width, gpu, family.cost, _together(roles, binding),
                        roles.changed)  # fmt: skip
     ranked = np.where(possible, seconds, np.inf)
     stages = np.broadcast_to(s.stages, ranked.shape)
@@ -163,19 +162,14 @@ def _both_ways(choices: list[Choice]) -> list[Choice]:
 
 def ring(shape: Shapes, item: int, blocks: Numbers, per_sm: Numbers) -> Numbers:
     """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
-    room = SM_SHARED // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
+    room = ROOM // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
     steps = -(-blocks // shape.split)
     most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
     return np.asarray(np.maximum(3, most))
 
 
-def _clusters(device: VDevice) -> bool:
-    """Whether thread-block clusters exist: from compute capability 9.0 on, which has 227 KiB of shared memory."""
-    return device.layer("veu").capacity > 200 << 10
-
-
-def _expressible(choices: Iterable[Choice], binding: Binding, device: VDevice) -> Iterator[Choice]:
-    limit = device.layer("veu").capacity
+def _expressible(choices: Iterable[Choice], binding: Binding, gpu: Gpu) -> Iterator[Choice]:
+    limit = gpu.shared
     for choice in choices:
         try:
             if FAMILIES[choice.operator.family].make(choice.operator, binding).dynamic <= limit:
@@ -267,17 +261,17 @@ def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
     return sorted(s for s in even | {s for s in ROWS if s < extent} if all(g % s == 0 for g in groups))
 
 
-def gemm_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def gemm_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled gemm operator, without its launch."""
     family = FAMILIES[operator.family]
     p = product_of(operator, binding, "float16" if family is F16 else "float32", prologue=family is not F16)
     shape = shape_of(p.row_count, p.width, dict(operator.config), family.cost is not None)
     depth = depth_of(p.main.reduce, shape.bk)
-    return predicted(shape, depth, operator.task_count, p.row_count * p.width, device, family.cost,
-                     not p.b.guards, "a" if p.a.prologue else "b" if p.b.prologue else "") - device.launch  # fmt: skip
+    return predicted(shape, depth, operator.task_count, p.row_count * p.width, gpu, family.cost,
+                     not p.b.guards, "a" if p.a.prologue else "b" if p.b.prologue else "") - gpu.launch  # fmt: skip
 
 
-def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevice, cost: TensorCost | None = None,
+def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, gpu: Gpu, cost: TensorCost | None = None,
               together: bool = True, changed: str = "") -> float:  # fmt: skip
     """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
     elements are float16, ``changed`` which operand passes through maps first ("a", "b" or "")."""
@@ -285,10 +279,10 @@ def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, device: VDevic
     numbers = (s.bm, s.bn, s.bk, s.tm, s.tn, s.stages, s.split, s.slices, s.works)
     walk = _Walk(*(np.asarray(value(depth)) for value in _WALK))
     shapes = Shapes(*map(np.asarray, numbers))
-    return float(_seconds(shapes, walk, np.asarray(tasks), np.asarray(cells), device, cost, together, changed))
+    return float(_seconds(shapes, walk, np.asarray(tasks), np.asarray(cells), gpu, cost, together, changed))
 
 
-def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, device: VDevice, cost: TensorCost | None,
+def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, gpu: Gpu, cost: TensorCost | None,
              together: bool, changed: str) -> Numbers:  # fmt: skip
     """``predicted`` for arrays."""
     narrow = cost is not None and cost.depth == 16
@@ -296,8 +290,8 @@ def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, device: VDe
     threads, part = s.threads, s.bk / s.slices
     warps, steps = threads / 32, -(-walk.blocks // s.split)
     copies = (s.bm / 8 + s.bn / (8 if together else 1) if narrow else s.bm / 4 + s.bn) * s.bk / threads
-    per_sm = -(-tasks * s.split // _filled(s.split, device.veus))
-    resident = np.minimum(per_sm, _resident(s, item, cost is not None))
+    per_sm = -(-tasks * s.split // _filled(s.split, gpu.sms))
+    resident = np.minimum(per_sm, _resident(s, item, cost is not None, gpu))
     busiest = np.ceil(resident * warps / 4)
     elements = resident * cells / threads * s.slices
     moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
@@ -315,8 +309,8 @@ def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, device: VDe
     cycles = start + taps * walk.outer + cluster * (s.split > 1) + -(-per_sm // resident) * (steps * step + store)
     if cost is not None:
         staged = tasks * s.split * steps * s.bk * (s.bm + s.bn) * item
-        cycles = cycles + cost.l2 * staged / (L2_BYTES * device.veus)
-    return np.asarray(cycles / model_clock(device) + device.launch)
+        cycles = cycles + cost.l2 * staged / (L2_BYTES * gpu.sms)
+    return np.asarray(cycles / gpu.model_clock + gpu.launch)
 
 
 def _filled(split: Numbers, sms: int) -> Numbers:
@@ -332,9 +326,9 @@ def usable(split: int, sms: int) -> int:
     return max(split, sum(g // split * split for g in groups))
 
 
-def _resident(s: Shapes, item: int, tensor: bool) -> Numbers:
+def _resident(s: Shapes, item: int, tensor: bool, gpu: Gpu) -> Numbers:
     """Blocks that fit an SM together; ``item`` bytes an element of the operands."""
     shared = np.maximum(item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slices)
     each = 4 * s.tm * s.tn + 8 * s.tm + 40 if tensor else s.tm * s.tn + s.tm + s.tn + 40
-    most = np.minimum(SM_SHARED // (shared + 1024), SM_REGISTERS // (s.threads * each))
-    return np.asarray(np.maximum(1, np.minimum(most, 2048 // s.threads)))
+    most = np.minimum(ROOM // (shared + 1024), gpu.registers // (s.threads * each))
+    return np.asarray(np.maximum(1, np.minimum(most, gpu.threads // s.threads)))

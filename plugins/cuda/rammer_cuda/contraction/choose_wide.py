@@ -17,16 +17,15 @@ from rammer.codegen.contraction import Product, Roles, operand_of, product_of, r
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
-from rammer.ir.device import VDevice
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.choose import L2_BYTES, SM_REGISTERS, SM_SHARED, Choice, tile_parts, usable
+from rammer_cuda.contraction.choose import L2_BYTES, Choice, tile_parts, usable
 from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.wide import GROUP, MOST, THREADS, Wide, gemm_wgmma3, runs_down, wide_shape
 from rammer_cuda.contraction.wide_single import gemm_wgmma1, gemm_wgmma_f16
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.targets import model_clock
 
 #: Buffers of the ring and copying warpgroups that are tried.
 STAGES, COPIERS = (6, 5, 4, 3), (1, 2)
@@ -117,13 +116,13 @@ def wide_family(dtype: str, precision: str) -> WideFamily:
     return WGMMA1 if precision == "tf32" else WGMMA3
 
 
-def wide_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
+def wide_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[Choice]:
     """Up to ``count`` versions of ``operator``, best predicted first; [] where its operands are not what the family of its
     type and precision takes."""
-    return list(islice(_expressible(wide_choices(operator, binding, device), binding), count))
+    return list(islice(_expressible(wide_choices(operator, binding, gpu), binding), count))
 
 
-def wide_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
+def wide_choices(operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
     """The best two of every tile, best predicted first; some cannot be expressed as a kernel."""
     dtype = "float16" if any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads) else "float32"
     family = wide_family(dtype, binding.precision)
@@ -131,7 +130,7 @@ def wide_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iter
         roles = roles_of(operator, binding, dtype, prologue=family.prologue)
     except Unsuited:
         return
-    found = [p for down in _ways(family, roles, binding) for p in _predictions(family, roles, down, device)]
+    found = [p for down in _ways(family, roles, binding) for p in _predictions(family, roles, down, gpu)]
     seen: dict[tuple[int, ...], int] = {}
     for seconds, tile, config in sorted(found):
         seen[tile] = seen.get(tile, 0) + 1
@@ -167,7 +166,7 @@ def _by_16_bytes(load: Load, side: tuple[int, ...], roles: Roles, binding: Bindi
 
 
 def _predictions(family: WideFamily, roles: Roles, down: bool,
-                 device: VDevice) -> Iterator[tuple[float, tuple[int, ...], tuple[tuple[str, int], ...]]]:  # fmt: skip
+                 gpu: Gpu) -> Iterator[tuple[float, tuple[int, ...], tuple[tuple[str, int], ...]]]:  # fmt: skip
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in family.blocks}
     known: dict[tuple[int, ...], list[tuple[float, tuple[tuple[str, int], ...]]]] = {}
@@ -178,9 +177,9 @@ def _predictions(family: WideFamily, roles: Roles, down: bool,
         key = (rows, width, tasks, patch)
         if key not in known:
             known[key] = []
-            for config in _configs(family, rows, width, down, patch, depths, device):
+            for config in _configs(family, rows, width, down, patch, depths, gpu):
                 shape = wide_shape(rows, width, dict(config), down)
-                seconds = wide_predicted(family, shape, depths[shape.bk], patch, tasks, rows * width, device, bool(roles.changed))
+                seconds = wide_predicted(family, shape, depths[shape.bk], patch, tasks, rows * width, gpu, bool(roles.changed))
                 known[key].append((seconds, config))
         for seconds, config in known[key]:
             yield seconds, tile, config
@@ -212,7 +211,7 @@ def _tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
 
 
 def _configs(family: WideFamily, rows: int, width: int, down: bool, patch: int, depths: dict[int, Depth],
-             device: VDevice) -> Iterator[tuple[tuple[str, int], ...]]:  # fmt: skip
+             gpu: Gpu) -> Iterator[tuple[tuple[str, int], ...]]:  # fmt: skip
     kinds = ((bk, patched, copiers) for bk in family.blocks
              for patched in ((0, 1) if patch and depths[bk].outer and not depths[bk].flat else (0,))
              for copiers in COPIERS)  # fmt: skip
@@ -223,11 +222,11 @@ def _configs(family: WideFamily, rows: int, width: int, down: bool, patch: int, 
             shape = wide_shape(rows, width, config, down)
             if patched and math.prod(a.extent for a in depths[bk].outer) < shape.ahead * copiers:
                 continue
-            if _shared(family, shape, patch) <= device.layer("veu").capacity:
+            if _shared(family, shape, patch) <= gpu.shared:
                 break
         else:
             continue
-        if shape.threads * _registers(family, shape) > SM_REGISTERS:
+        if shape.threads * _registers(family, shape) > gpu.registers:
             continue
         for split in SPLITS:
             if split <= max(1, depths[bk].blocks // 2):
@@ -262,7 +261,7 @@ def _runs_down(family: WideFamily, p: Product) -> bool:
     return runs_down(p) if family.packed else bool(dict(p.operator.config).get("down", 1))
 
 
-def wide_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def wide_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     family = WIDE_FAMILIES[operator.family]
     p = product_of(operator, binding, family.dtype, prologue=family.prologue)
@@ -271,17 +270,17 @@ def wide_seconds(operator: ROperator, binding: Binding, device: VDevice) -> floa
     read = p.a.load if shape.down else p.b.load
     patch = patch_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)
     cells, changed = p.row_count * p.width, bool(operator.prologue)
-    return wide_predicted(family, shape, depth, patch, operator.task_count, cells, device, changed) - device.launch
+    return wide_predicted(family, shape, depth, patch, operator.task_count, cells, gpu, changed) - gpu.launch
 
 
-def wide_predicted(family: WideFamily, shape: Wide, depth: Depth, patch: int, tasks: int, cells: int, device: VDevice,
+def wide_predicted(family: WideFamily, shape: Wide, depth: Depth, patch: int, tasks: int, cells: int, gpu: Gpu,
                    changed: bool = False) -> float:  # fmt: skip
     """Seconds for all ``tasks`` of one launch; ``changed``: the operand that is no constant passes through maps first."""
     through, fixed = (shape.bm, shape.bn) if shape.down else (shape.bn, shape.bm)
     groups, instructions = through // GROUP, shape.bk / family.deep
-    per_sm = -(-tasks * shape.split // usable(shape.split, device.veus))
+    per_sm = -(-tasks * shape.split // usable(shape.split, gpu.sms))
     registers = shape.threads * _registers(family, shape)
-    resident = max(1, min(SM_SHARED // (_shared(family, shape, patch) + 1024), SM_REGISTERS // registers, per_sm))
+    resident = max(1, min(gpu.shared // (_shared(family, shape, patch) + 1024), gpu.registers // registers, per_sm))
     work = MATRIX * family.products * instructions * fixed / 8
     taps = math.prod(a.extent for a in depth.outer) if shape.patch else 1
     read = (patch if shape.patch else through) * shape.bk / taps
@@ -295,4 +294,4 @@ def wide_predicted(family: WideFamily, shape: Wide, depth: Depth, patch: int, ta
     store = STORE * resident * cells / shape.threads + WRITE * resident * cells / shape.split
     cycles: float = START + (TAPS if depth.outer else 0) + (CLUSTER if shape.split > 1 else 0)
     cycles += -(-per_sm // resident) * (-(-depth.blocks // shape.split) * step + store + change)
-    return cycles / model_clock(device) + device.launch
+    return cycles / gpu.model_clock + gpu.launch

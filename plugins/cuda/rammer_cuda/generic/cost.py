@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
-from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.tile.traffic import task_cost
 
+from rammer_cuda.gpu import THREADS as BLOCK_THREADS
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import moved_bytes
 from rammer_cuda.kernels.task import contiguous_tile
-from rammer_cuda.targets import model_clock
 
 #: Elements of a task that are tried, and the most threads of its block.
 SIZES = (32, 64, 128, 256, 512, 1024)
@@ -36,7 +36,7 @@ SHARED, LEAST = 256, 4
 WARPS = 48
 
 
-def plain_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
+def plain_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
     """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
     if not suits(operator):
         return []
@@ -47,7 +47,7 @@ def plain_candidates(operator: ROperator, binding: Binding, device: VDevice, cou
         wanted = max(elements * _parts(operator, elements), 32)
         threads = min(THREADS, -(-wanted // 32) * 32)
         tiled = replace(tiled, config=(("threads", threads),))
-        found.append((plain_seconds(tiled, binding, device) + device.launch, tiled))
+        found.append((plain_seconds(tiled, binding, gpu) + gpu.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile))
     return found[:count]
 
@@ -58,20 +58,20 @@ def suits(operator: ROperator) -> bool:
     return not staged and sum(bool(c.reduce) for c in operator.computes) <= 1 and 0 not in operator.anchor.shape
 
 
-def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def plain_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    clock = model_clock(device)
+    clock = gpu.model_clock
     elements, tasks = math.prod(operator.tile), operator.task_count
-    threads = dict(operator.config).get("threads", device.threads)
+    threads = dict(operator.config).get("threads", BLOCK_THREADS)
     parts = _parts(operator, elements)
     rounds = -(-elements * parts // threads)
     if not any(c.reduce for c in operator.computes):
         own = sum(ex.flops(c.body) + 1 for c in operator.computes)
         read = sum(len(c.loads) for c in operator.computes)
-        busy = -(-threads // 32) * tasks / device.veus / 4
+        busy = -(-threads // 32) * tasks / gpu.sms / 4
         cycles = MAP_START + BLOCK * tasks + rounds * (MAP_ROUND + CHAIN * own + busy * (LOAD * read + OPERATION * own))
-        return max(cycles / clock, moved_bytes(operator, binding) / device.layer("device").bandwidth)
-    traffic = task_cost(operator, binding.types, device).traffic * tasks
+        return max(cycles / clock, moved_bytes(operator, binding) / gpu.bandwidth)
+    traffic = task_cost(operator, binding.types, gpu.vdevice).traffic * tasks
     loads, work = 0.0, 0.0
     before = operator.prologue  # computed again at every read
     for c in operator.computes:
@@ -80,12 +80,12 @@ def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> flo
         loads += max(1.0, repeat / UNROLLED) if c.loads else 0.0
         work += repeat * (ex.flops(c.body) + 6 * len(c.loads) + 2)
     warps = -(-threads // 32)
-    per_sm = -(-tasks // device.veus)
+    per_sm = -(-tasks // gpu.sms)
     resident = max(1, min(per_sm, WARPS // warps))
     latency = rounds * loads * ROUND
     issue = rounds * work * ISSUE * resident * warps / 4
     cycles = START + -(-per_sm // resident) * (max(latency, issue) + 300 + (300 if parts > 1 else 0))
-    return max(cycles / clock, traffic / device.layer("device").bandwidth)
+    return max(cycles / clock, traffic / gpu.bandwidth)
 
 
 def _parts(operator: ROperator, elements: int) -> int:

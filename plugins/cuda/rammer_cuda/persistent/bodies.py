@@ -10,10 +10,10 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.cell.kernel import cell
 from rammer_cuda.cell.recognise import THREADS as CELL_THREADS
+from rammer_cuda.gpu import THREADS
 from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.text import Body
 from rammer_cuda.source import moved, renaming
-from rammer_cuda.targets import THREADS
 
 
 class Bodies:

@@ -17,6 +17,7 @@ from rammer_cuda.bound import CudaBound, Places, place, stream_of
 from rammer_cuda.cell.kernel import word_span
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.dataflow import as_planned
 from rammer_cuda.persistent.hang import find_hang
@@ -37,12 +38,12 @@ class PersistentProgram:
     ``words`` all waits are those of the program.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], arch: str, index: int, limit: int = LIMIT,
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, limit: int = LIMIT,
                  words: bool = True) -> None:  # fmt: skip
         binding = Binding.of(program, constants)
         flow = kept_words(program, binding) if words else as_planned(program, binding)
         self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
-        self.resident = Resident(self.program, constants, index)
+        self.resident = Resident(self.program, constants, gpu, index)
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
         with self.resident.device:
             self.parts = operator_bodies(flow, binding)
@@ -52,7 +53,7 @@ class PersistentProgram:
             self.control = self.resident.cp.zeros(len(CONTROL) + self.program.veus, np.uint32)
             table = self.table(self.resident)
             text = kernel_text(self.parts.bodies, table.form, self.parts.threads)
-            self.function = self.resident.function(compile_cubin(text, arch).code, "rm_persistent", self.parts.shared)
+            self.function = self.resident.function(compile_cubin(text, gpu.architecture).code, "rm_persistent", self.parts.shared)
             self._check_resident()
             self.walk = Walk(self, table)
         self.resident.ready()

@@ -22,15 +22,14 @@ from rammer.codegen.task import Array, Packing, Unsuited, packing_key
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.device import VDevice
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, add, integer, mul
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel, first_possible
-from rammer_cuda.targets import model_clock
 
 #: Most vectors, least products of a sum, and most sums a thread keeps.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
@@ -314,7 +313,7 @@ def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Pack
 START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 800, 0.74, 29.0, 100.0, 0.03, 1.23
 
 
-def gemv_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
+def gemv_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
     """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
     try:
         m = matvec_of(operator, binding)
@@ -327,7 +326,7 @@ def gemv_candidates(operator: ROperator, binding: Binding, device: VDevice, coun
                 tile = _tile(m, columns, max(1, threads // lanes))
                 tiled = replace(operator, tile=tile, family="gemv", config=(("lanes", lanes), ("columns", columns)))
                 if strips_of(replace(m, operator=tiled)).fits:
-                    found.append((gemv_seconds(tiled, binding, device) + device.launch, tiled))
+                    found.append((gemv_seconds(tiled, binding, gpu) + gpu.launch, tiled))
     found = sorted(dict.fromkeys(found), key=lambda f: (f[0], f[1].tile, f[1].config))
     return list(first_possible(found, gemv, binding, count))
 
@@ -344,17 +343,17 @@ def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
     return tuple(tile)
 
 
-def gemv_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def gemv_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     m = matvec_of(operator, binding)
-    s, clock = strips_of(m), model_clock(device)
+    s, clock = strips_of(m), gpu.model_clock
     config = dict(operator.config)
     lanes, columns = config["lanes"], config["columns"]
     w = walk_of(m, lanes, columns)
     threads = -(-s.count * lanes // WARP) * WARP
-    busy = threads / WARP * -(-operator.task_count // device.veus) / 4
+    busy = threads / WARP * -(-operator.task_count // gpu.sms) / 4
     loads = w.chunks * w.turns
     size = 4 * m.depth * math.prod(a.extent for d, a in enumerate(m.main.axes) if d not in m.few)
     cycles = START + BLOCK * operator.task_count + LOAD * loads * (columns + s.each // columns) + RESULT * s.each
-    cycles += BYTE * size / device.veus + PRODUCT * busy * loads * w.vector * s.each
-    return max(cycles / clock, size / device.layer("device").bandwidth)
+    cycles += BYTE * size / gpu.sms + PRODUCT * busy * loads * w.vector * s.each
+    return max(cycles / clock, size / gpu.bandwidth)

@@ -22,13 +22,12 @@ from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
-from rammer.ir.device import VDevice
 from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes, moved_bytes
 from rammer_cuda.kernels.task import TaskKernel, first_possible
-from rammer_cuda.targets import model_clock
 
 #: Threads that share a row, most elements a thread keeps, and threads of a block.
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -261,7 +260,7 @@ LINE_BYTES = 128
 BLOCKS = (64, 128, 256)
 
 
-def rowwise_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
+def rowwise_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
     """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
     try:
         form = form_of(operator, binding)
@@ -271,7 +270,7 @@ def rowwise_candidates(operator: ROperator, binding: Binding, device: VDevice, c
     for config in _configs(form.length):
         for tile in sorted({_tile(form, max(1, threads // config[0][1])) for threads in BLOCKS}):
             tiled = replace(operator, tile=tile, family="rowwise", config=config)
-            found.append((rowwise_seconds(tiled, binding, device) + device.launch, tiled))
+            found.append((rowwise_seconds(tiled, binding, gpu) + gpu.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile, f[1].config))
     return list(first_possible(found, rowwise, binding, count))
 
@@ -299,20 +298,20 @@ def _tile(form: RowForm, rows: int) -> tuple[int, ...]:
     return tuple(tile)
 
 
-def rowwise_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def rowwise_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     form = form_of(operator, binding)
-    s, clock = shape_of(form), model_clock(device)
+    s, clock = shape_of(form), gpu.model_clock
     each, narrow = s.chunks * s.vector, min(s.lanes, WARP)
     found, strides = accesses(form), strides_of(operator, binding)
     lines = sum(_lines(ld, strides.get(ld.tensor, ()), found, s) for ld in found.loads)
     join = BUTTERFLY * (narrow.bit_length() - 1) + (WARP_READ * s.lanes // WARP if s.lanes > WARP else 0)
-    busy = s.threads / WARP * -(-operator.task_count // device.veus) / 4
+    busy = s.threads / WARP * -(-operator.task_count // gpu.sms) / 4
     cycles = START + BLOCK * operator.task_count + len(form.reductions) * join
     cycles += CHAIN * each * sum(ex.flops(c.body) + 1 for c in operator.computes) + busy * LINE * s.chunks * lines
     if not joinable(form, strides):
         cycles += PLACE * each
-    return max(cycles / clock, moved_bytes(operator, binding) / device.layer("device").bandwidth)
+    return max(cycles / clock, moved_bytes(operator, binding) / gpu.bandwidth)
 
 
 def _lines(load: Load, strides: tuple[int, ...], found: Accesses, s: RowShape) -> int:

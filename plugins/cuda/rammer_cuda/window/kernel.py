@@ -18,14 +18,13 @@ from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands, identity_load
-from rammer.ir.device import VDevice
 from rammer.ir.expr import Expr, Load, integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel, contiguous_tile
-from rammer_cuda.targets import model_clock
 
 #: Values of one window that are written out, and of a thread's whole strip.
 MOST_TAPS, MOST_WRITTEN = 128, 640
@@ -165,7 +164,7 @@ def _threads(strips: int) -> int:
 START, BLOCK, ROUND, CHAIN, LINE, ISSUE = 890, 0.75, 407, 4.1, 2.45, 1.36
 
 
-def window_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[tuple[float, ROperator]]:
+def window_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
     """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
     try:
         w = window_of(operator)
@@ -179,7 +178,7 @@ def window_candidates(operator: ROperator, binding: Binding, device: VDevice, co
             here = replace(w, operator=tiled)
             if (w.high is None and high > 1) or not _possible(here):
                 continue
-            found.append((_seconds(here, binding, device) + device.launch, tiled))
+            found.append((_seconds(here, binding, gpu) + gpu.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile, f[1].config))
     return found[:count]
 
@@ -195,22 +194,22 @@ def _tile(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
     return contiguous_tile(w.main.shape, size, [strips.get(d, 1) for d in range(len(w.main.shape))])
 
 
-def window_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def window_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    return _seconds(window_of(operator), binding, device)
+    return _seconds(window_of(operator), binding, gpu)
 
 
-def _seconds(w: Window, binding: Binding, device: VDevice) -> float:
+def _seconds(w: Window, binding: Binding, gpu: Gpu) -> float:
     operator = w.operator
-    strips, clock = strips_of(w), model_clock(device)
+    strips, clock = strips_of(w), gpu.model_clock
     threads = _threads(strips.count)
     loads, values = _distinct_loads(w.main, strips.sizes), strips.each * w.taps
     after = sum(ex.flops(c.body) + 2 * len(c.loads) + 1 for c in w.after)
     rounds = -(-strips.count // threads)
-    busy = rounds * threads / WARP * -(-operator.task_count // device.veus) / 4
+    busy = rounds * threads / WARP * -(-operator.task_count // gpu.sms) / 4
     cycles = START + BLOCK * operator.task_count + rounds * CHAIN * values + (rounds - 1) * ROUND
     cycles += busy * (LINE * loads * _apart(w, strips) + ISSUE * (values + strips.each * (after + 4)))
-    return max(cycles / clock, moved_bytes(operator, binding) / device.layer("device").bandwidth)
+    return max(cycles / clock, moved_bytes(operator, binding) / gpu.bandwidth)
 
 
 def _apart(w: Window, strips: Strips) -> int:

@@ -1,0 +1,125 @@
+"""A GPU as data: the one place that says what an architecture has, and how much of it.
+
+Known GPUs stand for ``--target``; ``rammer_cuda.hardware`` asks the driver for real ones. What families count by is read
+here; figures that were fitted to measured kernels stay with the cost that was fitted, and are called so there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from rammer.ir.device import MemoryLayer, VDevice
+
+#: Threads of one task's block in the generic family: four warps, one for each scheduler of an SM.
+THREADS: Final = 128
+#: Seconds between two dependent kernels of a CUDA graph: 0.55 us for a chain of empty kernels, measured on an H200.
+NODE_SECONDS: Final = 0.55e-6
+#: FLOP a cycle of the SMs that the families' cost models were fitted on: 128 fp32 lanes.
+FITTED: Final = 256.0
+#: fp32 lanes an SM by compute capability, and of any other (CUDA C++ programming guide, "Compute Capabilities").
+LANES: Final = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
+MOST_LANES: Final = 128
+
+
+def capability_of(architecture: str) -> tuple[int, int]:
+    """(9, 0) of ``sm_90a``."""
+    digits = architecture.removeprefix("sm_").rstrip("a")
+    return int(digits[:-1]), int(digits[-1])
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. ``clock`` in Hz; ``shared`` bytes of shared memory a block may have; ``registers`` of 32 bits and ``threads``
+    an SM; ``l2`` and ``memory`` bytes; ``bandwidth`` bytes/s of the memory; ``source`` of the figures."""
+
+    architecture: str
+    name: str
+    sms: int
+    clock: float
+    shared: int
+    l2: int
+    memory: int
+    bandwidth: float
+    source: str
+    registers: int = 64 << 10
+    threads: int = 2048
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability."""
+        return capability_of(self.architecture)
+
+    @property
+    def lanes(self) -> int:
+        """fp32 lanes an SM, of 2 FLOP a cycle each."""
+        return LANES.get(self.capability, MOST_LANES)
+
+    @property
+    def tf32(self) -> bool:
+        """Whether tensor cores multiply tf32 (CUDA C++ programming guide, "Compute Capabilities")."""
+        return self.capability >= (8, 0)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether blocks can be launched as clusters that share an SM's memory with each other."""
+        return self.capability >= (9, 0)
+
+    @property
+    def dependents(self) -> bool:
+        """Whether a kernel may start before those that it depends on have finished (programmatic dependent launch)."""
+        return self.capability >= (9, 0)
+
+    @property
+    def warpgroups(self) -> bool:
+        """Whether there are warpgroup products: ``wgmma`` exists on sm_90a alone."""
+        return self.architecture == "sm_90a"
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """What a user may ask for."""
+        return ("float32", "tf32", "float16") if self.tf32 else ("float32", "float16")
+
+    @property
+    def model_clock(self) -> float:
+        """Cycles a second by which the families' cost models count: an SM with fewer lanes than those of the fit counts as
+        a slower one."""
+        return self.flops / FITTED
+
+    @property
+    def flops(self) -> float:
+        """fp32 FLOP/s of an SM."""
+        return 2.0 * self.lanes * self.clock
+
+    @property
+    def launch(self) -> float:
+        """Seconds between two dependent kernels."""
+        return NODE_SECONDS
+
+    @cached_property
+    def vdevice(self) -> VDevice:
+        """What the compiler's core knows of it: one vEU an SM."""
+        guide = "CUDA C++ programming guide"
+        layers = (
+            MemoryLayer("global", "device", self.memory, self.bandwidth, 32, self.source),
+            # 32 banks of 4 bytes a cycle and SM (CUDA C++ programming guide, "Shared Memory").
+            MemoryLayer("shared", "veu", self.shared, 128.0 * self.clock * self.sms, 128, guide),
+            MemoryLayer("register", "thread", 255 * 4, 12.0 * self.lanes * self.clock * self.sms, 4, guide),
+        )
+        return VDevice("cuda", self.name, self.sms, layers, flops=self.flops, launch=self.launch, threads=THREADS, vector=1,
+                       resident=self.sms, source=self.source, precisions=self.precisions)  # fmt: skip
+
+
+def _h200(architecture: str) -> Gpu:
+    return Gpu(architecture, "H200 SXM", sms=132, clock=1.98e9, shared=227 << 10, l2=50 << 20, memory=141 * 10**9,
+               bandwidth=4.8e12, source="NVIDIA H200 datasheet")  # fmt: skip
+
+
+#: Architecture -> the GPU that stands for it. Figures are the vendor's, per whole chip.
+TARGETS: Final[dict[str, Gpu]] = {
+    "sm_80": Gpu("sm_80", "A100 SXM 80 GB", sms=108, clock=1.41e9, shared=163 << 10, l2=40 << 20, memory=80 * 10**9,
+                 bandwidth=2.039e12, source="NVIDIA A100 datasheet"),
+    "sm_90": _h200("sm_90"),
+    "sm_90a": _h200("sm_90a"),
+}  # fmt: skip

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from rammer.device.loader import Registry
-from rammer.device.manifest import Array, Binding, Bound, Device, OpenOptions, RunResult
+from rammer.device.manifest import Array
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
-from rammer.ir.operator import Resources, RKernel
 from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
 from rammer.runtime.segments import ProgramSegment
@@ -27,8 +22,8 @@ from rammer.testing.conformance import (
     Subject,
     check_device,
     copying_program,
+    main,
     reference,
-    registry_of,
     relative_error,
     subject,
 )
@@ -100,86 +95,7 @@ def test_one_program_text_runs_on_every_device(device: str, folded: bool) -> Non
     assert relative_error(have, want) <= TOLERANCE
 
 
-# --- the kit finds planted mistakes ---------------------------------------------------------------------
-
-
-class Broken(rammer_toy.ToyBackend):
-    """The toy device with one mistake."""
-
-    mistake = ""
-
-    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
-        if self.mistake == "first wave only":
-            loaded = rammer_toy.ToyProgram(program, constants, self.limit)
-            loaded.waves = loaded.waves[:1]
-            return loaded
-        if self.mistake == "no limit":
-            return SimpleNamespace(close=lambda: None)
-        if self.mistake == "stale":
-            return Stale(program, constants, self.limit)
-        if self.mistake in ("one ulp", "remembers"):
-            return Tampered(program, constants, self.limit, self.mistake)
-        return super().load(program, constants)
-
-    def kernel(self, operator: Any, binding: Binding) -> RKernel:
-        kernel = super().kernel(operator, binding)
-        return replace(kernel, compiled=Resources(threads=0)) if self.mistake == "no threads" else kernel
-
-
-class Tampered(rammer_toy.ToyProgram):
-    """Outputs slightly wrong, or depending on the run before."""
-
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int, mistake: str) -> None:
-        super().__init__(program, constants, limit)
-        self.mistake, self.runs = mistake, 0
-
-    def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        result, self.runs = super().run(inputs), self.runs + 1
-        scale = 1 + 1e-4 if self.mistake == "one ulp" else 1 + 2e-7 * self.runs
-        outputs = {n: (a * np.float32(scale)).astype(a.dtype) for n, a in result.outputs.items()}
-        return RunResult(outputs, result.seconds)
-
-
-class Stale(rammer_toy.ToyProgram):
-    """Bound calls keep the values that their inputs had."""
-
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        bound = super().bind(inputs, outputs, stream)
-        bound._run = partial(lambda kept, _: self.run(kept), {n: np.array(a) for n, a in inputs.items()})  # type: ignore[attr-defined]
-        return bound
-
-
-class Formula(rammer_toy.ToyProfiler):
-    """A profiler that predicts."""
-
-    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        return kernel.alone, kernel.crowded
-
-
-#: Mistake -> the check that finds it, and what that says. A product is one wave; branches meet in a second one.
-MISTAKES = {
-    "first wave only": ("policies", "relative L2 error"),
-    "one ulp": ("model product", "relative L2 error"),
-    "remembers": ("model product", "other bits in a later run"),
-    "no limit": ("memory limit", "was loaded into"),
-    "no threads": ("profiler", "threads=0"),
-    "formula": ("profiler", "is it a formula"),
-    "stale": ("bind", "product: written: output 'y' differs from run's"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_kit_finds(mistake: str) -> None:
-    def opener(options: OpenOptions) -> Any:
-        backend = Broken(options)
-        backend.mistake = mistake
-        if mistake == "formula":
-            backend.profiler = Formula(backend)
-        return backend
-
-    check, words = MISTAKES[mistake]
-    with pytest.raises(ConformanceError, match=words):
-        CHECKS[check](Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, opener))))
+# --- the kit as one call ----------------------------------------------------------------------------------
 
 
 def test_check_device_lists_every_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +113,17 @@ def test_check_device_lists_every_failure(monkeypatch: pytest.MonkeyPatch) -> No
         check_device("toy")
     with pytest.raises(BadInput, match="unknown device 'toi'"):
         check_device("toi")
+
+
+def test_the_kit_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "toy", "--check", "names", "--check", "manifest"]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[:2]] == [["manifest", "ok"], ["names", "ok"]]
+    assert main(["--device", "toy", "--option", "memory=1000", "--check", "model product"]) == 1
+    assert "1 of 1 checks failed" in capsys.readouterr().out
+    for wrong, words in ((["--check", "nothing"], "no check 'nothing'"), (["--option", "memory"], "KEY=VALUE"),
+                         (["--option", "speed=1"], "no option 'speed'")):  # fmt: skip
+        assert main(["--device", "toy", *wrong]) == 2
+        assert words in capsys.readouterr().err
 
 
 # --- the example plugin ---------------------------------------------------------------------------------

@@ -7,12 +7,17 @@ check, parametrise over ``CHECKS``::
     def test_conformance(check: str) -> None:
         with subject("toy") as device:
             CHECKS[check](device)
+
+``python -m rammer.testing.conformance --device toy`` prints a line for each check.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -22,13 +27,15 @@ import numpy as np
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import DeviceStatus, Registry
 from rammer.device.manifest import Binding, Device
-from rammer.errors import DeviceFailure
+from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
-from rammer.ir.program import Buffer, Port, RProgram, Task, dense
+from rammer.ir.program import dense
 from rammer.runtime.segments import ProgramSegment
 from rammer.runtime.specialised import Specialised
+from rammer.testing.backend_checks import check_freed, check_kernels, check_opening, check_queue
 from rammer.testing.bound_checks import check_bind
+from rammer.testing.clock_checks import check_clocks
 from rammer.testing.judge import TOLERANCE as TOLERANCE
 from rammer.testing.judge import reference as reference
 from rammer.testing.judge import relative_error as relative_error
@@ -42,7 +49,18 @@ from rammer.testing.strict_checks import (
     check_waits,
 )
 from rammer.testing.subject import ConformanceError, Subject
+from rammer.testing.table_checks import (
+    check_after_failure,
+    check_bands,
+    check_empty,
+    check_guards,
+    check_names,
+    check_tables,
+    check_twins,
+)
+from rammer.testing.table_checks import copying_program as copying_program
 from rammer.testing.thread_checks import check_bound_calls, check_closing, check_dropped, check_first_runs, check_runs
+from rammer.testing.value_checks import check_functions, check_half, check_integers
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -153,16 +171,6 @@ def check_memory_limit(device: Subject) -> None:
     device.expect(False, f"a program of {2 * memory} bytes was loaded into {memory} bytes")
 
 
-def copying_program(length: int) -> RProgram:
-    """``y[i] = x[i]`` over ``length`` floats in one task."""
-    compute = Compute.parse(f"y: f32[i:{length}] = x[i]")
-    operator = ROperator("y", (compute,), (), ("y",), (length,))
-    buffers = (Buffer("bx", "float32", length, "input"), Buffer("by", "float32", length, "output"))
-    storages = (dense("x", "bx", (length,)), dense("y", "by", (length,)))
-    return RProgram("copy", "sequential", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, (operator,), (),
-                    ((Task("y", 0),),))  # fmt: skip
-
-
 def _product(size: int) -> tuple[ROperator, Binding]:
     """An untiled matrix product of ``size`` cubed."""
     line = f"c: f32[i:{size}, j:{size}] = sum[k:{size}] a[i, k] * b[k, j]"
@@ -209,17 +217,32 @@ def _model_check(name: str) -> Callable[[Subject], None]:
 
 CHECKS: dict[str, Callable[[Subject], None]] = {
     "manifest": check_manifest,
+    "opening": check_opening,
+    "kernels": check_kernels,
     **{f"model {name}": _model_check(name) for name in MODELS},
     "policies": check_policies,
     "layouts": check_layouts,
     "memory limit": check_memory_limit,
+    "after a failure": check_after_failure,
+    "freed": check_freed,
     "profiler": check_profiler,
+    "clocks": check_clocks,
     "bind": check_bind,
+    "queue": check_queue,
     "strided arrays": check_strided_arrays,
     "waits": check_waits,
+    "bands": check_bands,
+    "tables": check_tables,
+    "guards": check_guards,
+    "names": check_names,
+    "empty tensors": check_empty,
+    "two programs": check_twins,
     "unknown family": check_unknown_family,
     "precisions": check_precisions,
     "special values": check_special_values,
+    "functions": check_functions,
+    "integers": check_integers,
+    "half precision": check_half,
     "threads: runs": check_runs,
     "threads: first runs": check_first_runs,
     "threads: dropped": check_dropped,
@@ -231,14 +254,48 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 }
 
 
-def check_device(spec: str, **options: str) -> None:
-    """Every check on ``NAME[:INDEX]``. ConformanceError lists all that failed; RammerError if it does not open."""
-    failures = []
-    for name, check in CHECKS.items():
+def failures(spec: str, options: Mapping[str, str], checks: Iterable[str]) -> Iterator[tuple[str, str, float]]:
+    """Each check's name, what is wrong ("" if nothing) and seconds. RammerError where the device does not open."""
+    for name in checks:
+        start, problem = time.perf_counter(), ""
         with subject(spec, **options) as device:
             try:
-                check(device)
-            except Exception as problem:
-                failures.append(f"{name}: {type(problem).__name__}: {problem}")
-    if failures:
-        raise ConformanceError(f"{len(failures)} of {len(CHECKS)} checks failed\n" + "\n".join(failures))
+                CHECKS[name](device)
+            except Exception as found:
+                problem = f"{type(found).__name__}: {found}"
+        yield name, problem, time.perf_counter() - start
+
+
+def check_device(spec: str, **options: str) -> None:
+    """Every check on ``NAME[:INDEX]``. ConformanceError lists all that failed; RammerError if it does not open."""
+    found = [f"{name}: {problem}" for name, problem, _ in failures(spec, options, CHECKS) if problem]
+    if found:
+        raise ConformanceError(f"{len(found)} of {len(CHECKS)} checks failed\n" + "\n".join(found))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; exit code 1 when a check fails, else as for ``rammer``."""
+    parser = argparse.ArgumentParser(description="What every device must do, check by check.")
+    parser.add_argument("--device", required=True, metavar="NAME[:INDEX]")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="as for rammer run")
+    parser.add_argument("--check", action="append", default=[], metavar="NAME", help="this check alone; may be repeated")
+    chosen, count, wrong = parser.parse_args(arguments), 0, 0
+    try:
+        unknown = [*(c for c in chosen.check if c not in CHECKS), *(o for o in chosen.option if "=" not in o)]
+        if unknown:
+            raise BadInput(f"no check {unknown[0]!r}" if unknown[0] in chosen.check else f"option {unknown[0]!r} is no KEY=VALUE",
+                           hint=f"checks: {', '.join(CHECKS)}" if unknown[0] in chosen.check else "")  # fmt: skip
+        options = dict(o.split("=", 1) for o in chosen.option)
+        checks = [c for c in CHECKS if not chosen.check or c in chosen.check]
+        for name, problem, seconds in failures(chosen.device, options, checks):
+            print(f"{name:<26} {problem or 'ok'}  ({seconds:.1f} s)", flush=True)
+            count, wrong = count + 1, wrong + bool(problem)
+    except RammerError as problem:
+        print(f"conformance: error: {problem}", file=sys.stderr)
+        return problem.exit_code
+    print(f"{wrong} of {count} checks failed" if wrong else f"all {count} checks passed")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

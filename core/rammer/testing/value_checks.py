@@ -1,0 +1,112 @@
+"""Conformance of arithmetic, element by element: functions where approximations fail, integers, conversions, float16.
+
+The bound is ``bounds``': what the OpenCL and CUDA standards allow a function, and no more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.ir.compute import Compute
+from rammer.ir.operator import ROperator
+from rammer.ir.program import Buffer, Port, RProgram, Storage, Task, dense
+from rammer.ir.verify import verify
+from rammer.testing.bounds import bounded_results
+from rammer.testing.single import differences
+from rammer.testing.subject import Subject
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Elements of every map, rows, and the depth of a sum.
+LENGTH, ROWS, DEPTH = 96, 8, 512
+#: Functions of any float, of positive ones, and of those between -1 and 1.
+ANYWHERE = ("exp", "expm1", "tanh", "erf", "atan", "sinh", "cosh", "asinh", "sin", "cos", "abs", "sign", "floor", "ceil", "round")
+POSITIVE, INSIDE = ("log", "sqrt", "log1p"), ("asin", "acos", "atanh", "tan")
+#: Integers: ``a`` and ``b`` of 64 bits, ``c`` and ``d`` of 32; ``b`` and ``d`` are small and not 0.
+INTEGERS = (
+    "i64 a[i] + b[i]", "i64 a[i] - b[i]", "i64 a[i] * 3", "i64 a[i] / b[i]", "i64 a[i] // b[i]", "i64 a[i] % b[i]",
+    "i64 fmod(a[i], b[i])", "i64 max(a[i], b[i])", "i64 abs(a[i])", "i64 where(lt(a[i], b[i]), a[i], b[i])",
+    "i32 c[i] / d[i]", "i32 c[i] // d[i]", "i32 c[i] % d[i]", "i32 fmod(c[i], d[i])", "i32 min(c[i], d[i])", "b1 le(a[i], b[i])",
+)  # fmt: skip
+#: Conversions; ``x`` are floats with fractions below 10,000.
+CASTS = ("i32 cast(int32, x[i])", "i64 cast(int64, x[i])", "f32 cast(float32, c[i])", "i32 cast(int32, b[i])",
+         "b1 cast(bool, c[i] % 2)", "i64 cast(int64, c[i])", "u8 cast(uint8, abs(b[i]))")  # fmt: skip
+HALVES = ("f16 cast(float16, x[i])", "f16 h[i] * h[i]", "f16 h[i] * 0.0009765625", "f32 cast(float32, h[i]) * 3.0")
+
+
+def check_functions(device: Subject) -> None:
+    """Functions of floats, each result as near to float64 as the standards ask: around 0, far out, and between."""
+    rng = device.rng
+    signs = rng.choice((-1.0, 1.0), LENGTH)
+    anywhere = signs * 10.0 ** rng.uniform(-6, 1.3, LENGTH)
+    anywhere[:6] = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # what is rounded, and to what
+    given = {"x": anywhere, "p": 10.0 ** rng.uniform(-6, 6, LENGTH), "u": signs * rng.uniform(1e-6, 0.99, LENGTH),
+             "n": rng.integers(-3, 4, LENGTH)}  # fmt: skip
+    lines = [f"f32 {fn}({name}[i])" for fns, name in ((ANYWHERE, "x"), (POSITIVE, "p"), (INSIDE, "u")) for fn in fns]
+    _judge(device, [*lines, "f32 pow(x[i], n[i])", "f32 pow(p[i], u[i])"], {n: a.astype(np.float32) for n, a in given.items()})
+
+
+def check_integers(device: Subject) -> None:
+    """Integers of both signs, beyond 32 bits where the type holds them, and conversions towards zero."""
+    rng = device.rng
+    small = rng.integers(1, 60, (2, LENGTH)) * rng.choice((-1, 1), (2, LENGTH))
+    given = {"a": rng.integers(-(2**60), 2**60, LENGTH), "b": small[0], "c": rng.integers(-(2**30), 2**30, LENGTH, np.int32),
+             "d": small[1].astype(np.int32), "x": (rng.uniform(-1e4, 1e4, LENGTH)).astype(np.float32)}  # fmt: skip
+    given["a"][:4] = given["b"][:4] * np.array([1, -1, 5, -7])  # divides without a rest
+    given["x"][:4] = (-2.5, -0.75, 0.75, 2.5)
+    _judge(device, [*INTEGERS, *CASTS], given)
+
+
+def check_half(device: Subject) -> None:
+    """Where the device has float16: it rounds what is stored to the nearest, small and large, and adds up in float32."""
+    if "float16" not in device.backend.vdevice.precisions:
+        return
+    rng = device.rng
+    scale = 2.0 ** rng.uniform(-26, 17, LENGTH)
+    x = (rng.standard_normal(LENGTH) * scale).astype(np.float32)
+    x[:4] = (65519, 65520, 2.0**-24, -(2.0**-14) * 0.75)  # the last that is rounded down to a number, and the first beyond
+    h = rng.standard_normal(LENGTH).astype(np.float16)
+    _judge(device, HALVES, {"x": x, "h": h})
+    a = rng.uniform(0.5, 1.5, (ROWS, DEPTH)).astype(np.float16)
+    b = rng.uniform(0.5, 1.5, (DEPTH, ROWS)).astype(np.float16)
+    for line in (f"y: f16[i:{ROWS}, j:{ROWS}] = sum[k:{DEPTH}] a[i, k] * b[k, j]", f"y: f16[i:{ROWS}] = sum[k:{DEPTH}] a[i, k]"):
+        compute = Compute.parse(line)
+        operator = ROperator("y", (compute,), (), ("y",), tuple(x.extent for x in compute.axes))
+        _run(device, [operator], {n: v for n, v in (("a", a), ("b", b)) if n in operator.inputs})
+
+
+def _judge(device: Subject, lines: Sequence[str], given: Mapping[str, Array]) -> None:
+    """All of ``lines`` ("type body") over one axis as one program, an operator each."""
+    operators = []
+    for number, line in enumerate(lines):
+        kind, _, body = line.partition(" ")
+        compute = Compute.parse(f"y{number}: {kind}[i:{LENGTH}] = {body}")
+        operators.append(ROperator(compute.name, (compute,), (), (compute.name,), (LENGTH // 2,)))
+    used = {n for o in operators for n in o.inputs}
+    _run(device, operators, {n: a for n, a in given.items() if n in used})
+
+
+def _run(device: Subject, operators: Sequence[ROperator], given: Mapping[str, Array]) -> None:
+    program = _program(operators, given)
+    verify(program)
+    loaded = device.backend.load(program, {})
+    have = loaded.run(given).outputs
+    loaded.close()
+    for operator in operators:
+        want = bounded_results(operator, {n: given[n] for n in operator.inputs}, False)[operator.name]
+        problem = differences(have[operator.name], want)
+        device.expect(not problem, f"{operator.computes[0]}: {problem}")
+
+
+def _program(operators: Sequence[ROperator], given: Mapping[str, Array]) -> RProgram:
+    """Operators that read inputs alone, each with an output, one after another in a row."""
+    buffers = [Buffer(f"b_{n}", str(a.dtype), a.size, "input") for n, a in given.items()]
+    buffers += [Buffer(f"b_{o.name}", o.anchor.dtype, o.anchor.type.size, "output") for o in operators]
+    storages: list[Storage] = [dense(n, f"b_{n}", a.shape) for n, a in given.items()]
+    storages += [dense(o.name, f"b_{o.name}", o.anchor.shape) for o in operators]
+    tasks = tuple(Task(o.name, i) for o in operators for i in range(o.task_count))
+    return RProgram("values", "test", tuple(Port(n, n) for n in given), tuple(Port(o.name, o.name) for o in operators),
+                    tuple(buffers), tuple(storages), tuple(operators), (), (tasks,))  # fmt: skip

@@ -6,6 +6,7 @@ Nothing quoted depends on the machine: the simulator has 8 tiles here and the ro
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -315,3 +316,27 @@ def test_program_with_neutral_tiles_is_the_walkthroughs() -> None:
     text = str(program("ipu_sim"))
     assert RProgram.parse(text) == program("ipu_sim")
     assert program("ipu_sim").veus == 8 < GC2.tiles
+
+
+def _said(node: ast.AST) -> str:
+    """A string of the sources with ``...`` for what it fills in."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else "..."
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_said(v) for v in node.values)
+    return "..."
+
+
+def test_messages_on_the_troubleshooting_page_are_the_programs() -> None:
+    """Every message there is one that the sources can print, or its beginning."""
+    sources = [p for folder in ("core", "plugins") for p in (ROOT / folder).rglob("*.py")]
+    known = {_said(n) for p in sources for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, ast.Constant | ast.JoinedStr)}
+    known |= {f"needs {name}" for name in known}  # MissingDependency says so
+    plain = (re.sub(r"\s+", " ", text).removeprefix("rammer: warning: ") for text in known)
+    said = {re.sub(r"%\.?\d*[sdf]", "...", text) for text in plain}
+    lines = (ROOT / "docs/troubleshooting.md").read_text().splitlines()
+    cells = [line.split(" | ")[0] for line in lines if line.startswith("| `")]
+    messages = [m for cell in cells for m in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 60
+    unknown = [m for m in messages if not any(text.startswith(m.removesuffix("...")) for text in said)]
+    assert not unknown, unknown

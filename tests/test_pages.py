@@ -1,0 +1,60 @@
+"""The Python of the pages runs: what they show is compiled, and computes what they say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from rammer.device.loader import Registry
+from rammer.profile.store import KernelStore
+from rammer.runtime.session import open_executable
+from rammer.testing.conformance import registry_of
+
+from rammer_ipu_sim.plugin import DEVICE
+
+PAGES = Path(__file__).parents[1] / "docs"
+
+
+class Point:
+    """An entry point that is loaded already."""
+
+    def __init__(self, plugin: object) -> None:
+        self.name, self.plugin = "page", plugin
+
+    def load(self) -> object:
+        return self.plugin
+
+
+def page(name: str) -> ModuleType:
+    """The Python blocks of a page, as a module."""
+    text = (PAGES / f"{name}.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert blocks
+    module = ModuleType(name)
+    exec(compile("\n".join(blocks), f"{name}.md", "exec"), module.__dict__)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
+
+
+def test_lowerings_of_the_operator_page_compute_what_they_say() -> None:
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
+        m (float[3,5] x) => (float[3,5] y, float[3,5] z) { y = Softsign(x) z = Softmax(x) }""")
+    points = [*registry_of(DEVICE).points, Point(page("operator"))]
+    exe = open_executable(model, "ipu_sim", options={"tiles": "4"}, store=KernelStore(None), registry=Registry(points))
+    x = np.random.default_rng().standard_normal((3, 5)).astype(np.float32)
+    have = exe.run({"x": x})
+    (special,) = exe.cache.values()
+    origins = [c.name for p in special.compiled.programs for o in p.operators for c in o.computes]
+    assert {"z_top", "z_power", "z_total"} <= set(origins), "the page's lowering was not used"
+    exact = np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(-1, keepdims=True)
+    np.testing.assert_allclose(have["z"], exact, rtol=1e-5)
+    np.testing.assert_allclose(have["y"], x / (1 + np.abs(x)), rtol=1e-6)

@@ -37,6 +37,8 @@ MEMORY, SECONDS = 2 << 30, 20.0
 WAITING = 6
 #: Cores that one run may use.
 CORES = 2
+#: pyopencl unpickles what it has kept itself, which would look like a deed of the file's.
+ENVIRONMENT = {"PYOPENCL_NO_CACHE": "1"}
 #: Of Linux's ``prctl``.
 _PR_SET_PDEATHSIG = 1
 #: Of glibc's ``mallopt``, and how many arenas: each thread of a driver would else reserve 64 MB at its first allocation.
@@ -92,7 +94,7 @@ def caged(words: Sequence[object], folder: Path, device: Sequence[str] = (), *, 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _end_with_parent()
         _keep_to_few_cores()
-        os.environ |= {"RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
+        os.environ |= {**ENVIRONMENT, "RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
         os.chdir(folder)
         try:
             _held.append(_opened(device))

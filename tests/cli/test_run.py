@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from rammer.cli.common import write_file
 from rammer.errors import BadInput
 from rammer.frontend.reader import read_model
 from rammer.ir.program import RProgram
+from rammer.runtime.inputs import load_npz, save_npz
 from rammer.runtime.oracle import run_onnxruntime
 from rammer.testing.small_models import MODELS
 
@@ -219,3 +221,26 @@ def test_the_debug_ladder_shows_tracebacks(rammer: Command, tmp_path: Path, monk
     assert "Traceback" not in rammer("run", tmp_path / "none.onnx", "--device", "toy").err
     monkeypatch.setenv("RAMMER_DEBUG", "2")
     assert "Traceback" in rammer("run", tmp_path / "none.onnx", "--device", "toy").err
+
+
+def test_outputs_of_any_name_are_saved(rammer: Command, tmp_path: Path) -> None:
+    names = ["file", "allow_pickle", "self", "args", "arr_0", "a/b", "../up", "/root", "x", "x.npy", "é \u2028 '"]
+    start = onnx.helper.make_tensor_value_info("in", onnx.TensorProto.FLOAT, [3])
+    nodes = [onnx.helper.make_node("Elu", ["in"], [n], alpha=float(i)) for i, n in enumerate(names)]
+    ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [3]) for n in names]
+    graph = onnx.helper.make_graph(nodes, "g", [start], ends)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    target, given = tmp_path / "out.npz", np.array([-1, 0, 2], np.float32)
+    np.savez(tmp_path / "in.npz", **{"in": given})
+    done = rammer("run", tmp_path / "m.onnx", "--device", "toy", "--inputs", tmp_path / "in.npz", "--save-outputs", target)
+    assert done.code == 0, done.err
+    found = load_npz(target)
+    assert list(found) == names
+    for i, name in enumerate(names):
+        np.testing.assert_allclose(found[name], np.where(given < 0, i * np.expm1(given), given), rtol=1e-5)
+    assert not any((tmp_path / n).exists() for n in ("a", "up", "../up"))
+    again = rammer("run", tmp_path / "m.onnx", "--device", "toy", "--inputs", tmp_path / "in.npz", "--expected", target)
+    assert again.code == 0, again.err
+    with pytest.raises(BadInput, match="too long a name"):
+        save_npz(io.BytesIO(), {"n" * 70000: given})

@@ -91,6 +91,22 @@ def test_conv(n: int, kernel: int, attributes: dict[str, Any], starts: list[int]
     check(Case("Conv", 11, (row(*x), row(*w)), attributes), row(*want))
 
 
+@pytest.mark.parametrize(("n", "want"), [(2, 0), (1, 0), (0, None)])
+def test_where_no_window_fits_every_convolution_has_no_elements(n: int, want: int | None) -> None:
+    """floor((n - 3) / 2) + 1, and ONNX's inference says 1 where that rounds up; less than no elements there are not."""
+    x, w, one, zero = row(*range(n), dtype=np.uint8), row(1, 2, 3, dtype=np.uint8), F32(1), np.uint8(0)
+    cases = [Case("Conv", 11, (x.astype(F32), w.astype(F32)), {"strides": [2]}),
+             Case("ConvInteger", 10, (x, w), {"strides": [2]}),
+             Case("QLinearConv", 10, tuple(map(np.asarray, (x, one, zero, w, one, zero, one, zero))), {"strides": [2]}),
+             Case("MaxPool", 12, (x,), {"kernel_shape": [3], "strides": [2]})]  # fmt: skip
+    for case in cases:
+        said = ours(case)
+        if want is None:
+            assert said.values is None and not said.broken and "does not fit" in said.why
+        else:
+            assert said.values is not None and said.values[0].shape == (1, 1, want), (case.op, said.why)
+
+
 def test_conv_transpose_pads_behind() -> None:
     """A stride that leaps over more than the kernel covers: "output_shape[i] = input_shape[i] * strides[i]"."""
     x, w = row(1, 2), row(1)

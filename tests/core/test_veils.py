@@ -95,3 +95,49 @@ def test_extents_declared_in_a_body_are_open(tmp_path: Path) -> None:
 
     code, signal, *_ = forked(work, tmp_path / "out", tmp_path / "err", 60)
     assert (code, signal) == (0, 0), (tmp_path / "err").read_text()
+
+
+#: Results of fewer than no elements that ONNX infers inside a body, of x with two elements.
+INSIDE = {
+    "conv": ([helper.make_node("Conv", ["x", "w"], ["m"], strides=[1])], {"w": np.ones((1, 1, 5), np.float32)}),
+    "pad": ([helper.make_node("Pad", ["x", "p"], ["m"])], {"p": np.array([0, 0, 0, 0, 0, -3])}),
+    "top": ([helper.make_node("TopK", ["x", "k"], ["m", "places"])], {"k": np.array([-3])}),
+}
+#: What ends the process there.
+READERS = {
+    "slice": [helper.make_node("Slice", ["m", "s", "e", "a"], ["y"])],
+    "gather": [helper.make_node("Cast", ["m"], ["i"], to=7), helper.make_node("GatherND", ["x", "i"], ["y"])],
+}
+
+
+def _inside(kind: str, nodes: Sequence[NodeProto], constants: Mapping[str, Any], opset: int) -> ModelProto:
+    bounds = {"s": np.array([0]), "e": np.array([9]), "a": np.array([-1])}
+    held = [helper.make_node("Constant", [], [n], value=numpy_helper.from_array(np.asarray(v)))
+            for n, v in {**bounds, **constants}.items()]  # fmt: skip
+    result, cond = helper.make_empty_tensor_value_info("y"), helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    body = helper.make_graph([*held, *nodes], "body", [], [result])
+    if kind == "Loop":
+        body.input.extend([helper.make_tensor_value_info("n", TensorProto.INT64, []), cond])
+        body.output.insert(0, helper.make_empty_tensor_value_info("c"))
+    given = {"body": body} if kind == "Loop" else {"then_branch": body, "else_branch": body}
+    called = helper.make_node(kind, ["", ""] if kind == "Loop" else ["c"], ["z"], **given)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 2])
+    whole = [*held, *nodes] if kind == "plain" else [called]
+    ends = [helper.make_empty_tensor_value_info("y" if kind == "plain" else "z")]
+    graph = helper.make_graph(whole, "g", [x] if kind == "plain" else [x, cond], ends)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def test_extents_inferred_below_0_in_bodies_are_bad_input(tmp_path: Path) -> None:
+    for kind, opset in (("If", 18), ("If", 22), ("Loop", 22), ("plain", 18)):
+        for reader in READERS.values():
+            made = [_inside(kind, [*before, *reader], constants, opset) for before, constants in INSIDE.values()]
+
+            def work(made: Sequence[ModelProto] = made) -> int:
+                for one in made:
+                    with pytest.raises(BadInput):
+                        bound(one)
+                return 0
+
+            code, signal, *_ = forked(work, tmp_path / "out", tmp_path / "err", 60)
+            assert (code, signal) == (0, 0), f"{kind} {opset} {reader[-1].op_type} {(tmp_path / 'err').read_text()}"

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 import click
-import numpy as np
 
 from rammer.cli.common import Array, collect_inputs, describe_array, progress, write_file, write_text
 from rammer.cli.options import (
@@ -26,7 +25,7 @@ from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
 from rammer.runtime.executable import Executable
-from rammer.runtime.inputs import load_npz
+from rammer.runtime.inputs import load_npz, save_npz
 from rammer.runtime.segments import ProgramSegment
 from rammer.runtime.specialised import Specialised, Timing
 
@@ -166,7 +165,7 @@ def save(path: Path | None, arrays: dict[str, Array]) -> None:
     """Write an .npz file where one is asked for."""
     if path is None:
         return
-    write_file(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+    write_file(path, lambda file: save_npz(file, arrays))
 
 
 def write_json(path: Path | None, report: dict[str, Any]) -> None:

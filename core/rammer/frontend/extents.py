@@ -40,7 +40,7 @@ def geometry_of(op: str, attributes: Mapping[str, Any], source: Sequence[int],
     for d in range(rank):
         n, s, span = int(source[d]), int(strides[d]), (int(kernel[d]) - 1) * int(dilations[d]) + 1
         if mode.startswith("SAME"):
-            out, begin, end = _same(n, s, span, mode == "SAME_UPPER", crops=op != "Conv")
+            out, begin, end = _same(n, s, span, mode == "SAME_UPPER", crops="Conv" not in op)
         else:
             begin, end = int(pads[d]), int(pads[rank + d])
             # With VALID the formula for ceil_mode, ceil((input - span + 1) / stride), is the one without it.

@@ -10,7 +10,7 @@ from onnx import NodeProto, OperatorSetIdProto, TensorProto, TypeProto, defs, he
 from onnx.checker import ValidationError
 
 from rammer.errors import BadInput
-from rammer.frontend import limits
+from rammer.frontend import limits, veils
 from rammer.frontend import nodes as nd
 from rammer.frontend.extents import Extent, geometry_of, transposed_of
 from rammer.ir.types import TensorType
@@ -36,6 +36,7 @@ def inferred_types(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, 
         # Inference overlooks that this is 1 by default.
         proto = NodeProto.FromString(proto.SerializeToString())
         proto.attribute.append(helper.make_attribute("onesided", 1))
+    veils.check_bodies(proto, types, opsets)
     result = _corrected(proto, types, _inferred(schema, proto, types, operands, opsets))
     for kind in result.values():
         limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))
@@ -97,7 +98,8 @@ def _pool(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType 
 
 def _conv(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
     batch, channels, source = _image(op, operands[0])
-    _, _, kernel = weights = _image(op, operands[1])
+    quantized = op == "QLinearConv"  # whose tensors have their scales and zero points beside them
+    _, _, kernel = weights = _image(op, operands[3 if quantized else 1])
     if len(kernel) != len(source):
         raise BadInput(f"{op} of an image with {len(source)} spatial dimensions has weights with {len(kernel)}",
                        hint="the weights have the rank of the image")  # fmt: skip
@@ -106,7 +108,8 @@ def _conv(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType 
         raise BadInput(f"{op} has kernel_shape={list(given)} and weights of {list(kernel)}", hint="leave kernel_shape out")
     _check_window(op, attributes, len(source), kernel)
     features = _features(op, int(attributes.get("group", 1)), channels, weights)
-    _check_bias(op, features, operands)
+    if op != "ConvInteger":
+        _check_bias(op, features, operands[8:] if quantized else operands[2:])
     if op == "ConvTranspose":
         return (batch, features, *_outs(op, transposed_of(attributes, source, kernel), source, kernel))
     return (batch, features, *_outs(op, geometry_of(op, attributes, source, kernel)[1], source, kernel))
@@ -129,7 +132,7 @@ def _features(op: str, group: int, channels: int, weights: tuple[int, int, tuple
 
 
 def _check_bias(op: str, features: int, operands: Sequence[TensorType | None]) -> None:
-    bias = operands[2] if len(operands) > 2 else None
+    bias = operands[0] if operands else None
     if bias is not None and bias.shape != (features,):
         raise BadInput(f"{op} with {features} features has a bias of shape {list(bias.shape)}", hint="one value a feature")
 
@@ -183,7 +186,7 @@ def _transpose(op: str, attributes: Mapping[str, Any], operands: Sequence[Tensor
 
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
-    **dict.fromkeys(("Conv", "ConvTranspose"), _conv),
+    **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"), _conv),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
     "MeanVarianceNormalization": _same,
     "Transpose": _transpose,

@@ -1,21 +1,29 @@
 """What ends the process inside ONNX's own inference, put out of its sight before it looks.
 
-ONNX infers the bounds of a Slice by ``std::clamp``, whose assertion fails where the extent is negative. An extent may be
-declared so (old exporters write -1 for any extent), or be inferred so (a window larger than its image), long before anybody
-here has looked at the shapes.
+ONNX infers the bounds of a Slice by ``std::clamp``, whose assertion fails where the extent is negative, and for GatherND it
+reads the extent whose number is the last one of the indices, negative or not. An extent may be declared so (old exporters write
+-1 for any extent), or be inferred so (a window larger than its image), long before anybody here has looked at the shapes: by
+the version converter, which sees the whole model (``veil``), and in the bodies of If, Loop and Scan (``check_bodies``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from onnx import GraphProto, ModelProto, TensorProto, TypeProto, helper
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper, shape_inference
 
-from rammer.frontend import checks
+from rammer.frontend import checks, limits
+from rammer.frontend import nodes as nd
 
-#: Names of what stands for the starts of a Slice.
+#: Names of what stands for the starts of a Slice, and for the indices of a GatherND.
 _VEIL: Final = "rammer.starts"
+#: The inputs that are veiled, with the axes of what stands for them.
+_VEILED: Final[Mapping[str, list[None] | None]] = {"Slice": [None], "GatherND": None}
+#: Inference reads values only where they are shapes, axes or bounds: all short.
+_SHORT: Final = 1024
 
 
 def open_extents(model: ModelProto) -> ModelProto:
@@ -45,21 +53,23 @@ def _inside(kind: TypeProto) -> Iterator[Any]:
 
 
 def veil(model: ModelProto) -> dict[str, str]:
-    """Make the starts of every Slice since opset 10 inputs of ``model``, so that nobody infers its bounds; a copy is meant.
-    Returns what ``unveil`` needs: the new names, each with the one that it stands for."""
+    """Make the starts of every Slice since opset 10 inputs of ``model``, so that nobody infers its bounds, and the indices of
+    every GatherND that are no constant; a copy is meant. Returns what ``unveil`` needs: the new names, each with the one that
+    it stands for."""
     graphs = list(checks.all_graphs(model))
-    slices = [n for g in graphs for n in g.node if n.op_type == "Slice" and n.domain in ("", "ai.onnx")
-              and len(n.input) > 2 and n.input[1]]  # fmt: skip
-    if not slices:
+    constant = {t.name for g in graphs for t in g.initializer}
+    constant |= {o for g in graphs for n in g.node if n.op_type == "Constant" for o in n.output}
+    found = [n for n in _veilable(graphs) if n.input[1] and (n.op_type != "GatherND" or n.input[1] not in constant)]
+    if not found:
         return {}
     prefix, taken = _VEIL, {name for g in graphs for name in _names(g)}
     while any(name.startswith(prefix) for name in taken):
         prefix += "_"
     result = dict[str, str]()
-    for number, node in enumerate(slices):
+    for number, node in enumerate(found):
         name = f"{prefix}{number}"
         result[name], node.input[1] = node.input[1], name
-        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, [None]))
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, _VEILED[node.op_type]))
     return result
 
 
@@ -70,8 +80,73 @@ def unveil(model: ModelProto, names: dict[str, str]) -> None:
     kept = [v for v in model.graph.input if v.name not in names]
     del model.graph.input[:]
     model.graph.input.extend(kept)
-    for node in (n for g in checks.all_graphs(model) for n in g.node if n.op_type == "Slice" and len(n.input) > 1):
+    for node in _veilable(checks.all_graphs(model)):
         node.input[1] = names.get(node.input[1], node.input[1])
+
+
+def _veilable(graphs: Iterable[GraphProto]) -> Iterator[NodeProto]:
+    """The operators with an input to veil: a Slice since opset 10 has three inputs or more, a GatherND two."""
+    for node in (n for g in graphs for n in g.node if n.op_type in _VEILED and n.domain in ("", "ai.onnx")):
+        if len(node.input) > (2 if node.op_type == "Slice" else 1):
+            yield node
+
+
+def check_bodies(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int]) -> None:
+    """BadInput for an extent below 0 inside the bodies of ``node``, found one operator after the other before ONNX infers them
+    as a whole. ``types`` has those of the values that the node reads, those that its bodies capture included."""
+    for attribute in node.attribute:
+        for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            inner = {**types, **_formals(node, body, types)}
+            known = {t.name: t for t in body.initializer if math.prod(t.dims) <= _SHORT}
+            inner |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for t in body.initializer}
+            for step in body.node:
+                check_bodies(step, inner, opsets)
+                _check_step(step, inner, known, opsets)
+
+
+def _check_step(step: NodeProto, types: dict[str, TypeProto], known: dict[str, TensorProto], opsets: Mapping[str, int]) -> None:
+    """Add the types of its results to ``types``, and what a Constant holds to ``known``."""
+    reads = checks.node_reads(step)
+    if not all(n in types for n in reads):
+        return
+    imports = [helper.make_opsetid(d, v) for d, v in opsets.items()]
+    domain = "" if step.domain == "ai.onnx" else step.domain
+    try:
+        schema = defs.get_schema(step.op_type, opsets[domain], domain)
+        given, values = {n: types[n] for n in reads}, {n: known[n] for n in reads if n in known}
+        found = shape_inference.infer_node_outputs(schema, step, given, values, opset_imports=imports)
+    except Exception:  # ONNX stops here, too, and says what is wrong
+        return
+    for kind in found.values():
+        limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(step))
+    types.update({o: found[o] for o in step.output if o in found})
+    if step.op_type == "Constant" and not domain:
+        held = {a.name: a for a in step.attribute}
+        value = held["value"].t if "value" in held else None
+        if "value_int" in held or "value_ints" in held:
+            numbers = held["value_ints"].ints if "value_ints" in held else held["value_int"].i
+            value = numpy_helper.from_array(np.array(numbers, np.int64))
+        if value is not None and math.prod(value.dims) <= _SHORT:
+            known[step.output[0]] = value
+
+
+def _formals(node: NodeProto, body: GraphProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+    """The types that ONNX's inference gives the inputs of a body: a Loop's state may change its shape, a Scan's may not."""
+    result = {v.name: v.type for v in body.input if v.type.WhichOneof("value")}
+    scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+    axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [])
+    state = len(node.input) - scanned
+    for place, formal in enumerate(body.input):
+        if node.op_type != "Scan" or place >= len(node.input) or node.input[place] not in types:
+            continue
+        made = TypeProto.FromString(types[node.input[place]].SerializeToString())
+        dims = made.tensor_type.shape.dim
+        if place >= state and dims:
+            axis = axes[place - state] if place - state < len(axes) else 0
+            if -len(dims) <= axis < len(dims):
+                del dims[axis]
+        result[formal.name] = made
+    return result
 
 
 def _names(graph: GraphProto) -> Iterable[str]:

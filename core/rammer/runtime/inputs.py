@@ -6,11 +6,12 @@ import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 
 from rammer.errors import BadInput
+from rammer.ir.names import shortened
 from rammer.ir.port import InputPort
 from rammer.runtime.room import room
 from rammer.runtime.source import Head
@@ -19,15 +20,32 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Integer inputs without --range are uniform in [0, 2): a valid index into any axis of two or more.
 DEFAULT_INTEGER_RANGE = (0.0, 2.0)
+#: Bytes of a name in an .npz file, whose members are called by it and ``.npy``.
+_LONGEST_NAME: Final = 65535 - len(".npy")
 
 
 def load_npz(path: Path) -> dict[str, Array]:
     """All arrays of an .npz file; BadInput if it is none."""
     try:
         with np.load(path, allow_pickle=False) as data:
-            return {name: data[name] for name in data.files}
+            # By what the members are called: of x and x.npy, NumPy would find x for both.
+            return {member.removesuffix(".npy"): data[member] for member in data.zip.namelist()}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as problem:
         raise BadInput(f"{path} is not an .npz file of arrays: {problem}") from problem
+
+
+def save_npz(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
+    """Write an .npz file of arrays by names of any kind: ``np.savez`` takes them as keywords beside its own, such as ``file``.
+
+    BadInput for a name that no such file can hold.
+    """
+    long = next((n for n in arrays if len(n.encode()) > _LONGEST_NAME), None)
+    if long is not None:
+        raise BadInput(f"{shortened(long)!r} is too long a name for an .npz file", hint=f"at most {_LONGEST_NAME} bytes")
+    with zipfile.ZipFile(file, "w") as packed:
+        for name, array in arrays.items():
+            with packed.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def load_npy(path: Path) -> Array:

@@ -48,7 +48,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(ROOT / "core", folder / "core" / "core", ignore=ignore)
     for name in PLUGINS:
         shutil.copytree(ROOT / "plugins" / name, folder / name, ignore=ignore)
-    shutil.copytree(ROOT / "tests" / "toy_plugin", folder / "toy", ignore=ignore)
+    shutil.copytree(ROOT / "core" / "rammer" / "plugin-template", folder / "toy", ignore=ignore)
     places = [folder / name for name in ("core", *PLUGINS, "toy")]
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
         folder / "wheels", *places, cwd=folder)  # fmt: skip
@@ -119,6 +119,20 @@ def test_a_fresh_environment(wheels: dict[str, Path], home: Path) -> None:
     rows = {r["device"]: r for r in json.loads(run(command, "devices", "--json", cwd=home))}
     assert rows["toy:0"]["self_test"].startswith("ok")
     run(sys.executable, "-m", "pip", "--python", python, "uninstall", "-q", "-y", "rammer-toy", cwd=home)
+
+
+def test_a_new_plugin(wheels: dict[str, Path], home: Path) -> None:
+    """What the installed core writes installs as it is and passes its tests: the conformance kit."""
+    install(home, wheels["rammer_core"])
+    python = home / "env" / "bin" / "python"
+    run(home / "env" / "bin" / "rammer", "plugins", "new", "my_chip", cwd=home)
+    folder = home / "rammer-my-chip"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "-e",
+        folder, cwd=home)  # fmt: skip
+    assert " passed" in run(python, "-m", "pytest", "-p", "no:cacheprovider", folder, cwd=home)
+    rows = {r["device"]: r for r in json.loads(run(home / "env" / "bin" / "rammer", "devices", "--json", cwd=home))}
+    assert rows["my_chip:0"]["self_test"].startswith("ok")
+    run(sys.executable, "-m", "pip", "--python", python, "uninstall", "-q", "-y", "rammer-my-chip", cwd=home)
 
 
 def test_one_plugin_alone(wheels: dict[str, Path], home: Path) -> None:

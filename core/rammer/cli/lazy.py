@@ -9,7 +9,7 @@ import click
 #: Command -> module under ``rammer.cli`` whose ``command`` it is.
 COMMANDS = {
     "devices": "devices", "run": "run", "compare": "compare", "inspect": "inspect", "bench": "bench",
-    "compile": "compile", "cache": "cache",
+    "compile": "compile", "cache": "cache", "plugins": "plugins",
 }  # fmt: skip
 
 

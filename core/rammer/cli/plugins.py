@@ -1,0 +1,125 @@
+"""``rammer plugins``: what is installed and what it fills, and a new plugin from the template, which is the toy plugin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from keyword import iskeyword
+from pathlib import Path
+from shlex import quote
+
+import click
+
+from rammer.cli.common import cannot_write
+from rammer.device.hooks import Hooks
+from rammer.device.loader import KNOWN, Registry
+from rammer.errors import BadInput
+from rammer.report.table import plain
+
+#: The device of the template, and its files.
+TOY = "toy"
+FILES = ("pyproject.toml", "README.md", f"rammer_{TOY}/__init__.py", "tests/test_device.py")
+#: Where the template's name stands alone, in the distribution's name, in a word with underscores, and before a class's name.
+_PLACES = re.compile(r"rammer-toy|(?<![A-Za-z])toy(?![A-Za-z])|(?<![A-Za-z])Toy(?=[A-Z])")
+#: What no plugin can be called: the distribution of the core is rammer-core.
+TAKEN = frozenset({"core", *KNOWN})
+LONGEST = 40
+
+
+@click.group(invoke_without_command=False)
+def command() -> None:
+    """List installed plugins, or write a new one.
+
+    Example: rammer plugins new mychip
+    """
+
+
+@command.command("list")
+def list_plugins() -> None:
+    """Every plugin with its version, its devices, and the hooks that it fills.
+
+    Example: rammer plugins list
+    """
+    registry = Registry()
+    hooks = [name for name in vars(Hooks) if name.startswith("rammer_")]
+    rows = [[name, registry.versions.get(name) or "-", "ok", ", ".join(h for h in hooks if hasattr(plugin, h))]
+            for name, plugin in registry.manager.list_name_plugin()]  # fmt: skip
+    rows += [[s.name, registry.versions.get(s.name) or "-", s.state, s.reason] for s in registry.broken.values()]
+    if rows:
+        click.echo(plain(sorted(rows), ["plugin", "version", "state", "fills"]))
+    else:
+        click.echo("no plugins are installed (rammer plugins new NAME writes one)")
+
+
+@command.command()
+@click.argument("name")
+@click.option("--into", type=click.Path(path_type=Path), default=Path(), metavar="FOLDER", help="Where; here unless told.")
+def new(name: str, into: Path) -> None:
+    """Write a plugin for a device NAME that works: a folder rammer-NAME with a backend on NumPy and the tests that it passes.
+
+    Example: rammer plugins new mychip
+    """
+    target = write_plugin(name, into, Registry())
+    click.echo(f"wrote {target}: {', '.join(named(f, name) for f in FILES)}\n"
+               f"next: pip install -e {quote(f'{target}[test]')} && pytest {quote(str(target))}")  # fmt: skip
+
+
+def write_plugin(name: str, into: Path, registry: Registry) -> Path:
+    """The folder of a new plugin, written whole or not at all. BadInput for a name or a folder that will not do."""
+    check_name(name, registry)
+    target = into / named(f"rammer-{TOY}", name)
+    try:
+        if not into.is_dir():
+            raise BadInput(f"cannot write {target}: {into} is no folder")
+        if target.exists() or target.is_symlink():
+            raise BadInput(f"cannot write {target}: it exists", hint="nothing is overwritten: give another name or --into FOLDER")
+        with _partial(into) as partial:
+            for file, text in texts(name).items():
+                path = partial / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            partial.rename(target)
+    except (OSError, ValueError) as problem:  # ValueError: a path with a zero byte in it
+        raise cannot_write(target, problem) from problem
+    return target
+
+
+def check_name(name: str, registry: Registry) -> None:
+    """BadInput where ``name`` cannot be a device's, a package's and a part of a class's name, or is taken."""
+    simple = re.fullmatch(r"[a-z](_?[a-z0-9])+", name, re.ASCII)
+    if not simple or iskeyword(name) or len(name) > LONGEST:
+        raise BadInput(f"{name[:LONGEST]!r} is no name for a device", where="plugins new NAME",
+                       hint=f"2 to {LONGEST} small letters, digits and single underscores, a letter first: my_chip")  # fmt: skip
+    if name in TAKEN or name in registry.devices:
+        raise BadInput(f"there is a device {name!r} already" if name != "core" else "rammer-core is rammer itself",
+                       hint="give another name")  # fmt: skip
+
+
+def texts(name: str) -> Mapping[str, str]:
+    """The template's files, by path, with ``name`` in the place of the toy's."""
+    folder = files("rammer").joinpath("plugin-template")
+    return {named(file, name): named(folder.joinpath(file).read_text(), name) for file in FILES}
+
+
+def named(text: str, name: str) -> str:
+    """``text`` of the template for a device ``name``."""
+    words = {"Toy": "".join(part.capitalize() for part in name.split("_")), "rammer-toy": f"rammer-{name.replace('_', '-')}"}
+    return _PLACES.sub(lambda found: words.get(found.group(), name), text)
+
+
+@contextlib.contextmanager
+def _partial(into: Path) -> Iterator[Path]:
+    """A new folder in ``into``, gone in the end unless it was renamed."""
+    path = Path(tempfile.mkdtemp(".partial", ".rammer-", into))
+    try:
+        mask = os.umask(0)
+        os.umask(mask)
+        path.chmod(0o777 & ~mask)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

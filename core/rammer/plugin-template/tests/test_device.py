@@ -1,0 +1,24 @@
+"""The contract of every rammer device, a test for each check; and what this one does besides."""
+
+from __future__ import annotations
+
+import pytest
+
+from rammer.device.loader import Registry
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
+from rammer.testing.conformance import CHECKS, copying_program, subject
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_conformance(check: str) -> None:
+    with subject("toy") as device:
+        CHECKS[check](device)
+
+
+def test_limits_are_named() -> None:
+    with pytest.raises(DeviceFailure, match=r"out of memory: program copy needs 800 bytes, the limit is 799"):
+        Registry().open("toy", options={"memory": "799"}).load(copying_program(100), {})
+    with pytest.raises(BadInput, match="device toy has no option 'speed'"):
+        Registry().open("toy", options={"speed": "1"})
+    with pytest.raises(DeviceUnavailable, match="toy is a cpu, not a gpu"):
+        Registry().open("toy", "gpu")

@@ -20,9 +20,7 @@ from rammer.testing.search import Search
 from rammer.testing.single import Subject, Trial, images, judge, placed, subjects, trial_of
 
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.contraction.half import HALF
-from rammer_cuda.contraction.preamble import PREAMBLE
-from rammer_cuda.contraction.tf32 import TF32
+from rammer_cuda.device import source
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
@@ -73,10 +71,10 @@ template <bool ROUND> static unsigned rm_tf32(float x) {
 static void rm_words4(unsigned (&r)[4], const float *at) { rm_blocks4<false>(r, (const unsigned short *)at); }
 """
 #: The products themselves are plain C++ over the instructions.
-SOURCES = (("rm_multiply", PREAMBLE), ("rm_multiply3", PREAMBLE), ("rm_multiply_f16", HALF), ("rm_multiply_tf32", TF32))
+SOURCES = {"rm_multiply": "products", "rm_multiply3": "products", "rm_multiply_f16": "mma_f16", "rm_multiply_tf32": "mma_tf32"}
 PLAIN = "".join(
-    re.search(rf"template <[^>]*>\n__device__ __forceinline__ void {name}\(.*?\n}}\n", text, re.DOTALL)[0]  # type: ignore[index]
-    for name, text in SOURCES
+    re.search(rf"template <[^>]*>\n__device__ __forceinline__ void {name}\(.*?\n}}\n", source(file), re.DOTALL)[0]  # type: ignore[index]
+    for name, file in SOURCES.items()
 )
 
 

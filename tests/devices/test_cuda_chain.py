@@ -27,9 +27,9 @@ from rammer_cuda.chain.kernel import chain_candidates
 from rammer_cuda.chain.recognise import chain_of
 from rammer_cuda.contraction.choose_wide import wide_candidates
 from rammer_cuda.contraction.halo import halo_of
+from rammer_cuda.contraction.kernel import contraction
 from rammer_cuda.contraction.packing import cores
-from rammer_cuda.contraction.wgmma import RESULT_ORDER, halves
-from rammer_cuda.contraction.wide import gemm_wgmma3
+from rammer_cuda.contraction.warpgroup import RESULT_ORDER, halves
 
 WIDE = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
@@ -111,7 +111,7 @@ def test_two_variable_operands_are_not_for_the_wide_family() -> None:
     operator, binding = CASES["matmul"]
     assert not wide_candidates(operator, binding, target().gpu, 4)
     with pytest.raises(Unsuited, match="constant"):
-        gemm_wgmma3(replace(operator, tile=(37, 52), family="gemm_wgmma3"), binding)
+        contraction(replace(operator, tile=(37, 52), family="gemm_wgmma3"), binding)
 
 
 def test_only_sm_90a_is_offered_warpgroup_products() -> None:

@@ -1,14 +1,18 @@
-"""The values that cuda's products are made of, each proved by enumeration: arrangements in shared memory."""
+"""The values that cuda's products are made of, each proved by enumeration: fragments of instructions, arrangements in
+shared memory."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings")
 
+from rammer_cuda.contraction import warpgroup
+from rammer_cuda.contraction.instruction import MMA_TF32, RESULTS, RING, Fragment
 from rammer_cuda.contraction.packing import Arrangement, Cores, Rows, Turned
 
 #: Arrangements of constants, with the elements that a place names together.
@@ -55,3 +59,26 @@ def test_rows_that_lanes_read_together_lie_in_different_banks() -> None:
     for block in (16, 32, 64):
         assert {Turned(4).pitch(8, block) % 8, Turned(8).pitch(8, block) // 2 % 8} == {4}, "an odd number of 16 bytes"
     assert re.fullmatch(r"a \* 24 \+ b", Rows(True).place("a", "b", 16, 8))
+
+
+def test_a_fragment_that_leaves_an_element_out_cannot_be_made() -> None:
+    twice = Fragment(("lg", "e % 2 * 8"), ("lt", "e / 2 * 2"), 4)
+    for wrong in ({"a": twice}, {"c": replace(RESULTS, elements=2)}, {"k": 16}, {"threads": 64}, {"n": 16}):
+        with pytest.raises(ValueError, match="once"):
+            replace(MMA_TF32, **wrong)  # type: ignore[arg-type]
+
+
+def test_results_of_a_thread_are_neighbours_two_by_two() -> None:
+    """What ``Mma.leave`` stores as float2: elements 2 h and 2 h + 1 at row 8 h."""
+    for i in RING.values():
+        held = {(thread, e): (row, column) for thread, e, row, column in i.c.places(i.threads)}
+        for (thread, e), (row, column) in held.items():
+            if i.threads > 1:
+                assert row == thread // 4 + e // 2 * 8 and column == thread % 4 * 2 + e % 2
+
+
+def test_a_chain_reads_results_as_operands() -> None:
+    """Columns that a thread holds of a result are, in ``RESULT_ORDER``, the products that it needs of the next operand."""
+    results = {(thread, e): (row, column) for thread, e, row, column in warpgroup.RESULTS.places(128)}
+    for thread, e, row, k in warpgroup.WORDS_A.places(128):
+        assert results[thread, e // 2 + e % 2 * 2] == (row, warpgroup.RESULT_ORDER[k])

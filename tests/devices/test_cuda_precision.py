@@ -21,7 +21,8 @@ from rammer.codegen.task import Unsuited
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.cell.recognise import cell_candidates
 from rammer_cuda.contraction.choose import gemm_candidates
-from rammer_cuda.contraction.gemm import shape_of
+from rammer_cuda.contraction.instruction import MMA_F16
+from rammer_cuda.contraction.kernel import Contraction
 from rammer_cuda.contraction.operand import HALVES
 from rammer_cuda.contraction.packing import rounded_to_tf32
 from rammer_cuda.gpu import TARGETS
@@ -112,9 +113,7 @@ def test_blocks_are_copied_by_16_bytes_where_they_can_be(case: str, a: bool, b: 
     operator, binding = asked(case, "float16")
     config = (("tm", 1), ("tn", 2), ("bk", 32))
     product = product_of(replace(operator, tile=(16, 16), config=config), binding, "float16")
-    from rammer_cuda.contraction.half import _Half
-
-    kernel = _Half(product, binding, shape_of(16, 16, dict(config), tensor=True))
+    kernel = Contraction(product, binding, MMA_F16, MMA_F16.block(product))
     assert kernel.a.staging == kernel.b.staging == HALVES
     assert (kernel.a.deep, kernel.b.deep) == (a, b)
     assert kernel.a.pitch % 16 == kernel.b.pitch % 16 == 8, "rows of an odd number of 16-byte words"

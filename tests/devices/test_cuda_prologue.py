@@ -31,7 +31,7 @@ from rammer_cuda.cell.recognise import cell_candidates
 from rammer_cuda.chain.kernel import chain_candidates
 from rammer_cuda.contraction.choose import Choice, gemm_candidates
 from rammer_cuda.contraction.choose_wide import wide_candidates
-from rammer_cuda.contraction.preamble import PREAMBLE
+from rammer_cuda.device import source
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
@@ -171,7 +171,7 @@ def test_what_is_changed_is_what_was_copied(case: str) -> None:
 def ffma_on_host(kernel: TaskKernel) -> str:
     """The text of a ``gemm`` kernel with what its copies do."""
     shared = f"alignas(16) static float shared[{kernel.shared // 4}];"
-    text = kernel.text.replace(PREAMBLE, HOST)
+    text = kernel.text.replace(source("products"), HOST)
     return text.replace("extern __shared__ __align__(16) float shared[];", shared)
 
 

@@ -27,9 +27,11 @@ from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.contraction.choose import Choice
 from rammer_cuda.contraction.choose_wide import WIDE_FAMILIES, wide_candidates
+from rammer_cuda.contraction.kernel import Contraction, contraction
 from rammer_cuda.contraction.operand import HALF_CORES
 from rammer_cuda.contraction.packing import cores, rounded_to_tf32
-from rammer_cuda.contraction.wide_single import _SingleHalf
+from rammer_cuda.contraction.pipeline import Producers
+from rammer_cuda.contraction.warpgroup import WGMMA_F16
 from rammer_cuda.source import task_kernel, translation_unit
 
 Case = tuple[ROperator, Binding]
@@ -158,11 +160,10 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
     operator, binding = HALVES[case]
     found = next(c.operator for c in wide_candidates(operator, binding, backend().gpu, 200)
                  if dict(c.operator.config)["down"])  # fmt: skip
-    from rammer_cuda.contraction.wide import wide_shape
-
     product = product_of(found, binding, "float16")
-    kernel = _SingleHalf(product, binding, wide_shape(product.row_count, product.width, dict(found.config), True))
-    stage = kernel.read
+    pipeline = Contraction(product, binding, WGMMA_F16, WGMMA_F16.block(product)).pipeline
+    assert isinstance(pipeline, Producers)
+    stage = pipeline.read
     assert stage.staging == HALF_CORES and stage.deep == deep
     words = list[list[int]]()
     for tid in range(128):
@@ -218,13 +219,11 @@ def test_operands_without_16_bytes_together_are_refused() -> None:
     odd, binding = half(["y: f16[i:64, j:64] = sum[k:77] x[i, k] * z[j, k]"], {"x": (64, 77), "z": (64, 77)})
     assert not wide_candidates(odd, binding, backend().gpu, 4)
     tiled = replace(odd, tile=(64, 64), family="gemm_wgmma_f16", config=(("bk", 64), ("down", 1)))
-    from rammer_cuda.contraction.wide_single import gemm_wgmma_f16
-
     with pytest.raises(Unsuited, match="16 bytes"):
-        gemm_wgmma_f16(tiled, binding)
+        contraction(tiled, binding)
     even, bound = HALVES["scores"]
     with pytest.raises(Unsuited, match="patches"):
-        gemm_wgmma_f16(replace(even, tile=(1, 64, 40), config=(("bk", 64), ("patch", 1))), bound)
+        contraction(replace(even, tile=(1, 64, 40), family="gemm_wgmma_f16", config=(("bk", 64), ("patch", 1))), bound)
 
 
 #: A register overwritten while products read it showed in "crowded" alone, and not in every run.

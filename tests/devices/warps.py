@@ -1,11 +1,13 @@
 """Warp-wide matrix instructions and asynchronous copies for ``rammer.testing.host_cuda``: kernels of tensor cores on the host.
 
-Fragments are placed as the PTX ISA says ("Matrix Fragments for mma.m16n8k8", "... m16n8k16", "ldmatrix"); a copy that would be
-misaligned on a GPU aborts. Products are exact in float, so what differs from float64 is rounding alone.
+An instruction multiplies what its fragments say that threads hold (``contraction.instruction``, after the PTX ISA); ldmatrix is
+as the PTX ISA says, and a copy that would be misaligned on a GPU aborts. Products are exact in float, so what differs from
+float64 is rounding alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +16,7 @@ from rammer.device.manifest import Binding
 from rammer.testing.host_c import Array
 from rammer.testing.host_cuda import find_race, host_arguments, run_on_host
 
+from rammer_cuda.contraction.instruction import MMA_F16, MMA_TF32, Mma
 from rammer_cuda.kernels.task import TaskKernel
 
 WARPS = """
@@ -41,30 +44,11 @@ static void rm_commit() {}
 template <int N> static void rm_arrived() {}
 static float rm_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
 static void rm_split(float x, unsigned &big, unsigned &small) { memcpy(&big, &x, 4); small = 0; }
-static void rm_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  const int me = threadIdx.x, warp = me / 32 * 32, g = me % 32 / 4, t = me % 4;
-  memcpy(rm_sent[me], a, 16); memcpy(rm_sent[me] + 4, b, 8);
-  rm_meet();
-  for (int e = 0; e < 4; ++e)
-    for (int k = 0; k < 8; ++k) {
-      const int row = g + e / 2 * 8, column = t * 2 + e % 2;
-      const float x = rm_float(rm_sent[warp + row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]);
-      c[e] += x * rm_float(rm_sent[warp + column * 4 + k % 4][4 + k / 4]);
-    }
-  rm_meet();
-}
 static float rm_part(unsigned word, int high) { const unsigned short h = word >> 16 * high; return rm_load_f16(&h); }
+@INSTRUCTIONS@
 static void rm_mma_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  const int me = threadIdx.x, warp = me / 32 * 32, g = me % 32 / 4, t = me % 4;
-  memcpy(rm_sent[me], a, 16); rm_sent[me][4] = b0; rm_sent[me][5] = b1;
-  rm_meet();
-  for (int e = 0; e < 4; ++e)
-    for (int k = 0; k < 16; ++k) {
-      const int row = g + e / 2 * 8, column = t * 2 + e % 2;
-      const float x = rm_part(rm_sent[warp + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
-      c[e] += x * rm_part(rm_sent[warp + column * 4 + k % 8 / 2][4 + k / 8], k % 2);
-    }
-  rm_meet();
+  const unsigned b[2] = {b0, b1};
+  rm_mma_f16(c, a, b);
 }
 static unsigned rm_pair(float low, float high) {
   unsigned short h[2]; unsigned r;
@@ -87,6 +71,41 @@ template <bool TURN> static void rm_blocks4(unsigned (&r)[4], const unsigned sho
   rm_meet();
 }
 """
+
+#: A warp's product: who holds an element of A and of B, and which elements of C a thread holds.
+_MMA = """
+static void @name@(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  static const unsigned short A[@m@][@k@] = {@a@}, B[@k@][@n@] = {@b@}, C[32][4] = {@c@};
+  const int me = threadIdx.x, warp = me / 32 * 32, each = @each@;
+  memcpy(rm_sent[me], a, 16); memcpy(rm_sent[me] + 4, b, 8);
+  rm_meet();
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < @k@; ++k) {
+      const int at = C[me % 32][e], x = A[at / @n@][k], y = B[k][at % @n@];
+      const unsigned *const left = rm_sent[warp + x / 8], *const right = rm_sent[warp + y / 8] + 4;
+      c[e] += @value@(left[x % 8 / each]@x@) * @value@(right[y % 8 / each]@y@);
+    }
+  rm_meet();
+}
+"""
+
+
+def instruction(name: str, i: Mma) -> str:
+    """A warp's product as a function of its registers, by its fragments."""
+    assert i.a is not None and i.b is not None
+    holder: dict[str, dict[tuple[int, int], int]] = {"a": {}, "b": {}, "c": {}}
+    for side, fragment in (("a", i.a), ("b", i.b)):
+        holder[side] = {(r, c): thread * 8 + e for thread, e, r, c in fragment.places(i.threads)}
+    holder["c"] = {(thread, e): r * i.n + c for thread, e, r, c in i.c.places(i.threads)}
+    tables = {n: "}, {".join(", ".join(str(v) for (r, _), v in sorted(held.items()) if r == row)
+                             for row in sorted({r for r, _ in held})) for n, held in holder.items()}  # fmt: skip
+    each = i.a.elements // 4
+    values = {"name": name, "m": i.m, "n": i.n, "k": i.k, "each": each, **{n: f"{{{t}}}" for n, t in tables.items()},
+              "value": "rm_part" if each == 2 else "rm_float", **{p: f", {p} % 2" if each == 2 else "" for p in "xy"}}
+    return re.sub(r"@(\w+)@", lambda m: str(values[m[1]]), _MMA)
+
+
+WARPS = WARPS.replace("@INSTRUCTIONS@", instruction("rm_mma", MMA_TF32) + instruction("rm_mma_f16", MMA_F16))
 
 
 def run_warps(kernel: TaskKernel, tasks: int, binding: Binding, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rammer.codegen.contraction import QUOTIENT
@@ -25,6 +26,13 @@ class Text:
         """Several lines."""
         for text in texts:
             self.line(text)
+
+    @contextmanager
+    def block(self, head: str, end: str = "}") -> Iterator[None]:
+        """What is written inside stands between ``head`` (nothing for a bare block) with an opening brace, and ``end``."""
+        self.line(f"{head} {{".lstrip())
+        yield
+        self.line(end)
 
     def __str__(self) -> str:
         return "\n".join(self.lines) + "\n"

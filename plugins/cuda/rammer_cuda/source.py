@@ -17,8 +17,7 @@ from rammer_cuda.attention.kernel import attention
 from rammer_cuda.cell.kernel import cell
 from rammer_cuda.chain.kernel import gemm_chain
 from rammer_cuda.contraction.families import FAMILIES
-from rammer_cuda.contraction.wide import gemm_wgmma3
-from rammer_cuda.contraction.wide_single import gemm_wgmma1, gemm_wgmma_f16
+from rammer_cuda.contraction.kernel import INSTRUCTIONS, contraction
 from rammer_cuda.gpu import THREADS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.rows.gemv import gemv
@@ -43,9 +42,8 @@ __device__ __forceinline__ void rm_after() {
 }
 """
 #: What writes the kernels of each family.
-MAKERS = {name: f.make for name, f in FAMILIES.items()} | {
-    "gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell, "gemm_wgmma3": gemm_wgmma3, "gemm_wgmma1": gemm_wgmma1,
-    "gemm_wgmma_f16": gemm_wgmma_f16, "gemm_chain": gemm_chain, "attention": attention,
+MAKERS = dict.fromkeys(INSTRUCTIONS, contraction) | {
+    "gemv": gemv, "rowwise": rowwise, "window": window, "cell": cell, "gemm_chain": gemm_chain, "attention": attention,
 }  # fmt: skip
 
 _SMALL = range(0, 1025)

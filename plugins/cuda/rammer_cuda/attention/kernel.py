@@ -26,8 +26,6 @@ from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.attention.recognise import Attention, attention_of
-from rammer_cuda.contraction.half import HALF
-from rammer_cuda.contraction.preamble import PREAMBLE
 from rammer_cuda.device import source
 from rammer_cuda.kernels.frame import WARP, Frame
 from rammer_cuda.kernels.task import TaskKernel
@@ -138,7 +136,8 @@ class _Attention:
         self._context()
         made = self.frame.kernel("t_")
         dynamic = self.b.shared(len(self.a.reductions))
-        before = PREAMBLE + (HALF + source("attention_f16") if self.b.half else source("attention_tf32x3"))
+        own = ("mma_f16", "attention_f16") if self.b.half else ("attention_tf32x3",)
+        before = "".join(source(name) for name in ("products", *own))
         # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
         text = made.text.replace(f"__launch_bounds__({self.b.threads})", f"__launch_bounds__({self.b.threads}, 1)")
         return replace(made, text=before + text, shared=dynamic, dynamic=dynamic)

@@ -22,7 +22,7 @@ from rammer.ir.expr import Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.chain.recognise import Chain, Layer, chain_of
-from rammer_cuda.contraction.wgmma import preamble
+from rammer_cuda.contraction.warpgroup import preamble
 from rammer_cuda.device import source
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter

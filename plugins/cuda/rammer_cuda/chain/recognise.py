@@ -24,7 +24,7 @@ from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.packing import DEEP, cores
-from rammer_cuda.contraction.wgmma import RESULT_ORDER, halves
+from rammer_cuda.contraction.warpgroup import RESULT_ORDER, halves
 
 #: Widest product, and fewest products of a chain.
 WIDEST, FEWEST = 128, 2

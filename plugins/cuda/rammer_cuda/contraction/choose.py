@@ -22,9 +22,9 @@ from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.contraction.block import Shape, shape_of
 from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.families import F16, FAMILIES, Family, TensorCost, families_of
-from rammer_cuda.contraction.gemm import Shape, shape_of
 from rammer_cuda.gpu import Gpu
 
 #: An array of integers or floats.

@@ -2,7 +2,7 @@
 
 For every block of products an SM takes the longest of: the tensor cores' work for all its blocks, the bytes that it
 gets from L2, the copying warpgroups' work, and one multiplying warpgroup's own chain of waiting, converting, multiplying
-and adding. Families with one product for one hide that chain behind their products (``contraction.wide_single``).
+and adding. Families with one product for one hide that chain behind their products (``contraction.warpgroup``).
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from rammer.codegen.contraction import Product, Roles, operand_of, product_of, roles_of, with_quotients
+from rammer.codegen.contraction import Roles, operand_of, product_of, roles_of, with_quotients
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.contraction.block import GROUP, MOST, THREADS, Wide, wide_shape
 from rammer_cuda.contraction.choose import L2_BYTES, Choice, tile_parts, usable
 from rammer_cuda.contraction.depth import Depth, depth_of
-from rammer_cuda.contraction.wide import GROUP, MOST, THREADS, Wide, gemm_wgmma3, runs_down, wide_shape
-from rammer_cuda.contraction.wide_single import gemm_wgmma1, gemm_wgmma_f16
+from rammer_cuda.contraction.kernel import contraction
+from rammer_cuda.contraction.warpgroup import WARPGROUPS
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -96,14 +97,14 @@ class WideFamily:
 
 
 #: Fitted (see ``START``).
-WGMMA3 = WideFamily("gemm_wgmma3", gemm_wgmma3, "float32", (32, 64), 8, 3, 2, 460, 85, 0.5, 100, 17.0, 1, False, True)
+WGMMA3 = WideFamily("gemm_wgmma3", contraction, "float32", (32, 64), 8, 3, 2, 460, 85, 0.5, 100, 17.0, 1, False, True)
 #: Not fitted: derived from the fitted figures. A conversion is taken as half, 4 instructions for the 12 of halving beside the
 #: same 4 reads; nothing is added outside; what was 100 for a copy of the constant and its halving is the copy alone. Bytes
 #: bound few of the kernels of the fit but most of these: the rate of L2 is the measured one.
-WGMMA1 = WideFamily("gemm_wgmma1", gemm_wgmma1, "float32", (32, 64), 8, 1, 1, 460, 42, 0.0, COPY, L2_BYTES, 0.5, False, True)
+WGMMA1 = WideFamily("gemm_wgmma1", contraction, "float32", (32, 64), 8, 1, 1, 460, 42, 0.0, COPY, L2_BYTES, 0.5, False, True)
 #: The same without anything to convert, and without a wait for its own products, which is taken as 160 of a step; an
 #: instruction has 16 products in the same time.
-WGMMA_F16 = WideFamily("gemm_wgmma_f16", gemm_wgmma_f16, "float16", (64, 128), 16, 1, 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0,
+WGMMA_F16 = WideFamily("gemm_wgmma_f16", contraction, "float16", (64, 128), 16, 1, 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0,
                        True, False)  # fmt: skip
 
 WIDE_FAMILIES: Final = {f.name: f for f in (WGMMA3, WGMMA1, WGMMA_F16)}
@@ -257,15 +258,11 @@ def _registers(family: WideFamily, shape: Wide) -> int:
     return family.registers(shape.bn if shape.down else shape.bm, shape.bk)
 
 
-def _runs_down(family: WideFamily, p: Product) -> bool:
-    return runs_down(p) if family.packed else bool(dict(p.operator.config).get("down", 1))
-
-
 def wide_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
     family = WIDE_FAMILIES[operator.family]
     p = product_of(operator, binding, family.dtype, prologue=family.prologue)
-    shape = wide_shape(p.row_count, p.width, dict(operator.config), _runs_down(family, p))
+    shape = wide_shape(p.row_count, p.width, dict(operator.config), WARPGROUPS[family.name].runs_down(p))
     depth = depth_of(p.main.reduce, shape.bk)
     read = p.a.load if shape.down else p.b.load
     patch = patch_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)

@@ -10,10 +10,7 @@ from rammer.codegen.contraction import Roles
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.gemm import gemm
-from rammer_cuda.contraction.half import gemm_f16
-from rammer_cuda.contraction.tensor import gemm_tf32x3
-from rammer_cuda.contraction.tf32 import gemm_tf32
+from rammer_cuda.contraction.kernel import contraction
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Register tiles (rows, columns) of FFMA, and fragments of 16 x 8 a warp on tensor cores.
@@ -73,15 +70,15 @@ class Family:
         ]  # fmt: skip
 
 
-FFMA = Family("gemm", gemm, REGISTERS, BLOCKS)
+FFMA = Family("gemm", contraction, REGISTERS, BLOCKS)
 #: The three-product figures were fitted together with those of FFMA (``choose``); additions outside are in ``matrix``. Those
 #: of one product, on 798 kernels of 55 layers in tf32 and 784 of 27 in float16 on an H200, minimise by how much the first
 #: and the best of the first four choices are slower than the best: by 8%, and by 2%.
-TF32X3 = Family("gemm_tf32x3", gemm_tf32x3, FRAGMENTS, TENSOR_BLOCKS,
+TF32X3 = Family("gemm_tf32x3", contraction, FRAGMENTS, TENSOR_BLOCKS,
                 TensorCost(1900, 850, 2100, 160, 13.0, 13.6, 4.2, 10.0, 0.0, 0.0, 8, 3))  # fmt: skip
-TF32 = Family("gemm_tf32", gemm_tf32, FRAGMENTS, TENSOR_BLOCKS,
+TF32 = Family("gemm_tf32", contraction, FRAGMENTS, TENSOR_BLOCKS,
               TensorCost(2300, 30, 1600, 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, 8, 1))  # fmt: skip
-F16 = Family("gemm_f16", gemm_f16, FRAGMENTS, HALF_BLOCKS,
+F16 = Family("gemm_f16", contraction, FRAGMENTS, HALF_BLOCKS,
              TensorCost(1910, 0, 1600, 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, 16, 1))  # fmt: skip
 
 FAMILIES: Final = {f.name: f for f in (FFMA, TF32X3, TF32, F16)}

@@ -1,0 +1,103 @@
+"""The block of threads that computes a task's tile: its sizes, as an operator's config and tile give them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rammer.codegen.task import Unsuited
+
+#: Rows (or columns) of a warpgroup's product, threads of a warpgroup, and most columns (or rows) of the other operand: 128
+#: results and as many partial sums a thread would not fit its registers.
+GROUP, THREADS, MOST = 64, 128, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Tile sizes of one block: rows, columns, products, register tile, buffers, splits and slices.
+
+    With ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores.
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    stages: int
+    split: int
+    slices: int
+    tensor: bool = False
+
+    @property
+    def group(self) -> int:
+        """Threads that accumulate one slice."""
+        if self.tensor:
+            return self.bm // (16 * self.tm) * (self.bn // (8 * self.tn)) * 32
+        return self.bm // self.tm * (self.bn // self.tn)
+
+    @property
+    def works(self) -> int:
+        """Threads that accumulate."""
+        return self.group * self.slices
+
+    @property
+    def threads(self) -> int:
+        """Threads of the block: whole warps."""
+        return -(-self.works // 32) * 32
+
+
+def shape_of(rows: int, width: int, config: dict[str, int], tensor: bool = False) -> Shape:
+    """The block of a task of ``rows x width`` under an operator's config."""
+    tm, tn = config.get("tm", 4), config.get("tn", 4)
+    if tensor:
+        return Shape(-(-rows // (16 * tm)) * 16 * tm, -(-width // (8 * tn)) * 8 * tn, config.get("bk", 16), tm, tn,
+                     config.get("stages", 3), config.get("split", 1), config.get("slices", 1), True)  # fmt: skip
+    # Rows in pairs of register tiles, since neighbouring threads take neighbouring ones.
+    return Shape(-(-rows // (2 * tm)) * 2 * tm, -(-width // tn) * tn, config.get("bk", 16), tm, tn,
+                 config.get("stages", 3), config.get("split", 1), config.get("slices", 1))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wide(Shape):
+    """A block of warpgroups; ``down`` says that a warpgroup's 64 are the tile's rows, not its columns. With ``patch`` a
+    convolution's input is staged with its halo; ``copiers`` warpgroups do nothing but copy."""
+
+    down: bool = False
+    patch: bool = False
+    copiers: int = 1
+
+    @property
+    def group(self) -> int:
+        """Threads that multiply: a warpgroup for every ``GROUP`` rows (or columns)."""
+        return self.through // GROUP * THREADS
+
+    @property
+    def through(self) -> int:
+        """Extent of the side that warpgroups divide."""
+        return self.bm if self.down else self.bn
+
+    @property
+    def fixed(self) -> int:
+        """Extent of the other side."""
+        return self.bn if self.down else self.bm
+
+    @property
+    def threads(self) -> int:
+        """With the warpgroups that copy."""
+        return self.group + THREADS * self.copiers
+
+    @property
+    def ahead(self) -> int:
+        """Blocks that a copying warpgroup starts before it waits for the first of them."""
+        return (self.stages - 2) // self.copiers
+
+
+def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wide:
+    """The block of a task of ``rows x width``; Unsuited where the undivided side is too long."""
+    through, fixed = (rows, width) if down else (width, rows)
+    through, fixed = -(-through // GROUP) * GROUP, -(-fixed // 8) * 8
+    if fixed > MOST:
+        raise Unsuited(f"{fixed} results of a thread's row")
+    bm, bn = (through, fixed) if down else (fixed, through)
+    return Wide(bm, bn, config.get("bk", 32), 1, fixed // 2, config.get("stages", 3), config.get("split", 1), 1, False,
+                down, bool(config.get("patch", 0)), config.get("copiers", 1))  # fmt: skip

@@ -1,0 +1,219 @@
+"""The instructions that products are made of, each as a value: shape, threads, who holds what, how operands are staged.
+
+A fragment says which element of a matrix a thread's registers hold, as the C expressions that kernels read and write by. Every
+value proves when it is made that its fragments cover an instruction's matrices exactly once; the tests execute instructions
+on the host by the same fragments, so a wrong one shows in results.
+
+``FFMA`` is a thread's own product; ``MMA_*`` are a warp's products on tensor cores (PTX ``mma.sync``); a warpgroup's are in
+``contraction.warpgroup``. What they have in common with each other, the walk over the sum and its end, is in
+``contraction.kernel`` and ``contraction.pipeline``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, Final
+
+from rammer.codegen.contraction import Product
+from rammer.codegen.task import Unsuited
+
+from rammer_cuda.contraction.block import Shape, shape_of
+from rammer_cuda.contraction.operand import HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staged, Staging
+from rammer_cuda.contraction.packing import Turned
+from rammer_cuda.device import source
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Where element ``e`` of a thread's ``elements`` lies: along either side of the matrix the thread's part of the place, of
+    ``warp``, ``lg`` (lane / 4) and ``lt`` (lane % 4), and the element's."""
+
+    rows: tuple[str, str]
+    columns: tuple[str, str]
+    elements: int
+
+    def places(self, threads: int) -> Iterator[tuple[int, int, int, int]]:
+        """(thread, element, row, column) of everything that ``threads`` threads hold."""
+        for thread, e in product(range(threads), range(self.elements)):
+            known = {"warp": thread // 32, "lg": thread % 32 // 4, "lt": thread % 4, "e": e}
+            row, column = (int(eval(" + ".join(side).replace("/", "//"), {}, known)) for side in (self.rows, self.columns))
+            yield thread, e, row, column
+
+    def prove(self, threads: int, rows: int, columns: int) -> None:
+        """ValueError unless ``threads`` threads hold every element of ``rows x columns`` once."""
+        held = Counter((row, column) for _, _, row, column in self.places(threads))
+        if held != Counter(product(range(rows), range(columns))):
+            raise ValueError(f"{self} of {threads} threads does not cover {rows} x {columns} once")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """``threads`` threads add ``k`` products to each of ``m x n`` sums; ``a``, ``b`` and ``c`` are the matrices that lie in
+    registers. ``name`` is the kernel family's, ``dtype`` that of operands in memory, ``staged`` how both get into shared
+    memory."""
+
+    name: str
+    dtype: str
+    m: int
+    n: int
+    k: int
+    threads: int
+    a: Fragment | None
+    b: Fragment | None
+    c: Fragment
+    staged: tuple[Staging, Staging]
+    #: Rows of the epilogue in flight.
+    unroll: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        for held, rows, columns in ((self.a, self.m, self.k), (self.b, self.k, self.n), (self.c, self.m, self.n)):
+            if held is not None:
+                held.prove(self.threads, rows, columns)
+
+    @property
+    def prologue(self) -> bool:
+        """Whether maps before the contraction can be computed: on float32 elements, in shared memory."""
+        return self.dtype == "float32"
+
+    def block(self, p: Product) -> Shape:
+        """The block of a tiled product under its config."""
+        return shape_of(p.row_count, p.width, dict(p.operator.config), self.threads > 1)
+
+    def check(self, s: Shape) -> None:
+        """Unsuited where ``s`` is no possible block."""
+        if not 32 <= s.threads <= 1024 or s.bk % (s.slices * self.k):
+            raise Unsuited(f"{s.threads} threads, {s.slices} slices of {s.bk}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ffma(Instruction):
+    """``tm x tn`` results a thread, from 16 bytes of either operand at a time."""
+
+    device: ClassVar[str] = source("products")
+
+    def line(self, width: int) -> int:
+        """Elements from one row of the finished tile in shared memory to the next."""
+        return width
+
+    def sums(self, s: Shape) -> str:
+        """The extents of a thread's sums."""
+        return f"[{s.tm}][{s.tn}]"
+
+    def places(self, s: Shape, a: Staged, b: Staged) -> list[str]:
+        """This thread's part of the tile: its slice and its place there."""
+        # Two neighbouring lanes share their columns and every other lane its rows: shared-memory reads of 16 bytes then
+        # merge across half a warp.
+        across = s.bn // s.tn
+        return [
+            f"const int worker = min(tid, {s.works - 1}), slice = worker / {s.group}, place = worker % {s.group};",
+            f"const int tx = (place >> 1) % {across}, ty = (place & 1) + (place >> 1) / {across} * 2;",
+        ]
+
+    def multiply(self, s: Shape, a: Staged, b: Staged) -> list[str]:
+        """Multiply one buffer of the ring into the registers."""
+        part = s.bk // s.slices
+        return [
+            f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {part}, {a.pitch}, {b.pitch}>(",
+            f"  ashared + (use * {s.bk} + slice * {part}) * {a.pitch} + ty * 4,",
+            f"  bshared + (use * {s.bk} + slice * {part}) * {b.pitch} + tx * 4, acc);",
+        ]
+
+    def leave(self, s: Shape, line: int) -> list[str]:
+        """Leave the registers in shared memory, row by row."""
+        return [
+            "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; j += 4)",
+            f"  *(float4 *)(shared + (slice * {s.bm} + ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}) * {line} + tx * 4"
+            f" + j / 4 * {s.bn // (s.tn // 4)}) = *(float4 *)(acc[i] + j);",
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mma(Instruction):
+    """``tm x tn`` fragments a warp, multiplied by the device function ``multiply``; ``flags`` are what it must know of how
+    both operands lie. With ``blocks`` ldmatrix reads them: every lane names one row."""
+
+    function: str
+    device: str
+    flags: Callable[[Staged, Staged], tuple[bool, ...]]
+    blocks: bool = False
+
+    def line(self, width: int) -> int:
+        """8 or 24 (mod 32) elements: the float2 stores of half a warp then reach every bank once."""
+        return width + (8 - width) % 16
+
+    def sums(self, s: Shape) -> str:
+        """The extents of a thread's sums."""
+        return f"[{s.tm}][{s.tn}][{self.c.elements}]"
+
+    def places(self, s: Shape, a: Staged, b: Staged) -> list[str]:
+        """This warp's part of the tile and this lane's part of a fragment; of operands that ldmatrix reads, the lane's row."""
+        across, part = s.bn // (8 * s.tn), s.bk // s.slices
+        lines = [
+            f"const int warp = tid / 32, slice = warp / {s.group // 32}, place = warp % {s.group // 32};",
+            f"const int ty = place / {across} * {16 * s.tm}, tx = place % {across} * {8 * s.tn};",
+            "const int lg = tid % 32 / 4, lt = tid % 4;",
+        ]
+        if self.blocks:
+            # The blocks of A are (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); those of B (k, n), (k + 8, n), (k, n + 8)
+            # and (k + 8, n + 8): which lane names which row follows from how they lie.
+            lines.append("const int l8 = tid % 8, lb = tid / 8 % 2 * 8, lc = tid / 16 % 2 * 8;")
+            for stage, own, across_, along in ((a, "ty", "lb", "lc"), (b, "tx", "lc", "lb")):
+                row = f"({own} + l8 + {across_}) * {stage.pitch} + slice * {part} + {along}"
+                turned = f"(slice * {part} + l8 + {along}) * {stage.pitch} + {own} + {across_}"
+                lines.append(f"const int {stage.name}at = {row if stage.deep else turned};")
+        elif isinstance(a.arrangement, Turned):
+            lines.append(f"const int aat = (ty + tid % 16) * {a.pitch} + slice * {part} + tid / 16 % 2 * 4;")
+        return lines
+
+    def multiply(self, s: Shape, a: Staged, b: Staged) -> list[str]:
+        """Multiply one buffer of the ring into the registers."""
+        part = s.bk // s.slices
+        flags = "".join(f", {str(f).lower()}" for f in self.flags(a, b))
+        return [
+            f"{self.function}<{s.tm}, {s.tn}, {part}, {a.pitch}, {b.pitch}{flags}>(",
+            f"  ashared + {self._place(s, a, 'lt', 'ty + lg')}, bshared + {self._place(s, b, 'lt', 'tx + lg')}, acc);",
+        ]
+
+    def _place(self, s: Shape, stage: Staged, k: str, e: str) -> str:
+        """Where this lane begins to read a buffer."""
+        if self.blocks or isinstance(stage.arrangement, Turned):
+            return f"use * {stage.size} + {stage.name}at"
+        return f"(use * {s.bk} + slice * {s.bk // s.slices} + {k}) * {stage.pitch} + {e}"
+
+    def leave(self, s: Shape, line: int) -> list[str]:
+        """Leave the registers in shared memory, two neighbours at a time."""
+        (row, _), (column, _) = self.c.rows, self.c.columns
+        return [
+            "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; ++j)",
+            "#pragma unroll", "for (int h = 0; h < 2; ++h)",
+            f"  *(float2 *)(shared + (slice * {s.bm} + ty + i * 16 + h * 8 + {row}) * {line} + tx + j * 8 + {column})"
+            " = make_float2(acc[i][j][2 * h], acc[i][j][2 * h + 1]);",
+        ]  # fmt: skip
+
+
+#: A thread of its own; results of a warp's 16 x 8; operands of 8 products of 4 bytes, and of 16 of 2 bytes (PTX ISA, "Matrix
+#: Fragments for mma.m16n8k8" and "... mma.m16n8k16").
+ONE = Fragment(("0", "0"), ("0", "0"), 1)
+RESULTS = Fragment(("lg", "e / 2 * 8"), ("lt * 2", "e % 2"), 4)
+WORDS_A, WORDS_B = Fragment(("lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4), Fragment(("lt", "e * 4"), ("lg", "0"), 2)
+PAIRS_A = Fragment(("lg", "e / 2 % 2 * 8"), ("lt * 2", "e % 2 + e / 4 * 8"), 8)
+PAIRS_B = Fragment(("lt * 2", "e % 2 + e / 2 * 8"), ("lg", "0"), 4)
+
+FFMA = Ffma("gemm", "float32", 1, 1, 1, 1, ONE, ONE, ONE, (PLAIN, PLAIN))
+#: Three tf32 products for one of fp32: an error of fp32's size.
+MMA_TF32X3 = Mma("gemm_tf32x3", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (WORDS, WORDS),
+                 "rm_multiply3", source("products"), lambda a, b: ())  # fmt: skip
+#: Where the user allows it: one product, summed in float32 inside the tensor cores. Packed constants are rounded when a
+#: program is loaded, those of rows lie as ldmatrix wants them; everything else is rounded on its way to registers
+#: (``cvt.rna``: to nearest, halves away from zero).
+MMA_TF32 = Mma("gemm_tf32", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (TF32_TURNED, TF32_WORDS), "rm_multiply_tf32",
+               source("products") + source("mma_tf32"), lambda a, b: (a.packing is not None, b.packing is None))  # fmt: skip
+#: float16 operands, float32 sums; ldmatrix reads either order of a block, one of them transposed.
+MMA_F16 = Mma("gemm_f16", "float16", 16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS, (HALVES, HALVES), "rm_multiply_f16",
+              source("products") + source("mma_f16"), lambda a, b: (a.deep, b.deep), True)  # fmt: skip
+
+#: By family.
+RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16)}

@@ -1,0 +1,181 @@
+"""Implicit matrix products: one writer for every instruction, one block (or one cluster of blocks) a task.
+
+A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers filled
+by cp.async (``contraction.pipeline``), and accumulates in registers what its instruction multiplies
+(``contraction.instruction``), of ``slices`` parts of each block apart. With ``split`` > 1 a task is a thread-block cluster:
+each block sums its share of the products, then every block adds up its rows of the tile over all shared memories in rank
+order, so results repeat bit for bit. The following maps are applied on the way to memory (``kernels.epilogue``), maps before
+one operand once to each staged element (``contraction.prologue``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from rammer.codegen.contraction import Product, product_of
+from rammer.codegen.dialects import CUDA
+from rammer.codegen.task import Argument
+from rammer.codegen.text import Text
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.contraction.block import THREADS, Shape, Wide
+from rammer_cuda.contraction.depth import depth_of
+from rammer_cuda.contraction.halo import InputHalo
+from rammer_cuda.contraction.instruction import RING
+from rammer_cuda.contraction.operand import Staged
+from rammer_cuda.contraction.pipeline import Producers, SharedRing
+from rammer_cuda.contraction.prologue import prologue_of
+from rammer_cuda.contraction.warpgroup import WARPGROUPS
+from rammer_cuda.kernels.epilogue import Epilogue
+from rammer_cuda.kernels.task import TaskKernel, origins, parameter
+
+#: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
+MOST_SPLIT = 8
+#: Every instruction, by family.
+INSTRUCTIONS = {**RING, **WARPGROUPS}
+
+
+def contraction(operator: ROperator, binding: Binding) -> TaskKernel:
+    """The kernel of a tiled contraction by its family's instruction. Unsuited where it is none, its operands are not what
+    the instruction takes, or its block is no possible one."""
+    instruction = INSTRUCTIONS[operator.family]
+    product = product_of(operator, binding, instruction.dtype, prologue=instruction.prologue)
+    return Contraction(product, binding, instruction, instruction.block(product)).kernel()
+
+
+class Contraction:
+    """Writes the kernel of one product with one instruction."""
+
+    def __init__(self, product: Product, binding: Binding, instruction: Any, shape: Shape) -> None:
+        self.p, self.binding, self.i, self.s, self.text = product, binding, instruction, shape, Text()
+        instruction.check(shape)
+        self.depth = depth_of(product.main.reduce, shape.bk)
+        self.split = min(shape.split, self.depth.blocks, MOST_SPLIT)
+        wide = isinstance(shape, Wide)
+        threads, staged = THREADS if wide else shape.threads, instruction.staged
+        first, second = staged[::-1] if isinstance(shape, Wide) and not shape.down else staged
+        self.a = Staged("a", product, product.a, product.rows, shape.bm, self.depth, threads, first)
+        self.b = Staged("b", product, product.b, product.columns, shape.bn, self.depth, threads, second)
+        self.prologue = prologue_of("a", product.a, binding) or prologue_of("b", product.b, binding)
+        self.line = instruction.line(shape.bn)
+        self.pipeline = Producers(self) if wide else SharedRing(self)
+        #: Where the prologue's tables lie in shared memory, and bytes of it in all.
+        self.tables = -(-self.pipeline.dynamic // 16) * 16
+        self.dynamic = self.tables + self.prologue.bytes if self.prologue else self.pipeline.dynamic
+        self.arguments = self._arguments()
+
+    def _arguments(self) -> list[Argument]:
+        """Operands, then what the maps around the contraction read, then outputs."""
+        p = self.p
+        inside = {p.main.name, *(c.name for c in p.after)}
+        read = dict.fromkeys(self.prologue.prologue.constants if self.prologue else ())
+        read |= dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
+        return [
+            Argument(p.a.tensor, False, self.a.packing), Argument(p.b.tensor, False, self.b.packing),
+            *(Argument(t, False) for t in read), *(Argument(t, True) for t in p.operator.outputs),
+        ]  # fmt: skip
+
+    def kernel(self) -> TaskKernel:
+        """The finished kernel."""
+        s, types = self.s, self.binding.types
+        self._origins()
+        self.pipeline.declare()
+        self._sum()
+        end = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split, self.line, self.i.unroll)
+        before = self.pipeline.device, end.write()
+        names = ", ".join(parameter(CUDA.types[types[a.tensor].dtype], a, k, self.binding) for k, a in enumerate(self.arguments))
+        cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
+        head = f'extern "C" __global__ void {cluster}__launch_bounds__({s.threads}) @NAME@({names}, const int *order, int first)'
+        text = f"{''.join(before)}{head} {{\n{self.text}}}\n"
+        name = "g_" + hashlib.sha256(text.encode()).hexdigest()[:20]
+        text = text.replace("@NAME@", name)
+        return TaskKernel(name, text, tuple(self.arguments), s.threads, self.dynamic, self.dynamic, self.split)
+
+    def _origins(self) -> None:
+        text = self.text
+        text.line("const int tid = (int)threadIdx.x;")
+        text.line(f"const int slot = (int)blockIdx.x{f' / {self.split}' if self.split > 1 else ''};")
+        text.line("const int task = order ? order[slot] : first + slot;")
+        text.all(origins(self.p.operator))
+
+    def pointers(self) -> list[str]:
+        """Shared memory, and both operands."""
+        kind = self.a.staging.ctype
+        return ["extern __shared__ __align__(16) float shared[];", f"const {kind} *const ag = p0; const {kind} *const bg = p1;"]
+
+    def copy_tables(self, thread: str, threads: int) -> None:
+        """Start copying the constants of the maps before the contraction, if there are any."""
+        if self.prologue:
+            pointers = {a.tensor: f"p{k}" for k, a in enumerate(self.arguments) if k >= 2}
+            self.prologue.copy(self.text, pointers, thread, threads)
+
+    def fetches(self) -> None:
+        """The functions of both operands, for block ``kb`` of products."""
+        s, d = self.s, self.depth
+        for stage in (self.a, self.b):
+            head = [f"{stage.staging.ctype} *const {stage.name}s = {stage.name}shared + slot * {stage.size};"]
+            if stage.packing is None and (d.flat or not d.outer):
+                head.append(f"const int tap = 0, c0 = kb * {s.bk};")
+            elif stage.packing is None:
+                head.append(f"const int tap = kb / {d.per_tap}, c0 = (kb - tap * {d.per_tap}) * {s.bk};")
+            self.functions(stage, "kb", head)
+
+    def functions(self, stage: Staged | InputHalo, number: str, head: list[str]) -> None:
+        """A function that copies block ``number`` into buffer ``slot``, and, for the operand with maps before the contraction,
+        one that applies them to what this thread copied."""
+        maps = self.prologue if self.prologue and self.prologue.name == stage.name else None
+        for verb in ("fetch", "change") if maps else ("fetch",):
+            with self.text.block(f"auto {stage.name}{verb} = [&](int {number}, int slot)", "};"):
+                self.text.all(head)
+                if maps and verb == "change":
+                    stage.apply(self.text, maps)
+                else:
+                    stage.fetch(self.text)
+
+    def _sum(self) -> None:
+        """The task's products over this block's share of the reduction, into shared memory."""
+        s, text, blocks, rows = self.s, self.text, self.depth.blocks, self.p.row_count
+        if self.split > 1:
+            text.line(f"const int rank = (int)blockIdx.x % {self.split};")
+            text.line(f"const int begin = {blocks} * rank / {self.split}, end = {blocks} * (rank + 1) / {self.split};")
+            text.line(f"const int low = {rows} * rank / {self.split}, high = {rows} * (rank + 1) / {self.split};")
+        else:
+            text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {rows};")
+        text.line(f"float acc{self.i.sums(s)} = {{}};")
+        self.pipeline.start()
+        self.pipeline.loop()
+        text.all(["rm_arrived<0>();", "__syncthreads();"])
+        with text.block(f"if (tid < {s.works})" if s.works < s.threads else ""):
+            text.all(self.i.leave(s, self.line))
+        if self.split > 1 and s.slices > 1:
+            self._gather_slices()
+        text.line("__syncthreads();" if self.split == 1 else "rm_cluster_arrive();")
+        if self.split > 1:
+            self._reduce()
+
+    def _gather_slices(self) -> None:
+        """Add up the slices here, so that the others of the cluster read one: their way is far slower than this."""
+        size = self.s.bm * self.line
+        self.text.all(["__syncthreads();", "#pragma unroll 1"])
+        with self.text.block(f"for (int e = tid * 4; e < {size}; e += {self.s.threads * 4})"):
+            each = f"int q = 1; q < {self.s.slices}; ++q"
+            self._add("*(float4 *)(shared + e)", each, f"*(const float4 *)(shared + q * {size} + e)")
+            self.text.line("*(float4 *)(shared + e) = sum;")
+
+    def _reduce(self) -> None:
+        """Add up this block's rows of the tile over all shared memories of the cluster, into its own."""
+        quarter = self.line // 4
+        self.text.line("rm_cluster_wait();")
+        with self.text.block(f"for (int e = low * {quarter} + tid; e < high * {quarter}; e += {self.s.threads})"):
+            self._add("make_float4(0.0f, 0.0f, 0.0f, 0.0f)", f"int r = 0; r < {self.split}; ++r", "rm_peer(shared + e * 4, r)")
+            self.text.line("*(float4 *)(shared + e * 4) = sum;")  # nobody else reads these rows here
+        self.text.all(["rm_cluster_arrive();", "__syncthreads();"])
+
+    def _add(self, start: str, each: str, value: str) -> None:
+        """``sum``: ``start`` and every ``value``, four elements at a time."""
+        self.text.all([f"float4 sum = {start};", "#pragma unroll"])
+        with self.text.block(f"for ({each})"):
+            self.text.line(f"const float4 v = {value};")
+            self.text.line("sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;")

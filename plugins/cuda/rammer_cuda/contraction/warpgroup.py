@@ -1,0 +1,245 @@
+"""Warpgroup products (PTX ``wgmma``, sm_90a) as values: tf32 with operand A in registers, float16 with both in shared memory.
+
+Three tf32 products for one of fp32: ``x = big + small`` with ``big`` rounded to tf32's 11 bits; then ``small`` has at most
+12, of which the tensor core drops the last, and ``small * small`` is below fp32's last bit. Tensor cores truncate when they
+add: sums stay in them for a few products only, the small ones first, and are then added to fp32 ones outside. Of products of
+one for one sums stay on the tensor cores, and constants are rounded and arranged when a program is loaded.
+
+What lies in shared memory has the layout without swizzle: core matrices of 8 x 16 bytes (PTX ISA, "Strides", "Canonical
+Layouts", "Matrix Descriptor Format"). Those of neighbouring columns follow each other, those of the next products come after
+all columns, so one descriptor fits either order inside a core matrix: rows of one column's products, or of one product's
+columns (float16 alone, with the transposing bit). In float16 neither operand has to be constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+
+from rammer.codegen.contraction import Product
+from rammer.codegen.task import Array, Unsuited
+
+from rammer_cuda.contraction.block import GROUP, THREADS, Shape, Wide, wide_shape
+from rammer_cuda.contraction.instruction import Fragment, Instruction
+from rammer_cuda.contraction.operand import FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
+from rammer_cuda.contraction.packing import CORE
+from rammer_cuda.device import filled, source
+
+if TYPE_CHECKING:
+    from rammer_cuda.contraction.pipeline import Producers
+
+#: The order of products within 8 in which a result's registers serve as the next product's operand: lane t holds
+#: columns 2t and 2t + 1 of a result, and products t and t + 4 of an operand.
+RESULT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Wgmma(Instruction):
+    """64 rows (or, turned, columns) by all columns (rows) of the other operand; ``n`` and ``c`` are those of 8 of them.
+
+    ``staged`` are the operand that warpgroups divide and the other one, which is a constant where ``constant`` says so, and of
+    which a block takes ``parts`` arrays. ``loop`` writes what multiplying warpgroups do, ``channels`` is ``InputHalo.unroll``.
+    """
+
+    loop: Callable[[Producers], None]
+    constant: bool
+    parts: int
+    channels: int = 0
+    unroll: ClassVar[int] = 8
+
+    def runs_down(self, p: Product) -> bool:
+        """Whether warpgroups divide the rows. Unsuited unless exactly one operand can be packed, where that has to be."""
+        if not self.constant:
+            return bool(dict(p.operator.config).get("down", 1))
+        a, b = (o.packable and len(axes) <= 1 for o, axes in ((p.a, p.rows), (p.b, p.columns)))
+        if a == b:
+            raise Unsuited("not one constant operand")
+        return b
+
+    def block(self, p: Product) -> Wide:
+        """The block of a tiled product under its config."""
+        return wide_shape(p.row_count, p.width, dict(p.operator.config), self.runs_down(p))
+
+    def check(self, s: Shape) -> None:
+        """Unsuited where ``s`` is no possible block."""
+        assert isinstance(s, Wide)
+        if s.patch and self.a is None:
+            raise Unsuited("patches are for operands in registers")
+        if s.bk % self.k or s.stages < 3 or not 32 <= s.threads <= 1024:
+            raise Unsuited(f"blocks of {s.bk} products in {s.stages} buffers, {s.threads} threads")
+
+    def line(self, width: int) -> int:
+        """Elements from one row of the finished tile in shared memory to the next."""
+        return width
+
+    def sums(self, s: Shape) -> str:
+        """The extents of a thread's sums."""
+        return f"[1][{s.tn}]"
+
+    def products(self, fixed: int, turned: tuple[bool, bool]) -> str:
+        """Device functions, of ``fixed`` columns and operands that are ``turned`` or not."""
+        if self.a is None:
+            return source("products") + source("mma_f16") + half_preamble(fixed, turned)
+        return source("products") + preamble([fixed])
+
+    def leave(self, s: Shape, line: int) -> list[str]:
+        """Leave the registers in shared memory, the tile's rows as rows."""
+        assert isinstance(s, Wide)
+        row, column = (" + ".join(side) for side in (self.c.rows, self.c.columns))
+        place = f"({row}) * {line} + j * 8 + {column}" if s.down else f"(j * 8 + {column}) * {line} + {row}"
+        return [
+            "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;",
+            "#pragma unroll", f"for (int j = 0; j < {s.fixed // 8}; ++j)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
+            f"  shared[{place}] = acc[0][j * 4 + e];",
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """Reading a block of the operand that goes into registers: what to wait for, where it begins, and what to say when it is
+    read; ``steps`` instructions, and elements from one product to the next and to those of ``element`` e."""
+
+    wait: tuple[str, ...]
+    place: str
+    leave: tuple[str, ...]
+    steps: int
+    pitch: int
+    element: str
+    k: str
+
+    def read(self, statement: str) -> list[str]:
+        """``statement`` with ``{element}`` for every register ``[s][e]``."""
+        element = f"at[(s * 8 + {self.k}) * {self.pitch} + {self.element}]"
+        return ["#pragma unroll", f"for (int s = 0; s < {self.steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
+                f"  {statement.format(element=element)}"]  # fmt: skip
+
+
+def _registers(k: Producers, held: Fragment) -> Registers:
+    """How this thread's elements of the operand in registers are read; writes what all blocks share."""
+    text, n, s, halo = k.text, k.read, k.s, k.halo
+    (row, other), (inner, step) = held.rows, held.columns
+    text.line("const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;")
+    if halo is None:
+        place = f"const float *const at = {n.name}shared + (slot * {s.bk} + {inner}) * {n.pitch} + {row};"
+        return Registers((), place, (), s.bk // 8, n.pitch, other, step)
+    for h in (0, 1):
+        text.line(f"const int row{h} = min({row} + {8 * h}, {n.count - 1});")
+        text.line(f"const int at{h} = {halo.place(f'row{h}')} + {inner} * {halo.pitch};")
+    wait = (
+        f"const int turn = kb / {halo.taps} - begin / {halo.taps}, tap = kb % {halo.taps};",
+        "if (i == 0 || tap == 0) rm_barrier_wait(patched + turn % 2 * 8, turn / 2 & 1);",
+    )
+    place = f"const float *const at = {n.name}shared + turn % 2 * {s.bk * halo.pitch} + {halo.tap('tap')};"
+    leave = f"if (tid % 32 == 0 && tap == {halo.taps - 1}) rm_barrier_arrive(left + turn % 2 * 8);"
+    return Registers(wait, place, (leave,), s.bk // 8, halo.pitch, "(e % 2 ? at1 : at0)", step)
+
+
+def three_products(k: Producers) -> None:
+    """Three products for one, each warpgroup at its own pace."""
+    s, steps, m, text = k.s, k.s.bk // 8, k.matrix, k.text
+    groups, fixed = s.works // THREADS, s.fixed
+    held = _registers(k, WORDS_A)
+    turn, pass_on = list[str](), list[str]()
+    if groups > 1:
+        # In turns: left alone, the warpgroups' products would interleave, and then all of them convert at once.
+        text.all(["const int mine = tid / 128 + 1;", f"if (mine == {groups}) rm_turn_pass(1);"])
+        turn = ["rm_turn_wait(mine);"]
+        pass_on = [f"if (kb + 1 < end || mine < {groups}) rm_turn_pass(mine == {groups} ? 1 : mine + 1);"]
+    with k.blocks():
+        text.all([
+            *held.wait, *k.complete(), held.place,
+            f"unsigned big[{steps}][4], small[{steps}][4];", *held.read("rm_halves({element}, big[s][e], small[s][e]);"),
+            f"float part[{fixed // 2}];", *turn,
+            f"rm_products{fixed}(part, big, small, rm_matrix({m.name}shared + slot * {k.whole}, {fixed}),",
+            f"  rm_matrix({m.name}shared + (slot + {s.stages}) * {k.whole}, {fixed}));",
+            *pass_on, "rm_warpgroup_wait<0>();", "rm_pin(big); rm_pin(small); rm_pin(part);",
+            "if (tid % 32 == 0) rm_barrier_arrive(empty + 8 * slot);", *held.leave,
+            "#pragma unroll", f"for (int j = 0; j < {fixed // 2}; ++j) acc[0][j] += part[j];",
+        ])  # fmt: skip
+
+
+def one_product(k: Producers) -> None:
+    """Wait for the products of the block before, read and round the next, start its products. Reading earlier would gain
+    nothing where other warpgroups multiply meanwhile, and is wrong: products in flight read the operand's registers, of
+    which ptxas takes no account when it loads the next values (ResNeXt-29 on an H200: an error of 2e-2 for 7e-4).
+    """
+    text, s, m = k.text, k.s, k.matrix
+    held = _registers(k, WORDS_A)
+    text.line(f"unsigned held[{s.bk // 8}][4];")
+    with k.blocks():
+        text.all([
+            "rm_warpgroup_wait<0>();", k.release(), *held.wait, *k.complete(), held.place,
+            *held.read("held[s][e] = rm_rounded({element});"), "rm_pin(held);", *held.leave,
+            f"rm_products{s.fixed}(acc[0], held, rm_matrix({m.name}shared + slot * {k.whole}, {s.fixed}));",
+        ])  # fmt: skip
+    text.all(["rm_warpgroup_wait<0>();", "rm_pin(acc[0]);"])
+
+
+def from_shared(k: Producers) -> None:
+    """Both operands in shared memory: start a block's products, and wait for those of the one before."""
+    text, s, r, m = k.text, k.s, k.read, k.matrix
+    call = f"rm_products_{half_name(s.fixed, k.turned)}<{s.bk // 16}, {2 * s.through}, {2 * s.fixed}>"
+    text.line("rm_pin(acc[0]);")  # the zeros have to be in registers before the first products, which the compiler cannot know
+    with k.blocks():
+        text.all([
+            *k.complete(), f"{call}(acc[0],",
+            f"  rm_matrix({r.name}shared + slot * {r.size} + tid / {THREADS} * {GROUP * CORE}, {s.through}),",
+            f"  rm_matrix({m.name}shared + slot * {k.whole}, {s.fixed}));",
+            "rm_warpgroup_wait<1>();", k.release(),
+        ])  # fmt: skip
+    text.all(["rm_warpgroup_wait<0>();", "rm_pin(acc[0]);"])
+
+
+def preamble(columns: Sequence[int]) -> str:
+    """Device functions for tf32 products of these numbers of columns (multiples of 8, at most 256)."""
+    return source("wgmma") + "".join(_product(n) for n in sorted(set(columns)))
+
+
+def _product(n: int) -> str:
+    count = n // 2
+    return filled("wgmma_tf32", n=n, count=count, last=count + 5, matrix=count + 4, step=n * 8 * 4 // 16,
+                  operands=",".join(f"%{count + i}" for i in range(4)), **_results(count))  # fmt: skip
+
+
+def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
+    """Device function ``rm_products_{half_name}``: float16 products of ``n`` columns; ``turned`` says of each operand that
+    neighbouring rows (or columns), not neighbouring products, are contiguous."""
+    count = n // 2
+    return source("wgmma") + filled("wgmma_f16", n=n, count=count, name=half_name(n, turned), first=count, second=count + 1,
+                                    last=count + 2, ta=int(turned[0]), tb=int(turned[1]), **_results(count))  # fmt: skip
+
+
+def _results(count: int) -> dict[str, str]:
+    """The sums as operands of an instruction."""
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return {"results": ",".join(f"%{i}" for i in range(count)), "outputs": outputs}
+
+
+def half_name(n: int, turned: tuple[bool, bool]) -> str:
+    """The end of the name of that function."""
+    return f"f16_{n}_{'nt'[turned[0]]}{'nt'[turned[1]]}"
+
+
+def halves(values: Array) -> tuple[Array, Array]:
+    """float32 ``values`` as (rounded to tf32, the rest)."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    big = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return big, values - big
+
+
+#: Of a warpgroup: results of 64 x 8, and an operand of 8 products in registers (PTX ISA, "Register Fragments").
+RESULTS = Fragment(("warp * 16 + lg", "e / 2 * 8"), ("lt * 2", "e % 2"), 4)
+WORDS_A = Fragment(("warp * 16 + lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4)
+
+WGMMA_TF32X3 = Wgmma("gemm_wgmma3", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, FLOAT32_CORES),
+                     three_products, True, 2)  # fmt: skip
+WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, TF32_CORES),
+                   one_product, True, 1, 8)  # fmt: skip
+WGMMA_F16 = Wgmma("gemm_wgmma_f16", "float16", 64, 8, 16, THREADS, None, None, RESULTS, (HALF_CORES, HALF_CORES),
+                  from_shared, False, 1)  # fmt: skip
+
+#: By family.
+WARPGROUPS: Final[Mapping[str, Wgmma]] = {i.name: i for i in (WGMMA_TF32X3, WGMMA_TF32, WGMMA_F16)}

@@ -186,7 +186,7 @@ PYPI = "(the name 'rammer' on PyPI is another project)"
 def test_unknown_device() -> None:
     text = message(BadInput, lambda: rammer.compile(model(), device="rokm"))
     assert text == f"unknown device 'rokm'\n  hint: did you mean 'rocm'? {PYPI}"
-    toy = registry_of(Device("toy", "", lambda: [], lambda options: None))  # type: ignore[arg-type, return-value]
+    toy = registry_of(Device("toy", "", lambda: [], lambda options: None, api=2))  # type: ignore[arg-type, return-value]
     text = message(BadInput, lambda: open_executable(model(), "ipu-sim", registry=toy))
     assert text == (f"unknown device 'ipu-sim'\n"
                     f"  hint: install it from the checkout: pip install -e plugins/ipu_sim {PYPI}")  # fmt: skip
@@ -222,6 +222,7 @@ def broken_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> 
 
 
 HOOKS = "from rammer.device.hooks import hookimpl\n@hookimpl\n"
+LISTS = f"from rammer.device.manifest import Device\n{HOOKS}def rammer_devices(): return "
 
 
 @pytest.mark.parametrize(("text", "reason"), [
@@ -233,6 +234,12 @@ HOOKS = "from rammer.device.hooks import hookimpl\n@hookimpl\n"
     (f"{HOOKS}def rammer_devices(): return ['no manifest']", "TypeError: 'no manifest' is no Device"),
     (f"{HOOKS}def rammer_gadgets(): return []",
      "PluginValidationError: unknown hook 'rammer_gadgets' in plugin <module 'rammer_broken'"),
+    ("def rammer_devices(): return []", "TypeError: rammer_devices is not marked with @hookimpl (rammer.device.hooks)"),
+    (f"{HOOKS}def rammer_devices(): return []\ndef rammer_passes(): return []", "TypeError: rammer_passes is not marked"),
+    ("VALUE = 1", "TypeError: it fills no hook; those are rammer_devices, rammer_policies, rammer_passes, rammer_lowerings"),
+    (f"{LISTS}[Device('broken', '', list, list)]",
+     "TypeError: Device.__init__() missing 1 required keyword-only argument: 'api'"),
+    (f"{LISTS}[Device('b', '', list, list, api=2)] * 2", "ValueError: it has two devices 'b'"),
 ])  # fmt: skip
 def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str) -> None:
     import rammer_toy
@@ -264,8 +271,8 @@ def test_a_probe_or_an_opening_that_raises() -> None:
     def fails(*args: object) -> Any:
         raise OSError("bus error")
 
-    (status,) = registry_of(Device("bad", "", fails, fails)).statuses()
+    (status,) = registry_of(Device("bad", "", fails, fails, api=2)).statuses()
     assert (status.state, status.reason) == ("load-error", "probe failed: bus error")
-    opened = registry_of(Device("bad", "", lambda: [Hardware(0, "a", "b", 0)], fails))
+    opened = registry_of(Device("bad", "", lambda: [Hardware(0, "a", "b", 0)], fails, api=2))
     said = message(DeviceFailure, lambda: open_executable(model(), "bad", registry=opened))
     assert said == "device bad failed to open: bus error\n  at: bad"

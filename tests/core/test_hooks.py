@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,13 +14,14 @@ import pytest
 from onnx import parser
 
 from rammer.device.hooks import hookimpl
-from rammer.device.loader import Registry
-from rammer.device.manifest import Device
-from rammer.errors import BadInput, DeviceFailure
+from rammer.device.loader import EXTENSIONS, Registry
+from rammer.device.manifest import API_VERSION, Binding, Device
+from rammer.errors import BadInput, DeviceUnavailable
 from rammer.frontend.lowering import Lowering, LoweringFn
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
 from rammer.ir.graph import Graph
+from rammer.ir.operator import ROperator
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.session import open_executable
@@ -88,18 +90,6 @@ class Extending:
         return {("", "Abs"): negated}
 
 
-class Failing:
-    """A plugin whose hook raises."""
-
-    @hookimpl
-    def rammer_devices(self) -> Sequence[Device]:
-        return [DEVICE]
-
-    @hookimpl
-    def rammer_passes(self) -> Sequence[Any]:
-        raise RuntimeError("no passes today")
-
-
 @dataclass(frozen=True)
 class Point:
     """An entry point that is already loaded."""
@@ -147,10 +137,126 @@ class Plain:
         return [DEVICE]
 
 
-def test_a_failing_hook_is_named() -> None:
-    with pytest.raises(DeviceFailure, match="plugin extra fails in rammer_passes: no passes today") as caught:
-        opened(Failing()).run({"x": np.zeros(4, np.float32)})
-    assert "RAMMER_DISABLE=extra" in caught.value.hint
+def failing(hook: str, problem: BaseException | None, result: Any = None) -> object:
+    """A plugin without a device whose ``hook`` raises ``problem``, or returns ``result``."""
+
+    def fill(self: object) -> Any:
+        if problem is not None:
+            raise problem
+        return result
+
+    def fill_kernels(self: object, device: str, operator: ROperator, binding: Binding) -> Any:
+        return fill(self)
+
+    return type("Bad", (), {hook: hookimpl(fill_kernels if hook == "rammer_kernels" else fill)})()
+
+
+#: A hook, and what it may return that is nothing of the kind.
+WRONG: tuple[tuple[str, Any, str], ...] = (
+    ("rammer_policies", ["wavefront"], "'wavefront' is no value with a name"),
+    ("rammer_passes", [lambda graph: graph], "is no value with a name that can be called"),
+    ("rammer_lowerings", {"Abs": negated}, "is no function by (domain, operator)"),
+    ("rammer_lowerings", [negated], "is no mapping of functions"),
+    ("rammer_kernels", ["fast"], "'fast' is no ROperator"),
+    ("rammer_kernels", 5, "TypeError: "),
+)
+
+
+@pytest.mark.parametrize(("hook", "problem", "result", "words"), [
+    *((hook, kind("no"), None, f"{kind.__name__}: no") for hook in EXTENSIONS for kind in (RuntimeError, SystemExit)),
+    *((hook, None, result, words) for hook, result, words in WRONG)])  # fmt: skip
+def test_a_hook_that_fails_is_named_and_the_others_go_on(hook: str, problem: BaseException | None, result: Any, words: str,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    good = Extending()
+    points = [Point("bad", failing(hook, problem, result)), Point("extra", good)]
+    registry = Registry(points)
+    exe = open_executable(parser.parse_model(MODEL), "ipu_sim", policy="reluctant", options={"tiles": "4"},
+                          store=KernelStore(None), registry=registry)  # fmt: skip
+    key = registry.extension_key()
+    assert exe.run({"x": np.array([-2, -1, 1, 2], np.float32)})["y"].tolist() == [2, 1, 0, 0]
+    assert good.seen and next(iter(exe.cache.values())).compiled.programs[0].policy == "reluctant"
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(warnings) == 1  # once, however often it is asked
+    assert f"plugin bad fails in {hook}, and is left out of it: " in warnings[0] and words in warnings[0]
+    assert "RAMMER_DISABLE=bad" in warnings[0]
+    # What is compiled without a plugin's part is not kept as if it had had it.
+    assert registry.extension_key() == "bad= extra= bad!" + hook
+    assert key in ("bad= extra=", registry.extension_key())
+
+
+# --- whose device -------------------------------------------------------------------------------------
+
+
+class Dist:
+    """Of an entry point."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.version = name, "1.0"
+
+
+@dataclass(frozen=True)
+class Owned(Point):
+    """An entry point of a distribution."""
+
+    dist: Dist
+
+
+def owned(name: str, dist: str, *devices: str) -> Owned:
+    """A plugin with devices of these names."""
+    made = [replace(DEVICE, name=d) for d in devices]
+    return Owned(name, type("Plugin", (), {"rammer_devices": hookimpl(lambda self: made)})(), Dist(dist))
+
+
+def test_two_plugins_of_one_device_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [owned("one", "d1", "chip", "mine"), owned("two", "d2", "chip"), owned("six", "d6", "chip")]
+    statuses = {s.name: s for s in Registry(points).statuses()}
+    assert {n: s.state for n, s in statuses.items()} == {"chip": "conflict", "mine": "ok"}
+    said = "the plugins one, six and two have a device 'chip'; uninstall one, or leave it out: RAMMER_DISABLE=two"
+    assert statuses["chip"].reason == said
+    for target in ("", "anything"):
+        with pytest.raises(DeviceUnavailable, match="device chip is not available: conflict") as caught:
+            Registry(points).open("chip", target=target)
+        assert caught.value.where == said
+    monkeypatch.setenv("RAMMER_DISABLE", "two six")
+    assert Registry(points).status("chip").state == "ok"
+
+
+def test_two_plugins_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [owned("chip", "d1", "chip"), owned("chip", "d2", "chip"), owned("chip", "d3", "other")]
+    registry = Registry(points)
+    assert {s.name: s.state for s in registry.statuses()} == {"chip": "conflict", "other": "ok"}
+    assert "the plugins chip@d1 and chip@d2 have" in registry.status("chip").reason
+    monkeypatch.setenv("RAMMER_DISABLE", "chip@d2")
+    assert {s.name: s.state for s in Registry(points).statuses()} == {"chip": "ok", "chip@d2": "disabled", "other": "ok"}
+    monkeypatch.setenv("RAMMER_DISABLE", "chip")
+    assert {s.state for s in Registry(points).statuses()} == {"disabled"}
+
+
+def test_a_broken_plugin_is_told_beside_a_device_of_its_name() -> None:
+    broken = Owned("mine", type("Plugin", (), {"rammer_devices": hookimpl(lambda self: 1 / 0)})(), Dist("d2"))
+    rows = [(s.name, s.state) for s in Registry([owned("one", "d1", "mine"), broken]).statuses()]
+    assert rows == [("mine", "ok"), ("mine", "load-error")]
+
+
+def test_the_api_version_is_a_number_in_the_plugins_text() -> None:
+    with pytest.raises(TypeError, match="'api'"):
+        Device("chip", "", list, list)  # type: ignore[call-arg, arg-type]
+    root = Path(__file__).parents[2]
+    files = [*root.glob("plugins/*/rammer_*/plugin.py"), *root.glob("core/rammer/plugin-template/rammer_*/__init__.py")]
+    calls = [node for f in files for node in ast.walk(ast.parse(f.read_text()))
+             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Device"]  # fmt: skip
+    versions = [k.value for c in calls for k in c.keywords if k.arg == "api"]
+    assert len(files) == len(versions) == 4
+    assert all(isinstance(v, ast.Constant) and v.value == API_VERSION for v in versions)
+
+
+def test_another_api_version_is_told_for_targets_too() -> None:
+    old = replace(DEVICE, api=API_VERSION - 1, targets=("chip",))
+    registry = Registry([Point("old", type("Plugin", (), {"rammer_devices": hookimpl(lambda self: [old])})())])
+    for target in ("", "chip"):
+        with pytest.raises(DeviceUnavailable, match="api-mismatch") as caught:
+            registry.open("ipu_sim", target=target)
+        assert f"speaks API version {API_VERSION - 1}, this core {API_VERSION}" in caught.value.where
 
 
 def test_extensions_are_part_of_the_key_of_compiled_programs() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -15,7 +17,15 @@ import pluggy
 from rammer.device.guard import guarded
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
-from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency, RammerError, of_driver
+from rammer.errors import (
+    BadInput,
+    DeviceFailure,
+    DeviceUnavailable,
+    MissingDependency,
+    RammerError,
+    of_driver,
+    printable,
+)
 from rammer.ir.operator import ROperator
 
 if TYPE_CHECKING:
@@ -26,13 +36,14 @@ if TYPE_CHECKING:
 GROUP = "rammer.devices"
 #: Hooks by which a plugin changes the compilation for devices that are not its own.
 EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_lowerings", "rammer_kernels")
+HOOKS = ("rammer_devices", *EXTENSIONS)
 #: Distributions in this repository, by device: what to install when a name is unknown.
 KNOWN = {"cuda": "plugins/cuda", "rocm": "plugins/rocm", "ipu_sim": "plugins/ipu_sim"}
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """One row of ``rammer devices``. ``state`` is ok, no-hardware, missing-dependency, api-mismatch,
+    """One row of ``rammer devices``. ``state`` is ok, no-hardware, missing-dependency, api-mismatch, conflict,
     load-error or disabled; ``reason`` explains every state but ok."""
 
     name: str
@@ -66,46 +77,57 @@ class Registry:
     )
     broken: dict[str, DeviceStatus] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)  #: What was raised, by plugin and hook.
 
     @cached_property
     def manager(self) -> pluggy.PluginManager:
         """The plugin manager with every loadable plugin registered and its hooks checked."""
         manager = pluggy.PluginManager(PROJECT)
         manager.add_hookspecs(Hooks)
-        points = entry_points(group=GROUP) if self.points is None else self.points
-        for point in sorted(points, key=lambda p: p.name):
-            if point.name in self.disabled:
-                self.broken[point.name] = DeviceStatus(point.name, "disabled", "named in RAMMER_DISABLE")
+        points = sorted(entry_points(group=GROUP) if self.points is None else self.points, key=lambda p: p.name)
+        for name, point in _labelled(points).items():
+            if {point.name, name} & self.disabled:
+                self.broken[name] = DeviceStatus(name, "disabled", "named in RAMMER_DISABLE")
                 continue
-            self.versions[point.name] = getattr(getattr(point, "dist", None), "version", "")
+            self.versions[name] = getattr(getattr(point, "dist", None), "version", "")
             try:
-                manager.register(point.load(), name=point.name)
+                plugin = point.load()
+                manager.register(plugin, name=name)
                 manager.check_pending()
+                _check_marks(manager, plugin)
             except (Exception, SystemExit) as problem:
-                if manager.has_plugin(point.name):
-                    manager.unregister(name=point.name)
-                self.broken[point.name] = _load_error(point.name, problem)
+                if manager.has_plugin(name):
+                    manager.unregister(name=name)
+                self.broken[name] = _load_error(name, problem)
         return manager
 
     @cached_property
     def devices(self) -> dict[str, Device | DeviceStatus]:
-        """Manifests by device name; a plugin that fails while listing them gets a status instead."""
-        manager = self.manager
-        result: dict[str, Device | DeviceStatus] = dict(self.broken)
-        for name, plugin in manager.list_name_plugin():
-            others = [p for n, p in manager.list_name_plugin() if n != name]
+        """Manifests by device name; a plugin that fails while listing them gets a status instead, and so does a device that
+        several plugins have."""
+        found: dict[str, dict[str, Device]] = {}
+        for name, call in self._fillers("rammer_devices"):
             try:
-                for group in manager.subset_hook_caller("rammer_devices", others)():
-                    result |= {device.name: device for device in map(_manifest, group)}
+                for device in [_manifest(d) for group in call() for d in group]:
+                    if name in (owners := found.setdefault(device.name, {})):
+                        raise ValueError(f"it has two devices {device.name!r}")
+                    owners[name] = device
             except (Exception, SystemExit) as problem:
-                result[name] = _load_error(name, problem)
-            del plugin
+                self.broken[name] = _load_error(name, problem)
+        result: dict[str, Device | DeviceStatus] = dict(self.broken)
+        for name, owners in found.items():
+            good = [o for o in owners if o not in self.broken]
+            if len(good) > 1:
+                result[name] = _conflict(name, good)
+            elif good:
+                result[name] = owners[good[0]]
         return result
 
     def statuses(self) -> Iterator[DeviceStatus]:
-        """Probe every device; never raises."""
+        """Probe every device; never raises. A broken plugin is told also where another one has a device of its name."""
         for name, entry in sorted(self.devices.items()):
             yield entry if isinstance(entry, DeviceStatus) else _probe(name, entry)
+        yield from (status for name, status in sorted(self.broken.items()) if self.devices[name] is not status)
 
     def status(self, name: str) -> DeviceStatus:
         """Status of one device. BadInput for an unknown name, with the nearest known one."""
@@ -127,6 +149,8 @@ class Registry:
         device = self.devices[name]
         if isinstance(device, DeviceStatus):
             raise _unavailable(device)
+        if device.api != API_VERSION:
+            raise _unavailable(_mismatch(name, device))
         try:
             return guarded(device.open(request), name)
         except Exception as problem:
@@ -146,41 +170,119 @@ class Registry:
 
     def policies(self) -> list[Policy]:
         """Scheduling policies of all plugins."""
-        return [policy for group in self._contributed("rammer_policies") for policy in group]
+        return self._contributed("rammer_policies", _named_calls)
 
     def passes(self) -> list[Pass]:
         """Graph passes of all plugins."""
-        return [step for group in self._contributed("rammer_passes") for step in group]
+        return self._contributed("rammer_passes", _named_calls)
 
     def lowerings(self) -> dict[tuple[str, str], LoweringFn]:
         """Lowerings of all plugins by (domain, operator)."""
-        return {key: function for group in self._contributed("rammer_lowerings") for key, function in group.items()}
-
-    def _contributed(self, hook: str) -> Iterator[Any]:
-        """What each plugin returns from ``hook``. DeviceFailure names the plugin that fails in it."""
-        for name, plugin in self.manager.list_name_plugin():
-            others = [p for _, p in self.manager.list_name_plugin() if p is not plugin]
-            try:
-                yield from self.manager.subset_hook_caller(hook, others)()
-            except Exception as problem:
-                raise DeviceFailure(f"plugin {name} fails in {hook}: {problem}",
-                                    hint=f"leave it out: RAMMER_DISABLE={name}") from problem  # fmt: skip
-
-    def extension_key(self) -> str:
-        """Names and versions of the plugins that change how models are compiled: part of the key of compiled programs."""
-        extending = [n for n, p in self.manager.list_name_plugin() if any(hasattr(p, hook) for hook in EXTENSIONS)]
-        return " ".join(f"{name}={self.versions.get(name, '')}" for name in sorted(extending))
+        return dict(self._contributed("rammer_lowerings", _lowerings))
 
     def extra_kernels(self, device: str, operator: ROperator, binding: Binding) -> list[ROperator]:
         """Candidates that third parties add for somebody else's device."""
-        found: list[Any] = self.manager.hook.rammer_kernels(device=device, operator=operator, binding=binding)
-        return [o for group in found for o in group]
+        return self._contributed("rammer_kernels", _operators, device=device, operator=operator, binding=binding)
+
+    def _contributed(self, hook: str, checked: Callable[[Any], list[Any]], **given: Any) -> list[Any]:
+        """What all plugins return from ``hook``. One that fails in it is left out, and a warning names it."""
+        result: list[Any] = []
+        for name, call in self._fillers(hook):
+            try:
+                result += [value for group in call(**given) for value in checked(group)]
+            except (Exception, SystemExit) as problem:
+                self._leave_out(name, hook, problem)
+        return result
+
+    def _fillers(self, hook: str) -> list[tuple[str, Callable[..., list[Any]]]]:
+        """The plugins that fill ``hook``, each with a call of its own."""
+        if hook not in self._callers:
+            plugins = self.manager.list_name_plugin()
+            filling = {i.plugin_name for i in getattr(self.manager.hook, hook).get_hookimpls()}
+            self._callers[hook] = [(name, self.manager.subset_hook_caller(hook, [p for n, p in plugins if n != name]))
+                                   for name, _ in plugins if name in filling]  # fmt: skip
+        return self._callers[hook]
+
+    @cached_property
+    def _callers(self) -> dict[str, list[tuple[str, Callable[..., list[Any]]]]]:
+        return {}
+
+    def _leave_out(self, name: str, hook: str, problem: BaseException) -> None:
+        """Remember that a plugin failed in a hook, and say so once."""
+        if (name, hook) not in self.failed:
+            self.failed[name, hook] = text = f"{type(problem).__name__}: {problem}"
+            sys.stderr.write(printable(f"rammer: warning: plugin {name} fails in {hook}, and is left out of it: {text} "
+                                       f"(RAMMER_DISABLE={name} leaves it out of all)\n"))  # fmt: skip
+
+    def extension_key(self) -> str:
+        """Names and versions of the plugins that change how models are compiled, and the hooks that failed: part of the key of
+        compiled programs."""
+        extending = sorted({name for hook in EXTENSIONS for name, _ in self._fillers(hook)})
+        parts = [f"{name}={self.versions.get(name, '')}" for name in extending]
+        return " ".join([*parts, *(f"{name}!{hook}" for name, hook in sorted(self.failed))])
+
+
+def _labelled(points: Iterable[Loadable]) -> dict[str, Loadable]:
+    """Entry points by name; where several have one name, with what they belong to."""
+    points = list(points)
+    count, result = Counter(p.name for p in points), dict[str, Loadable]()
+    for point in points:
+        owner = getattr(getattr(point, "dist", None), "name", "")
+        label = point.name if count[point.name] == 1 else f"{point.name}@{owner or 'unknown'}"
+        while label in result:
+            label += "+"
+        result[label] = point
+    return result
+
+
+def _check_marks(manager: pluggy.PluginManager, plugin: object) -> None:
+    """TypeError where a plugin fills no hook, or has a function of a hook's name that is not marked as filling it."""
+    filled = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
+    for hook in HOOKS:
+        if hook not in filled and callable(getattr(plugin, hook, None)):
+            raise TypeError(f"{hook} is not marked with @hookimpl (rammer.device.hooks)")
+    if not filled:
+        raise TypeError(f"it fills no hook; those are {', '.join(HOOKS)}")
+
+
+def _named_calls(group: Any) -> list[Any]:
+    """Policies or passes: both have a name and are called."""
+    for value in group:
+        if not (callable(value) and isinstance(getattr(value, "name", None), str)):
+            raise TypeError(f"{value!r} is no value with a name that can be called")
+    return list(group)
+
+
+def _lowerings(group: Any) -> list[tuple[tuple[str, str], Any]]:
+    if not isinstance(group, Mapping):
+        raise TypeError(f"{group!r} is no mapping of functions by (domain, operator)")
+    for key, function in group.items():
+        if not (isinstance(key, tuple) and [type(k) for k in key] == [str, str] and callable(function)):
+            raise TypeError(f"{key!r}: {function!r} is no function by (domain, operator)")
+    return list(group.items())
+
+
+def _operators(group: Any) -> list[ROperator]:
+    for value in group:
+        if not isinstance(value, ROperator):
+            raise TypeError(f"{value!r} is no ROperator")
+    return list(group)
+
+
+def _conflict(name: str, owners: list[str]) -> DeviceStatus:
+    text = " and ".join([", ".join(owners[:-1]), owners[-1]])
+    return DeviceStatus(name, "conflict", f"the plugins {text} have a device {name!r}; uninstall one, or leave it out: "
+                                          f"RAMMER_DISABLE={owners[-1]}")  # fmt: skip
+
+
+def _mismatch(name: str, device: Device) -> DeviceStatus:
+    reason = f"the plugin speaks API version {device.api}, this core {API_VERSION}; upgrade the older one"
+    return DeviceStatus(name, "api-mismatch", reason, device)
 
 
 def _probe(name: str, device: Device) -> DeviceStatus:
     if device.api != API_VERSION:
-        reason = f"the plugin speaks API version {device.api}, this core {API_VERSION}; upgrade the older one"
-        return DeviceStatus(name, "api-mismatch", reason, device)
+        return _mismatch(name, device)
     try:
         hardware = tuple(device.probe())
     except MissingDependency as problem:

@@ -329,7 +329,8 @@ class Families(Protocol):
 @dataclass(frozen=True, slots=True)
 class Device:
     """A plugin's manifest. ``probe`` lists units ([] = no hardware) or raises MissingDependency;
-    ``open`` gives a Backend; ``targets`` are the names ``OpenOptions.target`` accepts."""
+    ``open`` gives a Backend; ``targets`` are the names ``OpenOptions.target`` accepts. ``api`` is the version that the plugin
+    was written for: a number in its text, since ``API_VERSION`` is whatever core happens to be there."""
 
     name: str
     summary: str
@@ -337,7 +338,7 @@ class Device:
     open: Callable[[OpenOptions], Backend]
     targets: tuple[str, ...] = ()
     simulated: bool = False
-    api: int = API_VERSION
+    api: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

@@ -29,6 +29,7 @@ DEVICE = Device(
     open=open_device,
     targets=(),
     simulated=True,
+    api=2,
 )
 
 

@@ -35,6 +35,7 @@ DEVICE = Device(
     probe=probe,
     open=open_device,
     targets=TARGETS,
+    api=2,
 )
 
 

@@ -141,4 +141,4 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("toy", "NumPy on the host", probe, ToyBackend)]
+    return [Device("toy", "NumPy on the host", probe, ToyBackend, api=2)]  # the version this was written for: a literal

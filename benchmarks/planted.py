@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import click
@@ -21,11 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from plants import PLANTS
 
-from rammer.testing.families import main as search
+from rammer.testing.crew import Member
+from rammer.testing.families import Settings, begin
+from rammer.testing.nets import KINDS
+from rammer.testing.search import Hunt
 from rammer.testing.workers import Outcome, hunt
 
-#: Elements or products of one case: small cases find these faults sooner.
-SIZE = 300_000
+#: Elements or products of one case: small cases find these faults sooner. Candidates of a family.
+SIZE, EACH = 300_000, 3
 #: What is said of a text that is none: then the fault itself is wrong.
 BROKEN = ("does not compile", "NVRTC rejected")
 
@@ -43,16 +47,15 @@ def main(device: str, seconds: float, processes: int, side: int, seed: int, only
          report: Path | None) -> None:  # fmt: skip
     """Plant every fault, and print which were found."""
     names = [n for n in PLANTS[device] if only in n]
-    arguments = ["--device", device, "--seed", str(seed), "--size", str(SIZE), *(x for o in options for x in ("--option", o))]
+    settings = Settings(device, dict(o.split("=", 1) for o in options), EACH, seed, SIZE, "", ",".join(KINDS))
     lines = list[dict[str, object]]()
 
     def one(name: str) -> Outcome:
-        command = [sys.executable, __file__, "--plant", name, *arguments]
-        begin = time.monotonic()
-        outcome = hunt(command, seconds, processes, True, {"device": device, "seeds": [seed]})
+        start = time.monotonic()
+        outcome = hunt(partial(planted, name, settings), seconds, processes, True, {"device": device, "seeds": [seed]})
         kinds = [k for k, said in outcome.failures.items() if not any(word in said[0] for word in BROKEN)]
         line = {"fault": name, "found": bool(kinds), "candidates": outcome.coverage.candidates,
-                "seconds": round(time.monotonic() - begin, 1), "how": outcome.failures[kinds[0]][0] if kinds else ""}  # fmt: skip
+                "seconds": round(time.monotonic() - start, 1), "how": outcome.failures[kinds[0]][0] if kinds else ""}  # fmt: skip
         lines.append(line)
         found = "found" if kinds else "NOT FOUND"
         how = str(line["how"]).replace("\n", " ")[:230]
@@ -68,10 +71,11 @@ def main(device: str, seconds: float, processes: int, side: int, seed: int, only
     sys.exit(bool(missed))
 
 
+def planted(name: str, settings: Settings, member: Member) -> Hunt:
+    """A process of the search, with the fault."""
+    PLANTS[settings.device][name]()
+    return begin(settings, member)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--plant":  # a process of the search, with the fault
-        device = sys.argv[sys.argv.index("--device") + 1]
-        PLANTS[device][sys.argv[2]]()
-        sys.argv[1:3] = []
-        search()
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Iterator
 from random import Random
@@ -36,7 +37,7 @@ class Looking(Hunt):
     def __init__(self, backend: Any, precisions: tuple[str, ...], kinds: tuple[str, ...]) -> None:
         only = search.Search.__new__(search.Search)
         only.backend, only.each = backend, 1
-        super().__init__(only, Sampler(Random(), 300_000, precisions, kinds), 1e6, 0, 1)
+        super().__init__(only, Sampler(Random(), 300_000, precisions, kinds), math.inf, 0, 1)
 
     def looked(self) -> Iterator[tuple[ROperator, Subject]]:
         """Candidates of the first cases, one after another."""
@@ -58,7 +59,6 @@ def test_what_is_planted_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> 
     from rammer_cuda.backend import open_backend
     from rammer_cuda.source import task_kernel
 
-    monkeypatch.setattr(search, "emit", lambda event: None)
     monkeypatch.setattr(search, "check", lambda *arguments: "")
     monkeypatch.setattr(search, "trial_of", lambda subject, seed: Trial(subject, {}, ()))
     edits, lacking = dict(plants.EDITS["cuda"]), set(FIRST)

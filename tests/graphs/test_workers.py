@@ -28,7 +28,7 @@ def _device_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hanging_dying_and_wrong_graphs_are_all_counted(tmp_path: Path) -> None:
     plan = Plan(**{**vars(BAD), "end": 0.0})
-    tally = campaign(plan, 2, Record(plan, tmp_path / "report.jsonl", tmp_path / "cases"), patience=2)
+    tally = campaign(plan, 2, Record(plan, tmp_path / "report.jsonl", tmp_path / "cases"), patience=4)
     kinds = [text.split(" | ")[0] for text in tally.lost]
     assert kinds.count("hang") >= 1 and kinds.count("death") >= 1, tally.text()
     assert sum(n for (kind, _), n in tally.raw.items() if kind == "device") >= 2, tally.text()

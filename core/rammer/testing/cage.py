@@ -92,7 +92,7 @@ def caged(words: Sequence[object], folder: Path, device: Sequence[str] = (), *, 
 
     def work() -> int:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _end_with_parent()
+        end_with_parent()
         _keep_to_few_cores()
         os.environ |= {**ENVIRONMENT, "RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
         os.chdir(folder)
@@ -101,8 +101,7 @@ def caged(words: Sequence[object], folder: Path, device: Sequence[str] = (), *, 
         except RammerError as error:
             print(error, file=sys.stderr)
             return error.exit_code
-        most = mapped() + memory
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit_memory(memory)
         _watch(folder, told)
         return command(words)
 
@@ -132,10 +131,16 @@ def _ended(code: int, sign: int, late: bool) -> str:
     return "it was late" if late else f"signal {signal.Signals(sign).name}" if sign else f"exit code {code}"
 
 
-def _end_with_parent() -> None:
-    """A campaign that is killed leaves no child behind."""
+def end_with_parent() -> None:
+    """This process is killed where its parent is: a search leaves no child behind."""
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def limit_memory(more: int) -> None:
+    """So many bytes of address space beyond what this process has are the most it may take."""
+    most, hard = mapped() + more, resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard),) * 2)
 
 
 def _keep_to_few_cores() -> None:

@@ -13,21 +13,24 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import click
 
+from rammer.errors import RammerError
 from rammer.runtime.files import write_whole
 from rammer.testing.cases import Case, Sampler
+from rammer.testing.crew import Member
 from rammer.testing.nets import KINDS
 from rammer.testing.search import Hunt, Search, again
 from rammer.testing.workers import Outcome, hunt
 
 #: Shrunk cases that are printed of each kind of failure.
 SHOWN = 2
-COMMAND = (sys.executable, "-m", "rammer.testing.families")
 
 
 @click.command()
@@ -45,10 +48,8 @@ COMMAND = (sys.executable, "-m", "rammer.testing.families")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write coverage and failures there, as JSON.")
 @click.option("--merge", is_flag=True, help="Add up the reports FILES, and search nothing.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--child", default="", hidden=True)
 def main(device: str, seconds: float, seed: int, processes: int, each: int, size: int, kinds: str, precisions: str,
-         options: tuple[str, ...], text: str, stop: bool, report: Path | None, merge: bool, files: tuple[Path, ...],
-         child: str) -> None:  # fmt: skip
+         options: tuple[str, ...], text: str, stop: bool, report: Path | None, merge: bool, files: tuple[Path, ...]) -> None:
     """Search, print what was covered and every failure, and exit with 1 if there was one."""
     if merge:
         return finish(merged(files), report)
@@ -59,21 +60,35 @@ def main(device: str, seconds: float, seed: int, processes: int, each: int, size
         problem = again(Search(device, pairs, each), Case.parse(text))
         click.echo(problem or "good")
         sys.exit(bool(problem))
-    if child:
-        return part(Search(device, pairs, each), child, seconds, seed, size, precisions, kinds)
-    arguments = ["--device", device, "--seed", str(seed), "--each", str(each), "--size", str(size), "--kinds", kinds,
-                 "--precisions", precisions, *(x for o in options for x in ("--option", o))]  # fmt: skip
+    settings = Settings(device, pairs, each, seed, size, precisions, kinds)
     facts = {"device": device, "seeds": [seed]}
-    finish(hunt([*COMMAND, *arguments], seconds, processes, stop, facts, lambda outcome: keep(outcome, report)), report)
+    try:
+        found = hunt(partial(begin, settings), seconds, processes, stop, facts, lambda outcome: keep(outcome, report))
+    except RammerError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    finish(found, report)
 
 
-def part(search: Search, child: str, seconds: float, seed: int, size: int, precisions: str, kinds: str) -> None:
-    """A worker's part; ``child`` is its number, how many there are, and how often it was started."""
-    offered = tuple(p for p in precisions.split(",") if p) or tuple(search.backend.vdevice.precisions)
-    number, parts, _ = map(int, child.split("."))
-    hunted = Hunt(search, Sampler(Random(f"{seed}/{child}"), size, offered, tuple(kinds.split(","))), seconds, number, parts)
-    hunted.listen()
-    hunted.run()
+@dataclass(frozen=True)
+class Settings:
+    """What is searched: kernels of ``device`` for cases of ``kinds`` in ``precisions`` (with commas; "" is all it has)."""
+
+    device: str
+    options: dict[str, str]
+    each: int
+    seed: int
+    size: int
+    precisions: str
+    kinds: str
+
+
+def begin(settings: Settings, member: Member) -> Hunt:
+    """What searches in one process."""
+    search = Search(settings.device, settings.options, settings.each)
+    offered = tuple(p for p in settings.precisions.split(",") if p) or tuple(search.backend.vdevice.precisions)
+    sampler = Sampler(Random(f"{settings.seed}/{member.seed}"), settings.size, offered, tuple(settings.kinds.split(",")))
+    return Hunt(search, sampler, 0.0, member.number, member.size)
 
 
 def merged(files: tuple[Path, ...]) -> Outcome:

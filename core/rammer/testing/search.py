@@ -1,21 +1,18 @@
 """The search over kernels in one process: which candidates of which cases, one after another, until the time is over.
 
 First come cases with one thing each, and of their candidates those that cover what nobody has covered yet (this process or
-another that it hears of); then random ones. ``rammer.testing.families`` runs it in processes.
+another that it hears of); then random ones. ``rammer.testing.families`` runs it in a crew of processes.
 """
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from random import Random
-from threading import Thread
 from typing import Any
 
 from rammer.device.loader import Registry
@@ -23,7 +20,8 @@ from rammer.device.manifest import Backend, Exhaustive, Families
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.operator import ROperator
 from rammer.testing.cases import Case, Sampler, pick_of, picked, smaller
-from rammer.testing.coverage import Cell, Coverage, features, ways
+from rammer.testing.coverage import Coverage, features, ways
+from rammer.testing.crew import BROKEN, Line, leave
 from rammer.testing.single import Subject, Trial, check, subjects, trial_of
 
 #: Seconds that shrinking one failure may take.
@@ -34,9 +32,6 @@ OPERATORS, LOOKED = 5, 40
 SELDOM = 0.25
 #: A process ends after so many seconds, or with so many bytes, for the next to begin afresh: whatever grows stays bounded.
 LIFE, LARGE = 300.0, 6 << 30
-#: The exit code of a process whose device may be broken: what a kernel did wrong can spoil all that follows.
-BROKEN = 3
-
 
 class Search:
     """Runs cases on one opened device."""
@@ -121,28 +116,36 @@ def partial_tiles(search: Search, sampler: Sampler, each: int, tries: int) -> It
 
 
 class Hunt:
-    """One process' part of a search: number ``part`` of ``parts``."""
+    """One process' part of a search: number ``part`` of ``parts``, up to ``end`` of the clock."""
 
-    def __init__(self, search: Search, sampler: Sampler, seconds: float, part: int, parts: int) -> None:
+    def __init__(self, search: Search, sampler: Sampler, end: float, part: int, parts: int) -> None:
         self.search, self.sampler = search, sampler
         self.part, self.parts = part, parts
+        self.line: Line | None = None
         self.coverage = Coverage()
         self.begin = time.monotonic()
-        self.end = self.begin + seconds
+        self.end = end
         self.shrunk = set[tuple[str, ...]]()
 
+    def __call__(self, end: float, line: Line) -> None:
+        """Cases until ``end``, or until it is time for a fresh process; leaves as ``BROKEN`` where the device failed: what a
+        kernel did wrong can spoil all that follows."""
+        self.end, self.line = end, line
+        self.run()
+        leave()
+
     def run(self) -> None:
-        """Cases until the time is over, or it is time for a fresh process; exits with ``BROKEN`` where the device failed."""
+        """Cases until the time is over, or it is time for a fresh process."""
         backend = self.search.backend
         families = sorted(f or "generic" for f in backend.families) if isinstance(backend, Families) else []
-        emit({"families": families, "ready": True})
+        self.emit({"families": families, "ready": True})
         directed = islice(self.sampler.first(), self.part, None, self.parts)
         cases = ((c, True) for c in directed)
         for case, first in chain(cases, ((self.sampler.next(), False) for _ in iter(int, 1))):
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
             if self.over or time.monotonic() > self.begin + LIFE or peak > LARGE:
                 return
-            emit({"start": str(case), "peak": peak})
+            self.emit({"start": str(case), "peak": peak})
             self.case(case, first)
 
     @property
@@ -152,6 +155,7 @@ class Hunt:
 
     def case(self, case: Case, first: bool) -> None:
         """Candidates of the case's operators: those with something new if it is one of the ``first``, else random ones."""
+        self.hear()
         random = self.sampler.random
         numbered = list(enumerate(subjects(case, self.search.backend)))
         for number, subject in random.sample(numbered, min(OPERATORS, len(numbered))):
@@ -166,7 +170,7 @@ class Hunt:
                     self.count(tiled, case.precision, ("refused",), ())
                     continue
                 trial = trial or trial_of(subject, case.seed)
-                emit({"start": str(one)})
+                self.emit({"start": str(one)})
                 self.candidate(one, tiled, subject, replace(trial, late=late))
 
     def balanced(self, subject: Subject, precision: str) -> list[ROperator]:
@@ -190,44 +194,38 @@ class Hunt:
         if not problem:
             return
         kind = f"{tiled.family or 'generic'} {one.precision} {one.kind}"
-        emit({"kind": kind, "failure": f"{one}\n    {problem}"})
+        self.emit({"kind": kind, "failure": f"{one}\n    {problem}"})
         if broken:
-            sys.exit(BROKEN)
+            leave(BROKEN)
         if (key := (tiled.family, one.precision, one.kind)) not in self.shrunk:
             self.shrunk.add(key)
-            emit({"start": str(one)})
+            self.emit({"start": str(one)})
             least = self.search.shrunk(replace(one, operator=-1), min(self.end, time.monotonic() + SHRINKING))
-            emit({"kind": f"{kind} (shrunk)", "failure": f"{least}\n    {self.search.problem(least)}"})
+            self.emit({"kind": f"{kind} (shrunk)", "failure": f"{least}\n    {self.search.problem(least)}"})
 
     def offer(self, tiled: ROperator, precision: str, later: Iterable[str]) -> None:
         """Remember, and tell, in which ways this candidate's family could have been late."""
         cells = {(tiled.family or "generic", precision, w) for w in later} - self.coverage.offered
         if cells:
             self.coverage.offered |= cells
-            emit({"offered": sorted(cells)})
+            self.emit({"offered": sorted(cells)})
 
     def count(self, tiled: ROperator, precision: str, fates: Iterable[str], found: Iterable[str]) -> None:
         """Count one candidate here, and tell."""
         family = tiled.family or "generic"
         event = {"fates": [(family, precision, f, 1) for f in fates], "cells": [(family, precision, f, 1) for f in found]}
         self.coverage.add(event)
-        emit(event)
+        self.emit(event)
 
-    def listen(self) -> None:
-        """Hear on stdin which cells other processes have covered."""
+    def emit(self, event: dict[str, Any]) -> None:
+        """Tell what happened."""
+        if self.line is not None:
+            self.line.tell(event)
 
-        def hear() -> None:
-            for line in sys.stdin:
-                for family, precision, what in json.loads(line):
-                    cell: Cell = family, precision, what
-                    self.coverage.cells[cell] = max(1, self.coverage.cells[cell])
-
-        Thread(target=hear, daemon=True).start()
-
-
-def emit(event: dict[str, Any]) -> None:
-    """One event to the parent, a line of JSON."""
-    print(json.dumps(event), flush=True)
+    def hear(self) -> None:
+        """Count the cells that other processes have covered."""
+        for cell in (c for cells in self.line.news() for c in cells) if self.line is not None else ():
+            self.coverage.cells[cell] = max(1, self.coverage.cells[cell])
 
 
 def again(search: Search, case: Case) -> str:

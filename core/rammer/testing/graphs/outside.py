@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from rammer.testing.cage import end_with_parent
 from rammer.testing.graphs.case import Array
 
 #: Seconds for one graph.
@@ -64,6 +65,7 @@ class Outside:
 def _serve(pipe: Connection) -> None:
     import onnxruntime as ort
 
+    end_with_parent()
     ort.set_default_logger_severity(4)
     while True:
         try:

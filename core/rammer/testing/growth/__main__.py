@@ -7,16 +7,20 @@ exits with 1 where a step that takes a noticeable time has an exponent above ``-
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-import traceback
 from collections.abc import Sequence
+from functools import partial
 
-from rammer.device.loader import Registry
-from rammer.testing.growth.measure import Costs, exponent, seconds
-from rammer.testing.growth.shapes import DEEP, SHAPES
+from rammer.errors import RammerError
+from rammer.testing.crew import Crew, Member
+from rammer.testing.growth.measure import Asked, Costs, begin, exponent
+from rammer.testing.growth.shapes import SHAPES
 
 #: CPU seconds of a step that are too few to tell how they grow.
 LEAST = 0.1
+#: One compile hangs where nothing is heard for so many times ``--seconds``; what it may take beside its device's driver.
+PATIENCE, MEMORY = 20, 16 << 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,23 +34,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", default="500,1000,2000,4000")
     parser.add_argument("--most", type=float, default=1.3, help="largest exponent that is no finding")
     parser.add_argument("--seconds", type=float, default=30.0, help="no larger size after a compile of so many CPU seconds")
+    parser.add_argument("--processes", type=int, default=1, help="shapes side by side, which disturb each other's times")
     given = parser.parse_args(arguments)
-    registry = Registry()
-    backend = registry.open(given.device, "", given.target, dict(o.split("=", 1) for o in given.option))
-    sizes, faults = [int(n) for n in given.sizes.split(",")], 0
-    for shape in given.shape or SHAPES:
-        rows = list[tuple[int, Costs]]()
-        for size in sizes if shape not in DEEP else [n // 4 for n in sizes]:
-            try:
-                rows.append((size, seconds(shape, size, backend, given.policy, given.device.partition(":")[0], registry)))
-            except Exception as problem:  # anything: a search goes on
-                faults += 1
-                print(f"FAILED {shape} {size}: {type(problem).__name__} {str(problem)[:300]}", flush=True)
-                print("".join(traceback.format_tb(problem.__traceback__)[-2:]), flush=True)
-                break
-            if sum(rows[-1][1].values()) > given.seconds:
-                break
-        faults += report(shape, rows, given.most)
+    rows, faults = dict[str, list[tuple[int, Costs]]](), 0
+
+    def failed(text: str) -> None:
+        nonlocal faults
+        faults += 1
+        print(f"FAILED {text}", flush=True)
+
+    def heard(member: Member, part: tuple[str, int, Costs | str | None]) -> None:
+        nonlocal faults
+        shape, size, costs = part
+        if isinstance(costs, str):
+            failed(f"{shape} {size}: {costs}")
+        elif costs is None:
+            faults += report(shape, rows.pop(shape, []), given.most)
+        else:
+            rows.setdefault(shape, []).append((size, costs))
+
+    def lost(member: Member, shape: str, kind: str, why: str, answered: bool) -> None:
+        failed(f"{shape}: {kind}, {why}")
+
+    asked = Asked(given.device, given.target, dict(o.split("=", 1) for o in given.option), given.policy,
+                  tuple(int(n) for n in given.sizes.split(",")), given.seconds)  # fmt: skip
+    shapes = given.shape or list(SHAPES)
+    try:
+        Crew(partial(begin, asked), shapes, min(given.processes, len(shapes)), math.inf, heard, lost, memory=MEMORY,
+             patience=PATIENCE * given.seconds).run()  # fmt: skip
+    except RammerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     print(f"{given.device} {given.policy}: {faults} findings")
     return int(faults > 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from rammer.device.manifest import Backend
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
 from rammer.runtime.options import CompileOptions
-from rammer.testing.growth.shapes import SHAPES
+from rammer.testing.crew import Line, Member, Work
+from rammer.testing.growth.shapes import DEEP, SHAPES
 
 #: Cost by step.
 Costs = Mapping[str, float]
@@ -45,6 +47,40 @@ def seconds(shape: str, size: int, backend: Backend, policy: str = "wavefront", 
     read = time.process_time() - start
     compiler.compile_model(model, {})
     return {"read": read, **compiler.spent}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is compiled for what: no larger size after a compile of ``most`` CPU seconds."""
+
+    device: str
+    target: str
+    options: dict[str, str]
+    policy: str
+    sizes: tuple[int, ...]
+    most: float
+
+
+def begin(asked: Asked, member: Member) -> Work:
+    """What compiles all sizes of one shape, in a process: it tells the shape, a size and its costs or what went wrong, and at the
+    end None."""
+    registry = Registry()
+    backend = registry.open(asked.device, "", asked.target, asked.options)
+
+    def work(shape: str, line: Line) -> None:
+        for size in asked.sizes if shape not in DEEP else [n // 4 for n in asked.sizes]:
+            try:
+                costs = seconds(shape, size, backend, asked.policy, asked.device.partition(":")[0], registry)
+            except Exception as problem:  # anything: a search goes on
+                where = "".join(traceback.format_tb(problem.__traceback__)[-2:])
+                line.tell((shape, size, f"{type(problem).__name__} {str(problem)[:300]}\n{where}"))
+                break
+            line.tell((shape, size, costs))
+            if sum(costs.values()) > asked.most:
+                break
+        line.tell((shape, 0, None))
+
+    return work
 
 
 def operations(action: Callable[[], object]) -> int:

@@ -9,7 +9,6 @@ import random
 import shutil
 import sys
 import tempfile
-import time
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
@@ -44,27 +43,14 @@ class Mutant:
 class Campaign:
     """Mutants of one kind for one device. ``folder`` is emptied again and again; ``keep`` is a file of failing ones."""
 
-    def __init__(self, kind: str, device: Sequence[str], seed: int, folder: Path, keep: Path | None = None) -> None:
+    def __init__(self, kind: str, device: Sequence[str], seed: str, folder: Path, keep: Path | None = None) -> None:
         self.kind: Kind = KINDS[kind](device)
         self.number, self.folder, self.keep = seed, folder, keep
         self.rng = random.Random(f"{kind} {seed}")
         preload(folder.parent, tuple(device))
         self.seeds: list[Seed] = self.kind.seeds(folder, self.rng)
         self.voices = Voices()
-        self.tally = Tally()
-
-    def run(self, count: int, seconds: float) -> Tally:
-        """Draw and judge up to ``count`` mutants within ``seconds``."""
-        end = time.monotonic() + seconds
-        for _ in range(count):
-            if time.monotonic() > end:
-                break
-            self.one(self.drawn())
-        return self.tally
-
-    def close(self) -> None:
-        """End what judges by value."""
-        self.voices.outside.close()
+        self.tally, self.known = Tally(), set[str]()
 
     def drawn(self) -> Mutant:
         """The next mutant."""
@@ -129,8 +115,9 @@ class Campaign:
 
     def _kept(self, mutant: Mutant, fault: str) -> str:
         """Where the failing files are, with the words to run them: a line of ``keep``, one of each fault."""
-        if self.keep is None or any(f == fault for f, _ in self.tally.faults):
+        if self.keep is None or fault in self.known:
             return ""
+        self.known.add(fault)
         place = self.folder / "kept"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)

@@ -1,84 +1,74 @@
-"""A campaign shared by several processes, each with a seed of its own, that ends when it is told to and leaves a report."""
+"""A campaign of mutants shared by processes, each with seeds of its own, that ends in time and leaves a report."""
 
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rammer.runtime.files import write_whole
-from rammer.testing.cage import Machinery
+from rammer.testing.crew import UNFINISHED, Crew, Line, Member, Work
 from rammer.testing.mutants.tally import Tally
 
-#: Seconds between two reports, and for the processes to say what they have when the time is up.
-PERIOD, GRACE = 5.0, 3.0
+#: Seconds for mutants that run when the time is up; of silence: right files are made, and a fault is shrunk, in many runs.
+GRACE, PATIENCE = 3.0, 1200.0
 #: A fault that a process which ends by itself counts as.
 DIED: Final = "a process of the campaign ended"
 
 
-@dataclass
-class _Part:
-    """One process and the counts that it has sent."""
+@dataclass(frozen=True)
+class Asked:
+    """``count`` mutants of these kinds, for the device that words of a command line name; those that fail go to ``keep``."""
 
-    process: subprocess.Popen[bytes]
-    rest: bytes = b""
-    tally: Tally = field(default_factory=Tally)
+    kinds: Sequence[str]
+    device: Sequence[str]
+    count: int
+    seed: int
+    keep: Path | None
 
 
-def crew(words: Sequence[str], processes: int, seed: int, seconds: float, report: Path | None) -> Tally:
-    """Run ``python -m rammer.testing.mutants WORDS`` in so many processes; the sum of what they counted, which ``report`` has
-    every few seconds, too. They are killed when ``seconds`` and a little more are over, whatever they do."""
-    end = time.monotonic() + seconds
-    own = [sys.executable, "-m", "rammer.testing.mutants", *words, "--stream", "--seconds", str(seconds)]
-    parts = [_Part(subprocess.Popen([*own, "--seed", str(seed * 1000 + i)], stdout=subprocess.PIPE, start_new_session=True))
-             for i in range(processes)]  # fmt: skip
-    written, alive = 0.0, list(parts)
-    try:
-        while alive and time.monotonic() < end + GRACE:
-            alive = [p for p in alive if _heard(p, alive)]
-            if time.monotonic() > written + PERIOD:
-                written = time.monotonic()
-                _write(report, Tally.sum(p.tally for p in parts), len(alive), end)
-    finally:
-        for part in parts:
-            if part.process.poll() is None:
-                os.killpg(part.process.pid, signal.SIGKILL)
-            part.process.wait()
-    total = Tally.sum(p.tally for p in parts)
-    _write(report, total, 0, end)
+def search(asked: Asked, processes: int, seconds: float, report: Path | None) -> Tally:
+    """All of them, or as many as ``seconds`` allow; ``report`` has what was counted so far every few seconds. RammerError where
+    none can be run."""
+    total, end = Tally(), time.monotonic() + seconds
+
+    def heard(member: Member, part: Tally) -> None:
+        total.add(part)
+
+    def lost(member: Member, number: int, kind: str, why: str, answered: bool) -> None:
+        if kind != UNFINISHED:
+            total.faults.append((f"{DIED}: {why}", f"mutant {number}"))
+
+    def kept() -> None:
+        if report is not None:
+            left = max(0.0, end - time.monotonic())
+            entry = {"mutants": total.mutants, "running": crew.running, "seconds_left": round(left, 1), **total.data()}
+            text = f"{total}\n\n{json.dumps(entry)}\n"
+            write_whole(report, lambda file: file.write(text.encode()))
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        crew = Crew(partial(begin, asked, Path(folder)), range(asked.count), min(processes, asked.count), end, heard, lost, kept,
+                    GRACE, PATIENCE)  # fmt: skip
+        crew.run()
     return total
 
 
-def _heard(part: _Part, alive: Sequence[_Part]) -> bool:
-    """Read what a process says; False when it has ended."""
-    assert part.process.stdout is not None
-    if not select.select([part.process.stdout], [], [], 0.2 / len(alive))[0]:
-        return True
-    data = os.read(part.process.stdout.fileno(), 1 << 16)
-    *lines, part.rest = (part.rest + data).split(b"\n")
-    if lines:
-        part.tally = Tally.of(json.loads(lines[-1]))
-    if data:
-        return True
-    code = part.process.wait()
-    if code == Machinery.exit_code:
-        raise Machinery("a process of the campaign ended: nothing can be searched here", hint="its own error stands above")
-    if code not in (0, 1):
-        part.tally.faults.append((f"{DIED} with exit code {code}", "its standard error"))
-    return False
+def begin(asked: Asked, folder: Path, member: Member) -> Work:
+    """What draws mutants in one process. Rounds over the kinds, so that an early end leaves some of each."""
+    from rammer.testing.mutants.campaign import Campaign
 
+    own, seed = folder / member.seed, f"{asked.seed}" + (f" {member.seed}" if member.number or member.turn else "")
+    made = [Campaign(kind, asked.device, seed, own / kind, asked.keep) for kind in asked.kinds]
 
-def _write(report: Path | None, total: Tally, running: int, end: float) -> None:
-    if report is not None:
-        left = max(0.0, end - time.monotonic())
-        entry = {"mutants": total.mutants, "running": running, "seconds_left": round(left, 1), **total.data()}
-        text = f"{total}\n\n{json.dumps(entry)}\n"
-        write_whole(report, lambda file: file.write(text.encode()))
+    def work(number: int, line: Line) -> None:
+        campaign = made[number % len(made)]
+        campaign.tally = Tally()
+        campaign.one(campaign.drawn())
+        line.tell(campaign.tally)
+
+    return work

@@ -1,0 +1,81 @@
+"""The crew that every search runs in: cases of children that die, hang or are late are told of, and no child is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crew_children import dying, unable, working
+
+from rammer.errors import BadInput
+from rammer.testing.cage import Machinery
+from rammer.testing.crew import DEATH, HANG, UNFINISHED, Crew, Member
+
+
+def worked(*cases: str, seconds: float = 60.0, **options: Any) -> tuple[list[Any], list[tuple[str, str, bool]], Crew]:
+    """What a crew of one heard, and which cases it lost."""
+    parts, gone = list[Any](), list[tuple[str, str, bool]]()
+
+    def lost(member: Member, case: str, kind: str, why: str, answered: bool) -> None:
+        gone.append((case, kind, answered))
+
+    crew = Crew(working, cases, 1, time.monotonic() + seconds, lambda member, part: parts.append(part), lost, **options)
+    crew.run()
+    return parts, gone, crew
+
+
+def test_what_children_lose_is_told_and_the_rest_is_done() -> None:
+    parts, gone, crew = worked("a", "raise", "b", "speak 1.5", "sleep 100", "c", patience=1.0)
+    assert [p for p in parts if not isinstance(p, int)] == ["a", "b", "speak 1.5", "c"] and len(parts) == 5
+    assert gone == [("raise", DEATH, False), ("sleep 100", HANG, False)]
+    assert crew.started == 3 and crew.running == 0
+
+
+def test_the_end_is_kept_to() -> None:
+    start = time.monotonic()
+    parts, gone, _ = worked("a", "sleep 100", "b", seconds=3.0, grace=0.5)
+    assert (parts, gone) == (["a"], [("sleep 100", UNFINISHED, False)]) and time.monotonic() - start < 10
+
+
+def test_memory_is_limited() -> None:
+    """Of a child, whatever it has mapped before."""
+    assert worked(f"large {1 << 28}", f"large {1 << 30}", "a", memory=1 << 29)[0] == ["True", "refused", "a"]
+
+
+def test_children_that_cannot_begin_end_the_search() -> None:
+    for begin, error in ((unable, BadInput), (dying, Machinery)):
+        with pytest.raises(error):
+            Crew(begin, ["a"] * 100, 1, time.monotonic() + 60, print, print).run()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_child_outlives_its_parent(sent: signal.Signals) -> None:
+    """Asked to end, a search ends with what there is."""
+    folder = str(Path(__file__).parent)
+    words = [sys.executable, "-c", "import crew_children; crew_children.several(60)"]
+    path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as process:
+        assert process.stdout is not None
+        children = dict(json.loads(process.stdout.readline())[::-1] for _ in range(2))
+        assert set(children) == {0, 1} and all(map(_lives, children.values()))
+        process.send_signal(sent)
+        said = [json.loads(line) for line in process.stdout]
+    assert said == ([] if sent == signal.SIGKILL else [[UNFINISHED, True], [UNFINISHED, True], "done"])
+    deadline = time.monotonic() + 10
+    while any(map(_lives, children.values())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_lives, children.values()))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

@@ -12,7 +12,7 @@ DEMO_PLUGINS := $(PLUGINS) -e 'plugins/cuda[$(or $(CUDA),cu12)]'
 else
 DEMO_PLUGINS := $(PLUGINS)
 endif
-LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml tests/*/pyproject.toml)
+LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
 
 .PHONY: demo test test-all check docs linkcheck clean
 
@@ -58,7 +58,7 @@ linkcheck: .venv/docs
 .venv/test: .venv/bin/python $(LOCKS)
 	@echo "Installing into .venv: rammer-core, $(PLUGINS), plugins/cuda and the test tools"
 	@echo "Downloads about 470 MB of wheels from PyPI: an OpenCL runtime for CPUs and NVIDIA's run-time compiler among them"
-	$(PIP) -e '.[test]' $(PLUGINS) -e 'plugins/cuda[compile]' -e tests/toy_plugin
+	$(PIP) -e '.[test]' $(PLUGINS) -e 'plugins/cuda[compile]' -e core/rammer/plugin-template
 	@touch $@
 
 .venv/docs: .venv/bin/python $(LOCKS)

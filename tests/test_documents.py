@@ -181,13 +181,13 @@ def folded() -> str:
 
 
 def toy_plugin() -> str:
-    text = (ROOT / "tests/toy_plugin/rammer_toy/__init__.py").read_text()
+    text = (ROOT / "core/rammer/plugin-template/rammer_toy/__init__.py").read_text()
     assert len(text.splitlines()) <= 150
     return fenced(text, "python")
 
 
 def toy_project() -> str:
-    return fenced((ROOT / "tests/toy_plugin/pyproject.toml").read_text(), "toml")
+    return fenced((ROOT / "core/rammer/plugin-template/pyproject.toml").read_text(), "toml")
 
 
 def operators() -> str:

@@ -186,6 +186,10 @@ def toy_plugin() -> str:
     return fenced(text, "python")
 
 
+def c_plugin() -> str:
+    return fenced((ROOT / "tests/c_plugin/rammer_c/__init__.py").read_text(), "python")
+
+
 def toy_project() -> str:
     return fenced((ROOT / "core/rammer/plugin-template/pyproject.toml").read_text(), "toml")
 
@@ -241,6 +245,7 @@ QUOTED: dict[str, Callable[[], str]] = {
     "folded": folded,
     "toy plugin": toy_plugin,
     "toy project": toy_project,
+    "c plugin": c_plugin,
     "operators": operators,
     "commands": commands,
     "results": results,

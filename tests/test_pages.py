@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,10 +13,14 @@ import pytest
 from onnx import parser
 
 from rammer.device.loader import Registry
+from rammer.ir.program import Task
 from rammer.profile.store import KernelStore
+from rammer.runtime.segments import ProgramSegment
 from rammer.runtime.session import open_executable
 from rammer.testing.conformance import registry_of
+from rammer.testing.judge import relative_error
 
+import rammer_c
 from rammer_ipu_sim.plugin import DEVICE
 
 PAGES = Path(__file__).parents[1] / "docs"
@@ -58,3 +64,27 @@ def test_lowerings_of_the_operator_page_compute_what_they_say() -> None:
     exact = np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(-1, keepdims=True)
     np.testing.assert_allclose(have["z"], exact, rtol=1e-5)
     np.testing.assert_allclose(have["y"], x / (1 + np.abs(x)), rtol=1e-6)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler")
+def test_the_family_of_its_page_is_chosen_and_computes_what_it_says() -> None:
+    (device,) = rammer_c.rammer_devices()
+    registry = registry_of(replace(device, open=page("kernel_family").Backend))
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
+        m (float[67,40] a, float[40,33] b) => (float[67,33] y) { y = MatMul(a, b) }""")
+    exe = open_executable(model, "c", store=KernelStore(None), registry=registry)
+    rng = np.random.default_rng()
+    inputs = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("a", (67, 40)), ("b", (40, 33)))}
+    have = exe.run(inputs)["y"]
+    assert relative_error(have, inputs["a"].astype(np.float64) @ inputs["b"]) < 1e-6
+    (segment,) = exe.compile_only({}).segments
+    assert isinstance(segment, ProgramSegment)
+    (operator,) = segment.program.operators
+    assert operator.family == "outer"
+    backend = registry.open("c")
+    for rows in (1, 2, 4, 8):  # 67 rows leave a smaller last tile for most of them
+        tiled = replace(operator, tile=(rows, 33), config=(("rows", rows),))
+        tasks = tuple(Task(operator.name, i) for i in range(tiled.task_count))
+        loaded = backend.load(replace(segment.program, operators=(tiled,), rows=(tasks,)), segment.constants)
+        assert relative_error(loaded.run(inputs).outputs["y"], inputs["a"].astype(np.float64) @ inputs["b"]) < 1e-6
+        loaded.close()

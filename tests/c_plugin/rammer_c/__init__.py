@@ -1,0 +1,250 @@
+"""A rammer device that writes C: the system's compiler builds it, and every row of the table runs on a thread of its own.
+
+Beside `rammer_toy` it has what a real device has: generated kernels, a cache of compiled ones, counters that tasks on
+other rows raise and wait for, memory that each unit owns, and a clock near the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from rammer.codegen.dialects import C99
+from rammer.codegen.emit import emit
+from rammer.codegen.target import CFunction
+from rammer.device.hooks import hookimpl
+from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import Resources, RKernel, ROperator, Written
+from rammer.ir.program import Counter, RProgram
+from rammer.profile.probe import probe_program
+from rammer.runtime.host_bound import HostBound
+from rammer.runtime.host_memory import HostMemory, random_inputs
+from rammer.schedule.fold import fold
+from rammer.tile.search import candidates
+from rammer.tile.traffic import task_cost
+
+VEUS = os.cpu_count() or 1
+CACHE = 256 << 10  # bytes of vEU memory: what a task may keep, well inside a core's second-level cache
+FLAGS = ("-O2", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-w")  # no -ffast-math: NaN and rounding are the model's
+#: A row's walk over its part of the table. A wait is an acquiring load, a signal a releasing addition, so what a task
+#: wrote is seen by all that waited for it.
+WALKER = """
+#include <sched.h>
+#include <stdatomic.h>
+typedef void (*rm_kernel)(void **, char *, int);
+typedef struct { void *kernel, *pointers; int task, wait, waits, signal, signals, unused; } rm_entry;
+void rm_walk(const rm_entry *e, int count, const int *waits, const int *signals, atomic_int *counters, char *scratch) {
+  for (const rm_entry *end = e + count; e < end; ++e) {
+    for (const int *w = waits + 2 * e->wait, *last = w + 2 * e->waits; w < last; w += 2)
+      while (atomic_load_explicit(&counters[w[0]], memory_order_acquire) < w[1]) sched_yield();
+    ((rm_kernel)e->kernel)(e->pointers, scratch, e->task);
+    for (const int *s = signals + e->signal, *last = s + e->signals; s < last; ++s)
+      atomic_fetch_add_explicit(&counters[*s], 1, memory_order_release);
+  }
+}
+"""
+FIELDS = ("task", "wait", "waits", "signal", "signals", "unused")
+ENTRY = np.dtype([("kernel", "u8"), ("pointers", "u8"), *((name, "i4") for name in FIELDS)])
+
+
+# 1. The hardware as data. A task may keep tiles in its core's cache (scope "veu") and values in registers ("thread").
+def virtual_device(memory: int) -> VDevice:
+    layers = (
+        MemoryLayer("ram", "device", memory, bandwidth=2e10),
+        MemoryLayer("cache", "veu", CACHE, bandwidth=2e11),
+        MemoryLayer("register", "thread", 512, bandwidth=1e12),
+    )
+    return VDevice("c", "generated C on the host", VEUS, layers, flops=1e10, launch=2e-5, vector=4, resident=VEUS)
+
+
+# 2. The compiler, one for all that open the device. A function's name is a hash of its text, and equal operators have equal
+#    texts (`emit` sees to that), so each is built once a process.
+class Compiler:
+    def __init__(self, path: str) -> None:
+        self.path, self.built, self.lock = path, dict[str, int](), Lock()
+        self.folder = tempfile.TemporaryDirectory(prefix="rammer_c_")
+        self.libraries = [self._build(WALKER)]
+        self.walk = self.libraries[0].rm_walk
+        self.walk.restype = None
+
+    def entries(self, functions: Iterable[CFunction]) -> dict[str, int]:
+        """Address of each function's entry `void (void **pointers, char *scratch, int task)`, by the function's name."""
+        with self.lock:
+            new = {f.name: f for f in functions if f.name not in self.built}
+            if new:
+                library = self._build(C99.preamble + "".join(map(with_entry, new.values())))
+                self.libraries.append(library)
+                self.built |= {n: ctypes.cast(library[f"{n}_entry"], ctypes.c_void_p).value or 0 for n in new}
+            return self.built
+
+    def _build(self, text: str) -> ctypes.CDLL:
+        place = Path(self.folder.name, f"{len(os.listdir(self.folder.name))}.c")
+        place.write_text(text)
+        done = subprocess.run([self.path, *FLAGS, str(place), "-o", str(place.with_suffix(".so")), "-lm"],
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        if done.returncode:
+            raise DeviceFailure("the C compiler rejected a kernel: " + "\n".join(done.stderr.splitlines()[:5]), where=str(place))
+        return ctypes.CDLL(str(place.with_suffix(".so")))
+
+
+compiler_of = cache(Compiler)
+
+
+def with_entry(function: CFunction) -> str:
+    """The function, and an entry of one type for all: pointers come in an array, in the order of its arguments."""
+    operands = "".join(f"p[{i}], " for i in range(len(function.arguments)))
+    return f"{function.text}void {function.name}_entry(void **p, char *s, int t) {{ {function.name}({operands}s, t); }}\n"
+
+
+# 3. A program on the device. Buffers, pointers and the table are made once; a run fills inputs and starts the threads.
+class CProgram:
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], backend: CBackend) -> None:
+        self.program = program = fold(program, VEUS)  # a table made for another device may have more rows
+        self.memory = HostMemory(program, constants, backend.hardware.memory)  # a program that is too large is refused first
+        binding = Binding.of(program, constants)
+        functions = {o.name: backend.write(o, binding) for o in program.operators}
+        entries = backend.compiler.entries(functions.values())
+        self.walk = backend.compiler.walk
+        self.pointers = {n: self._pointers(f) for n, f in functions.items()}
+        self.kernels_of = {n: entries[f.name] for n, f in functions.items()}
+        # 64 bytes: what `emit` aligns the tiles in scratch to, counted from its start.
+        size = max((f.scratch for f in functions.values()), default=0) + 64
+        self.scratch = [np.zeros(size, np.uint8) for _ in program.rows]
+        self.place = {c.name: i for i, c in enumerate(program.counters)}
+        self.counters = np.zeros(max(1, len(program.counters)), np.int32)
+        self.waits = np.array([(self.place[w.counter], w.threshold) for r in program.rows for t in r for w in t.waits], np.int32)
+        self._table()
+        self.pool = ThreadPoolExecutor(max(1, len(program.rows)))  # rows wait for each other: all must run
+
+    def _pointers(self, function: CFunction) -> Array:
+        """Address of each argument's first element."""
+        return np.array([self.memory.tensors[n].ctypes.data for n, _ in function.arguments], np.uint64)
+
+    def _table(self) -> None:
+        """Every row as an array of entries; a task signals every counter that counts it."""
+        counters: dict[str, list[Counter]] = {}
+        for counter in self.program.counters:
+            counters.setdefault(counter.operator, []).append(counter)
+        signals: list[int] = []
+        wait, self.rows = 0, list[Array]()
+        for row in self.program.rows:
+            entries = np.zeros(len(row), ENTRY)
+            for place, task in enumerate(row):
+                raised = [self.place[c.name] for c in counters.get(task.operator, ()) if c.first <= task.index < c.last]
+                entries[place] = (self.kernels_of[task.operator], self.pointers[task.operator].ctypes.data, task.index,
+                                  wait, len(task.waits), len(signals), len(raised), 0)  # fmt: skip
+                wait, signals = wait + len(task.waits), signals + raised
+            self.rows.append(entries)
+        self.signals = np.array(signals, np.int32)
+
+    @property
+    def kernels(self) -> int:
+        return 1
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        self.memory.write_inputs(inputs)
+        self.counters[:] = 0
+        busy = [v for v, row in enumerate(self.rows) if len(row)]
+        start = time.perf_counter()
+        if len(busy) == 1:
+            self._walk(busy[0])  # no thread for a program of one row
+        else:
+            list(self.pool.map(self._walk, busy))
+        return RunResult(self.memory.read_outputs(), max(time.perf_counter() - start, 1e-9))
+
+    def _walk(self, veu: int) -> None:
+        """One row from its first task to its last; ctypes lets other Python threads run meanwhile."""
+        row, scratch = self.rows[veu], self.scratch[veu].ctypes.data
+        arrays = (row, len(row), self.waits, self.signals, self.counters)
+        given = [ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_int(a) for a in arrays]
+        self.walk(*given, ctypes.c_void_p(scratch + -scratch % 64))
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        return HostBound(self.program, self.run, inputs, outputs, stream)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+
+# 4. The three measurements.
+class CProfiler:
+    def __init__(self, backend: CBackend) -> None:
+        self.backend = backend
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        alone, crowded = (probe_program(kernel.operator, binding, veus)[0] for veus in (1, VEUS))
+        return self.program_time(alone, {}, 9), self.program_time(crowded, {}, 9)
+
+    def resources(self, kernel: RKernel, binding: Binding) -> Resources:
+        return kernel.resources
+
+    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
+        loaded = self.backend.load(program, constants)
+        inputs = random_inputs(program, np.random.default_rng(0))
+        try:
+            return statistics.median(loaded.run(inputs).seconds for _ in range(iterations))
+        finally:
+            loaded.close()
+
+
+# 5. The opened device.
+class CBackend:
+    def __init__(self, options: OpenOptions) -> None:
+        if options.options:
+            raise BadInput(f"device c has no option {min(options.options)!r}", hint="it has none at all")
+        if options.require not in ("", "cpu"):
+            raise DeviceUnavailable(f"c is a cpu, not a {options.require}")
+        self.hardware = probe()[options.index]
+        self.vdevice = virtual_device(self.hardware.memory)
+        self.compiler = compiler_of(self.hardware.detail["compiler"])
+        self.profiler = CProfiler(self)
+        self.fingerprint = f"c 1, {self.hardware.detail['version']}, {VEUS} x {platform.processor() or platform.machine()}"
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        return candidates(operator, binding, self.vdevice, 8)
+
+    def write(self, operator: ROperator, binding: Binding) -> CFunction:
+        """One task's text. A family that this device does not know is no reason to refuse: tiles mean the same everywhere."""
+        return emit(operator, binding, C99)
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        def write() -> Written:
+            function = self.write(operator, binding)
+            return Written(function.text, Resources(threads=1, local_bytes=function.scratch))
+
+        cost = task_cost(operator, binding.types, self.vdevice)
+        return RKernel(operator, write, cost.alone, cost.crowded)
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
+        return CProgram(program, constants, self)
+
+
+def probe() -> Sequence[Hardware]:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise MissingDependency("a C compiler", "install gcc or clang")
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    version = said.splitlines()[0] if said else compiler
+    return [Hardware(0, f"the host, by {Path(compiler).name}", "cpu", memory, {"compiler": compiler, "version": version})]
+
+
+@hookimpl
+def rammer_devices() -> Sequence[Device]:
+    return [Device("c", "generated C on the host: an example", probe, CBackend, api=2)]

@@ -10,6 +10,7 @@ found. Exits with 1 if one was not.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from plants import PLANTS
 
-from rammer.testing.crew import Member
-from rammer.testing.families import Settings, begin
+from rammer.testing.crew import Begin, Member, Work
+from rammer.testing.families import begin
 from rammer.testing.nets import KINDS
-from rammer.testing.search import Hunt
 from rammer.testing.workers import Outcome, hunt
 
 #: Elements or products of one case: small cases find these faults sooner. Candidates of a family.
@@ -47,12 +47,13 @@ def main(device: str, seconds: float, processes: int, side: int, seed: int, only
          report: Path | None) -> None:  # fmt: skip
     """Plant every fault, and print which were found."""
     names = [n for n in PLANTS[device] if only in n]
-    settings = Settings(device, dict(o.split("=", 1) for o in options), EACH, seed, SIZE, "", ",".join(KINDS))
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+    search = partial(begin, device, dict(o.split("=", 1) for o in options), EACH, seed, SIZE, "", ",".join(KINDS))
     lines = list[dict[str, object]]()
 
     def one(name: str) -> Outcome:
         start = time.monotonic()
-        outcome = hunt(partial(planted, name, settings), seconds, processes, True, {"device": device, "seeds": [seed]})
+        outcome = hunt(partial(planted, device, name, search), seconds, processes, True, {"device": device, "seeds": [seed]})
         kinds = [k for k, said in outcome.failures.items() if not any(word in said[0] for word in BROKEN)]
         line = {"fault": name, "found": bool(kinds), "candidates": outcome.coverage.candidates,
                 "seconds": round(time.monotonic() - start, 1), "how": outcome.failures[kinds[0]][0] if kinds else ""}  # fmt: skip
@@ -71,10 +72,10 @@ def main(device: str, seconds: float, processes: int, side: int, seed: int, only
     sys.exit(bool(missed))
 
 
-def planted(name: str, settings: Settings, member: Member) -> Hunt:
+def planted(device: str, name: str, search: Begin, member: Member) -> Work:
     """A process of the search, with the fault."""
-    PLANTS[settings.device][name]()
-    return begin(settings, member)
+    PLANTS[device][name]()
+    return search(member)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def searched(then: Then, seconds: float = 3.0, size: int = 1, stop: bool = False
     (leaves, ""), (dies, "process ended with -11"), (fails, "process ended with 1"),
 ])  # fmt: skip
 def test_a_process_that_dies_is_started_again_and_its_counts_are_kept(then: Then, said: str) -> None:
-    outcome = searched(then, 5.0)
+    outcome = searched(then, 6.0)
     started = outcome.facts["started"]
     # The last may have been ended before it began.
     assert outcome.coverage.candidates >= 4 and outcome.coverage.candidates in (2 * started, 2 * started - 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 from collections.abc import Iterator
 from random import Random
@@ -17,6 +16,7 @@ from rammer.device.loader import Registry
 from rammer.ir.operator import ROperator
 from rammer.testing import search
 from rammer.testing.cases import Case, Sampler
+from rammer.testing.crew import Member
 from rammer.testing.search import Hunt
 from rammer.testing.single import Subject, Trial
 
@@ -37,7 +37,7 @@ class Looking(Hunt):
     def __init__(self, backend: Any, precisions: tuple[str, ...], kinds: tuple[str, ...]) -> None:
         only = search.Search.__new__(search.Search)
         only.backend, only.each = backend, 1
-        super().__init__(only, Sampler(Random(), 300_000, precisions, kinds), math.inf, 0, 1)
+        super().__init__(only, Sampler(Random(), 300_000, precisions, kinds), Member(0, 1))
 
     def looked(self) -> Iterator[tuple[ROperator, Subject]]:
         """Candidates of the first cases, one after another."""

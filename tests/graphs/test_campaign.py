@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+from one_process import campaign
 
 from rammer.device.loader import Registry
-from rammer.testing.graphs.campaign import Plan, campaign
+from rammer.testing.graphs.campaign import Plan
 from rammer.testing.graphs.judge import Setting
 
 #: The same graphs every time, so that a commit is blamed for what it did; RAMMER_GRAPHS_SEED=N draws others.

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_process import campaign
 
 from rammer.ir.compute import Compute
 from rammer.runtime import host_memory
-from rammer.testing.graphs.campaign import Plan, campaign
+from rammer.testing.graphs.campaign import Plan
 from rammer.testing.graphs.case import Call, Case
 from rammer.testing.graphs.judge import Judge, Setting
 from rammer.testing.graphs.outside import HOPELESS, Outside

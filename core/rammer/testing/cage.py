@@ -93,7 +93,9 @@ def caged(words: Sequence[object], folder: Path, device: Sequence[str] = (), *, 
     def work() -> int:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         end_with_parent()
-        _keep_to_few_cores()
+        few_cores(os.getpid() * CORES, CORES)  # others beside it, so that many use all there are
+        with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, ARENAS)
         os.environ |= {**ENVIRONMENT, "RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
         os.chdir(folder)
         try:
@@ -143,14 +145,11 @@ def limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard),) * 2)
 
 
-def _keep_to_few_cores() -> None:
-    """Each child has its own, so that many side by side use all there are; its threads share few arenas."""
+def few_cores(first: int, count: int) -> None:
+    """This thread and what it starts see ``count`` of its cores from number ``first`` on, where the system ties them at all."""
     if hasattr(os, "sched_setaffinity"):  # Linux and a few others have it
         cores = sorted(os.sched_getaffinity(0))
-        first = os.getpid() * CORES
-        os.sched_setaffinity(0, {cores[(first + i) % len(cores)] for i in range(CORES)})
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, ARENAS)
+        os.sched_setaffinity(0, {cores[(first + i) % len(cores)] for i in range(count)})
 
 
 def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tuple[int, int, bool, float]:

@@ -13,14 +13,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final, NoReturn, TypeAlias
 
 from rammer.errors import RammerError
-from rammer.testing.cage import Machinery, end_with_parent, limit_memory
+from rammer.testing.cage import Machinery, end_with_parent, few_cores, limit_memory
 
 #: Seconds for a child to begin: many of them read the same packages at once.
 BEGINNING: Final = 90.0
@@ -36,7 +36,6 @@ DONE, BROKEN = 0, 3
 HANG, DEATH, UNFINISHED = "hang", "death", "unfinished"
 
 _CONTEXT: Final = multiprocessing.get_context("spawn")
-_STARTING: Final = threading.Lock()
 
 
 class _Ask(Enum):
@@ -123,12 +122,6 @@ class _Child:
     answered: bool = False
     known: int = 0
 
-    def end(self) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-
 
 @dataclass
 class Crew:
@@ -198,8 +191,8 @@ class Crew:
     def _start(self, member: Member) -> None:
         ours, theirs = _CONTEXT.Pipe()
         # Not a daemon: those may have no children.
-        process = _CONTEXT.Process(target=_serve, args=(theirs, self.begin, member, self.memory))
-        with _STARTING, _prepared(self.environment, member if self.pinned else None):
+        process = _CONTEXT.Process(target=_serve, args=(theirs, self.begin, member, self.memory, self.environment))
+        with _pinned(member) if self.pinned else nullcontext():
             process.start()
         theirs.close()
         self.started += 1
@@ -241,14 +234,14 @@ class Crew:
                 if child.at is _NONE:
                     self._dismiss(child)
                     return
-            try:
+            with suppress(OSError):  # it may have ended, which is seen next
                 child.pipe.send((child.at, self._news[child.known :]))
-            except OSError:
-                return  # it has ended, which is seen next
             child.known = len(self._news)
 
     def _dismiss(self, child: _Child) -> None:
-        child.end()
+        child.process.kill()
+        child.process.join()
+        child.pipe.close()
         self._children.remove(child)
 
     def _replace(self, child: _Child, kind: str = "", why: str = "") -> None:
@@ -281,29 +274,24 @@ class Crew:
 
 
 @contextmanager
-def _prepared(environment: Mapping[str, str], member: Member | None) -> Iterator[None]:
-    """What is started here has this environment, and where ``member`` is given, some of the cores."""
-    before, allowed = dict(os.environ), sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    pinned = member is not None and member.size > 1 and len(allowed) > (width := 2 + member.number % 3)
-    os.environ.update(environment)
-    if pinned and member is not None:
-        first = member.number * len(allowed) // member.size
-        os.sched_setaffinity(0, {allowed[(first + i) % len(allowed)] for i in range(width)})
+def _pinned(member: Member) -> Iterator[None]:
+    """What is started here sees two to four of the cores."""
+    allowed = os.sched_getaffinity(0) if member.size > 1 and hasattr(os, "sched_getaffinity") else set[int]()
+    if allowed:
+        few_cores(member.number * len(allowed) // member.size, 2 + member.number % 3)
     try:
         yield
     finally:
-        for name in environment:
-            os.environ.pop(name)
-        os.environ.update(before)
-        if pinned:
+        if allowed:
             os.sched_setaffinity(0, allowed)
 
 
-def _serve(pipe: Connection, begin: Begin, member: Member, memory: int) -> None:
+def _serve(pipe: Connection, begin: Begin, member: Member, memory: int, environment: Mapping[str, str]) -> None:
     """The child: begins, and works at cases until the line ends."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent decides
     end_with_parent()
+    os.environ.update(environment)
     line = Line(pipe)
     try:
         work = begin(member)

@@ -12,8 +12,8 @@ them. Where several GPUs are to search, each gets a command with its own seed, a
 from __future__ import annotations
 
 import json
+import os
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -60,35 +60,22 @@ def main(device: str, seconds: float, seed: int, processes: int, each: int, size
         problem = again(Search(device, pairs, each), Case.parse(text))
         click.echo(problem or "good")
         sys.exit(bool(problem))
-    settings = Settings(device, pairs, each, seed, size, precisions, kinds)
-    facts = {"device": device, "seeds": [seed]}
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))  # processes use the cores
+    search, facts = partial(begin, device, pairs, each, seed, size, precisions, kinds), {"device": device, "seeds": [seed]}
     try:
-        found = hunt(partial(begin, settings), seconds, processes, stop, facts, lambda outcome: keep(outcome, report))
+        found = hunt(search, seconds, processes, stop, facts, lambda outcome: keep(outcome, report))
     except RammerError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
     finish(found, report)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is searched: kernels of ``device`` for cases of ``kinds`` in ``precisions`` (with commas; "" is all it has)."""
-
-    device: str
-    options: dict[str, str]
-    each: int
-    seed: int
-    size: int
-    precisions: str
-    kinds: str
-
-
-def begin(settings: Settings, member: Member) -> Hunt:
-    """What searches in one process."""
-    search = Search(settings.device, settings.options, settings.each)
-    offered = tuple(p for p in settings.precisions.split(",") if p) or tuple(search.backend.vdevice.precisions)
-    sampler = Sampler(Random(f"{settings.seed}/{member.seed}"), settings.size, offered, tuple(settings.kinds.split(",")))
-    return Hunt(search, sampler, 0.0, member.number, member.size)
+def begin(device: str, options: dict[str, str], each: int, seed: int, size: int, precisions: str, kinds: str,
+          member: Member) -> Hunt:  # fmt: skip
+    """What searches in one process; ``precisions`` and ``kinds`` with commas, "" is all precisions that the device has."""
+    search = Search(device, options, each)
+    offered = tuple(p for p in precisions.split(",") if p) or tuple(search.backend.vdevice.precisions)
+    return Hunt(search, Sampler(Random(f"{seed}/{member.seed}"), size, offered, tuple(kinds.split(","))), member)
 
 
 def merged(files: tuple[Path, ...]) -> Outcome:

@@ -6,6 +6,7 @@ another that it hears of); then random ones. ``rammer.testing.families`` runs it
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.operator import ROperator
 from rammer.testing.cases import Case, Sampler, pick_of, picked, smaller
 from rammer.testing.coverage import Coverage, features, ways
-from rammer.testing.crew import BROKEN, Line, leave
+from rammer.testing.crew import BROKEN, Line, Member, leave
 from rammer.testing.single import Subject, Trial, check, subjects, trial_of
 
 #: Seconds that shrinking one failure may take.
@@ -116,35 +117,28 @@ def partial_tiles(search: Search, sampler: Sampler, each: int, tries: int) -> It
 
 
 class Hunt:
-    """One process' part of a search: number ``part`` of ``parts``, up to ``end`` of the clock."""
+    """One process' part of a search."""
 
-    def __init__(self, search: Search, sampler: Sampler, end: float, part: int, parts: int) -> None:
-        self.search, self.sampler = search, sampler
-        self.part, self.parts = part, parts
+    def __init__(self, search: Search, sampler: Sampler, member: Member) -> None:
+        self.search, self.sampler, self.member = search, sampler, member
         self.line: Line | None = None
         self.coverage = Coverage()
-        self.begin = time.monotonic()
-        self.end = end
+        self.begin, self.end = time.monotonic(), math.inf
         self.shrunk = set[tuple[str, ...]]()
 
     def __call__(self, end: float, line: Line) -> None:
         """Cases until ``end``, or until it is time for a fresh process; leaves as ``BROKEN`` where the device failed: what a
         kernel did wrong can spoil all that follows."""
         self.end, self.line = end, line
-        self.run()
-        leave()
-
-    def run(self) -> None:
-        """Cases until the time is over, or it is time for a fresh process."""
         backend = self.search.backend
         families = sorted(f or "generic" for f in backend.families) if isinstance(backend, Families) else []
         self.emit({"families": families, "ready": True})
-        directed = islice(self.sampler.first(), self.part, None, self.parts)
+        directed = islice(self.sampler.first(), self.member.number, None, self.member.size)
         cases = ((c, True) for c in directed)
         for case, first in chain(cases, ((self.sampler.next(), False) for _ in iter(int, 1))):
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
             if self.over or time.monotonic() > self.begin + LIFE or peak > LARGE:
-                return
+                leave()
             self.emit({"start": str(case), "peak": peak})
             self.case(case, first)
 

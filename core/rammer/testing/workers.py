@@ -92,10 +92,9 @@ def hunt(begin: Begin, seconds: float, size: int, stop: bool, facts: dict[str, A
 
     # What the device keeps on disk is for this search alone: kernels are never asked for again.
     with tempfile.TemporaryDirectory(prefix="rammer-search-", ignore_cleanup_errors=True) as folder:
-        threads = {n: "1" for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         end = started + seconds - leaving
         crew = Crew(begin, (end for _ in count()), size, end, heard, lost, kept, leaving / 2, PATIENCE,
-                    environment={**threads, "RAMMER_CACHE": folder, "XDG_CACHE_HOME": folder})  # fmt: skip
+                    environment={"RAMMER_CACHE": folder, "XDG_CACHE_HOME": folder})  # fmt: skip
         crew.run()
     return outcome
 

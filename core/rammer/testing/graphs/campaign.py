@@ -179,21 +179,6 @@ class Search:
         return replace(fault, case=small, setting=simple, verdict=found)
 
 
-def campaign(plan: Plan, total: Tally | None = None) -> Tally:
-    """Run ``plan`` in this process, counting into ``total``; ``workers.campaign`` does so in others, and survives them."""
-    total = Tally() if total is None else total
-    search, known = Search(plan), set[Key]()
-    try:
-        for start in plan.starts():
-            if time.monotonic() > plan.end:
-                break
-            for part in search.batch(start, known):
-                total.add(part)
-    finally:
-        search.judge.outside.close()
-    return total
-
-
 def _drawn_batch(plan: Plan, start: int, tally: Tally) -> list[tuple[int, Case]]:
     """The graphs from ``start`` on that run together: of one opset where they are several."""
     opset = plan.opset

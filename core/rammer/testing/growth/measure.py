@@ -21,6 +21,8 @@ from rammer.testing.growth.shapes import DEEP, SHAPES
 
 #: Cost by step.
 Costs = Mapping[str, float]
+#: CPU seconds of a step that are too few to tell how they grow.
+LEAST = 0.1
 
 
 @dataclass
@@ -49,38 +51,43 @@ def seconds(shape: str, size: int, backend: Backend, policy: str = "wavefront", 
     return {"read": read, **compiler.spent}
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What is compiled for what: no larger size after a compile of ``most`` CPU seconds."""
-
-    device: str
-    target: str
-    options: dict[str, str]
-    policy: str
-    sizes: tuple[int, ...]
-    most: float
-
-
-def begin(asked: Asked, member: Member) -> Work:
-    """What compiles all sizes of one shape, in a process: it tells the shape, a size and its costs or what went wrong, and at the
-    end None."""
+def begin(device: str, target: str, options: dict[str, str], policy: str, sizes: Sequence[int], long: float, most: float,
+          member: Member) -> Work:  # fmt: skip
+    """What compiles all sizes of one shape, in a process, but none after one that took ``long`` CPU seconds; it tells what there
+    is to print, and how many findings are in it."""
     registry = Registry()
-    backend = registry.open(asked.device, "", asked.target, asked.options)
+    backend = registry.open(device, "", target, options)
 
     def work(shape: str, line: Line) -> None:
-        for size in asked.sizes if shape not in DEEP else [n // 4 for n in asked.sizes]:
+        rows = list[tuple[int, Costs]]()
+        for size in sizes if shape not in DEEP else [n // 4 for n in sizes]:
             try:
-                costs = seconds(shape, size, backend, asked.policy, asked.device.partition(":")[0], registry)
+                rows.append((size, seconds(shape, size, backend, policy, device.partition(":")[0], registry)))
             except Exception as problem:  # anything: a search goes on
                 where = "".join(traceback.format_tb(problem.__traceback__)[-2:])
-                line.tell((shape, size, f"{type(problem).__name__} {str(problem)[:300]}\n{where}"))
+                line.tell((f"FAILED {shape} {size}: {type(problem).__name__} {str(problem)[:300]}\n{where}", 1))
                 break
-            line.tell((shape, size, costs))
-            if sum(costs.values()) > asked.most:
+            if sum(rows[-1][1].values()) > long:
                 break
-        line.tell((shape, 0, None))
+        if rows:
+            line.tell(report(shape, rows, most))
 
     return work
+
+
+def report(shape: str, rows: Sequence[tuple[int, Costs]], most: float) -> tuple[str, int]:
+    """The costs of one shape in lines, and how many steps grow too fast."""
+    found = 0
+    lines = [f"{shape}: {' '.join(f'{size}:{sum(costs.values()):.2f}' for size, costs in rows)} s of CPU"]
+    for step in rows[-1][1]:
+        last = [(size, costs.get(step, 0.0)) for size, costs in rows[-3:]]
+        if last[-1][1] < LEAST or len(last) < 2:
+            continue
+        slope = exponent(*map(list, zip(*last, strict=True)))
+        figures = " ".join(f"{cost:.2f}" for _, cost in last)
+        found += slope > most
+        lines.append(f"  {'GROWS' if slope > most else '     '} {step:<10} n^{slope:.2f}  {figures}")
+    return "\n".join(lines), found
 
 
 def operations(action: Callable[[], object]) -> int:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from rammer.errors import RammerError
-from rammer.testing.mutants.crew import Asked, search
+from rammer.testing.mutants.crew import search
 
 
 def main() -> int:
@@ -24,8 +24,8 @@ def main() -> int:
             return _again(args.again)
         start, device = time.monotonic(), ["--device", args.device, *(w for o in args.option for w in ("--option", o))]
         keep = args.keep and args.keep.resolve()
-        asked = Asked(args.kind or list(KINDS), device, args.count, args.seed, keep)
-        total = search(asked, args.processes, args.seconds, args.report)
+        kinds = args.kind or list(KINDS)
+        total = search(kinds, device, args.seed, keep, args.count, args.processes, args.seconds, args.report)
     except RammerError as error:
         print(error, file=sys.stderr)
         return error.exit_code

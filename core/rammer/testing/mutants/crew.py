@@ -6,7 +6,6 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,20 +20,10 @@ GRACE, PATIENCE = 3.0, 1200.0
 DIED: Final = "a process of the campaign ended"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """``count`` mutants of these kinds, for the device that words of a command line name; those that fail go to ``keep``."""
-
-    kinds: Sequence[str]
-    device: Sequence[str]
-    count: int
-    seed: int
-    keep: Path | None
-
-
-def search(asked: Asked, processes: int, seconds: float, report: Path | None) -> Tally:
-    """All of them, or as many as ``seconds`` allow; ``report`` has what was counted so far every few seconds. RammerError where
-    none can be run."""
+def search(kinds: Sequence[str], device: Sequence[str], seed: int, keep: Path | None, count: int, processes: int, seconds: float,
+           report: Path | None) -> Tally:  # fmt: skip
+    """``count`` mutants of these kinds for the device that words of a command line name, or as many as ``seconds`` allow. Those
+    that fail go to ``keep``, and ``report`` has what was counted so far every few seconds. RammerError where none can be run."""
     total, end = Tally(), time.monotonic() + seconds
 
     def heard(member: Member, part: Tally) -> None:
@@ -52,18 +41,18 @@ def search(asked: Asked, processes: int, seconds: float, report: Path | None) ->
             write_whole(report, lambda file: file.write(text.encode()))
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        crew = Crew(partial(begin, asked, Path(folder)), range(asked.count), min(processes, asked.count), end, heard, lost, kept,
-                    GRACE, PATIENCE)  # fmt: skip
+        drawing = partial(begin, kinds, device, seed, keep, Path(folder))
+        crew = Crew(drawing, range(count), min(processes, count), end, heard, lost, kept, GRACE, PATIENCE)
         crew.run()
     return total
 
 
-def begin(asked: Asked, folder: Path, member: Member) -> Work:
+def begin(kinds: Sequence[str], device: Sequence[str], seed: int, keep: Path | None, folder: Path, member: Member) -> Work:
     """What draws mutants in one process. Rounds over the kinds, so that an early end leaves some of each."""
     from rammer.testing.mutants.campaign import Campaign
 
-    own, seed = folder / member.seed, f"{asked.seed}" + (f" {member.seed}" if member.number or member.turn else "")
-    made = [Campaign(kind, asked.device, seed, own / kind, asked.keep) for kind in asked.kinds]
+    own = f"{seed} {member.seed}" if member.number or member.turn else f"{seed}"
+    made = [Campaign(kind, device, own, folder / member.seed / kind, keep) for kind in kinds]
 
     def work(number: int, line: Line) -> None:
         campaign = made[number % len(made)]

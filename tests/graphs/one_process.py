@@ -1,0 +1,20 @@
+"""A campaign in the process of its test."""
+
+from __future__ import annotations
+
+import time
+from itertools import takewhile
+
+from rammer.testing.graphs.campaign import Key, Plan, Search, Tally
+
+
+def campaign(plan: Plan) -> Tally:
+    """What of ``plan`` its time allows."""
+    total, search, known = Tally(), Search(plan), set[Key]()
+    try:
+        for start in takewhile(lambda _: time.monotonic() < plan.end, plan.starts()):
+            for part in search.batch(start, known):
+                total.add(part)
+    finally:
+        search.judge.outside.close()
+    return total

@@ -7,6 +7,7 @@ Nothing quoted depends on the machine: the simulator has 8 tiles here and the ro
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import re
@@ -298,6 +299,31 @@ def test_linked_files_exist(document: str) -> None:
 def test_make_targets_in_documents_exist(document: str) -> None:
     rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)`", (ROOT / document).read_text())) <= rules
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_modules_and_files_that_documents_name_exist(document: str) -> None:
+    text = QUOTATION.sub("", (ROOT / document).read_text())
+    for name in set(re.findall(r"(?<![\w./-])rammer(?:_cuda|_rocm|_ipu_sim)?(?:\.\w+)+", text)):
+        assert found(name), f"{document} names {name}"
+    roots = (ROOT, ROOT / "core", ROOT / "core/rammer", *(ROOT / "plugins").iterdir(), ROOT / "docs", ROOT / "benchmarks",
+             ROOT / "plugins/cuda/rammer_cuda", ROOT / "core/rammer/plugin-template", ROOT / "tests/c_plugin")  # fmt: skip
+    for path in set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+(?:/|\.py)?)`", text)) - {"docs/_build/html"}:
+        assert any((root / path).exists() for root in roots), f"{document} names {path}"
+
+
+def found(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            here: Any = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            here = getattr(here, part, None)
+        return here is not None
+    return False
 
 
 def test_every_result_file_is_on_the_results_page() -> None:

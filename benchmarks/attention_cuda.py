@@ -19,7 +19,7 @@ import rammer
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.attention.cost import attention_candidates
+from rammer_cuda.attention.cost import ATTENTION
 from rammer_cuda.attention.recognise import attention_of
 from rammer_cuda.backend import CudaBackend, open_backend
 
@@ -55,7 +55,7 @@ def blocks(operator: ROperator, binding: Binding) -> None:
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
     print(f"attention of {attention_of(operator, binding).heads} heads; config, predicted and measured us of all its tasks")
-    for seconds, tiled in attention_candidates(operator, binding, backend.gpu, 40):
+    for seconds, tiled in backend.choices(operator, binding, ATTENTION):
         kernel = backend.kernel(tiled, binding)
         _, crowded = backend.profiler.task_time(kernel, binding)
         rounds = -(-tiled.task_count // backend.vdevice.veus)

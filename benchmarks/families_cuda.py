@@ -69,9 +69,8 @@ def choices(backend: Any, operator: ROperator, binding: Binding, count: int) -> 
 
 def _concerns(backend: Any, operator: ROperator, binding: Binding) -> bool:
     """Whether the operator is no large matrix product."""
-    from rammer_cuda.backend import CHOOSERS
-
-    return operator.main.kind != "contraction" or any(c(operator, binding, backend.gpu, 1) for c in CHOOSERS)
+    others = [f for f in backend.usable if f.name and f.first is None and not f.product]
+    return operator.main.kind != "contraction" or any(True for _ in backend.choices(operator, binding, *others))
 
 
 def measure(backend: Any, listed: list[Found], count: int, limit: float) -> list[dict[str, Any]]:

@@ -91,19 +91,17 @@ def rows_aligned() -> None:
 
 def unstored_product() -> None:
     """A cell of one bare product leaves its result in shared memory."""
-    import rammer_cuda.source
-
-    honest = rammer_cuda.source.MAKERS["cell"]
+    import rammer_cuda.families as families
 
     def faulty(*arguments: Any) -> Any:
-        kernel = honest(*arguments)
+        kernel = families.CELL.kernel(*arguments)
         if any(not c.reduce for c in arguments[0].computes):
             return kernel
         lines = kernel.text.splitlines(keepends=True)
         stores = [i for i, line in enumerate(lines) if re.search(r"^\s*p\d+\[.*\] = ", line)]
         return replace(kernel, text="".join(line for i, line in enumerate(lines) if i not in stores))
 
-    rammer_cuda.source.MAKERS["cell"] = faulty
+    families._BY_NAME["cell"] = replace(families.CELL, kernel=faulty)
 
 
 def opencl(edit: Edit) -> Plant:

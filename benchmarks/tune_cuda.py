@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -114,16 +115,10 @@ def blocked(operator: ROperator, binding: Binding) -> tuple[int, int, bool]:
 def choices_of(operator: ROperator, binding: Binding, backend, families: list[str], count: int, sample: int) -> list:
     """The best predicted ``count`` candidates of every family (of all together without ``families``), and ``sample`` more
     of each at random."""
-    from rammer_cuda.chain.kernel import chain_candidates
-    from rammer_cuda.contraction.choose import Choice, gemm_candidates
-    from rammer_cuda.contraction.choose_wide import wide_candidates
-
-    gpu, most = backend.gpu, 200 if sample else 4 * count
-    found = [Choice(o, seconds) for seconds, o in chain_candidates(operator, binding, gpu)]
-    found += gemm_candidates(operator, binding, gpu, most)
-    found += wide_candidates(operator, binding, gpu, most) if gpu.warpgroups else []
-    groups = [[c for c in found if c.operator.family == f] for f in families]
-    groups = groups or [sorted(found, key=lambda c: c.seconds)]
+    of_products = [f for f in backend.usable if f.product or f.name == "gemm_chain"]
+    groups = [[f for f in of_products if f.name == name] for name in families] or [of_products]
+    most = 200 if sample else count
+    groups = [list(islice(backend.choices(operator, binding, *group), most)) for group in groups]
     return [c for g in groups for c in (*g[:count], *random.sample(g[count:], min(sample, len(g[count:]))))]
 
 

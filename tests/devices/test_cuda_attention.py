@@ -103,7 +103,7 @@ def reference(operator: ROperator, values: dict[str, Array]) -> Array:
 
 def blocks(case: Case) -> list[ROperator]:
     """Blocks of every number of warps, chunks and stages that fit, one each."""
-    found = attention_candidates(*case, target("sm_90a").gpu, 1000)
+    found = attention_candidates(*case, target("sm_90a").gpu)
     return list({(o.config[0][1], o.config[1][1]): o for _, o in reversed(found)}.values())
 
 

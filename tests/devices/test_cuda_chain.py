@@ -18,14 +18,14 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
+from cuda_choices import WARPGROUPS, choices
 from products import CASES, conv
 
 from rammer.codegen.task import Unsuited
 
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.chain.kernel import chain_candidates
+from rammer_cuda.chain.kernel import CHAIN
 from rammer_cuda.chain.recognise import chain_of
-from rammer_cuda.contraction.choose_wide import wide_candidates
 from rammer_cuda.contraction.halo import halo_of
 from rammer_cuda.contraction.kernel import contraction
 from rammer_cuda.contraction.packing import cores
@@ -97,7 +97,7 @@ def test_core_matrices_are_eight_columns_of_sixteen_bytes() -> None:
 def test_machine_code_of_the_wide_family(case: str) -> None:
     backend, (operator, binding) = target(), WIDE[case]
     found = {}
-    for choice in wide_candidates(operator, binding, backend.gpu, 60):
+    for choice in choices(backend, operator, binding, WARPGROUPS, 60):
         config = dict(choice.operator.config)
         found.setdefault((config["split"] > 1, config["patch"]), choice.operator)
     assert found
@@ -109,7 +109,7 @@ def test_machine_code_of_the_wide_family(case: str) -> None:
 
 def test_two_variable_operands_are_not_for_the_wide_family() -> None:
     operator, binding = CASES["matmul"]
-    assert not wide_candidates(operator, binding, target().gpu, 4)
+    assert not choices(target(), operator, binding, WARPGROUPS, 4)
     with pytest.raises(Unsuited, match="constant"):
         contraction(replace(operator, tile=(37, 52), family="gemm_wgmma3"), binding)
 
@@ -144,9 +144,9 @@ def test_a_patch_covers_every_window_once() -> None:
 @pytest.mark.parametrize("case", sorted(CHAINS))
 def test_machine_code_of_chains(case: str) -> None:
     backend, (operator, binding) = target(), CHAINS[case]
-    choices = chain_candidates(operator, binding, backend.gpu)
-    assert choices
-    resources = backend.resources(choices[0][1], binding)
+    found = choices(backend, operator, binding, (CHAIN,))
+    assert found
+    resources = backend.resources(found[0].operator, binding)
     assert resources.spills <= 160
     assert resources.local_bytes <= backend.gpu.shared
 
@@ -189,10 +189,10 @@ def agrees(operator: ROperator, binding: Binding, tolerance: float) -> None:
 @pytest.mark.parametrize("case", sorted(WIDE))
 def test_the_wide_family_agrees_with_float64(case: str) -> None:
     operator, binding = WIDE[case]
-    choices = wide_candidates(operator, binding, target().gpu, 200)
+    found = choices(target(), operator, binding, WARPGROUPS)
     rng = np.random.default_rng()
-    kinds = {(c.operator.config[2][1] > 1, c.operator.config[3][1]): c.operator for c in choices}
-    some = [choices[int(i)].operator for i in rng.choice(len(choices), min(6, len(choices)), replace=False)]
+    kinds = {(c.operator.config[2][1] > 1, c.operator.config[3][1]): c.operator for c in found}
+    some = [found[int(i)].operator for i in rng.choice(len(found), min(6, len(found)), replace=False)]
     for tiled in (*kinds.values(), *some):
         agrees(tiled, binding, 2e-6)
 
@@ -201,5 +201,5 @@ def test_the_wide_family_agrees_with_float64(case: str) -> None:
 @pytest.mark.parametrize("case", sorted(CHAINS))
 def test_chains_agree_with_float64(case: str) -> None:
     operator, binding = CHAINS[case]
-    for _, tiled in chain_candidates(operator, binding, target().gpu):
+    for _, tiled in choices(target(), operator, binding, (CHAIN,)):
         agrees(tiled, binding, 3e-7 * len(operator.computes))

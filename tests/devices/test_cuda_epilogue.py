@@ -17,7 +17,7 @@ from rammer.testing.cases import Case
 from rammer.testing.host_cuda import COMPILER
 from rammer.testing.single import Subject, subjects, trial_of
 
-from rammer_cuda.backend import PRODUCTS
+from rammer_cuda.contraction.products import PRODUCTS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
@@ -31,9 +31,9 @@ def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperat
     """The kernels of every product of the case that a residual follows, at most ``each`` of a family."""
     search = HostSearch("sm_90a")
     for subject in subjects(Case.parse(text), search.backend):
-        left = dict.fromkeys(PRODUCTS, each)
+        left = {f.name: each for f in PRODUCTS}
         for tiled in search.backend.offered(subject.operator, subject.binding):
-            if left.get(tiled.family) and search.backend._fits(tiled, subject.binding):
+            if left.get(tiled.family) and search.backend.fits(tiled, subject.binding):
                 made = task_kernel(tiled, subject.binding)
                 left[tiled.family] -= 1
                 if late(made, subject):
@@ -76,7 +76,7 @@ def test_no_row_waits_for_memory_behind_the_store_of_another() -> None:
             for loop in innermost_loops(kernel.text):
                 both = [any(re.search(rf"\bp{k}\b", loop) for k in group) for group in (stored, late(kernel, subject))]
                 assert both != [True, True], f"{tiled.head()}\n{loop}"
-    assert seen == PRODUCTS
+    assert seen == {f.name for f in PRODUCTS}
 
 
 def chosen(whole: bool) -> tuple[TaskKernel, ROperator, Subject]:

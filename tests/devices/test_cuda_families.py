@@ -18,6 +18,7 @@ from rammer.testing.host_cuda import COMPILER, host_arguments, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
+from cuda_choices import OTHERS, choices, others
 from families import (
     CASES,
     HALVES,
@@ -33,12 +34,19 @@ from families import (
     softmax,
 )
 
-from rammer_cuda.backend import CHOOSERS, CudaBackend, open_backend
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.family import Family
 from rammer_cuda.kernels.frame import VECTOR
-from rammer_cuda.rows.gemv import gemv_candidates, matvec_of
-from rammer_cuda.rows.rowwise import rowwise_candidates
+from rammer_cuda.rows.gemv import GEMV, matvec_of
+from rammer_cuda.rows.rowwise import ROWWISE
 from rammer_cuda.source import task_kernel
-from rammer_cuda.window.kernel import window_candidates, window_of
+from rammer_cuda.window.kernel import WINDOW, window_of
+
+
+def target() -> CudaBackend:
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    assert isinstance(backend, CudaBackend)
+    return backend
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -46,7 +54,7 @@ from rammer_cuda.window.kernel import window_candidates, window_of
 def test_machine_code(case: str, target: str) -> None:
     backend = open_backend(OpenOptions(target=target))
     assert isinstance(backend, CudaBackend)
-    found = [o for choose in CHOOSERS for _, o in choose(*CASES[case], backend.gpu, 3)]
+    found = others(backend, *CASES[case], 3)
     assert found
     for tiled in found[:3]:
         resources = backend.resources(tiled, CASES[case][1])
@@ -54,13 +62,10 @@ def test_machine_code(case: str, target: str) -> None:
         assert 10 <= resources.registers <= 255
 
 
-@pytest.mark.parametrize(
-    ("cases", "choose"), [(ROWS | MAPS, rowwise_candidates), (VECTORS, gemv_candidates), (WINDOWS, window_candidates)]
-)
-def test_families_keep_to_their_operators(cases: dict[str, Case], choose: object) -> None:
-    device = open_backend(OpenOptions(target="sm_90a")).gpu
+@pytest.mark.parametrize(("cases", "family"), [(ROWS | MAPS, ROWWISE), (VECTORS, GEMV), (WINDOWS, WINDOW)])
+def test_families_keep_to_their_operators(cases: dict[str, Case], family: Family) -> None:
     for case in cases.values():
-        assert [bool(c(*case, device, 1)) for c in CHOOSERS] == [c is choose for c in CHOOSERS]
+        assert [bool(choices(target(), *case, (f,), 1)) for f in OTHERS] == [f is family for f in OTHERS]
 
 
 def test_candidates_start_with_one_of_each_family() -> None:
@@ -134,13 +139,12 @@ def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_kernels_agree_with_float64_on_the_host(case: str) -> None:
-    device = open_backend(OpenOptions(target="sm_90a")).gpu
     untiled, binding = CASES[case]
     rng = np.random.default_rng()
-    choices = [o for choose in CHOOSERS for _, o in choose(untiled, binding, device, 200)]
-    choices = [o for o in choices if task_kernel(o, binding).threads <= 256] or choices
-    for i in rng.choice(len(choices), min(3, len(choices)), replace=False):
-        tiled = choices[int(i)]
+    found = others(target(), untiled, binding, 200)
+    found = [o for o in found if task_kernel(o, binding).threads <= 256] or found
+    for i in rng.choice(len(found), min(3, len(found)), replace=False):
+        tiled = found[int(i)]
         given = {n: _random(binding.types[n], rng) for n in tiled.inputs}
         kernel = task_kernel(tiled, binding)
         arguments = host_arguments(kernel.arguments, given)
@@ -180,10 +184,10 @@ def test_every_family_agrees_with_float64(case: str) -> None:
     assert isinstance(backend, CudaBackend)
     untiled, binding = CASES[case]
     rng = np.random.default_rng()
-    choices = [o for choose in CHOOSERS for _, o in choose(untiled, binding, backend.gpu, 200)]
-    assert choices
-    for i in rng.choice(len(choices), min(10, len(choices)), replace=False):
-        tiled = choices[int(i)]
+    found = others(backend, untiled, binding, 200)
+    assert found
+    for i in rng.choice(len(found), min(10, len(found)), replace=False):
+        tiled = found[int(i)]
         program, constants = whole_program(tiled, binding)
         inputs = {p.external: _random(binding.types[p.tensor], rng) for p in program.inputs}
         want = _reference(tiled, constants | inputs)
@@ -203,27 +207,29 @@ def test_a_nan_stays_in_its_row(case: str) -> None:
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
     untiled, binding = CASES[case]
-    for choose in CHOOSERS:
-        for _, tiled in choose(untiled, binding, backend.gpu, 2):
-            program, constants = whole_program(tiled, binding)
-            inputs = {p.external: np.ones(binding.types[p.tensor].shape, np.float32) for p in program.inputs}
-            inputs["x"].reshape(-1)[-1] = np.nan
-            want = _reference(tiled, constants | inputs)
-            loaded = backend.load(program, constants)
-            have = loaded.run(inputs).outputs["y"]
-            loaded.close()
-            assert np.array_equal(np.isnan(have), np.isnan(want)), tiled.head()
-            assert not np.isnan(have).all()
+    found = others(backend, untiled, binding, 2)
+    assert found
+    for tiled in found:
+        program, constants = whole_program(tiled, binding)
+        inputs = {p.external: np.ones(binding.types[p.tensor].shape, np.float32) for p in program.inputs}
+        inputs["x"].reshape(-1)[-1] = np.nan
+        want = _reference(tiled, constants | inputs)
+        loaded = backend.load(program, constants)
+        have = loaded.run(inputs).outputs["y"]
+        loaded.close()
+        assert np.array_equal(np.isnan(have), np.isnan(want)), tiled.head()
+        assert not np.isnan(have).all()
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(HALVES))
 def test_float16_is_rounded_once(case: str) -> None:
     """Values of float16 compute in float32; only the store rounds."""
-    device = open_backend(OpenOptions(target="sm_90a")).gpu
     untiled, binding = HALVES[case]
     given = {"x": np.random.default_rng().standard_normal(binding.types["x"].shape).astype(np.float16)}
-    for tiled in [o for choose in CHOOSERS for _, o in choose(untiled, binding, device, 3)]:
+    found = others(target(), untiled, binding, 3)
+    assert found
+    for tiled in found:
         kernel = task_kernel(tiled, binding)
         arguments = host_arguments(kernel.arguments, given)
         have = run_on_host(kernel.text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
@@ -233,24 +239,20 @@ def test_float16_is_rounded_once(case: str) -> None:
 
 
 def test_rows_apart_are_predicted_slower() -> None:
-    device = open_backend(OpenOptions(target="sm_90a")).gpu
-    near, apart = ROWS["softmax"], channel_softmax(128, 37)
-    best = [rowwise_candidates(*case, device, 1)[0][0] for case in (softmax(4096, 128), channel_softmax(128, 4096))]
-    assert best[0] < best[1]
-    assert rowwise_candidates(*near, device, 1)
-    assert rowwise_candidates(*apart, device, 1)
+    def best(case: Case) -> float:
+        return choices(target(), *case, (ROWWISE,), 1)[0].seconds
+
+    assert best(softmax(4096, 128)) < best(channel_softmax(128, 4096))
+    assert best(ROWS["softmax"]) and best(channel_softmax(128, 37))
 
 
 def test_vectors_need_aligned_rows() -> None:
-    device = open_backend(OpenOptions(target="sm_90a")).gpu
     for name, wanted in (("softmax", True), ("odd softmax", False)):
         case = ROWS[name]
-        vectors = {dict(o.config)["vector"] for _, o in rowwise_candidates(*case, device, 50)}
+        vectors = {dict(o.config)["vector"] for _, o in choices(target(), *case, (ROWWISE,), 50)}
         assert (VECTOR in vectors) is wanted
     shifted, binding = ROWS["softmax"]
     moved = replace(binding, storages={n: replace(s, offset=2) for n, s in binding.storages.items()})
-    from rammer_cuda.rows.rowwise import rowwise
-
-    best = next(o for _, o in rowwise_candidates(shifted, moved, device, 50) if dict(o.config)["vector"] == VECTOR)
-    assert "float4" not in rowwise(best, moved).text
-    assert "float4" in rowwise(best, binding).text
+    best = next(o for _, o in choices(target(), shifted, moved, (ROWWISE,), 50) if dict(o.config)["vector"] == VECTOR)
+    assert "float4" not in ROWWISE.kernel(best, moved).text
+    assert "float4" in ROWWISE.kernel(best, binding).text

@@ -13,11 +13,12 @@ from rammer.ir.evaluate import evaluate
 
 pytest.importorskip("cuda.bindings")
 
+from cuda_choices import WARPS, choices
+
 from rammer.codegen.contraction import product_of, roles_of
 from rammer.codegen.task import Unsuited
 
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.contraction.choose import gemm_candidates
 from rammer_cuda.contraction.depth import depth_of
 from rammer_cuda.contraction.packing import pack
 
@@ -29,7 +30,7 @@ def test_machine_code(case: str, target: str) -> None:
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES[case]
     found = {}
-    for choice in gemm_candidates(operator, binding, backend.gpu, 200):
+    for choice in choices(backend, operator, binding, WARPS):
         found.setdefault((choice.operator.family, dict(choice.operator.config)["split"] > 1), choice.operator)
     assert {family for family, _ in found} == {"gemm", "gemm_tf32x3"}
     assert target == "sm_90a" or not any(split for _, split in found), "clusters need compute capability 9.0"
@@ -74,9 +75,9 @@ def test_every_family_agrees_with_float64(case: str) -> None:
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES[case]
     rng = np.random.default_rng()
-    choices = gemm_candidates(operator, binding, backend.gpu, 200)
-    for i in rng.choice(len(choices), min(8, len(choices)), replace=False):
-        tiled = choices[int(i)].operator
+    found = choices(backend, operator, binding, WARPS)
+    for i in rng.choice(len(found), min(8, len(found)), replace=False):
+        tiled = found[int(i)].operator
         program, constants = whole_program(tiled, binding)
         # Positive values, as after a ReLU: a biased rounding shows only in sums of one sign.
         constants = {n: np.abs(v) for n, v in constants.items()}

@@ -15,12 +15,13 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
+from cuda_choices import WARPS, choices
+
 from rammer.codegen.contraction import product_of
 from rammer.codegen.task import Unsuited
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.cell.recognise import cell_candidates
-from rammer_cuda.contraction.choose import gemm_candidates
 from rammer_cuda.contraction.instruction import MMA_F16
 from rammer_cuda.contraction.kernel import Contraction
 from rammer_cuda.contraction.operand import HALVES
@@ -50,8 +51,7 @@ def asked(case: str, precision: str) -> tuple[ROperator, Binding]:
 def chosen(backend: CudaBackend, case: str, precision: str, count: int = 200) -> tuple[list[ROperator], Binding]:
     """All tiled candidates of the family that is new in ``precision``."""
     operator, binding = asked(case, precision)
-    choices = gemm_candidates(operator, binding, backend.gpu, count)
-    return [c.operator for c in choices if c.operator.family == NEW[precision]], binding
+    return [c.operator for c in choices(backend, operator, binding, WARPS, count) if c.operator.family == NEW[precision]], binding
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -76,7 +76,7 @@ def test_tf32_is_never_offered_unasked() -> None:
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES["three by three"]
     for precision, families in (("float32", {"gemm", "gemm_tf32x3"}), ("tf32", {"gemm", "gemm_tf32"})):
-        offered = gemm_candidates(operator, replace(binding, precision=precision), backend.gpu, 400)
+        offered = choices(backend, operator, replace(binding, precision=precision), WARPS, 400)
         assert {c.operator.family for c in offered} == families
     assert "gemm_tf32" not in {o.family for o in backend.candidates(operator, binding)}
 
@@ -94,8 +94,8 @@ def test_families_refuse_other_element_types() -> None:
     with pytest.raises(Unsuited, match="a mixture of float16, float64"):
         product_of(tiled, double, "float16")
     device = TARGETS["sm_90a"]
-    assert gemv_candidates(*CASES["row"], device, 1), "or the next line says nothing"
-    assert not gemv_candidates(*asked("row", "float16"), device, 1)
+    assert gemv_candidates(*CASES["row"], device), "or the next line says nothing"
+    assert not gemv_candidates(*asked("row", "float16"), device)
     assert not cell_candidates(*asked("row", "float16"), device)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -23,19 +23,16 @@ from rammer.testing.host_cuda import COMPILER, host_arguments, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
+from cuda_choices import WARPGROUPS, WARPS, choices
 from host_wgmma import run_warpgroups
 
-from rammer_cuda.attention.cost import attention_candidates
-from rammer_cuda.backend import CHOOSERS, GENERIC_SHARE, CudaBackend, open_backend
-from rammer_cuda.cell.recognise import cell_candidates
-from rammer_cuda.chain.kernel import chain_candidates
-from rammer_cuda.contraction.choose import Choice, gemm_candidates
-from rammer_cuda.contraction.choose_wide import wide_candidates
+from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.device import source
+from rammer_cuda.families import FAMILIES
+from rammer_cuda.family import Family
+from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
-
-Choose = Callable[..., list[Choice]]
 
 #: The device functions that the FFMA family calls. As on the device, a copy arrives when its group is waited for, no earlier.
 HOST = """
@@ -69,11 +66,10 @@ def backend_of(target: str) -> CudaBackend:
 def choices_of(case: str, backend: CudaBackend) -> list[ROperator]:
     """Tiled versions in every family that takes a prologue; the wide ones both with patches and without."""
     operator, binding = PROLOGUES[case]
-    found = gemm_candidates(operator, binding, backend.gpu, 200)
-    found += gemm_candidates(operator, replace(binding, precision="tf32"), backend.gpu, 60)
+    rounded = replace(binding, precision="tf32")
+    found = choices(backend, operator, binding, WARPS, 200) + choices(backend, operator, rounded, WARPS, 60)
     if backend.gpu.warpgroups:
-        found += wide_candidates(operator, binding, backend.gpu, 40)
-        found += wide_candidates(operator, replace(binding, precision="tf32"), backend.gpu, 40)
+        found += choices(backend, operator, binding, WARPGROUPS, 40) + choices(backend, operator, rounded, WARPGROUPS, 40)
     return [c.operator for c in found]
 
 
@@ -110,13 +106,10 @@ def test_the_operand_is_the_tensor_behind_the_maps() -> None:
 
 def test_families_that_know_no_maps_decline() -> None:
     operator, binding = PROLOGUES["pointwise"]
-    device = open_backend(OpenOptions(target="sm_90a")).gpu
     with pytest.raises(Unsuited, match="maps before the contraction"):
         roles_of(operator, binding)
-    assert not any(choose(operator, binding, device, 1) for choose in (*CHOOSERS,))
-    assert not chain_candidates(operator, binding, device)
-    assert not attention_candidates(operator, binding, device, 1)
-    assert not cell_candidates(operator, binding, device)
+    several = [f for f in FAMILIES if f.name and not f.product]
+    assert several and not choices(backend_of("sm_90a"), operator, binding, several, 1)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +172,7 @@ def ffma_on_host(kernel: TaskKernel) -> str:
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
     operator, binding = PROLOGUES[case]
-    found = [c.operator for c in gemm_candidates(operator, binding, backend_of("sm_80").gpu, 200)]
+    found = [c.operator for c in choices(backend_of("sm_80"), operator, binding, WARPS)]
     found = [o for o in found if o.family == "gemm" and task_kernel(o, binding).threads <= 128]
     rng = np.random.default_rng()
     for i in rng.choice(len(found), min(3, len(found)), replace=False):
@@ -200,7 +193,7 @@ def test_warpgroup_kernels_agree_with_float64_on_the_host(case: str, precision: 
     """With one warpgroup that copies and with two, with patches and without; buffers are soon used again."""
     operator, binding = PROLOGUES[case]
     rng = np.random.default_rng()
-    best = wide_candidates(operator, replace(binding, precision=precision), backend_of("sm_90a").gpu, 1)[0].operator
+    best = choices(backend_of("sm_90a"), operator, replace(binding, precision=precision), WARPGROUPS, 1)[0].operator
     for copiers, patch in product((1, 2), (0, 1) if case == "three by three" else (0,)):
         other = {"split": 1, "stages": 2 + copiers, "copiers": copiers, "patch": patch}
         tiled = replace(best, config=tuple((n, other.get(n, v)) for n, v in best.config))
@@ -218,14 +211,14 @@ def test_the_rate_says_who_takes_maps() -> None:
     half = {n: TensorType("float16", t.shape) for n, t in binding.types.items()}
     computes = tuple(replace(c, dtype="float16") for c in operator.computes)
     narrow = replace(binding, types=half, storages=storages)
-    assert backend.rate(replace(operator, computes=computes), narrow) == GENERIC_SHARE
+    assert backend.rate(replace(operator, computes=computes), narrow) == SHARE
 
 
-@pytest.mark.parametrize("choose", [gemm_candidates, wide_candidates])
-def test_maps_cost_something(choose: Choose) -> None:
+@pytest.mark.parametrize("families", [WARPS, WARPGROUPS])
+def test_maps_cost_something(families: tuple[Family, ...]) -> None:
     backend, (operator, binding) = backend_of("sm_90a"), PROLOGUES["pointwise"]
     binding = replace(binding, storages=everything(binding))
-    tiled = choose(operator, binding, backend.gpu, 1)[0].operator
+    tiled = choices(backend, operator, binding, families, 1)[0].operator
     bare = replace(tiled, computes=tiled.computes[2:], connections=tiled.connections[2:])
     assert backend.kernel(bare, binding).crowded < backend.kernel(tiled, binding).crowded
     assert backend.kernel(tiled, binding).crowded < 1.5 * backend.kernel(bare, binding).crowded

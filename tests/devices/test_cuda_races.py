@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cuda_choices import WARPGROUPS, WARPS, choices, others
 from host_wgmma import race_of_warpgroups
 from products import CASES as PRODUCTS
 from products import PROLOGUES
 from test_cuda_attention import CASES as ATTENTIONS
 from test_cuda_attention import SMALL, blocks
 from test_cuda_families import CASES as FAMILIES
-from test_cuda_families import CHOOSERS, ROWS, VECTORS
+from test_cuda_families import ROWS, VECTORS
 from test_cuda_prologue import backend_of, ffma_on_host
 from test_cuda_single import ALL, TF32, alone, backend, given, kinds
 from warps import race_of_warps
@@ -30,8 +31,6 @@ from rammer.ir.types import TensorType
 from rammer.testing.host_cuda import COMPILER, HostArgument, find_race, host_arguments
 
 from rammer_cuda.attention.kernel import attention
-from rammer_cuda.contraction.choose import gemm_candidates
-from rammer_cuda.contraction.choose_wide import wide_candidates
 from rammer_cuda.rows.gemv import matvec_of, strips_of
 from rammer_cuda.source import task_kernel
 
@@ -52,7 +51,7 @@ def sanitizer() -> None:
 def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
     """Kernels of warpgroup products: one of every kind, not split over a cluster."""
     operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
-    return kinds([alone(c) for c in wide_candidates(operator, binding, backend().gpu, 60)]), binding
+    return kinds([alone(c) for c in choices(backend(), operator, binding, WARPGROUPS, 60)]), binding
 
 
 # Copies that arrive late, or products that do, in turns: `make test-all` takes them the other way round as well.
@@ -97,8 +96,7 @@ def overlap(tiled: ROperator, binding: Binding) -> bool:
 def test_families_that_reduce_across_threads(case: str) -> None:
     """Windows and maps are left out, and of ``gemv`` the choices whose strips overlap."""
     operator, binding = FAMILIES[case]
-    found = [o for choose in CHOOSERS for _, o in choose(operator, binding, backend().gpu, 200)]
-    found = [o for o in found if o.family != "gemv" or not overlap(o, binding)]
+    found = [o for o in others(backend(), operator, binding, 200) if o.family != "gemv" or not overlap(o, binding)]
     assert found
     tiled = found[int(np.random.default_rng().integers(len(found)))]
     kernel = task_kernel(tiled, binding)
@@ -118,7 +116,7 @@ def test_attention(case: str) -> None:
 def test_products_of_threads(case: str) -> None:
     """``gemm``, without the maps before it and with them. Before sm_90 no sum is split over a cluster."""
     for operator, binding in (PRODUCTS[case], PROLOGUES[case]):
-        found = [c.operator for c in gemm_candidates(operator, binding, backend_of("sm_80").gpu, 200)]
+        found = [c.operator for c in choices(backend_of("sm_80"), operator, binding, WARPS)]
         found = [o for o in found if o.family == "gemm"]
         tiled = found[int(np.random.default_rng().integers(len(found)))]
         kernel = task_kernel(tiled, binding)

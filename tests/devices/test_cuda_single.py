@@ -15,6 +15,7 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
+from cuda_choices import WARPGROUPS, choices
 from families import operator as from_text
 from host_wgmma import run_warpgroups
 from products import CASES, conv, matmul
@@ -25,13 +26,12 @@ from rammer.testing.host_cuda import COMPILER
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.contraction.choose import Choice
-from rammer_cuda.contraction.choose_wide import WIDE_FAMILIES, wide_candidates
 from rammer_cuda.contraction.kernel import Contraction, contraction
 from rammer_cuda.contraction.operand import HALF_CORES
 from rammer_cuda.contraction.packing import cores, rounded_to_tf32
 from rammer_cuda.contraction.pipeline import Producers
 from rammer_cuda.contraction.warpgroup import WGMMA_F16
+from rammer_cuda.family import Choice
 from rammer_cuda.source import task_kernel, translation_unit
 
 Case = tuple[ROperator, Binding]
@@ -70,10 +70,10 @@ def backend() -> CudaBackend:
     return found
 
 
-def kinds(choices: list[Choice]) -> list[ROperator]:
+def kinds(offered: list[Choice]) -> list[ROperator]:
     """One candidate of every kind: split or not, with patches or not, rows or columns a warpgroup's, warpgroups."""
     found: dict[tuple[object, ...], ROperator] = {}
-    for c in choices:
+    for c in offered:
         config = dict(c.operator.config)
         found.setdefault((config["split"] > 1, config["patch"], config.get("down"), config["bk"]), c.operator)
     return list(found.values())
@@ -83,7 +83,7 @@ def alone(choice: Choice) -> Choice:
     """The same with the whole sum in one block, and in as few buffers as there may be: each is soon used again."""
     few = {"split": 1, "stages": 3, "copiers": 1}
     config = tuple((n, few.get(n, v)) for n, v in choice.operator.config)
-    return replace(choice, operator=replace(choice.operator, config=config))
+    return choice._replace(operator=replace(choice.operator, config=config))
 
 
 def given(tiled: ROperator, binding: Binding, positive: bool = False) -> dict[str, Array]:
@@ -121,7 +121,7 @@ TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
 ])  # fmt: skip
 def test_kernels_on_host_threads(precision: str, case: str, late_copies: tuple[bool, bool]) -> None:
     operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
-    found = kinds([alone(c) for c in wide_candidates(operator, binding, backend().gpu, 60)])
+    found = kinds([alone(c) for c in choices(backend(), operator, binding, WARPGROUPS, 60)])
     assert found
     for tiled, late in zip((found[0], found[:2][-1]), late_copies, strict=True):
         kernel = task_kernel(tiled, binding)
@@ -146,7 +146,7 @@ def test_core_matrices_of_float16_hold_eight_products_of_a_column() -> None:
 @pytest.mark.parametrize("down", [False, True])
 def test_operands_stay_in_the_order_in_which_they_come(case: str, turned: tuple[bool, bool], down: bool) -> None:
     operator, binding = HALVES[case]
-    found = next(c.operator for c in wide_candidates(operator, binding, backend().gpu, 200)
+    found = next(c.operator for c in choices(backend(), operator, binding, WARPGROUPS)
                  if dict(c.operator.config)["down"] == down)  # fmt: skip
     text = task_kernel(found, binding).text
     swapped = turned if down else turned[::-1]
@@ -158,7 +158,7 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
     """Eight threads of a quarter warp write 128 consecutive bytes: every bank once; and all copies fill the block."""
     case = "scores" if deep else "turned"
     operator, binding = HALVES[case]
-    found = next(c.operator for c in wide_candidates(operator, binding, backend().gpu, 200)
+    found = next(c.operator for c in choices(backend(), operator, binding, WARPGROUPS)
                  if dict(c.operator.config)["down"])  # fmt: skip
     product = product_of(found, binding, "float16")
     pipeline = Contraction(product, binding, WGMMA_F16, WGMMA_F16.block(product)).pipeline
@@ -190,7 +190,7 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
 def test_machine_code(precision: str, case: str) -> None:
     operator, binding = ALL[precision, case]
     device = backend()
-    found = kinds(wide_candidates(operator, binding, device.gpu, 60))
+    found = kinds(choices(device, operator, binding, WARPGROUPS, 60))
     assert found and {o.family for o in found} == {FAMILY[precision]}
     for tiled in found:
         resources = device.resources(tiled, binding)
@@ -202,7 +202,7 @@ def test_machine_code(precision: str, case: str) -> None:
 
 def test_only_what_was_asked_for_is_offered() -> None:
     operator, binding = conv(512, 64, 32, 3)
-    wide = set(WIDE_FAMILIES)
+    wide = {f.name for f in WARPGROUPS}
     for precision in ("float32", "tf32"):
         offered = {o.family for o in backend().candidates(operator, replace(binding, precision=precision))}
         assert offered & wide == {FAMILY[precision]}
@@ -217,7 +217,7 @@ def test_only_what_was_asked_for_is_offered() -> None:
 
 def test_operands_without_16_bytes_together_are_refused() -> None:
     odd, binding = half(["y: f16[i:64, j:64] = sum[k:77] x[i, k] * z[j, k]"], {"x": (64, 77), "z": (64, 77)})
-    assert not wide_candidates(odd, binding, backend().gpu, 4)
+    assert not choices(backend(), odd, binding, WARPGROUPS, 4)
     tiled = replace(odd, tile=(64, 64), family="gemm_wgmma_f16", config=(("bk", 64), ("down", 1)))
     with pytest.raises(Unsuited, match="16 bytes"):
         contraction(tiled, binding)
@@ -239,10 +239,10 @@ def test_single_products_agree_with_float64(precision: str, case: str) -> None:
     operator, binding = ALL[precision, case]
     device = open_backend(OpenOptions())
     assert isinstance(device, CudaBackend)
-    choices = wide_candidates(operator, binding, device.gpu, 200)
+    offered = choices(device, operator, binding, WARPGROUPS)
     rng = np.random.default_rng()
-    some = [choices[int(i)].operator for i in rng.choice(len(choices), min(4, len(choices)), replace=False)]
-    for tiled in (*kinds(choices), *some):
+    some = [offered[int(i)].operator for i in rng.choice(len(offered), min(4, len(offered)), replace=False)]
+    for tiled in (*kinds(offered), *some):
         program, constants = whole_program(tiled, binding)
         constants = {n: np.abs(v) for n, v in constants.items()}
         given_ = given(tiled, binding, positive=True)

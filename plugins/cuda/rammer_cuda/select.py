@@ -18,6 +18,7 @@ from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.executor import CudaProgram
+from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
 from rammer_cuda.remember import Remembered
@@ -106,7 +107,7 @@ def _faster(program: RProgram, options: tuple[CudaProgram, PersistentProgram]) -
 
 def keeps_constants(program: RProgram) -> bool:
     """Whether a row runs a task with held constants more than once: what a persistent kernel can make use of."""
-    held = {o.name for o in program.operators if o.family == "cell"}
+    held = {o.name for o in program.operators if family_of(o).held}
     if not held:
         return False
     constants = {s.tensor for s in program.storages if program.buffer[s.buffer].kind == "constant"}

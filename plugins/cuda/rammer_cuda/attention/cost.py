@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Final
 
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, block_of
+from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, attention, block_of
 from rammer_cuda.attention.recognise import Attention, attention_of, tiled
 from rammer_cuda.contraction.choose import ROOM
 from rammer_cuda.contraction.families import F16, TF32X3
+from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import Gpu
 
 #: Rows of warps, and warps that share a row's keys.
@@ -28,8 +30,8 @@ START, BARRIER, JOIN, OPERATION, STORE = 1900, 60, 160, 2.0, 20.0
 L2_BYTES, THREAD_REGISTERS = 48.0, 128
 
 
-def attention_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
-    """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the operator is no attention."""
+def attention_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
+    """Tiled copies, best first; [] where the operator is no attention."""
     try:
         found = attention_of(operator, binding)
     except Unsuited:
@@ -37,10 +39,10 @@ def attention_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count:
     ranked = sorted(_choices(found, gpu), key=lambda f: (f[0], f[1].tile, f[1].config))
     leaders = {o.config[:2]: o for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0]}
     # One of every promising division into warps before the second of any: what is measured first should differ.
-    return sorted(ranked, key=lambda f: leaders.get(f[1].config[:2]) is not f[1])[:count]
+    return sorted(ranked, key=lambda f: leaders.get(f[1].config[:2]) is not f[1])
 
 
-def _choices(found: Attention, gpu: Gpu) -> Iterator[tuple[float, ROperator]]:
+def _choices(found: Attention, gpu: Gpu) -> Iterator[Choice]:
     for groups, warps, chunk, stages in product(GROUPS, WARPS, CHUNKS, (2, 3)):
         option = tiled(found, groups * ROWS, {"groups": groups, "warps": warps, "chunk": chunk, "stages": stages})
         try:
@@ -50,7 +52,7 @@ def _choices(found: Attention, gpu: Gpu) -> Iterator[tuple[float, ROperator]]:
         wasteful = (groups > 1 and (groups - 1) * ROWS >= found.rows) or chunk >= 2 * max(found.depth.extent, found.width, 16)
         fits = block.shared(len(found.reductions)) <= gpu.shared
         if fits and not wasteful and block.stages == stages:
-            yield _seconds(found, block, option, gpu) + gpu.launch, option
+            yield Choice(_seconds(found, block, option, gpu) + gpu.launch, option)
 
 
 def attention_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
@@ -84,3 +86,8 @@ def _warp(found: Attention, block: Block16) -> float:
     rows = OPERATION * work * block.fragments * 4
     stores = STORE * block.second * block.chunk * ROWS / (32 * block.warps)
     return float(first + block.second * second + rows + stores)
+
+
+ATTENTION: Final = Family("attention", dict.fromkeys(("groups", "warps", "chunk", "stages"), range(1, 1025)),
+                          attention_candidates, attention_seconds, attention, lambda gpu: gpu.tf32, most=14,
+                          first=lambda *operator: True, holds=True)  # fmt: skip

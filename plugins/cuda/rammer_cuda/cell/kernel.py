@@ -27,23 +27,9 @@ from rammer.ir.program import Storage
 
 from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_of
 from rammer_cuda.device import source
-from rammer_cuda.kernels.task import TaskKernel, origins
+from rammer_cuda.kernels.task import HeldKernel, origins
 
 PREAMBLE = source("cell")
-
-
-@dataclass(frozen=True, slots=True)
-class CellKernel(TaskKernel):
-    """A kernel in two parts: ``{name}_hold`` fetches a task's constants, ``held`` floats a thread, into registers;
-    ``{name}_step`` computes the task with them.
-
-    ``words`` are the tensors that travel as words: one more pointer each, behind the ``arguments``. A kernel with words has
-    no entry point of its own.
-    """
-
-    name: str = ""
-    held: int = 0
-    words: tuple[str, ...] = ()
 
 
 def word_span(storage: Storage) -> int:
@@ -52,7 +38,7 @@ def word_span(storage: Storage) -> int:
     return -(-(high - low) // 4) * 4
 
 
-def cell(operator: ROperator, binding: Binding, words: Collection[str] = (), plain: Collection[str] | None = None) -> CellKernel:
+def cell(operator: ROperator, binding: Binding, words: Collection[str] = (), plain: Collection[str] | None = None) -> HeldKernel:
     """The kernel of a tiled cell. Unsuited where the operator is none or a thread could not hold its weights.
 
     Vectors and outputs in ``words`` travel as such; outputs that are not in ``plain`` (None: all are) are not stored
@@ -112,7 +98,7 @@ class _CellText:
         packed = [Argument(p.weights.tensor, False, self.cell.packing(p)) for p in self.cell.parts]
         return [*packed, *(Argument(t, False) for t in read), *(Argument(t, True) for t in self.stored)]
 
-    def kernel(self) -> CellKernel:
+    def kernel(self) -> HeldKernel:
         """The finished kernel."""
         maps, unit = self._maps()
         held = self.cell.each * self.cell.share + len(unit.constant)
@@ -131,7 +117,7 @@ class _CellText:
             body += self._entry(plain, ", ".join(pointers), held)
         tables = "".join(unit.tables.values())
         name = "c_" + hashlib.sha256((tables + PREAMBLE + body).encode()).hexdigest()[:20]
-        return CellKernel(f"k_{name}", PREAMBLE + tables + body.replace("@NAME@", name), tuple(self.arguments), THREADS,
+        return HeldKernel(f"k_{name}", PREAMBLE + tables + body.replace("@NAME@", name), tuple(self.arguments), THREADS,
                           self.shared, self.shared, 1, name, held, self.words)  # fmt: skip
 
     def _entry(self, parameters: str, pointers: str, held: int) -> str:

@@ -23,6 +23,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.family import Choice
 from rammer_cuda.gpu import Gpu
 
 #: Threads of a block: with 512 a thread may have 128 registers (65,536 an SM; CUDA C++ programming guide).
@@ -135,6 +136,9 @@ def parts_of(operator: ROperator, binding: Binding) -> tuple[Part, ...]:
     """The products of a cell; Unsuited says why the operator is none."""
     if 0 in operator.anchor.shape or any(binding.types[n].dtype != "float32" for n in operator.inputs):
         raise Unsuited("not float32, or empty")
+    inside = {c.name for c in operator.computes}
+    if any(not inside.isdisjoint(c.reads) for c in operator.computes if c.reduce):
+        raise Unsuited("a product of what the task itself computes")
     parts = tuple(_part(c, binding) for c in operator.computes if c.reduce)
     if not parts or any(c.dtype != "float32" for c in operator.computes):
         raise Unsuited("no product in float32")
@@ -177,15 +181,26 @@ def _box(operator: ROperator, c: Compute, binding: Binding) -> tuple[tuple[Expr,
     return tuple(result)
 
 
+def vectors_of(operator: ROperator, binding: Binding) -> frozenset[str]:
+    """The tensors that a cell reads as vectors and in no other way."""
+    elsewhere = {t for c in operator.computes if not c.reduce for t in c.reads}
+    return frozenset(p.vector.tensor for p in parts_of(operator, binding)) - elsewhere
+
+
 def cell_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of one task that holds its weights already. Unsuited as ``cell_of``."""
+    """Predicted seconds of all tasks of a tiled cell, if their blocks hold the weights already. Unsuited as ``cell_of``."""
+    return _seconds(operator, binding, gpu) * -(-operator.task_count // gpu.sms)
+
+
+def _seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
+    """The same of one task."""
     cell = cell_of(operator, binding)
     multiplies = cell.each * cell.share * cell.rows * WARPS / 4  # issue slots of one of an SM's four schedulers
     exchanges = (cell.each * cell.rows + 5) * WARPS  # one warp's exchange a cycle
     return FIXED + (multiplies + exchanges) / gpu.model_clock
 
 
-def cell_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[ROperator]:
+def cell_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
     """Tiled copies whose weights a thread can hold, by even parts of the last axis: the fastest with the device to
     itself, the one that takes the least vEU time, then the others. [] where the operator is no cell."""
     try:
@@ -196,12 +211,12 @@ def cell_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[ROp
     for width in sorted({-(-shape[-1] // n) for n in range(1, shape[-1] + 1)}):
         tiled = replace(operator, tile=(*shape[:-1], width), family="cell", config=())
         try:
-            seconds = cell_seconds(tiled, binding, gpu)
+            seconds = _seconds(tiled, binding, gpu)
         except Unsuited:
             continue
         tasks = tiled.task_count
         found.append((seconds * -(-tasks // gpu.sms), seconds * tasks, tiled))
-    return [o for _, _, o in _thrifty_second(sorted(found, key=lambda f: f[:2]))]
+    return [Choice(s + gpu.launch, o) for s, _, o in _thrifty_second(sorted(found, key=lambda f: f[:2]))]
 
 
 def _thrifty_second(found: Sequence[tuple[float, float, ROperator]]) -> list[tuple[float, float, ROperator]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from typing import Final
 
 from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val
@@ -24,6 +25,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.chain.recognise import Chain, Layer, chain_of
 from rammer_cuda.contraction.warpgroup import preamble
 from rammer_cuda.device import source
+from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 
@@ -51,8 +53,8 @@ def gemm_chain(operator: ROperator, binding: Binding) -> TaskKernel:
     return _ChainText(chain_of(operator, binding), binding).kernel()
 
 
-def chain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[tuple[float, ROperator]]:
-    """(predicted seconds, tiled copy), best first; [] where the operator is no chain."""
+def chain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
+    """Tiled copies, best first; [] where the operator is no chain."""
     try:
         chain = chain_of(operator, binding)
     except Unsuited:
@@ -65,12 +67,16 @@ def chain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[tu
             continue
         for stages in sorted({most, min(most, 3), 2}):
             option = replace(tiled, config=(("groups", groups), ("stages", stages)))
-            found.append((chain_seconds(replace(chain, operator=option), gpu) + gpu.launch, option))
+            found.append(Choice(_seconds(replace(chain, operator=option), gpu) + gpu.launch, option))
     return sorted(found, key=lambda f: (f[0], f[1].tile, f[1].config))
 
 
-def chain_seconds(chain: Chain, gpu: Gpu) -> float:
+def chain_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled chain, without its launch."""
+    return _seconds(chain_of(operator, binding), gpu)
+
+
+def _seconds(chain: Chain, gpu: Gpu) -> float:
     config = dict(chain.operator.config)
     groups, stages = config["groups"], config["stages"]
     resident = min(_resident(chain, groups, stages), -(-chain.operator.task_count // gpu.sms))
@@ -279,3 +285,7 @@ class _ChainText:
             text.all([f"next = {value.text};", "}", *self._keep(number + 1, "e / 2 + e % 2 * 2", "next")])
         text.all(["}", "}"])
         self.tables |= unit.tables
+
+
+CHAIN: Final = Family("gemm_chain", dict.fromkeys(("groups", "stages"), range(1, 1025)), chain_candidates, chain_seconds,
+                      gemm_chain, lambda gpu: gpu.warpgroups, most=1 << 10, first=lambda *operator: True, holds=True)  # fmt: skip

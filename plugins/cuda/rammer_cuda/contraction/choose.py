@@ -7,12 +7,10 @@ barriers) is a constant. The constants were fitted to single layers measured on 
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import islice
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +22,8 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.block import Shape, shape_of
 from rammer_cuda.contraction.depth import Depth, depth_of
-from rammer_cuda.contraction.families import F16, FAMILIES, Family, TensorCost, families_of
+from rammer_cuda.contraction.families import F16, Family, TensorCost, families_of
+from rammer_cuda.family import Choice
 from rammer_cuda.gpu import Gpu
 
 #: An array of integers or floats.
@@ -62,46 +61,42 @@ L2_BYTES = 21.0
 ROOM = 227 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A tiled operator with its predicted seconds for all tasks, launch included."""
-
-    operator: ROperator
-    seconds: float
-
-
-def gemm_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[Choice]:
-    """Up to ``count`` gemm versions of ``operator``, best predicted first; [] where it is no matrix product."""
-    return _both_ways(list(islice(_expressible(gemm_choices(operator, binding, gpu), binding, gpu), count)))
-
-
-def gemm_choices(operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
+def gemm_choices(family: Family, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
     """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
     try:
         narrow = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
         roles = roles_of(operator, binding, "float16" if narrow else "float32", prologue=not narrow)
     except Unsuited:
         return
-    alike: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
-    for tile in _tiles(roles):
-        rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
-        tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
-        alike.setdefault((rows, width, tasks), []).append(tile)
+    if family not in families_of(roles, binding):
+        return
+    alike = _alike(roles.main.shape, roles.rows, roles.columns, roles.groups)
     blocks = np.array(list(alike), np.int64).reshape(-1, 3)
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
-    ranked = [_ranked(blocks, family, roles, binding, gpu) for family in families_of(roles, binding)]
-    for seconds, place, name, config in heapq.merge(*ranked, key=lambda r: r[0]):
+    for seconds, place, config in _ranked(blocks, family, roles, binding, gpu):
         for tile in places[place]:
             # Neighbours in the model's order are often equals.
-            key = (name, math.prod(tile), dict(config)["split"])
+            key = math.prod(tile), dict(config)["split"]
             seen[key] = seen.get(key, 0) + 1
             if seen[key] <= 3:
-                yield Choice(replace(operator, tile=tile, family=name, config=config), seconds)
+                yield Choice(seconds, replace(operator, tile=tile, family=family.name, config=config))
+
+
+@lru_cache(256)
+def _alike(shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...],
+           groups: frozenset[int]) -> dict[tuple[int, int, int], list[tuple[int, ...]]]:  # fmt: skip
+    """Tiles by their rows, columns and tasks: what a prediction depends on. Several families ask for the same ones."""
+    alike: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
+    for tile in _tiles(shape, rows, columns, groups):
+        height, width = (math.prod(tile[d] for d in side) for side in (rows, columns))
+        tasks = math.prod(-(-extent // t) for extent, t in zip(shape, tile, strict=True))
+        alike.setdefault((height, width, tasks), []).append(tile)
+    return alike
 
 
 def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
-            gpu: Gpu) -> Iterator[tuple[float, int, str, tuple[tuple[str, int], ...]]]:  # fmt: skip
-    """(predicted seconds, position in ``blocks``, family, config) of every possible block, sorted; ``blocks`` has the
+            gpu: Gpu) -> Iterator[tuple[float, int, tuple[tuple[str, int], ...]]]:  # fmt: skip
+    """(predicted seconds, position in ``blocks``, config) of every possible block, sorted; ``blocks`` has the
     rows, columns and number of tasks.
 
     A prediction depends on a tile by these alone, and is worked out for all blocks and configs at once: there are tens
@@ -129,7 +124,7 @@ def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
         config = configs[which]
         if family.cost is not None:
             config = (*config, ("stages", int(stages[place, which])))
-        yield float(ranked[place, which]), place, family.name, config
+        yield float(ranked[place, which]), place, config
 
 
 def _best_slices(s: Shapes, configs: Sequence[tuple[tuple[str, int], ...]], possible: Numbers) -> Numbers:
@@ -153,29 +148,12 @@ def _together(roles: Roles, binding: Binding) -> bool:
     return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
 
 
-def _both_ways(choices: list[Choice]) -> list[Choice]:
-    """The best choice with and without a split sum first: what a cluster costs is what the model knows least."""
-    split = [dict(c.operator.config)["split"] > 1 for c in choices]
-    other = next((i for i, s in enumerate(split) if s != split[0]), 0)
-    return [*choices[:1], choices[other], *choices[1:other], *choices[other + 1 :]] if other else choices
-
-
 def ring(shape: Shapes, item: int, blocks: Numbers, per_sm: Numbers) -> Numbers:
     """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
     room = ROOM // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
     steps = -(-blocks // shape.split)
     most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
     return np.asarray(np.maximum(3, most))
-
-
-def _expressible(choices: Iterable[Choice], binding: Binding, gpu: Gpu) -> Iterator[Choice]:
-    limit = gpu.shared
-    for choice in choices:
-        try:
-            if FAMILIES[choice.operator.family].make(choice.operator, binding).dynamic <= limit:
-                yield choice
-        except Unsuited:
-            continue
 
 
 @cache
@@ -227,13 +205,14 @@ def _shapes(rows: Numbers, width: Numbers, c: Mapping[str, Numbers], tensor: boo
     return Shapes(bm, bn, c["bk"], tm, tn, c.get("stages", np.array(3)), c["split"], c["slices"], works)
 
 
-def _tiles(roles: Roles) -> list[tuple[int, ...]]:
+def _tiles(shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...],
+           groups: frozenset[int]) -> list[tuple[int, ...]]:  # fmt: skip
     """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
-    shape, result = roles.main.shape, set[tuple[int, ...]]()
-    for row in tile_parts([shape[d] for d in roles.rows], ROWS[0], ROWS[-1], roles.groups):
-        for column in tile_parts([shape[d] for d in roles.columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset()):
+    result = set[tuple[int, ...]]()
+    for row in tile_parts([shape[d] for d in rows], ROWS[0], ROWS[-1], groups):
+        for column in tile_parts([shape[d] for d in columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset()):
             tile = [1] * len(shape)
-            for d, t in (*zip(roles.rows, row, strict=True), *zip(roles.columns, column, strict=True)):
+            for d, t in (*zip(rows, row, strict=True), *zip(columns, column, strict=True)):
                 tile[d] = t
             result.add(tuple(tile))
     return sorted(result)
@@ -261,9 +240,8 @@ def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
     return sorted(s for s in even | {s for s in ROWS if s < extent} if all(g % s == 0 for g in groups))
 
 
-def gemm_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
+def gemm_seconds(family: Family, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled gemm operator, without its launch."""
-    family = FAMILIES[operator.family]
     p = product_of(operator, binding, "float16" if family is F16 else "float32", prologue=family is not F16)
     shape = shape_of(p.row_count, p.width, dict(operator.config), family.cost is not None)
     depth = depth_of(p.main.reduce, shape.bk)

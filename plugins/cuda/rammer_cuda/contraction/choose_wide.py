@@ -8,10 +8,8 @@ and adding. Families with one product for one hide that chain behind their produ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Final
 
 from rammer.codegen.contraction import Roles, operand_of, product_of, roles_of, with_quotients
 from rammer.codegen.task import Unsuited
@@ -21,10 +19,11 @@ from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.block import GROUP, MOST, THREADS, Wide, wide_shape
-from rammer_cuda.contraction.choose import L2_BYTES, Choice, tile_parts, usable
+from rammer_cuda.contraction.choose import L2_BYTES, tile_parts, usable
 from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.kernel import contraction
 from rammer_cuda.contraction.warpgroup import WARPGROUPS
+from rammer_cuda.family import Choice
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -107,8 +106,6 @@ WGMMA1 = WideFamily("gemm_wgmma1", contraction, "float32", (32, 64), 8, 1, 1, 46
 WGMMA_F16 = WideFamily("gemm_wgmma_f16", contraction, "float16", (64, 128), 16, 1, 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0,
                        True, False)  # fmt: skip
 
-WIDE_FAMILIES: Final = {f.name: f for f in (WGMMA3, WGMMA1, WGMMA_F16)}
-
 
 def wide_family(dtype: str, precision: str) -> WideFamily:
     """The family for operands of ``dtype`` in the precision that the user allows."""
@@ -117,16 +114,12 @@ def wide_family(dtype: str, precision: str) -> WideFamily:
     return WGMMA1 if precision == "tf32" else WGMMA3
 
 
-def wide_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[Choice]:
-    """Up to ``count`` versions of ``operator``, best predicted first; [] where its operands are not what the family of its
-    type and precision takes."""
-    return list(islice(_expressible(wide_choices(operator, binding, gpu), binding), count))
-
-
-def wide_choices(operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
-    """The best two of every tile, best predicted first; some cannot be expressed as a kernel."""
+def wide_choices(family: WideFamily, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
+    """The best two of every tile, best predicted first; some cannot be expressed as a kernel. None where the operands or the
+    precision are another family's."""
     dtype = "float16" if any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads) else "float32"
-    family = wide_family(dtype, binding.precision)
+    if family is not wide_family(dtype, binding.precision):
+        return
     try:
         roles = roles_of(operator, binding, dtype, prologue=family.prologue)
     except Unsuited:
@@ -136,7 +129,7 @@ def wide_choices(operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Ch
     for seconds, tile, config in sorted(found):
         seen[tile] = seen.get(tile, 0) + 1
         if seen[tile] <= 2:
-            yield Choice(replace(operator, tile=tile, family=family.name, config=config), seconds)
+            yield Choice(seconds, replace(operator, tile=tile, family=family.name, config=config))
 
 
 def _ways(family: WideFamily, roles: Roles, binding: Binding) -> tuple[bool, ...]:
@@ -184,15 +177,6 @@ def _predictions(family: WideFamily, roles: Roles, down: bool,
                 known[key].append((seconds, config))
         for seconds, config in known[key]:
             yield seconds, tile, config
-
-
-def _expressible(choices: Iterable[Choice], binding: Binding) -> Iterator[Choice]:
-    for choice in choices:
-        try:
-            WIDE_FAMILIES[choice.operator.family].make(choice.operator, binding)
-        except Unsuited:
-            continue
-        yield choice
 
 
 def _tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
@@ -258,9 +242,8 @@ def _registers(family: WideFamily, shape: Wide) -> int:
     return family.registers(shape.bn if shape.down else shape.bm, shape.bk)
 
 
-def wide_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
+def wide_seconds(family: WideFamily, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    family = WIDE_FAMILIES[operator.family]
     p = product_of(operator, binding, family.dtype, prologue=family.prologue)
     shape = wide_shape(p.row_count, p.width, dict(operator.config), WARPGROUPS[family.name].runs_down(p))
     depth = depth_of(p.main.reduce, shape.bk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from rammer.codegen.contraction import Roles
 from rammer.device.manifest import Binding
@@ -80,8 +80,6 @@ TF32 = Family("gemm_tf32", contraction, FRAGMENTS, TENSOR_BLOCKS,
               TensorCost(2300, 30, 1600, 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, 8, 1))  # fmt: skip
 F16 = Family("gemm_f16", contraction, FRAGMENTS, HALF_BLOCKS,
              TensorCost(1910, 0, 1600, 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, 16, 1))  # fmt: skip
-
-FAMILIES: Final = {f.name: f for f in (FFMA, TF32X3, TF32, F16)}
 
 
 def families_of(roles: Roles, binding: Binding) -> tuple[Family, ...]:

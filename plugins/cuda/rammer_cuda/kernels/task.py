@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.task import Argument, Unsuited
+from rammer.codegen.task import Argument
 from rammer.codegen.text import digits
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
@@ -28,18 +28,23 @@ class TaskKernel:
     blocks: int = 1
 
 
-def first_possible(ranked: Sequence[tuple[float, ROperator]], make: Callable[[ROperator, Binding], TaskKernel],
-                   binding: Binding, count: int) -> Iterator[tuple[float, ROperator]]:  # fmt: skip
-    """The first ``count`` of ``ranked`` (predicted seconds, tiled operator) that ``make`` can write as a kernel."""
-    for seconds, tiled in ranked:
-        if count <= 0:
-            return
-        try:
-            make(tiled, binding)
-        except Unsuited:
-            continue
-        count -= 1
-        yield seconds, tiled
+@dataclass(frozen=True, slots=True)
+class HeldKernel(TaskKernel):
+    """A kernel in two parts: ``{name}_hold`` fetches a task's constants, ``held`` floats a thread, into registers;
+    ``{name}_step`` computes the task with them.
+
+    ``words`` are the tensors that travel as words: one more pointer each, behind the ``arguments``. A kernel with words has
+    no entry point of its own.
+    """
+
+    name: str = ""
+    held: int = 0
+    words: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The C types of what its pointers point to."""
+        return (*("float" if a.written else "const float" for a in self.arguments), *["unsigned"] * len(self.words))
 
 
 def parameter(kind: str, argument: Argument, number: int, binding: Binding) -> str:

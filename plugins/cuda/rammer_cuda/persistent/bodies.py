@@ -8,8 +8,7 @@ from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.cell.kernel import cell
-from rammer_cuda.cell.recognise import THREADS as CELL_THREADS
+from rammer_cuda.families import family_of
 from rammer_cuda.gpu import THREADS
 from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.text import Body
@@ -54,13 +53,11 @@ class Bodies:
 
     def _emit(self, operator: ROperator) -> int:
         """Note the operator's function and arguments; returns the function's number."""
-        if operator.family == "cell":
-            kernel = cell(operator, self.binding, self.flow.words.get(operator.name, ()), self.flow.stored)
-            types = ["float" if a.written else "const float" for a in kernel.arguments]
-            types += ["unsigned"] * len(kernel.words)
+        if held := family_of(operator).held:
+            kernel = held.kernel(operator, self.binding, self.flow.words.get(operator.name, ()), self.flow.stored)
             self.arguments[operator.name], self.words[operator.name] = kernel.arguments, kernel.words
-            self.threads, self.shared = max(self.threads, CELL_THREADS), max(self.shared, kernel.shared)
-            return self._number(Body(kernel.name, kernel.text, tuple(types), kernel))
+            self.threads, self.shared = max(self.threads, held.threads), max(self.shared, kernel.shared)
+            return self._number(Body(kernel.name, kernel.text, kernel.types, kernel))
         function = emit(operator, self.binding, CUDA)
         types = [CUDA.types[self.binding.types[t].dtype] for t, _ in function.arguments]
         self.arguments[operator.name] = tuple(Argument(t, w) for t, w in function.arguments)

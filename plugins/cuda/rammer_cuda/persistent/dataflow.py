@@ -17,7 +17,8 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
 from rammer.plan.overlap import overlap
 
-from rammer_cuda.cell.recognise import parts_of
+from rammer_cuda.families import family_of
+from rammer_cuda.family import Held
 from rammer_cuda.source import kinds_of, renaming
 
 #: Most bytes for buffers that share no memory; a program that needs more keeps its arena and its counters.
@@ -37,7 +38,8 @@ class Dataflow:
 
 
 def plan_words(program: RProgram, binding: Binding) -> Dataflow:
-    """Words for whatever a cell reads only as a vector of another cell; ``program`` itself where there is none."""
+    """Words for whatever a family that holds constants reads only as a vector, from an operator of one; ``program`` itself where
+    there is none."""
     private = with_private_buffers(program)
     reads = _Reads(private, binding)
     kinds = reads.kinds
@@ -78,7 +80,7 @@ def with_private_buffers(program: RProgram) -> RProgram:
 
 class _Reads:
     """Who writes what an operator reads: ``writers[operator, tensor]`` lists (operator, its output tensor);
-    ``vectors`` are the tensors that a cell reads as vectors and in no other way."""
+    ``vectors`` are the tensors that a family which holds constants reads as vectors and in no other way."""
 
     def __init__(self, program: RProgram, binding: Binding) -> None:
         self.program = program
@@ -93,25 +95,24 @@ class _Reads:
                 mine = program.storage[t]
                 meet = [(w, s.tensor) for w, s in by_buffer.get(mine.buffer, ()) if overlap(s, mine)]
                 self.writers[o.name, t] = meet
-        cells = [o for o in program.operators if o.family == "cell"]
-        self.cells = {o.name for o in cells}
+        holding = [(o, held) for o in program.operators if (held := family_of(o).held)]
+        self.holding = {o.name for o, _ in holding}
         self.kinds = kinds_of(program.operators, binding)
-        self.vectors = self._vectors(cells, binding)
+        self.vectors = self._vectors(holding, binding)
 
     def sender(self, reader: str, tensor: str) -> str:
-        """The cell that alone writes ``tensor`` as its output; "" where there is none."""
+        """The operator of such a family that alone writes ``tensor`` as its output; "" where there is none."""
         found = self.writers[reader, tensor]
-        return found[0][0] if len(found) == 1 and found[0][1] == tensor and found[0][0] in self.cells else ""
+        return found[0][0] if len(found) == 1 and found[0][1] == tensor and found[0][0] in self.holding else ""
 
-    def _vectors(self, cells: Sequence[ROperator], binding: Binding) -> dict[str, frozenset[str]]:
-        """By cell the tensors that it reads as vectors only; equal cells are looked at once."""
+    def _vectors(self, holding: Sequence[tuple[ROperator, Held]], binding: Binding) -> dict[str, frozenset[str]]:
+        """By operator the tensors that it reads as vectors only; equal ones are looked at once."""
         known: dict[int, tuple[ROperator, frozenset[str]]] = {}
         result: dict[str, frozenset[str]] = {}
-        for o in cells:
+        for o, held in holding:
             kind = self.kinds[o.name]
             if kind not in known:
-                elsewhere = {t for c in o.computes if not c.reduce for t in c.reads}
-                known[kind] = o, frozenset(p.vector.tensor for p in parts_of(o, binding)) - elsewhere
+                known[kind] = o, held.vectors(o, binding)
             first, found = known[kind]
             names = renaming(first, o)
             result[o.name] = frozenset(names[t] for t in found)

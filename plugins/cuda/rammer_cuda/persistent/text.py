@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from rammer.codegen.dialects import CUDA
 
-from rammer_cuda.cell.kernel import PREAMBLE, CellKernel
+from rammer_cuda.cell.kernel import PREAMBLE
+from rammer_cuda.kernels.task import HeldKernel
 from rammer_cuda.persistent.table import COPY, HEAD, Form
 from rammer_cuda.source import ORDER
 
@@ -32,12 +33,12 @@ CONTROL = ("epoch", "finished", "aborted")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What one kernel number runs: either a cell, or a generic function of so many pointers of the given C types."""
+    """What one kernel number runs: a kernel that holds constants, or a generic function of so many pointers of the C types."""
 
     name: str
     text: str
     types: tuple[str, ...]
-    cell: CellKernel | None = None
+    held: HeldKernel | None = None
 
 
 #: With RM_TRACE each task leaves its SM, when its last wait (as thread 0 sees it) ended, and when its last warp ended.
@@ -222,18 +223,18 @@ def _pointers(body: Body, entry: str) -> str:
 
 
 def _hold(body: Body) -> str:
-    if body.cell is None:
+    if body.held is None:
         return ""
-    plain = _pointers(replace(body, types=body.types[: len(body.cell.arguments)]), "slots[0]")
-    return f"float held[{body.cell.held}];\n  {body.cell.name}_hold({plain}, held, (int)slots[0][0]);"
+    plain = _pointers(replace(body, types=body.types[: len(body.held.arguments)]), "slots[0]")
+    return f"float held[{body.held.held}];\n  {body.held.name}_hold({plain}, held, (int)slots[0][0]);"
 
 
 def _step(body: Body) -> str:
     end = "RM_END(first + i - begin)"
-    if body.cell is None:
+    if body.held is None:
         return f"{body.name}({_pointers(body, 'entry')}, scratch, (int)entry[0]);\n    {end}\n    rm_done(walk, entry);"
-    walk = ", walk, first + i - begin" if body.cell.words else ""
-    call = f"{body.cell.name}_step({_pointers(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
+    walk = ", walk, first + i - begin" if body.held.words else ""
+    call = f"{body.held.name}_step({_pointers(body, 'entry')}{walk}, held, (float *)scratch, (int)entry[0])"
     # A step with words fetches the next entry before its own last barrier.
-    done = "if (entry[2]) rm_done(walk, entry);" if body.cell.words else "rm_done(walk, entry);"
+    done = "if (entry[2]) rm_done(walk, entry);" if body.held.words else "rm_done(walk, entry);"
     return f"if (!{call}) return false;\n    {end}\n    {done}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -26,10 +27,11 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, add, integer, mul
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
 from rammer_cuda.kernels.strips import Strips
-from rammer_cuda.kernels.task import TaskKernel, first_possible
+from rammer_cuda.kernels.task import TaskKernel
 
 #: Most vectors, least products of a sum, and most sums a thread keeps.
 MOST_VECTORS, LEAST_DEPTH, MOST_SUMS = 8, 32, 16
@@ -313,8 +315,8 @@ def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Pack
 START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 800, 0.74, 29.0, 100.0, 0.03, 1.23
 
 
-def gemv_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
-    """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
+def gemv_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
+    """Tiled copies, best first; [] where the family does not suit."""
     try:
         m = matvec_of(operator, binding)
     except Unsuited:
@@ -326,9 +328,9 @@ def gemv_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int)
                 tile = _tile(m, columns, max(1, threads // lanes))
                 tiled = replace(operator, tile=tile, family="gemv", config=(("lanes", lanes), ("columns", columns)))
                 if strips_of(replace(m, operator=tiled)).fits:
-                    found.append((gemv_seconds(tiled, binding, gpu) + gpu.launch, tiled))
+                    found.append(Choice(gemv_seconds(tiled, binding, gpu) + gpu.launch, tiled))
     found = sorted(dict.fromkeys(found), key=lambda f: (f[0], f[1].tile, f[1].config))
-    return list(first_possible(found, gemv, binding, count))
+    return found
 
 
 def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
@@ -357,3 +359,6 @@ def gemv_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     cycles = START + BLOCK * operator.task_count + LOAD * loads * (columns + s.each // columns) + RESULT * s.each
     cycles += BYTE * size / gpu.sms + PRODUCT * busy * loads * w.vector * s.each
     return max(cycles / clock, size / gpu.bandwidth)
+
+
+GEMV: Final = Family("gemv", {"lanes": range(1, 1025), "columns": range(1, 1025)}, gemv_candidates, gemv_seconds, gemv)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
@@ -25,9 +26,10 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes, moved_bytes
-from rammer_cuda.kernels.task import TaskKernel, first_possible
+from rammer_cuda.kernels.task import TaskKernel
 
 #: Threads that share a row, most elements a thread keeps, and threads of a block.
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -260,8 +262,8 @@ LINE_BYTES = 128
 BLOCKS = (64, 128, 256)
 
 
-def rowwise_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
-    """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
+def rowwise_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
+    """Tiled copies, best first; [] where the family does not suit."""
     try:
         form = form_of(operator, binding)
     except Unsuited:
@@ -270,9 +272,9 @@ def rowwise_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: i
     for config in _configs(form.length):
         for tile in sorted({_tile(form, max(1, threads // config[0][1])) for threads in BLOCKS}):
             tiled = replace(operator, tile=tile, family="rowwise", config=config)
-            found.append((rowwise_seconds(tiled, binding, gpu) + gpu.launch, tiled))
+            found.append(Choice(rowwise_seconds(tiled, binding, gpu) + gpu.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile, f[1].config))
-    return list(first_possible(found, rowwise, binding, count))
+    return found
 
 
 def _configs(length: int) -> list[tuple[tuple[str, int], ...]]:
@@ -327,3 +329,7 @@ def _lines(load: Load, strides: tuple[int, ...], found: Accesses, s: RowShape) -
         return rows * max(1, lanes * s.vector * 4 // LINE_BYTES)
     apart = lanes * s.vector * min(LINE_BYTES, abs(along) * 4) // LINE_BYTES
     return max(1, apart) * (1 if abs(across) == 1 else rows)
+
+
+ROWWISE: Final = Family("rowwise", {"lanes": range(1, 1025), "vector": range(1, 17)}, rowwise_candidates, rowwise_seconds,
+                        rowwise)  # fmt: skip

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Final
 
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.task import Unsuited
@@ -21,6 +22,7 @@ from rammer.ir.compute import Compute, contraction_operands, identity_load
 from rammer.ir.expr import Expr, Load, integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
@@ -164,8 +166,8 @@ def _threads(strips: int) -> int:
 START, BLOCK, ROUND, CHAIN, LINE, ISSUE = 890, 0.75, 407, 4.1, 2.45, 1.36
 
 
-def window_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: int) -> list[tuple[float, ROperator]]:
-    """Up to ``count`` (predicted seconds, tiled copy), best first; [] where the family does not suit."""
+def window_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
+    """Tiled copies, best first; [] where the family does not suit."""
     try:
         w = window_of(operator)
     except Unsuited:
@@ -178,9 +180,9 @@ def window_candidates(operator: ROperator, binding: Binding, gpu: Gpu, count: in
             here = replace(w, operator=tiled)
             if (w.high is None and high > 1) or not _possible(here):
                 continue
-            found.append((_seconds(here, binding, gpu) + gpu.launch, tiled))
+            found.append(Choice(_seconds(here, binding, gpu) + gpu.launch, tiled))
     found.sort(key=lambda f: (f[0], f[1].tile, f[1].config))
-    return found[:count]
+    return found
 
 
 def _possible(w: Window) -> bool:
@@ -230,3 +232,6 @@ def _distinct_loads(main: Compute, strip: tuple[int, ...]) -> int:
             here |= {r.name: (t, t) for r, t in zip(main.reduce, taps, strict=True)}
             found |= {(ld.tensor, *(ex.interval(i, here) for i in ld.indices)) for ld in main.loads}
     return len(found)
+
+
+WINDOW: Final = Family("window", {"high": range(1, 1025), "wide": range(1, 1025)}, window_candidates, window_seconds, window)

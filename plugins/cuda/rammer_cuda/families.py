@@ -1,0 +1,26 @@
+"""The kernel families, each a folder: a new one is a folder and a line here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.attention.cost import ATTENTION
+from rammer_cuda.cell.family import CELL
+from rammer_cuda.chain.kernel import CHAIN
+from rammer_cuda.contraction.products import PRODUCTS
+from rammer_cuda.family import Family
+from rammer_cuda.generic.cost import GENERIC
+from rammer_cuda.rows.gemv import GEMV
+from rammer_cuda.rows.rowwise import ROWWISE
+from rammer_cuda.window.kernel import WINDOW
+
+#: In the order in which they are asked, and in which equal predictions stand.
+FAMILIES: Final[tuple[Family, ...]] = (CELL, CHAIN, ATTENTION, *PRODUCTS, GENERIC, GEMV, ROWWISE, WINDOW)
+_BY_NAME: Final = {f.name: f for f in FAMILIES}
+
+
+def family_of(operator: ROperator) -> Family:
+    """The family of a tiled operator; the generic one where it has none, or one that nobody knows."""
+    return _BY_NAME.get(operator.family, GENERIC)

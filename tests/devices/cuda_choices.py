@@ -1,0 +1,31 @@
+"""Choices of some kernel families, as the backend ranks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.backend import CudaBackend
+from rammer_cuda.contraction.products import PRODUCTS
+from rammer_cuda.families import FAMILIES
+from rammer_cuda.family import Choice, Family
+from rammer_cuda.gpu import TARGETS
+
+#: Products of warps and threads, those of warpgroups, and the families of operators that are no product.
+WARPS = tuple(f for f in PRODUCTS if f.needs(TARGETS["sm_80"]))
+WARPGROUPS = tuple(f for f in PRODUCTS if f not in WARPS)
+OTHERS = tuple(f for f in FAMILIES if f.name and f.first is None and not f.product)
+
+
+def choices(backend: CudaBackend, operator: ROperator, binding: Binding, families: Iterable[Family],
+            count: int = 200) -> list[Choice]:  # fmt: skip
+    """The first ``count`` that can be written and that fit, best predicted first."""
+    return list(islice(backend.choices(operator, binding, *families), count))
+
+
+def others(backend: CudaBackend, operator: ROperator, binding: Binding, count: int) -> list[ROperator]:
+    """The first ``count`` of each of ``OTHERS``."""
+    return [c.operator for f in OTHERS for c in choices(backend, operator, binding, (f,), count)]

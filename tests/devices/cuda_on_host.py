@@ -20,7 +20,6 @@ from rammer.testing.search import Search
 from rammer.testing.single import Subject, Trial, images, judge, placed, subjects, trial_of
 
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.device import source
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
@@ -70,12 +69,6 @@ template <bool ROUND> static unsigned rm_tf32(float x) {
 }
 static void rm_words4(unsigned (&r)[4], const float *at) { rm_blocks4<false>(r, (const unsigned short *)at); }
 """
-#: The products themselves are plain C++ over the instructions.
-SOURCES = {"rm_multiply": "products", "rm_multiply3": "products", "rm_multiply_f16": "mma_f16", "rm_multiply_tf32": "mma_tf32"}
-PLAIN = "".join(
-    re.search(rf"template <[^>]*>\n__device__ __forceinline__ void {name}\(.*?\n}}\n", source(file), re.DOTALL)[0]  # type: ignore[index]
-    for name, file in SOURCES.items()
-)
 
 
 def on_host(kernel: TaskKernel, late_copies: bool = True) -> str:
@@ -83,7 +76,7 @@ def on_host(kernel: TaskKernel, late_copies: bool = True) -> str:
     if "wgmma" in kernel.text:
         return host_wgmma.on_host(kernel, late_copies, not late_copies, host_wgmma.PATIENCE)
     warps = WARPS.replace("abort();", "rm_lost = true;").replace("@BYTES@", str(max(kernel.dynamic, 64)))
-    text = warps + "#define RM_TF32\n" + LATE + PLAIN + kernel.text
+    text = warps + LATE + kernel.text
     text = re.sub(r"extern __shared__ __align__\(16\) (\w+) (?!memory)(\w+)\[\];", r"\1 *const \2 = (\1 *)memory;", text)
     return text.replace("extern __shared__ __align__(16) char memory[];", "")
 

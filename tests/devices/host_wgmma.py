@@ -22,9 +22,9 @@ from rammer_cuda.kernels.task import TaskKernel
 PATIENCE = 30
 #: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are 0 or 1. Shared addresses are offsets into ``rm_arena``.
 _HOST = """
-#define RM_GEMM
+#define RM_COPIES
+#define RM_CLUSTER
 #define RM_WGMMA
-#define RM_HALF
 #define __forceinline__ inline
 static char rm_arena[232448] __attribute__((aligned(1024)));
 static std::atomic<bool> rm_stuck{false};
@@ -74,7 +74,7 @@ static void rm_meet(int which, int threads) {
 }
 static void rm_turn_pass(int which) { rm_pass(which, 256); }
 static void rm_turn_wait(int which) { rm_meet(which, 256); }
-template <int N> static void rm_copiers_meet() { rm_meet(15, N); }
+template <int N> static void rm_producers_meet() { rm_meet(15, N); }
 
 // wgmma: a thread's products, in the order of their groups.
 static unsigned rm_registers[4][128][4];

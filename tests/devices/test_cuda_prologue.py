@@ -34,8 +34,9 @@ from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
-#: The device functions that the FFMA family calls. As on the device, a copy arrives when its group is waited for, no earlier.
+#: The copies that the FFMA family makes. As on the device, a copy arrives when its group is waited for, no earlier.
 HOST = """
+#define __forceinline__ inline
 struct RmCopy { float *to; const float *from; int count; bool valid; };
 static thread_local std::deque<std::vector<RmCopy>> rm_groups;
 static thread_local std::vector<RmCopy> rm_open;
@@ -46,13 +47,6 @@ template <int N> static void rm_arrived() {
   for (; rm_groups.size() > N; rm_groups.pop_front())
     for (const RmCopy &c : rm_groups.front())
       for (int i = 0; i < c.count; ++i) c.to[i] = c.valid ? c.from[i] : 0.0f;
-}
-template <int TM, int TN, int BM, int BN, int BK, int PA, int PB>
-static void rm_multiply(const float *a, const float *b, float (&acc)[TM][TN]) {
-  for (int k = 0; k < BK; ++k)
-    for (int i = 0; i < TM; ++i)
-      for (int j = 0; j < TN; ++j)
-        acc[i][j] += a[k * PA + i % 4 + i / 4 * (BM / (TM / 4))] * b[k * PB + j % 4 + j / 4 * (BN / (TN / 4))];
 }
 """
 
@@ -149,8 +143,8 @@ def test_what_is_changed_is_what_was_copied(case: str) -> None:
     """Each thread applies the maps to exactly the words of shared memory that its own copies fill."""
     for tiled in choices_of(case, backend_of("sm_90a")):
         text = task_kernel(tiled, PROLOGUES[case][1]).text
-        name = "a" if "auto achange" in text else "b"
-        fetch, change = (re.search(rf"auto {name}{verb} = .*?\n  *}};\n", text, re.S) for verb in ("fetch", "change"))
+        name = "a" if "auto aprologue" in text else "b"
+        fetch, change = (re.search(rf"auto {name}{verb} = .*?\n  *}};\n", text, re.S) for verb in ("fetch", "prologue"))
         assert fetch is not None
         assert change is not None
         copied = re.findall(r"rm_copy(?:4|16)\((.*?), \w+g \+ \(.*\), (.*)\);", fetch[0])
@@ -164,7 +158,7 @@ def test_what_is_changed_is_what_was_copied(case: str) -> None:
 def ffma_on_host(kernel: TaskKernel) -> str:
     """The text of a ``gemm`` kernel with what its copies do."""
     shared = f"alignas(16) static float shared[{kernel.shared // 4}];"
-    text = kernel.text.replace(source("products"), HOST)
+    text = kernel.text.replace(source("copies"), HOST)
     return text.replace("extern __shared__ __align__(16) float shared[];", shared)
 
 

@@ -23,8 +23,9 @@ WARPS = """
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __forceinline__ inline
-#define RM_GEMM
-#define RM_HALF
+#define RM_COPIES
+#define RM_CLUSTER
+#define RM_MMA
 #define RM_PAIR
 struct float2 { float x, y; };
 static float2 make_float2(float x, float y) { return {x, y}; }

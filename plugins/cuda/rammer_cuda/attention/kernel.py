@@ -136,8 +136,7 @@ class _Attention:
         self._context()
         made = self.frame.kernel("t_")
         dynamic = self.b.shared(len(self.a.reductions))
-        own = ("mma_f16", "attention_f16") if self.b.half else ("attention_tf32x3",)
-        before = "".join(source(name) for name in ("products", *own))
+        before = source("copies", "mma", "attention_f16" if self.b.half else "attention_tf32x3")
         # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
         text = made.text.replace(f"__launch_bounds__({self.b.threads})", f"__launch_bounds__({self.b.threads}, 1)")
         return replace(made, text=before + text, shared=dynamic, dynamic=dynamic)

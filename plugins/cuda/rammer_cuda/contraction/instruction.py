@@ -92,7 +92,7 @@ class Instruction:
 class Ffma(Instruction):
     """``tm x tn`` results a thread, from 16 bytes of either operand at a time."""
 
-    device: ClassVar[str] = source("products")
+    device: ClassVar[str] = source("ffma")
 
     def line(self, width: int) -> int:
         """Elements from one row of the finished tile in shared memory to the next."""
@@ -205,15 +205,15 @@ PAIRS_B = Fragment(("lt * 2", "e % 2 + e / 2 * 8"), ("lg", "0"), 4)
 FFMA = Ffma("gemm", "float32", 1, 1, 1, 1, ONE, ONE, ONE, (PLAIN, PLAIN))
 #: Three tf32 products for one of fp32: an error of fp32's size.
 MMA_TF32X3 = Mma("gemm_tf32x3", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (WORDS, WORDS),
-                 "rm_multiply3", source("products"), lambda a, b: ())  # fmt: skip
+                 "rm_multiply_tf32x3", source("mma", "mma_tf32x3"), lambda a, b: ())  # fmt: skip
 #: Where the user allows it: one product, summed in float32 inside the tensor cores. Packed constants are rounded when a
 #: program is loaded, those of rows lie as ldmatrix wants them; everything else is rounded on its way to registers
 #: (``cvt.rna``: to nearest, halves away from zero).
 MMA_TF32 = Mma("gemm_tf32", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (TF32_TURNED, TF32_WORDS), "rm_multiply_tf32",
-               source("products") + source("mma_tf32"), lambda a, b: (a.packing is not None, b.packing is None))  # fmt: skip
+               source("mma", "mma_tf32"), lambda a, b: (a.packing is not None, b.packing is None))  # fmt: skip
 #: float16 operands, float32 sums; ldmatrix reads either order of a block, one of them transposed.
 MMA_F16 = Mma("gemm_f16", "float16", 16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS, (HALVES, HALVES), "rm_multiply_f16",
-              source("products") + source("mma_f16"), lambda a, b: (a.deep, b.deep), True)  # fmt: skip
+              source("mma", "mma_f16"), lambda a, b: (a.deep, b.deep), True)  # fmt: skip
 
 #: By family.
 RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16)}

@@ -28,6 +28,7 @@ from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.pipeline import Producers, SharedRing
 from rammer_cuda.contraction.prologue import prologue_of
 from rammer_cuda.contraction.warpgroup import WARPGROUPS
+from rammer_cuda.device import source
 from rammer_cuda.kernels.epilogue import Epilogue
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 
@@ -84,7 +85,7 @@ class Contraction:
         self.pipeline.declare()
         self._sum()
         end = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split, self.line, self.i.unroll)
-        before = self.pipeline.device, end.write()
+        before = source("copies", *["cluster"] * (self.split > 1)), self.pipeline.device, end.write()
         names = ", ".join(parameter(CUDA.types[types[a.tensor].dtype], a, k, self.binding) for k, a in enumerate(self.arguments))
         cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
         head = f'extern "C" __global__ void {cluster}__launch_bounds__({s.threads}) @NAME@({names}, const int *order, int first)'
@@ -95,6 +96,7 @@ class Contraction:
 
     def _origins(self) -> None:
         text = self.text
+        text.line("// The task, and where its tile begins.")
         text.line("const int tid = (int)threadIdx.x;")
         text.line(f"const int slot = (int)blockIdx.x{f' / {self.split}' if self.split > 1 else ''};")
         text.line("const int task = order ? order[slot] : first + slot;")
@@ -126,10 +128,12 @@ class Contraction:
         """A function that copies block ``number`` into buffer ``slot``, and, for the operand with maps before the contraction,
         one that applies them to what this thread copied."""
         maps = self.prologue if self.prologue and self.prologue.name == stage.name else None
-        for verb in ("fetch", "change") if maps else ("fetch",):
+        for verb in ("fetch", "prologue") if maps else ("fetch",):
+            what = "Maps on what this thread copied" if verb == "prologue" else "This thread's copies"
+            self.text.line(f"// {what} of block {number} of {stage.name}.")
             with self.text.block(f"auto {stage.name}{verb} = [&](int {number}, int slot)", "};"):
                 self.text.all(head)
-                if maps and verb == "change":
+                if maps and verb == "prologue":
                     stage.apply(self.text, maps)
                 else:
                     stage.fetch(self.text)
@@ -143,10 +147,11 @@ class Contraction:
             text.line(f"const int low = {rows} * rank / {self.split}, high = {rows} * (rank + 1) / {self.split};")
         else:
             text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {rows};")
+        text.line("// This block's share of the sums.")
         text.line(f"float acc{self.i.sums(s)} = {{}};")
         self.pipeline.start()
         self.pipeline.loop()
-        text.all(["rm_arrived<0>();", "__syncthreads();"])
+        text.all(["// Sums to shared memory, where operands were.", "rm_arrived<0>();", "__syncthreads();"])
         with text.block(f"if (tid < {s.works})" if s.works < s.threads else ""):
             text.all(self.i.leave(s, self.line))
         if self.split > 1 and s.slices > 1:
@@ -158,7 +163,7 @@ class Contraction:
     def _gather_slices(self) -> None:
         """Add up the slices here, so that the others of the cluster read one: their way is far slower than this."""
         size = self.s.bm * self.line
-        self.text.all(["__syncthreads();", "#pragma unroll 1"])
+        self.text.all(["// Slices of the same sums.", "__syncthreads();", "#pragma unroll 1"])
         with self.text.block(f"for (int e = tid * 4; e < {size}; e += {self.s.threads * 4})"):
             each = f"int q = 1; q < {self.s.slices}; ++q"
             self._add("*(float4 *)(shared + e)", each, f"*(const float4 *)(shared + q * {size} + e)")
@@ -167,7 +172,7 @@ class Contraction:
     def _reduce(self) -> None:
         """Add up this block's rows of the tile over all shared memories of the cluster, into its own."""
         quarter = self.line // 4
-        self.text.line("rm_cluster_wait();")
+        self.text.all(["// Rows of this block, from the shared memories of all of the cluster.", "rm_cluster_wait();"])
         with self.text.block(f"for (int e = low * {quarter} + tid; e < high * {quarter}; e += {self.s.threads})"):
             self._add("make_float4(0.0f, 0.0f, 0.0f, 0.0f)", f"int r = 0; r < {self.split}; ++r", "rm_peer(shared + e * 4, r)")
             self.text.line("*(float4 *)(shared + e * 4) = sum;")  # nobody else reads these rows here

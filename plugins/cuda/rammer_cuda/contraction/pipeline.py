@@ -50,6 +50,7 @@ class SharedRing:
         early = [x.name for x in (self.a, self.b) if x.packing is not None]
         late = [x.name for x in (self.a, self.b) if x.packing is None]
         head = f"for (int i = 0; i < {s.stages - 1}; ++i)"
+        text.line("// Fill the ring: constants, then what kernels before this one write.")
         k.copy_tables("tid", s.threads)
         # Deep rings would repeat the text of the copies too often for the instruction cache.
         unroll = "#pragma unroll" if s.stages <= 4 else "#pragma unroll 1"
@@ -65,10 +66,11 @@ class SharedRing:
     def loop(self) -> None:
         """Wait for each block, start the copies of a later one, multiply."""
         s, text, k = self.s, self.text, self.k
+        text.line("// Multiply a block, copy a later one.")
         text.all([f"int use = 0, fill = {s.stages - 1};", "#pragma unroll 1"])
         with text.block("for (int kb = begin; kb < end; ++kb)"):
             text.line(f"rm_arrived<{s.stages - 2}>();")
-            text.all([f"{k.prologue.name}change(kb, use);"] if k.prologue else [])
+            text.all([f"{k.prologue.name}prologue(kb, use);"] if k.prologue else [])
             text.line("__syncthreads();")
             ahead = f"kb + {s.stages - 1}"
             text.line(f"if ({ahead} < end) {{ afetch({ahead}, fill); bfetch({ahead}, fill); }}")
@@ -117,9 +119,10 @@ class Producers:
         text.all(self.k.pointers())
         text.line(f"{kind} *const {r}shared = ({kind} *)shared; {kind} *const {m}shared = {r}shared + {self.readable};")
         text.line(f"const unsigned full = (unsigned)__cvta_generic_to_shared(shared) + {self.barriers};")
-        text.line(f"const unsigned empty = full + {8 * s.stages}, patched = empty + {8 * s.stages}, left = patched + 16;")
+        text.line(f"const unsigned empty = full + {8 * s.stages};")
+        text.line(f"const unsigned halo_full = empty + {8 * s.stages}, halo_empty = halo_full + 16;")
         with text.block("if (tid == 0)"):
-            for count, full, empty in ((s.stages, "full", "empty"), (2, "patched", "left")):
+            for count, full, empty in ((s.stages, "full", "empty"), (2, "halo_full", "halo_empty")):
                 with text.block(f"for (int i = 0; i < {count}; ++i)"):
                     text.line(f"rm_barrier_init({full} + 8 * i, {THREADS}); rm_barrier_init({empty} + 8 * i, {s.works // 32});")
             text.line("rm_barriers_made();")
@@ -131,8 +134,9 @@ class Producers:
         """The warpgroups that copy: copies, what is to be done with them, and the word that a block is complete."""
         s, text, m, k = self.s, self.text, self.matrix, self.k
         n, between = s.copiers, s.copiers * s.ahead
+        text.line("// Producers: copy blocks, prepare them, say that they are full.")
         text.line(f"if (tid >= {s.works}) {{")
-        text.line(f"const int copier = tid / {THREADS} - {s.works // THREADS}, thread = tid;")
+        text.line(f"const int producer = tid / {THREADS} - {s.works // THREADS}, thread = tid;")
         with text.block(""):
             text.line(f"const int tid = thread % {THREADS};")
             k.copy_tables(f"thread - {s.works}", THREADS * n)
@@ -141,14 +145,14 @@ class Producers:
             self._copies()
             if m.packing is None:  # float16: what kernels before this one write, both operands
                 text.line("rm_after();")
-            text.all(["#pragma unroll", f"for (int i = copier; i <= copier + {between}; i += {n})"])
+            text.all(["#pragma unroll", f"for (int i = producer; i <= producer + {between}; i += {n})"])
             text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
             if k.prologue:
-                text.all(["rm_arrived<0>();", f"rm_copiers_meet<{THREADS * n}>();"])  # copies of the constant are no group yet
+                text.all(["rm_arrived<0>();", f"rm_producers_meet<{THREADS * n}>();"])  # copies of the constant are no group yet
             if m.packing is not None:
                 text.line("rm_after();")
             text.line("#pragma unroll 1")
-            with text.block(f"for (int i = copier; begin + i < end + {between}; i += {n})"):
+            with text.block(f"for (int i = producer; begin + i < end + {between}; i += {n})"):
                 self._copy(between)
                 text.line("rm_commit();")
                 with text.block(f"if (i >= {between})"):
@@ -162,13 +166,13 @@ class Producers:
         with text.block("if (kb < end)"):
             text.line(f"const int slot = i % {s.stages};")
             text.line(f"if (i >= {s.stages}) rm_barrier_wait(empty + 8 * slot, (i / {s.stages} - 1) & 1);")
-            text.line(f"if (i > copier + {between}) {self.matrix.name}fetch(kb, slot);")
+            text.line(f"if (i > producer + {between}) {self.matrix.name}fetch(kb, slot);")
             if halo is None:
                 text.line(f"{self.read.name}fetch(kb, slot);")
                 return
             with text.block(f"if (i == 0 || kb % {halo.taps} == 0)"):
                 text.line(f"const int turn = kb / {halo.taps} - begin / {halo.taps};")
-                text.line("if (turn >= 2) rm_barrier_wait(left + turn % 2 * 8, (turn / 2 - 1) & 1);")
+                text.line("if (turn >= 2) rm_barrier_wait(halo_empty + turn % 2 * 8, (turn / 2 - 1) & 1);")
                 text.line(f"{self.read.name}fetch(kb / {halo.taps}, turn % 2);")
 
     def _complete(self, between: int) -> None:
@@ -177,7 +181,7 @@ class Producers:
         text.line(f"const int done = i - {between};")
         text.line(f"rm_arrived<{s.ahead}>();")
         if self.k.prologue and halo is None:
-            text.line(f"{n}change(begin + done, done % {s.stages});")
+            text.line(f"{n}prologue(begin + done, done % {s.stages});")
         if self.i.parts > 1:
             self._halve(f"done % {s.stages}")
         text.line("rm_copies_to_async();")
@@ -185,8 +189,8 @@ class Producers:
             with text.block(f"if (done == 0 || (begin + done) % {halo.taps} == 0)"):
                 text.line(f"const int block = (begin + done) / {halo.taps};")
                 text.line(f"const int turn = (block - begin / {halo.taps}) % 2;")
-                text.all([f"{n}change(block, turn);"] if self.k.prologue else [])
-                text.line("rm_barrier_arrive(patched + turn * 8);")
+                text.all([f"{n}prologue(block, turn);"] if self.k.prologue else [])
+                text.line("rm_barrier_arrive(halo_full + turn * 8);")
         text.line(f"rm_barrier_arrive(full + done % {s.stages} * 8);")
 
     def _halve(self, slot: str) -> None:
@@ -213,7 +217,7 @@ class Producers:
 
     def loop(self) -> None:
         """The warpgroups that multiply."""
-        self.text.all(["} else {", "rm_after();"])
+        self.text.all(["// Consumers: wait for full blocks, multiply, say that they are empty.", "} else {", "rm_after();"])
         self.i.loop(self)
         self.text.line("}")
 

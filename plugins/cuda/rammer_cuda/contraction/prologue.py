@@ -58,7 +58,7 @@ class OperandPrologue:
 
     def declare(self, text: Text, offset: int) -> None:
         """Where the tables lie, ``offset`` bytes (whole words of 16) from the start of shared memory; one element's maps."""
-        text.line(f"float *const {self.name}maps = shared + {offset // 4};")
+        text.line(f"float *const {self.name}tables = shared + {offset // 4};")
         self._function(text)
 
     def copy(self, text: Text, pointers: Mapping[str, str], thread: str, threads: int) -> None:
@@ -66,7 +66,7 @@ class OperandPrologue:
         and the threads have met."""
         for tensor, size in self.sizes.items():
             wide = 4 if size % 4 == 0 and self.binding.storages[tensor].offset % 4 == 0 else 1
-            copy = f"rm_copy{4 * wide}({self.name}maps + {self.at[tensor]} + e, {pointers[tensor]} + e, true);"
+            copy = f"rm_copy{4 * wide}({self.name}tables + {self.at[tensor]} + e, {pointers[tensor]} + e, true);"
             text.line(f"for (int e = ({thread}) * {wide}; e < {size}; e += {threads * wide}) {copy}")
         text.line("rm_commit();")
 
@@ -75,7 +75,7 @@ class OperandPrologue:
         places, zero = dict[str, Place](), integer(0)
         for tensor, at in self.at.items():
             shape = types[tensor].shape
-            places[tensor] = Place(f"({self.name}maps + {at})", "float32", row_major(shape), (zero,) * len(shape), shape)
+            places[tensor] = Place(f"({self.name}tables + {at})", "float32", row_major(shape), (zero,) * len(shape), shape)
         shape = types[p.source].shape
         unit = Unit(CUDA, types, {c.name: c for c in p.maps}, places, {f"z{d}": (0, n - 1) for d, n in enumerate(shape)})
         point = tuple(Ref(f"z{d}") for d in range(len(shape)))
@@ -85,7 +85,7 @@ class OperandPrologue:
         if unit.tables:
             raise Unsuited("tables in the maps before the contraction")
         places_used = "".join(f", int z{d}" for d in p.dimensions)
-        text.line(f"auto {self.name}map = [&](float staged{places_used}) {{")
+        text.line(f"auto {self.name}maps = [&](float staged{places_used}) {{")
         text.all([*block.lines, f"return {value.text};"])
         text.line("};")
 
@@ -115,7 +115,7 @@ class OperandPrologue:
         for i, piece in enumerate(pieces):
             places = "".join(f", q{i}_{d}" for d in self.prologue.dimensions)
             parts = [f".{c}" for c in "xyzw"] if piece.width == 4 else [""]
-            text.all(f"w{i}{c} = {n}map(w{i}{c}{places});" for c in parts)
+            text.all(f"w{i}{c} = {n}maps(w{i}{c}{places});" for c in parts)
         for i, piece in enumerate(pieces):
             text.line(f"if (ok{i}) *({'float4' if piece.width == 4 else 'float'} *)to{i} = w{i};")
         text.line("}")

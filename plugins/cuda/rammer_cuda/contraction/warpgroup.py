@@ -81,9 +81,7 @@ class Wgmma(Instruction):
 
     def products(self, fixed: int, turned: tuple[bool, bool]) -> str:
         """Device functions, of ``fixed`` columns and operands that are ``turned`` or not."""
-        if self.a is None:
-            return source("products") + source("mma_f16") + half_preamble(fixed, turned)
-        return source("products") + preamble([fixed])
+        return half_preamble(fixed, turned) if self.a is None else preamble([fixed])
 
     def leave(self, s: Shape, line: int) -> list[str]:
         """Leave the registers in shared memory, the tile's rows as rows."""
@@ -130,10 +128,10 @@ def _registers(k: Producers, held: Fragment) -> Registers:
         text.line(f"const int at{h} = {halo.place(f'row{h}')} + {inner} * {halo.pitch};")
     wait = (
         f"const int turn = kb / {halo.taps} - begin / {halo.taps}, tap = kb % {halo.taps};",
-        "if (i == 0 || tap == 0) rm_barrier_wait(patched + turn % 2 * 8, turn / 2 & 1);",
+        "if (i == 0 || tap == 0) rm_barrier_wait(halo_full + turn % 2 * 8, turn / 2 & 1);",
     )
     place = f"const float *const at = {n.name}shared + turn % 2 * {s.bk * halo.pitch} + {halo.tap('tap')};"
-    leave = f"if (tid % 32 == 0 && tap == {halo.taps - 1}) rm_barrier_arrive(left + turn % 2 * 8);"
+    leave = f"if (tid % 32 == 0 && tap == {halo.taps - 1}) rm_barrier_arrive(halo_empty + turn % 2 * 8);"
     return Registers(wait, place, (leave,), s.bk // 8, halo.pitch, "(e % 2 ? at1 : at0)", step)
 
 

@@ -12,9 +12,9 @@ from importlib.resources import files
 
 
 @cache
-def source(name: str) -> str:
-    """The text of ``{name}.cuh``."""
-    return (files(__package__) / f"{name}.cuh").read_text(encoding="utf-8")
+def source(*names: str) -> str:
+    """The texts of ``{name}.cuh``, one after the other."""
+    return "".join((files(__package__) / f"{name}.cuh").read_text(encoding="utf-8") for name in names)
 
 
 def filled(name: str, /, **values: object) -> str:

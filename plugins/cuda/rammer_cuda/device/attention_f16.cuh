@@ -12,6 +12,7 @@ __device__ __forceinline__ unsigned rm_pair(float low, float high) {
 // q, k and v: the row that this lane names to ldmatrix.
 template <int FN, int DEPTH, int PQ, int PK>
 __device__ __forceinline__ void rm_scores(const unsigned short *q, const unsigned short *k, float (&s)[FN][4]) {
+  static_assert(DEPTH % 16 == 0 && FN % 2 == 0, "whole instructions");
 #pragma unroll
   for (int d = 0; d < DEPTH; d += 16) {
     unsigned x[4], y[4];

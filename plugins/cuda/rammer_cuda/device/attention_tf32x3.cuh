@@ -5,6 +5,7 @@
 // q: row and column of the thread's own elements in 16 rows; k: likewise in 8 keys, which lie [key][depth].
 template <int FN, int DEPTH, int PQ, int PK>
 __device__ __forceinline__ void rm_scores(const float *q, const float *k, float (&s)[FN][4]) {
+  static_assert(DEPTH % 8 == 0, "whole instructions");
 #pragma unroll (FN > 4 ? 1 : DEPTH / 8)
   for (int d = 0; d < DEPTH; d += 8) {
     unsigned ab[4], as[4];

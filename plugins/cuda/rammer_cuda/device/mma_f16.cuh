@@ -1,37 +1,9 @@
-#ifndef RM_HALF
-#define RM_HALF
-__device__ __forceinline__ void rm_copy2(unsigned short *to, const unsigned short *from, bool valid) {
-  unsigned short v = 0;
-  if (valid) v = *from;
-  *to = v;
-}
-__device__ __forceinline__ void rm_copy16(unsigned short *to, const unsigned short *from, bool valid) {
-  rm_copy16((unsigned)__cvta_generic_to_shared(to), (const float *)from, valid);
-}
-// Four (or two) 8 x 8 blocks of float16; lane l of the first 8, 16 or 32 names row l % 8 of block l / 8.
-template <bool TURN> __device__ __forceinline__ void rm_blocks4(unsigned (&r)[4], const unsigned short *at) {
-  const unsigned s = (unsigned)__cvta_generic_to_shared(at);
-  if (TURN)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(s));
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(s));
-}
-template <bool TURN> __device__ __forceinline__ void rm_blocks2(unsigned (&r)[4], const unsigned short *at) {
-  const unsigned s = (unsigned)__cvta_generic_to_shared(at);
-  if (TURN)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(s));
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(s));
-}
-__device__ __forceinline__ void rm_mma_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+#ifndef RM_MMA_F16
+#define RM_MMA_F16
 // DA, DB: the operand lies [unit][k], else [k][unit].
 template <int FM, int FN, int BK, int PA, int PB, bool DA, bool DB>
 __device__ __forceinline__ void rm_multiply_f16(const unsigned short *a, const unsigned short *b, float (&acc)[FM][FN][4]) {
+  static_assert(BK % 16 == 0 && PA % 16 == 8 && PB % 16 == 8, "whole instructions, rows of an odd number of 16 bytes");
 #pragma unroll
   for (int k = 0; k < BK; k += 16) {
     unsigned x[FM][4], y[(FN + 1) / 2][4];

@@ -1,18 +1,9 @@
-#ifndef RM_TF32
-#define RM_TF32
-template <bool ROUND> __device__ __forceinline__ unsigned rm_tf32(float x) {
-  unsigned r = __float_as_uint(x);
-  if (ROUND) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
-// A block of 8 x 4 words is one of 8 x 8 halfwords to ldmatrix, which leaves each lane the word that mma wants of it.
-__device__ __forceinline__ void rm_words4(unsigned (&r)[4], const float *at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((unsigned)__cvta_generic_to_shared(at)));
-}
+#ifndef RM_MMA_TF32
+#define RM_MMA_TF32
 // TA: the rows lie [unit][k] and are rounded already. RB: the columns still are to be.
 template <int FM, int FN, int BK, int PA, int PB, bool TA, bool RB>
 __device__ __forceinline__ void rm_multiply_tf32(const float *a, const float *b, float (&acc)[FM][FN][4]) {
+  static_assert(BK % 8 == 0 && (!TA || PA % 8 == 4), "whole instructions, rows of an odd number of 16 bytes");
 #pragma unroll
   for (int k = 0; k < BK; k += 8) {
     unsigned x[FM][4];

@@ -39,8 +39,8 @@ template <int N> __device__ __forceinline__ void rm_warpgroup_wait() {
 // Two warpgroups meet at a named barrier: one waits for its turn, the one before passes it on.
 __device__ __forceinline__ void rm_turn_wait(int which) { asm volatile("bar.sync %0, 256;" :: "r"(which) : "memory"); }
 __device__ __forceinline__ void rm_turn_pass(int which) { asm volatile("bar.arrive %0, 256;" :: "r"(which) : "memory"); }
-// The warpgroups that copy, at the last named barrier.
-template <int N> __device__ __forceinline__ void rm_copiers_meet() { asm volatile("bar.sync 15, %0;" :: "n"(N) : "memory"); }
+// Producers, at the last named barrier.
+template <int N> __device__ __forceinline__ void rm_producers_meet() { asm volatile("bar.sync 15, %0;" :: "n"(N) : "memory"); }
 __device__ __forceinline__ void rm_copies_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void rm_barrier_init(unsigned at, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory");

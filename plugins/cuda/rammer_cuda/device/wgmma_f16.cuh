@@ -3,6 +3,7 @@
 // ``STEP`` is how much further, in 16 bytes, the next instruction's products lie.
 template <int S, int ASTEP, int BSTEP> __device__ __forceinline__ void rm_products_@name@(float (&d)[@count@],
     unsigned long long a, unsigned long long b) {
+  static_assert(S > 0 && @n@ % 8 == 0 && @n@ <= 256, "whole instructions");
   rm_warpgroup_begin();
 #pragma unroll
   for (int s = 0; s < S; ++s)

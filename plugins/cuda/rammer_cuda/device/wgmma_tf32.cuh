@@ -8,6 +8,7 @@ __device__ __forceinline__ void rm_wgmma@n@(float (&d)[@count@], const unsigned 
 // One product each: sums stay on the tensor cores. ``a`` must not change until rm_warpgroup_wait().
 template <int S> __device__ __forceinline__ void rm_products@n@(float (&d)[@count@], unsigned (&a)[S][4],
                                                              unsigned long long b) {
+  static_assert(S > 0 && @n@ % 8 == 0 && @n@ <= 256, "whole instructions");
   rm_pin(a); rm_pin(d);
   rm_warpgroup_begin();
 #pragma unroll

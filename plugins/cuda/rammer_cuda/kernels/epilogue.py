@@ -70,6 +70,7 @@ class Epilogue:
     def write(self) -> str:
         """The epilogue; returns the tables that the maps need."""
         s, p, text, across, rows = self.s, self.p, self.text, self.across, self.rows
+        text.line("// Maps behind the sums, and stores.")
         text.line(f"for (int g = 0; g < {-(-s.bn // across)}; ++g) {{")
         text.line(f"const int j = tid % {across} + g * {across}, i0 = tid / {across};")
         tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])

@@ -52,6 +52,9 @@ ROOT = Path(__file__).parents[1]
 QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")))
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
+#: From where documents name files.
+ROOTS = (ROOT, ROOT / "core", ROOT / "core/rammer", *sorted((ROOT / "plugins").iterdir()), ROOT / "docs", ROOT / "benchmarks",
+         ROOT / "plugins/cuda/rammer_cuda", ROOT / "core/rammer/plugin-template", ROOT / "tests/c_plugin")  # fmt: skip
 #: Where every stage, variable and exit code is explained.
 COMMANDS_PAGE = "docs/commands.md"
 #: Beyond this the README is no first page any more.
@@ -306,10 +309,12 @@ def test_modules_and_files_that_documents_name_exist(document: str) -> None:
     text = QUOTATION.sub("", (ROOT / document).read_text())
     for name in set(re.findall(r"(?<![\w./-])rammer(?:_cuda|_rocm|_ipu_sim)?(?:\.\w+)+", text)):
         assert found(name), f"{document} names {name}"
-    roots = (ROOT, ROOT / "core", ROOT / "core/rammer", *(ROOT / "plugins").iterdir(), ROOT / "docs", ROOT / "benchmarks",
-             ROOT / "plugins/cuda/rammer_cuda", ROOT / "core/rammer/plugin-template", ROOT / "tests/c_plugin")  # fmt: skip
+    for name, path in re.findall(r"`([\w.]+)` in `([a-z_/]+\.py)`", text):
+        (file,) = [root / path for root in ROOTS if (root / path).exists()] or [None]
+        text_there = file.read_text() if file else ""
+        assert all(re.search(rf"\b{part}\b", text_there) for part in name.split(".")), f"{document}: {name} in {path}"
     for path in set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+(?:/|\.py)?)`", text)) - {"docs/_build/html"}:
-        assert any((root / path).exists() for root in roots), f"{document} names {path}"
+        assert any((root / path).exists() for root in ROOTS), f"{document} names {path}"
 
 
 def found(name: str) -> bool:

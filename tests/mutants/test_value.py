@@ -7,12 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
 import onnx.parser
 import pytest
 
+from rammer.testing.cage import Machinery
+from rammer.testing.crew import Line, Member
+from rammer.testing.mutants.campaign import Campaign
+from rammer.testing.mutants.crew import begin
 from rammer.testing.mutants.kinds import INPUTS, OUTPUTS
 from rammer.testing.mutants.tally import FAULT, RIGHT, Tally
 from rammer.testing.mutants.value import NOT_JUDGED, Voices
@@ -44,13 +49,39 @@ def test_values_of_models(voices: Voices, tmp_path: Path, body: str, answer: flo
     assert voices(model, tmp_path).replace("device:", "lowering:").partition(":")[0] == said
 
 
-def test_counts_survive_json() -> None:
-    tally = Tally()
+def test_counts_add_up() -> None:
+    total, tally = Tally(), Tally()
     for what in (RIGHT, FAULT, FAULT):
         tally.count("model", "fields", what, 1.5)
     tally.faults.append(("traceback", "a file"))
-    again = Tally.of(json.loads(json.dumps(tally.data())))
-    assert str(Tally.sum([again, again])) == str(Tally.sum([tally, tally])) and again.mutants == 3
+    tally.unbegun["no memory"] += 1
+    for _ in range(2):
+        total.add(tally)
+    assert total.mutants == 6 and "2 times traceback" in str(total) and "2 runs could not begin: no memory" in str(total)
+    assert json.loads(json.dumps(total.data()))["unbegun"] == {"no memory": 2}
+
+
+def test_runs_that_cannot_begin_are_no_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One or the other; many one after another end the search."""
+    told, able = list[Tally](), iter((False, True, False, False, False, False))
+
+    def one(self: object, mutant: object) -> None:
+        if not next(able):
+            raise Machinery("a run did not begin", hint="no memory")
+
+    class Told(Line):
+        def tell(self, part: Tally, silent: float = 0.0) -> None:
+            told.append(part)
+
+    monkeypatch.setattr(Campaign, "__init__", lambda *arguments: None)
+    monkeypatch.setattr(Campaign, "drawn", lambda self: None)
+    monkeypatch.setattr(Campaign, "one", one)
+    work, line = begin(["model"], [], 0, None, tmp_path, Member(0, 1)), Told(Pipe()[0])
+    for number in range(5):
+        work(number, line)
+    assert [t.unbegun.total() for t in told] == [1, 0, 1, 1, 1] and not any(t.faults for t in told)
+    with pytest.raises(Machinery):
+        work(5, line)
 
 
 @pytest.mark.parametrize("count, seconds", [(4, 200), (100_000, 1)])

@@ -153,11 +153,15 @@ def few_cores(first: int, count: int) -> None:
 
 
 def forked(work: Callable[[], int], out: Path, err: Path, seconds: float) -> tuple[int, int, bool, float]:
-    """Exit code, signal, whether it was late, and the seconds of ``work`` in a forked child with these files as output."""
+    """Exit code, signal, whether it was late, and the seconds of ``work`` in a forked child with these files as output. Machinery
+    where there can be none."""
     sys.stdout.flush()
     sys.stderr.flush()
     begin = time.monotonic()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as problem:
+        raise Machinery(f"no process can be made: {problem}") from problem
     if child == 0:
         code = 70
         try:

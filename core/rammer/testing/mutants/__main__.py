@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 from rammer.errors import RammerError
+from rammer.testing.cage import Machinery
 from rammer.testing.mutants.crew import search
 
 
 def main() -> int:
-    """Exit code 1 where a mutant fails, a RammerError's own where none can be run."""
+    """Exit code 1 where a mutant fails, a RammerError's own where one cannot be run."""
     args = _arguments()
     # Before NumPy is imported: its threads would not survive a fork, and each maps memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -30,7 +31,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     print(f"seed {args.seed}, on {' '.join([args.device, *args.option])}, {time.monotonic() - start:.0f} s\n{total}")
-    return int(bool(total.faults))
+    return 1 if total.faults else Machinery.exit_code if total.unbegun else 0
 
 
 def _again(path: Path) -> int:

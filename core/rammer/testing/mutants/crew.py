@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from rammer.runtime.files import write_whole
+from rammer.testing.cage import Machinery
 from rammer.testing.crew import UNFINISHED, Crew, Line, Member, Work
 from rammer.testing.mutants.tally import Tally
 
 #: Seconds for mutants that run when the time is up; of silence: right files are made, and a fault is shrunk, in many runs.
 GRACE, PATIENCE = 3.0, 1200.0
+#: Runs one after another that cannot begin before the search ends.
+MOST: Final = 3
 #: A fault that a process which ends by itself counts as.
 DIED: Final = "a process of the campaign ended"
 
@@ -51,13 +54,22 @@ def begin(kinds: Sequence[str], device: Sequence[str], seed: int, keep: Path | N
     """What draws mutants in one process. Rounds over the kinds, so that an early end leaves some of each."""
     from rammer.testing.mutants.campaign import Campaign
 
+    unbegun = 0
     own = f"{seed} {member.seed}" if member.number or member.turn else f"{seed}"
     made = [Campaign(kind, device, own, folder / member.seed / kind, keep) for kind in kinds]
 
     def work(number: int, line: Line) -> None:
+        nonlocal unbegun
         campaign = made[number % len(made)]
         campaign.tally = Tally()
-        campaign.one(campaign.drawn())
+        try:
+            campaign.one(campaign.drawn())
+            unbegun = 0
+        except Machinery as error:
+            unbegun += 1
+            if unbegun > MOST:
+                raise
+            campaign.tally.unbegun[f"{error.what} {error.hint[-200:]}".strip()] += 1
         line.tell(campaign.tally)
 
     return work

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,10 +14,12 @@ _HEADERS: Final = ("kind", "way", "mutants", *COLUMNS)
 
 @dataclass
 class Tally:
-    """``ends`` counts by (kind, way, column); ``faults`` are words and where the mutant is kept."""
+    """``ends`` counts by (kind, way, column); ``faults`` are words and where the mutant is kept; ``unbegun`` are reasons why runs
+    could not begin, which say nothing of the mutants."""
 
     ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     faults: list[tuple[str, str]] = field(default_factory=list)
+    unbegun: Counter[str] = field(default_factory=Counter)
     slowest: float = 0.0
 
     def count(self, kind: str, way: str, what: str, seconds: float) -> None:
@@ -30,15 +31,8 @@ class Tally:
         """Count another campaign's."""
         self.ends.update(other.ends)
         self.faults += other.faults
+        self.unbegun.update(other.unbegun)
         self.slowest = max(self.slowest, other.slowest)
-
-    @staticmethod
-    def sum(parts: Iterable[Tally]) -> Tally:
-        """All counts of several campaigns."""
-        total = Tally()
-        for part in parts:
-            total.add(part)
-        return total
 
     @property
     def mutants(self) -> int:
@@ -46,14 +40,9 @@ class Tally:
         return sum(self.ends.values())
 
     def data(self) -> dict[str, Any]:
-        """For JSON; ``Tally.of`` reads it back."""
-        return {"ends": [[*k, n] for k, n in sorted(self.ends.items())], "faults": self.faults, "slowest": self.slowest}
-
-    @staticmethod
-    def of(data: dict[str, Any]) -> Tally:
-        """Inverse of ``data``."""
-        ends = Counter({(kind, way, what): n for kind, way, what, n in data["ends"]})
-        return Tally(ends, [(what, where) for what, where in data["faults"]], data["slowest"])
+        """For JSON."""
+        return {"ends": [[*k, n] for k, n in sorted(self.ends.items())], "faults": self.faults, "unbegun": dict(self.unbegun),
+                "slowest": self.slowest}  # fmt: skip
 
     def __str__(self) -> str:
         pairs = sorted({k[:2] for k in self.ends})
@@ -61,6 +50,7 @@ class Tally:
         rows.append(("all", "", self.mutants, *(sum(n for k, n in self.ends.items() if k[2] == what) for what in COLUMNS)))
         lines = [f"{self.mutants} mutants, slowest {self.slowest:.1f} s", _line(_HEADERS), *map(_line, rows)]
         lines += [f"{n} times {fault}" for fault, n in Counter(f for f, _ in self.faults).most_common()]
+        lines += [f"{n} runs could not begin: {why}" for why, n in self.unbegun.most_common()]
         return "\n".join((*lines, *(f"fault at {where}" for _, where in self.faults if "/" in where)))
 
     def _counts(self, kind: str, way: str) -> tuple[int, ...]:

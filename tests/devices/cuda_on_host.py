@@ -30,9 +30,10 @@ LATE = """
 #define __align__(n) __attribute__((aligned(n)))
 #define __ldg(p) (*(p))
 #define __ldcg(p) (*(p))
-static thread_local std::vector<std::vector<std::function<void()>>> rm_late(1);
+struct RmLate : std::vector<std::vector<std::function<void()>>> { RmLate() : vector(1) {} };
+RM_OWN(RmLate, rm_late)
 template <class T> static void rm_later(T *to, const T *from, bool valid, int bytes) {
-  rm_late.back().push_back([=] { rm_move(to, from, valid, bytes); });
+  rm_late().back().push_back([=] { rm_move(to, from, valid, bytes); });
 }
 #define rm_copy4 rm_later4
 #define rm_copy16 rm_later16
@@ -40,11 +41,11 @@ template <class T> static void rm_later(T *to, const T *from, bool valid, int by
 #define rm_arrived rm_late_arrived
 static void rm_later4(float *to, const float *from, bool valid) { rm_later(to, from, valid, 4); }
 template <class T> static void rm_later16(T *to, const T *from, bool valid) { rm_later(to, from, valid, 16); }
-static void rm_late_commit() { rm_late.emplace_back(); }
+static void rm_late_commit() { rm_late().emplace_back(); }
 template <int N> static void rm_late_arrived() {
-  while ((int)rm_late.size() - 1 > N) {
-    for (auto &copy : rm_late.front()) copy();
-    rm_late.erase(rm_late.begin());
+  while ((int)rm_late().size() - 1 > N) {
+    for (auto &copy : rm_late().front()) copy();
+    rm_late().erase(rm_late().begin());
   }
 }
 static void rm_blocks2_of(unsigned (&r)[4], const unsigned short *at, bool turn) {
@@ -71,10 +72,10 @@ static void rm_words4(unsigned (&r)[4], const float *at) { rm_blocks4<false>(r, 
 """
 
 
-def on_host(kernel: TaskKernel, late_copies: bool = True) -> str:
+def on_host(kernel: TaskKernel) -> str:
     """The text of ``kernel`` with what its instructions do."""
     if "wgmma" in kernel.text:
-        return host_wgmma.on_host(kernel, late_copies, not late_copies, host_wgmma.PATIENCE)
+        return host_wgmma.on_host(kernel)
     warps = WARPS.replace("abort();", "rm_lost = true;").replace("@BYTES@", str(max(kernel.dynamic, 64)))
     text = warps + LATE + kernel.text
     text = re.sub(r"extern __shared__ __align__\(16\) (\w+) (?!memory)(\w+)\[\];", r"\1 *const \2 = (\1 *)memory;", text)
@@ -114,8 +115,8 @@ def problem_of(kernel: TaskKernel, tiled: ROperator, trial: Trial) -> str:
         buffers = {**given, **results, **fixed}
         addresses = {n: b.ctypes.data + place.program.storage[n].offset * b.itemsize for n, b in buffers.items()}
         arguments = host_arguments(kernel.arguments, fixed)
-        launch_on_host(on_host(kernel, number % 2 == 0), kernel.entry, arguments, tiled.task_count, kernel.threads,
-                       binding, addresses, list(given.values()))  # fmt: skip
+        launch_on_host(on_host(kernel), kernel.entry, arguments, tiled.task_count, kernel.threads, binding, addresses,
+                       list(given.values()), (number % 2 == 0, number % 2 == 1))  # fmt: skip
         if problem := judge(place, results, feed.wanted):
             return f"run {number}: {problem}"
     return ""

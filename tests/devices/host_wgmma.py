@@ -18,10 +18,10 @@ from rammer.testing.host_cuda import find_race, host_arguments, run_on_host
 
 from rammer_cuda.kernels.task import TaskKernel
 
-#: Seconds that threads wait for each other.
-PATIENCE = 30
-#: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are 0 or 1. Shared addresses are offsets into ``rm_arena``.
+#: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are switches. Shared addresses are offsets into ``rm_arena``.
 _HOST = """
+#define LATE_COPIES rm_switches[0]
+#define LATE_PRODUCTS rm_switches[1]
 #define RM_COPIES
 #define RM_CLUSTER
 #define RM_WGMMA
@@ -29,28 +29,25 @@ _HOST = """
 static char rm_arena[232448] __attribute__((aligned(1024)));
 static std::atomic<bool> rm_stuck{false};
 template <class F> static void rm_until(F ready) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(PATIENCE);
-  while (!ready() && !rm_stuck) {
-    sched_yield();
-    if (std::chrono::steady_clock::now() > end) rm_stuck = true;
-  }
+  if (!rm_wait([&] { return rm_stuck || ready(); })) rm_stuck = true;
 }
 static unsigned __cvta_generic_to_shared(const void *at) { return (unsigned)((const char *)at - rm_arena); }
 
 // cp.async: groups of copies.
-static thread_local std::vector<std::vector<std::function<void()>>> rm_copies(1);
+struct RmCopies : std::vector<std::vector<std::function<void()>>> { RmCopies() : vector(1) {} };
+RM_OWN(RmCopies, rm_copies)
 static void rm_copy(void *to, const void *from, bool valid, int bytes) {
   if ((size_t)__cvta_generic_to_shared(to) % bytes || (size_t)from % bytes && valid) rm_stuck = true;
   auto copy = [=] { if (valid) memcpy(to, from, bytes); else memset(to, 0, bytes); };
-  if (LATE_COPIES) rm_copies.back().push_back(copy); else copy();
+  if (LATE_COPIES) rm_copies().back().push_back(copy); else copy();
 }
 template <class T> static void rm_copy4(T *to, const T *from, bool valid) { rm_copy(to, from, valid, 4); }
 template <class T> static void rm_copy16(T *to, const T *from, bool valid) { rm_copy(to, from, valid, 16); }
-static void rm_commit() { rm_copies.emplace_back(); }
+static void rm_commit() { rm_copies().emplace_back(); }
 template <int N> static void rm_arrived() {
-  while ((int)rm_copies.size() - 1 > N) {
-    for (auto &copy : rm_copies.front()) copy();
-    rm_copies.erase(rm_copies.begin());
+  while ((int)rm_copies().size() - 1 > N) {
+    for (auto &copy : rm_copies().front()) copy();
+    rm_copies().erase(rm_copies().begin());
   }
 }
 
@@ -78,13 +75,14 @@ template <int N> static void rm_producers_meet() { rm_meet(15, N); }
 
 // wgmma: a thread's products, in the order of their groups.
 static unsigned rm_registers[4][128][4];
-static thread_local std::vector<std::function<void()>> rm_pending;
+typedef std::vector<std::function<void()>> RmPending;
+RM_OWN(RmPending, rm_pending)
 static void rm_together() { rm_warp_meet(); }  // a warp's rows need its own registers
 static void rm_multiply_later(std::function<void()> products) {
-  if (LATE_PRODUCTS) rm_pending.push_back(products); else products();
+  if (LATE_PRODUCTS) rm_pending().push_back(products); else products();
 }
 template <int N> static void rm_warpgroup_wait() {
-  while ((int)rm_pending.size() > N) { rm_pending.front()(); rm_pending.erase(rm_pending.begin()); }
+  while ((int)rm_pending().size() > N) { rm_pending().front()(); rm_pending().erase(rm_pending().begin()); }
   rm_warp_meet();  // ".sync.aligned": kernels rely on all lanes being here
 }
 template <class T> static void rm_pin(T &) {}
@@ -165,24 +163,23 @@ template <int S, int ASTEP, int BSTEP> static void rm_products_{name}(float (&d)
 def run_warpgroups(kernel: TaskKernel, operator: ROperator, binding: Binding, values: Mapping[str, Array],
                    late_copies: bool, late_products: bool) -> dict[str, Array]:  # fmt: skip
     """All tasks of ``kernel``, whose sums are not split; its outputs by name. AssertionError where threads wait for ever."""
-    text = on_host(kernel, late_copies, late_products, PATIENCE)
-    arguments = host_arguments(kernel.arguments, values)
-    return run_on_host(text, kernel.entry, arguments, operator.task_count, kernel.threads, binding, values)
+    arguments, switches = host_arguments(kernel.arguments, values), (late_copies, late_products)
+    return run_on_host(on_host(kernel), kernel.entry, arguments, operator.task_count, kernel.threads, binding, values,
+                       switches=switches)  # fmt: skip
 
 
 def race_of_warpgroups(kernel: TaskKernel, binding: Binding, values: Mapping[str, Array], late_copies: bool) -> str:
     """What ThreadSanitizer finds in the first task; "" if nothing."""
-    text = on_host(kernel, late_copies, not late_copies, 10 * PATIENCE)
-    return find_race(text, kernel.entry, host_arguments(kernel.arguments, values), 1, kernel.threads, binding)
+    arguments, switches = host_arguments(kernel.arguments, values), (late_copies, not late_copies)
+    return find_race(on_host(kernel), kernel.entry, arguments, 1, kernel.threads, binding, switches)
 
 
-def on_host(kernel: TaskKernel, late_copies: bool, late_products: bool, patience: int) -> str:
-    """The text of ``kernel`` with what its instructions do; threads wait ``patience`` seconds for each other."""
+def on_host(kernel: TaskKernel) -> str:
+    """The text of ``kernel`` with what its instructions do."""
     assert kernel.blocks == 1 and kernel.dynamic <= 232448
     descriptor = re.search(r"__device__ __forceinline__ unsigned long long rm_matrix.*?\n}\n", kernel.text, re.DOTALL)
     assert descriptor
-    head = f"#define LATE_COPIES {int(late_copies)}\n#define LATE_PRODUCTS {int(late_products)}\n#define PATIENCE {patience}\n"
-    head += _HOST + descriptor[0]
+    head = _HOST + descriptor[0]
     for n in {int(n) for n in re.findall(r"#define RM_WGMMA_(\d+)\n", kernel.text)}:
         (step,) = set(re.findall(rf"rm_wgmma{n}\(d, \w+\[s\], \w+ \+ s \* (\d+),", kernel.text))
         head += _TF32.format(n=n, count=n // 2, step=step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -29,6 +30,7 @@ from rammer_cuda.persistent.dataflow import plan_words
 from rammer_cuda.source import task_kernel, task_kernels
 
 
+@cache
 def small_nasnet() -> tuple[RProgram, Binding]:
     """A program with many window kernels, and products that pack their weights."""
     return compiled(nasnet_cifar(0, cells=3, filters=16))

@@ -38,14 +38,16 @@ from rammer_cuda.source import task_kernel
 HOST = """
 #define __forceinline__ inline
 struct RmCopy { float *to; const float *from; int count; bool valid; };
-static thread_local std::deque<std::vector<RmCopy>> rm_groups;
-static thread_local std::vector<RmCopy> rm_open;
-static void rm_copy4(float *to, const float *from, bool valid) { rm_open.push_back({to, from, 1, valid}); }
-static void rm_copy16(float *to, const float *from, bool valid) { rm_open.push_back({to, from, 4, valid}); }
-static void rm_commit() { rm_groups.push_back(rm_open); rm_open.clear(); }
+typedef std::vector<RmCopy> RmCopies;
+typedef std::deque<RmCopies> RmGroups;
+RM_OWN(RmCopies, rm_open)
+RM_OWN(RmGroups, rm_groups)
+static void rm_copy4(float *to, const float *from, bool valid) { rm_open().push_back({to, from, 1, valid}); }
+static void rm_copy16(float *to, const float *from, bool valid) { rm_open().push_back({to, from, 4, valid}); }
+static void rm_commit() { rm_groups().push_back(rm_open()); rm_open().clear(); }
 template <int N> static void rm_arrived() {
-  for (; rm_groups.size() > N; rm_groups.pop_front())
-    for (const RmCopy &c : rm_groups.front())
+  for (; rm_groups().size() > N; rm_groups().pop_front())
+    for (const RmCopy &c : rm_groups().front())
       for (int i = 0; i < c.count; ++i) c.to[i] = c.valid ? c.from[i] : 0.0f;
 }
 """

@@ -14,7 +14,7 @@ DEMO_PLUGINS := $(PLUGINS)
 endif
 LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
 
-.PHONY: demo test test-all check docs linkcheck clean
+.PHONY: demo test test-all search check docs linkcheck clean
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
@@ -28,6 +28,26 @@ test: check
 
 test-all: check
 	$(PYTEST) -m "not cuda" tests
+
+# The searches that `make test` only samples, in about 4 minutes: random graphs, damaged files, every kernel of sampled operators.
+# The same cases every time; SEED=N draws others. Ends at the first search that finds something; what it found is in $(FOUND).
+SEED ?= 20
+FOUND := build/search
+SEARCH := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m rammer.testing
+GRAPHS := $(SEARCH).graphs --processes 2 --policy '*' --layout '*' --seed $(SEED) --keep $(FOUND)
+MUTANTS := $(SEARCH).mutants --processes 2 --seed $(SEED) --keep $(FOUND)/mutants
+FAMILIES := $(SEARCH).families --processes 2 --seed $(SEED)
+
+search: .venv/test
+	@mkdir -p $(FOUND)
+	$(GRAPHS) --device toy --graphs 170
+	$(GRAPHS) --device ipu_sim --graphs 80 --precision '*' --no-voices
+	$(GRAPHS) --device rocm --graphs 50 --precision '*' --no-voices
+	$(MUTANTS) --option tiles=8 --kind model --kind compiled --count 400
+	$(MUTANTS) --option tiles=8 --kind store --kind kept --kind head --count 70
+	$(MUTANTS) --device rocm --kind model --kind compiled --count 10
+	$(FAMILIES) --device rocm --seconds 40 --report $(FOUND)/families.json
+	$(FAMILIES) --device ipu_sim --seconds 20 --report $(FOUND)/families.json
 
 check: .venv/test
 	$(BIN)/ruff check core plugins tests benchmarks docs

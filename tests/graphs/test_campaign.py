@@ -1,4 +1,4 @@
-"""Random graphs on every device that works here: 300 in all, with the seed in the message."""
+"""Random graphs on every device that works here, with the seed in the message: a sample, `make search` runs 300."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED = int(os.environ.get("RAMMER_GRAPHS_SEED", "20"))
 
 
 # Other voices are asked once: what a graph means does not depend on the device.
-@pytest.mark.parametrize(("device", "graphs", "voices"), [("toy", 170, True), ("ipu_sim", 80, False), ("rocm", 50, False)])
+@pytest.mark.parametrize(("device", "graphs", "voices"), [("toy", 60, True), ("ipu_sim", 30, False), ("rocm", 15, False)])
 def test_random_graphs(device: str, graphs: int, voices: bool) -> None:
     if Registry().status(device).state != "ok":
         pytest.skip(f"{device} does not work here")

@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -224,6 +224,30 @@ def commands() -> str:
     return "\n".join(rows) + "\n"
 
 
+def options() -> str:
+    """Every option with its help, and the commands that take it so."""
+    group, takes = LazyGroup(), dict[tuple[str, str], list[str]]()
+    for name, command in walked(group, ""):
+        for given in command.params:
+            if isinstance(given, click.Option) and not given.hidden:
+                spelled, text = given.get_help_record(click.Context(command)) or ("", "")
+                takes.setdefault((spelled, re.sub(r"\s+", " ", text)), []).append(name)
+    rows = [f"| `{spelled.replace('|', ' or ')}` | {text.replace('|', ' or ')} | {', '.join(names)} |"
+            for (spelled, text), names in takes.items()]  # fmt: skip
+    return "\n".join(["| option | what it does | commands |", "|---|---|---|", *rows]) + "\n"
+
+
+def walked(group: click.Group, before: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, with its words."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from walked(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
 def results() -> str:
     """One line a model and precision of the committed summary."""
     rows = ["| model | precision | rammer, ms | best peer, ms | which | faster by |", "|---|---|---|---|---|---|"]
@@ -252,6 +276,7 @@ QUOTED: dict[str, Callable[[], str]] = {
     "c plugin": c_plugin,
     "operators": operators,
     "commands": commands,
+    "options": options,
     "results": results,
 }  # fmt: skip
 

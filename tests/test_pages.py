@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
+import rammer
 from rammer.device.loader import Registry
 from rammer.ir.program import Task
 from rammer.profile.store import KernelStore
@@ -88,3 +90,23 @@ def test_the_family_of_its_page_is_chosen_and_computes_what_it_says() -> None:
         loaded = backend.load(replace(segment.program, operators=(tiled,), rows=(tasks,)), segment.constants)
         assert relative_error(loaded.run(inputs).outputs["y"], inputs["a"].astype(np.float64) @ inputs["b"]) < 1e-6
         loaded.close()
+
+
+def test_the_python_page_names_every_argument_and_what_results_have() -> None:
+    text = (PAGES / "python.md").read_text()
+    arguments = set(inspect.signature(rammer.compile).parameters) - {"model"}
+    rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`(\w+)`", rows)) == arguments
+    model = parser.parse_model('<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y) { y = Abs(x) }')
+    exe = rammer.compile(model, device="toy", resident=1)
+    assert exe.run({"x": np.full(4, -1, np.float32)})["y"].tolist() == [1, 1, 1, 1]
+    assert [(p.name, p.dtype, p.shape) for p in exe.head.inputs] == [("x", "float32", (4,))]
+    assert 0 < exe.timing.device <= exe.timing.total
+    bound = exe.bind({"x": np.full(4, -2, np.float32)})
+    bound.run()
+    bound.synchronize()
+    assert bound.to_host()["y"].tolist() == [2, 2, 2, 2]
+    assert bound.seconds() > 0 and bound.clock
+    exe.close()
+    with pytest.raises(rammer.errors.DeviceFailure, match="closed"):
+        exe.run({"x": np.zeros(4, np.float32)})

@@ -54,12 +54,9 @@ def cuda(edit: Edit) -> Plant:
     """Plants it in the text of every cuda kernel."""
 
     def plant() -> None:
-        import rammer_cuda.kept
         import rammer_cuda.source
 
-        faulty = faulted(rammer_cuda.source.task_kernel, edit)
-        rammer_cuda.source.task_kernel = faulty
-        rammer_cuda.kept.task_kernel = faulty
+        rammer_cuda.source.task_kernel = faulted(rammer_cuda.source.task_kernel, edit)
 
     return plant
 

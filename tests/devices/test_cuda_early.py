@@ -19,7 +19,7 @@ pytest.importorskip("cuda.bindings")
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.early import Switches
-from rammer_cuda.source import task_kernels, translation_unit
+from rammer_cuda.source import Writer, translation_unit
 
 
 class Counted(Switches):
@@ -57,7 +57,7 @@ def test_every_kernel_has_the_switch() -> None:
     backend = open_backend(OpenOptions(target="sm_90a"))
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(tiny_graph(1), (Port("x", "x"),), (Port("y", "y"),))
     binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
-    for kernel in task_kernels(segment.program.operators, binding).values():
+    for kernel in Writer().all(segment.program.operators, binding).values():
         assert kernel.text.count("rm_after();") == 1, "the switch is read there"
         assert b"rm_early" in compile_cubin(translation_unit([kernel]), "sm_90a").code
 

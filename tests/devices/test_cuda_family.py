@@ -21,6 +21,8 @@ from test_cuda_single import HALVES
 from rammer.codegen.task import Unsuited
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
+from rammer.errors import DeviceFailure
+from rammer.ir.expr import rename_tensors
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, dense
 from rammer.profile.store import KernelStore
@@ -28,8 +30,9 @@ from rammer.runtime.options import CompileOptions
 from rammer.testing.selftest import tiny_graph
 
 from rammer_cuda import backend as module
-from rammer_cuda import families
+from rammer_cuda import families, source
 from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.contraction import products as contraction
 from rammer_cuda.families import FAMILIES, family_of
 from rammer_cuda.family import Choice
 from rammer_cuda.gpu import TARGETS
@@ -127,3 +130,58 @@ def test_a_new_family_is_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
     program = compiler.program(tiny_graph(0), (Port("x", "x"),), (Port("y", "y"),)).program
     chosen = [o.family for o in program.operators]
     assert "eager" in chosen and "refusing" not in chosen
+
+
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the kernels that are written from now on."""
+    seen, honest = list[str](), source.task_kernel
+
+    def noting(operator: ROperator, binding: Binding) -> TaskKernel:
+        seen.append(binding.key(operator))
+        return honest(operator, binding)
+
+    monkeypatch.setattr(source, "task_kernel", noting)
+    return seen
+
+
+def test_every_text_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever asks first: for what fits, for resources, for tuning, or when a program is loaded."""
+    written, backend = noted(monkeypatch), target()
+    compiler = Compiler(backend, CompileOptions("wavefront"), KernelStore(None))
+    segment = compiler.program(tiny_graph(0), (Port("x", "x"),), (Port("y", "y"),))
+    program = segment.program
+    untiled = {replace(o, name="o", tile=(), family="", config=()) for o in program.operators}
+    assert len(written) == len(set(written)) <= 3 * len(untiled)
+    count, binding = len(written), Binding.of(program, segment.constants)
+    for operator in program.operators:
+        assert backend.kernel(operator, binding).source
+        backend.resources(operator, binding)
+    kernels = backend.writer.all(program.operators, binding)
+    assert len(written) == count and len(kernels) == len(program.operators)
+    assert [k.text for k in kernels.values()] == [source.task_kernel(o, binding).text for o in program.operators]
+
+
+def test_equal_operators_share_a_text_and_have_their_own_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, (operator, binding) = noted(monkeypatch), PRODUCTS["three by three"]
+    tiled = next(c.operator for c in target().choices(operator, binding, *contraction.PRODUCTS))
+    names = {n: f"other_{n}" for n in binding.types}
+    computes = tuple(replace(c, name=names[c.name], body=rename_tensors(c.body, names)) for c in tiled.computes)
+    links = tuple(replace(e, producer=names[e.producer], consumer=names[e.consumer]) for e in tiled.connections)
+    other = replace(tiled, computes=computes, connections=links, outputs=tuple(names[o] for o in tiled.outputs))
+    both = replace(binding, types=binding.types | {names[n]: v for n, v in binding.types.items()},
+                   storages=binding.storages | {names[n]: v for n, v in binding.storages.items()},
+                   constants=binding.constants | {names[n] for n in binding.constants})  # fmt: skip
+    writer, count = source.Writer(), len(written)
+    first, second = writer.written(tiled, both), writer.written(other, both)
+    assert len(written) == count + 1 and first.text == second.text
+    assert [names[a.tensor] for a in first.arguments] == [a.tensor for a in second.arguments]
+    assert [a.tensor for a in second.arguments] == [a.tensor for a in source.task_kernel(other, both).arguments]
+
+
+def test_a_refusal_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, (operator, binding) = noted(monkeypatch), PRODUCTS["matmul"]
+    wrong, writer = replace(operator, tile=operator.anchor.shape, family="window"), source.Writer()
+    for name in ("one", "two"):
+        with pytest.raises(DeviceFailure, match=f"operator {name} is none for family window"):
+            writer.written(replace(wrong, name=name), binding)
+    assert len(written) == 1

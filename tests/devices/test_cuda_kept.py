@@ -27,7 +27,7 @@ from rammer_cuda.backend import open_backend
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent import kept as kept_plan
 from rammer_cuda.persistent.dataflow import plan_words
-from rammer_cuda.source import task_kernel, task_kernels
+from rammer_cuda.source import Writer
 
 
 @cache
@@ -53,19 +53,21 @@ def launched(kernels: dict[str, TaskKernel]) -> list[tuple[object, ...]]:
 def test_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    made = launched(task_kernels(program.operators, binding))
-    assert launched(kept.kept_kernels(program, binding)) == made
+    made = launched(Writer().all(program.operators, binding))
+    assert launched(kept.kept_kernels(program, binding, Writer())) == made
     assert len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
 
     emitted: list[str] = []
 
-    def noted(operator: ROperator, binding: Binding) -> TaskKernel:
-        emitted.append(operator.name)
-        return task_kernel(operator, binding)
+    class Noting(Writer):
+        def written(self, operator: ROperator, binding: Binding) -> TaskKernel:
+            emitted.append(operator.name)
+            return super().written(operator, binding)
 
-    monkeypatch.setattr(kept, "task_kernels", lambda operators, binding: pytest.fail("written again"))
-    monkeypatch.setattr(kept, "task_kernel", noted)
-    again = kept.kept_kernels(program, binding)
+        def all(self, operators: object, binding: Binding) -> dict[str, TaskKernel]:
+            pytest.fail("written again")
+
+    again = kept.kept_kernels(program, binding, Noting())
     assert launched(again) == made
     packed = {k.entry for k in again.values() if any(a.packing for a in k.arguments)}
     plain = {k.entry for k in again.values()} - packed
@@ -76,22 +78,22 @@ def test_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    kept.kept_kernels(program, binding)
+    kept.kept_kernels(program, binding, Writer())
     none = Binding(binding.types, binding.storages, frozenset())
-    assert launched(kept.kept_kernels(program, none)) == launched(task_kernels(program.operators, none))
-    assert not any(a.packing for k in kept.kept_kernels(program, none).values() for a in k.arguments)
+    assert launched(kept.kept_kernels(program, none, Writer())) == launched(Writer().all(program.operators, none))
+    assert not any(a.packing for k in kept.kept_kernels(program, none, Writer()).values() for a in k.arguments)
 
 
 def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    made = launched(kept.kept_kernels(program, binding))
+    made = launched(kept.kept_kernels(program, binding, Writer()))
     (file,) = (tmp_path / "binaries" / "cuda").iterdir()
     whole = file.read_text()
     for junk in ("", "null", "[]", '{"kernels": []}', '{"kernels": [], "operators": {}}', '{"kernels": [{"like": "nobody"}], '
                  '"operators": {}}', whole.replace('"threads"', '"thread"', 1)):  # fmt: skip
         file.write_text(junk)
-        assert launched(kept.kept_kernels(program, binding)) == made, junk[:60]
+        assert launched(kept.kept_kernels(program, binding, Writer())) == made, junk[:60]
         assert file.read_text() == whole
 
 
@@ -119,7 +121,7 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
     monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(launches, "KEPT_FROM", 1)
     program, binding = small_nasnet()
-    made, plan = launched(kept.kept_kernels(program, binding)), launches.kept_launches(program)
+    made, plan = launched(kept.kept_kernels(program, binding, Writer())), launches.kept_launches(program)
     files = {p.name.split(".")[-2]: p for p in (tmp_path / "binaries" / "cuda").iterdir()}
     for what, changes in {
         "kernels": (('"entry": "', '"entry": "evil();'), ('"entry": "', '"entry": "other'), ('"threads": ', '"threads": 9999999'),
@@ -130,7 +132,8 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
         for change in changes:
             assert change[0] in text
             keep_text(files[what], text.replace(*change, 1))
-            assert launched(kept.kept_kernels(program, binding)) == made and launches.kept_launches(program) == plan, change
+            assert launched(kept.kept_kernels(program, binding, Writer())) == made, change
+            assert launches.kept_launches(program) == plan, change
             assert kept_text(files[what]) == text, change
 
 

@@ -29,7 +29,7 @@ from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.dataflow import plan_words
 from rammer_cuda.persistent.table import make_table
 from rammer_cuda.persistent.text import kernel_text
-from rammer_cuda.source import task_kernels, translation_unit
+from rammer_cuda.source import Writer, translation_unit
 from rammer_cuda.trace import PARAMETERS, traced
 
 rng = np.random.default_rng()
@@ -49,7 +49,7 @@ def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, targe
     segment = segment_of(name, target)
     program = segment.program
     binding = Binding(program.types, program.storage, frozenset(segment.constants))
-    for kernel in {k.entry: k for k in task_kernels(program.operators, binding).values()}.values():
+    for kernel in {k.entry: k for k in Writer().all(program.operators, binding).values()}.values():
         plain, with_records = translation_unit([kernel]), translation_unit([traced(kernel)])
         assert "globaltimer" not in plain and kernel.text == traced(kernel).text.partition("RmSpan rm_span(rm_records)\n")[2] \
             .replace(", RmRecord *rm_records", "")

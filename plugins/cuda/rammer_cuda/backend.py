@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -25,7 +25,8 @@ from rammer_cuda.family import Choice, Family
 from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.profiler import CudaProfiler
-from rammer_cuda.source import task_kernel, translation_unit
+from rammer_cuda.ranking import leaders_first, seconds_of, some
+from rammer_cuda.source import Writer, translation_unit
 
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Tiles offered to the tuner, which measures a dozen at most: of matrix products, and generic ones where no family suits.
 GEMM_TILES, GENERIC_TILES = 14, 12
-#: How far behind the best prediction a family's best may be and still be measured among the first: so many times, and seconds.
-LEADING, NEAR = 1.3, 2e-6
 #: The least share of the peak that generic kernels reach which keep a contraction's operand on chip (measured on an H200: 0.001
 #: to 0.034, 165 kernels of NASNet-A). Times are predicted by what is typical, fusions by the least: a wrong one costs many times
 #: what a missed one does.
@@ -66,7 +65,7 @@ class CudaBackend:
 
     def __init__(self, gpu: Gpu, hardware: Hardware, present: bool, how: Execution) -> None:
         self.gpu, self.hardware, self.present = gpu, hardware, present
-        self.how = how
+        self.how, self.writer = how, Writer()
         self.context: Thread | None = None  #: Creates the GPU's context.
 
     @property
@@ -106,19 +105,23 @@ class CudaBackend:
     def _ranked(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """``candidates`` of the families that go before no others, one by one: a kernel is written to see whether it fits."""
         groups = [[f for f in self.usable if f.product], *([f] for f in self.usable if f.first is None and not f.product)]
-        ranked = [islice(self.choices(operator, binding, *fs), GEMM_TILES if fs[0].product else fs[0].most) for fs in groups]
+        possible = partial(self.fits, binding=binding)
+        ranked = [some(self._predicted(operator, binding, fs), possible, GEMM_TILES if fs[0].product else fs[0].most)
+                  for fs in groups]  # fmt: skip
         found = False
-        for choice in _leaders_first(heapq.merge(*ranked, key=_seconds)):
+        for choice in leaders_first(heapq.merge(*ranked, key=seconds_of)):
             found = True
             yield choice.operator
         if not found:
-            tiles = tile_candidates(operator, binding, self.vdevice, GENERIC_TILES)
-            yield from (t for t in tiles if self.fits(t, binding))
+            yield from filter(possible, tile_candidates(operator, binding, self.vdevice, GENERIC_TILES))
+
+    def _predicted(self, operator: ROperator, binding: Binding, families: Iterable[Family]) -> Iterator[Choice]:
+        """Every choice of some families, best predicted first; for some there may be no kernel."""
+        return heapq.merge(*(f.candidates(operator, binding, self.gpu) for f in families), key=seconds_of)
 
     def choices(self, operator: ROperator, binding: Binding, *families: Family) -> Iterator[Choice]:
         """Every choice of some families that can be written and whose shared memory fits, best predicted first."""
-        ranked = heapq.merge(*(f.candidates(operator, binding, self.gpu) for f in families), key=_seconds)
-        return (c for c in ranked if self.fits(c.operator, binding))
+        return (c for c in self._predicted(operator, binding, families) if self.fits(c.operator, binding))
 
     def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """Every choice of every family, whatever its prediction; nothing is kept from those that go before others."""
@@ -129,7 +132,7 @@ class CudaBackend:
     def fits(self, operator: ROperator, binding: Binding) -> bool:
         """Whether the operator's family can write its kernel, and an SM has the shared memory for it."""
         try:
-            return task_kernel(operator, binding).shared <= self.gpu.shared
+            return self.writer.written(operator, binding).shared <= self.gpu.shared
         except DeviceFailure:
             return False
 
@@ -139,13 +142,12 @@ class CudaBackend:
         if operator.prologue:
             return self._prologue_rate(operator, binding)
         asked = [f for f in self.usable if (f.holds if operator.holds_operand else f.first is None)]
-        seconds = self._predicted(operator, binding, asked) - self.gpu.launch  # whoever asks counts launches himself
+        seconds = self._best(operator, binding, asked) - self.gpu.launch  # whoever asks counts launches himself
         return max(LEAST_SHARE, operator.flops / max(seconds, 1e-9) / (self.gpu.flops * self.gpu.sms))
 
-    def _predicted(self, operator: ROperator, binding: Binding, families: Iterable[Family]) -> float:
+    def _best(self, operator: ROperator, binding: Binding, families: Iterable[Family]) -> float:
         """Predicted seconds of the best choice of some families; infinite where none suits."""
-        best = (next(self.choices(operator, binding, f), None) for f in families)
-        return min((c.seconds for c in best if c), default=float("inf"))
+        return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
 
     def _prologue_rate(self, operator: ROperator, binding: Binding) -> float:
         """``rate`` of an operator with maps before its contraction."""
@@ -154,17 +156,21 @@ class CudaBackend:
             same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)
             alike = family_of(tiled).seconds(same, binding, self.gpu) + self.gpu.launch
             others = [f for f in self.usable if f.first is None and not f.product]
-            return min(1.0, min(alike, self._predicted(bare, binding, others)) / seconds)
+            return min(1.0, min(alike, self._best(bare, binding, others)) / seconds)
         return SHARE
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
         alone, crowded = family_of(operator).round(operator, binding, self.gpu)
-        return RKernel(operator, lambda: _written(operator, binding), alone, crowded)
+        return RKernel(operator, lambda: self._text(operator, binding), alone, crowded)
+
+    def _text(self, operator: ROperator, binding: Binding) -> Written:
+        made = self.writer.written(operator, binding)
+        return Written(made.text, Resources(made.threads, local_bytes=made.shared))
 
     def resources(self, operator: ROperator, binding: Binding) -> Resources:
         """Registers, shared memory and spills from ptxas for this architecture."""
-        made = task_kernel(operator, binding)
+        made = self.writer.written(operator, binding)
         found = compile_cubin(translation_unit([made]), self.gpu.architecture).resources[made.entry]
         local = found.shared + made.dynamic  # ptxas knows only what is static
         return Resources(made.threads, found.registers, local, found.spills)
@@ -174,7 +180,7 @@ class CudaBackend:
         self._need_hardware()
         from rammer_cuda.select import open_executor
 
-        return open_executor(program, constants, self.gpu, self.hardware.index, self.how)
+        return open_executor(program, constants, self.gpu, self.hardware.index, self.how, self.writer)
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
         """Every block of one run with the SM that ran it, from kernels that record it."""
@@ -196,7 +202,7 @@ class CudaBackend:
         self._need_hardware()
         from rammer_cuda.executor import CudaProgram
 
-        return CudaProgram(program, constants, self.gpu, self.hardware.index, repeat)
+        return CudaProgram(program, constants, self.gpu, self.hardware.index, repeat, self.writer)
 
     def _need_hardware(self) -> None:
         """DeviceUnavailable without a GPU; its context is there when this returns."""
@@ -205,31 +211,3 @@ class CudaBackend:
                                     hint="leave out --target to use the GPU of this machine")  # fmt: skip
         if self.context is not None:
             self.context.join()
-
-
-def _written(operator: ROperator, binding: Binding) -> Written:
-    made = task_kernel(operator, binding)
-    return Written(made.text, Resources(made.threads, local_bytes=made.shared))
-
-
-def _seconds(choice: Choice) -> float:
-    return choice.seconds
-
-
-def _leaders_first(ranked: Iterable[Choice]) -> Iterator[Choice]:
-    """``ranked`` (by predicted seconds), but each family's best before every second best: tuning measures only the first few,
-    and models of different families are less comparable than one family's. A family far behind has no such place."""
-    later, seen, limit = list[Choice](), set[str](), float("inf")
-    rest = iter(ranked)
-    for choice in rest:
-        limit = min(limit, LEADING * choice.seconds + NEAR)
-        if choice.seconds > limit:
-            later.append(choice)
-            break
-        if choice.operator.family in seen:
-            later.append(choice)
-        else:
-            seen.add(choice.operator.family)
-            yield choice
-    yield from later
-    yield from rest

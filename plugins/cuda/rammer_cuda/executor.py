@@ -22,7 +22,7 @@ from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, consecutive, kept_launches, launches
 from rammer_cuda.remember import Remembered
 from rammer_cuda.resident import Resident
-from rammer_cuda.source import task_kernels
+from rammer_cuda.source import Writer
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ class CudaProgram:
     """
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int,
-                 repeat: int = 1) -> None:  # fmt: skip
+                 repeat: int = 1, writer: Writer | None = None) -> None:  # fmt: skip
         self.program, self.notes = program, tuple[str, ...]()
         binding = Binding.of(program, constants)
-        kernels = kept_kernels(program, binding) if repeat == 1 else task_kernels(program.operators, binding)
+        writer = writer or Writer()
+        kernels = kept_kernels(program, binding, writer) if repeat == 1 else writer.all(program.operators, binding)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         self.resident = Resident(program, constants, gpu, index, read)

@@ -17,16 +17,16 @@ from rammer.ir.program import RProgram
 
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.remember import Remembered
-from rammer_cuda.source import task_kernel, task_kernels
+from rammer_cuda.source import Writer
 
 #: Beyond any number of threads, bytes of shared memory and blocks of a cluster.
 LARGEST = 1 << 24
 
 
-def kept_kernels(program: RProgram, binding: Binding) -> dict[str, TaskKernel]:
-    """``task_kernels`` of the program, remembered for the next process. Best effort."""
+def kept_kernels(program: RProgram, binding: Binding, writer: Writer) -> dict[str, TaskKernel]:
+    """The kernels of a program by operator, remembered for the next process. Best effort."""
     return remembered(program, binding, "kernels").get(
-        lambda record: _restored(record, program, binding), lambda: task_kernels(program.operators, binding), _record)
+        lambda record: _restored(record, program, binding, writer), lambda: writer.all(program.operators, binding), _record)
 
 
 def remembered(program: RProgram, binding: Binding, what: str) -> Remembered:
@@ -49,9 +49,9 @@ def _record(kernels: Mapping[str, TaskKernel]) -> dict[str, Any]:
     return {"kernels": distinct, "operators": users}
 
 
-def _restored(record: Any, program: RProgram, binding: Binding) -> dict[str, TaskKernel]:
+def _restored(record: Any, program: RProgram, binding: Binding, writer: Writer) -> dict[str, TaskKernel]:
     """The inverse. ValueError and the like where a kernel is none of these operators'."""
-    kernels = [_kernel(k, program, binding) for k in record["kernels"]]
+    kernels = [_kernel(k, program, binding, writer) for k in record["kernels"]]
     result: dict[str, TaskKernel] = {}
     for o in program.operators:
         number, tensors = record["operators"][o.name]
@@ -63,9 +63,9 @@ def _restored(record: Any, program: RProgram, binding: Binding) -> dict[str, Tas
     return result
 
 
-def _kernel(k: Mapping[str, Any], program: RProgram, binding: Binding) -> TaskKernel:
+def _kernel(k: Mapping[str, Any], program: RProgram, binding: Binding, writer: Writer) -> TaskKernel:
     if "like" in k:
-        return task_kernel(program.operator[k["like"]], binding)
+        return writer.written(program.operator[k["like"]], binding)
     arguments = tuple(Argument("", bool(w)) for w in k["written"])
     sizes = [k[n] for n in ("threads", "shared", "dynamic", "blocks")]
     if checked("a kernel", k["entry"]) not in k["text"] or not all(type(n) is int and 0 <= n < LARGEST for n in sizes):

@@ -16,7 +16,7 @@ from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.compile import compile_all
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.source import task_kernel, translation_unit
+from rammer_cuda.source import Writer, translation_unit
 
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
@@ -30,6 +30,7 @@ class Measurable(Protocol):
     """What the profiler asks of a backend."""
 
     gpu: Gpu
+    writer: Writer
 
     def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
         """``repeat`` copies of the program, chained in one graph."""
@@ -52,7 +53,7 @@ class CudaProfiler:
 
     def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:
         """Compile the kernels of many candidates side by side, so that measuring finds them made."""
-        kernels = {k.entry: k for k in (task_kernel(o, b) for o, b in options)}
+        kernels = {k.entry: k for k in (self.backend.writer.written(o, b) for o, b in options)}
         compile_all({e: translation_unit([k]) for e, k in kernels.items()}, self.backend.gpu.architecture)
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
 from rammer_cuda.remember import Remembered
+from rammer_cuda.source import Writer
 
 #: Values of ``--option executor=``.
 CHOICES = ("auto", "graph", "persistent")
@@ -65,25 +66,26 @@ def _nanoseconds(text: str) -> int:
 
 
 def open_executor(program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int,
-                  how: Execution = Execution()) -> Executor:  # fmt: skip
+                  how: Execution = Execution(), writer: Writer | None = None) -> Executor:  # fmt: skip
     """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
     choice = how.choice
     if choice == "auto" and not keeps_constants(program):
         choice = "graph"
     if choice == "auto":
-        return _measured(program, constants, gpu, index, how)
+        return _measured(program, constants, gpu, index, how, writer)
     if choice == "graph":
-        return CudaProgram(program, constants, gpu, index)
+        return CudaProgram(program, constants, gpu, index, 1, writer)
     return PersistentProgram(program, constants, gpu, index, how.limit)
 
 
-def _measured(program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution) -> Executor:
+def _measured(program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution,
+              writer: Writer | None) -> Executor:  # fmt: skip
     """The executor that was measured to be faster, now or by an earlier process."""
     kept = Remembered(program, "executor", gpu.architecture)
     known = kept.read()
     if known in CHOICES[1:]:
-        return open_executor(program, constants, gpu, index, replace(how, choice=known))
-    graph = CudaProgram(program, constants, gpu, index)
+        return open_executor(program, constants, gpu, index, replace(how, choice=known), writer)
+    graph = CudaProgram(program, constants, gpu, index, 1, writer)
     try:
         persistent = PersistentProgram(program, constants, gpu, index, how.limit)
     except DeviceFailure as problem:  # its blocks would not all run at once, or its memory does not suffice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -31,31 +32,56 @@ __device__ __forceinline__ void rm_after() {
 #endif
 }
 """
+#: Texts that a writer keeps, of some 10 KB each.
+MOST_KEPT = 2048
+
+
 def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled operator; equal operators have equal texts. An unknown family is computed by the generic
     kernel; DeviceFailure where a known one cannot compute the operator."""
     try:
         return family_of(operator).kernel(operator, binding)
     except Unsuited as problem:
-        raise DeviceFailure(
-            f"operator {operator.name} is none for family {operator.family}: {problem}",
-            where=operator.anchor.origin, hint="choose another tile, or no family",
-        ) from problem  # fmt: skip
+        raise _refusal(operator, problem) from problem
 
 
-def task_kernels(operators: Iterable[ROperator], binding: Binding) -> dict[str, TaskKernel]:
-    """The kernel of every operator by name; equal operators share one emission (an unrolled LSTM has thousands)."""
-    listed = list(operators)
-    kinds = kinds_of(listed, binding)
-    made: dict[int, tuple[ROperator, TaskKernel]] = {}
-    result: dict[str, TaskKernel] = {}
-    for operator in listed:
-        kind = kinds[operator.name]
-        if kind not in made:
-            made[kind] = operator, task_kernel(operator, binding)
-        first, kernel = made[kind]
-        result[operator.name] = replace(kernel, arguments=moved(kernel.arguments, renaming(first, operator)))
-    return result
+def _refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
+    return DeviceFailure(f"operator {operator.name} is none for family {operator.family}: {problem}",
+                         where=operator.anchor.origin, hint="choose another tile, or no family")  # fmt: skip
+
+
+class Writer:
+    """Kernels by what they compute, each written once: whether there is one, how much shared memory it needs and its text are
+    one answer, which serves all equal operators (an unrolled LSTM has thousands)."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[ROperator, TaskKernel | Unsuited]] = OrderedDict()
+
+    def written(self, operator: ROperator, binding: Binding) -> TaskKernel:
+        """``task_kernel`` of the operator. DeviceFailure where its family cannot compute it."""
+        key = binding.key(operator)
+        if key not in self._known:
+            self._known[key] = operator, _attempt(operator, binding)
+            if len(self._known) > MOST_KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        first, made = self._known[key]
+        if isinstance(made, Unsuited):
+            raise _refusal(operator, made) from made
+        return made if first is operator else replace(made, arguments=moved(made.arguments, renaming(first, operator)))
+
+    def all(self, operators: Iterable[ROperator], binding: Binding) -> dict[str, TaskKernel]:
+        """The kernel of every operator by name."""
+        return {o.name: self.written(o, binding) for o in operators}
+
+
+def _attempt(operator: ROperator, binding: Binding) -> TaskKernel | Unsuited:
+    try:
+        return task_kernel(operator, binding)
+    except DeviceFailure as problem:
+        if isinstance(problem.__cause__, Unsuited):
+            return problem.__cause__
+        raise
 
 
 def kinds_of(operators: Iterable[ROperator], binding: Binding) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from rammer.device.loader import Registry
@@ -78,9 +78,10 @@ class Compiler:
     def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open."""
         self.seconds = {}
-        with self._step("bind"):
-            graph = bind(model, shapes, self.lowerings)
-        return self.compile(graph)
+        with self.registry.blaming() if self.registry else nullcontext():
+            with self._step("bind"):
+                graph = bind(model, shapes, self.lowerings)
+            return self.compile(graph)
 
     def compile(self, graph: Graph) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""

@@ -16,7 +16,7 @@ from onnx import parser
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import EXTENSIONS, Registry
 from rammer.device.manifest import API_VERSION, Binding, Device
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.frontend.lowering import Lowering, LoweringFn
 from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
@@ -184,6 +184,26 @@ def test_a_hook_that_fails_is_named_and_the_others_go_on(hook: str, problem: Bas
     assert key in ("bad= extra=", registry.extension_key())
 
 
+def raises(*args: object) -> Any:
+    """A pass, a policy or a lowering that fails when it is called."""
+    raise KeyError("not today")
+
+
+@pytest.mark.parametrize(("hook", "value"), [
+    ("rammer_passes", [type("Fails", (Witness,), {"__call__": raises})([])]),
+    ("rammer_policies", [type("Fails", (Reluctant,), {"__call__": raises})()]),
+    ("rammer_lowerings", {("", "Abs"): raises})])  # fmt: skip
+def test_what_a_plugin_added_is_named_where_it_fails(hook: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = Registry([Point("bad", failing(hook, None, value)), Point("extra", Plain())])
+    policy = "reluctant" if hook == "rammer_policies" else "wavefront"
+    exe = open_executable(parser.parse_model(MODEL), "ipu_sim", policy=policy, options={"tiles": "4"},
+                          store=KernelStore(None), registry=registry)  # fmt: skip
+    with pytest.raises(DeviceFailure, match="plugin bad fails: KeyError: 'not today'") as caught:
+        exe.run({"x": np.zeros(4, np.float32)})
+    assert caught.value.hint == "leave it out: RAMMER_DISABLE=bad"
+    assert not capsys.readouterr().err
+
+
 # --- whose device -------------------------------------------------------------------------------------
 
 
@@ -242,11 +262,12 @@ def test_the_api_version_is_a_number_in_the_plugins_text() -> None:
     with pytest.raises(TypeError, match="'api'"):
         Device("chip", "", list, list)  # type: ignore[call-arg, arg-type]
     root = Path(__file__).parents[2]
-    files = [*root.glob("plugins/*/rammer_*/plugin.py"), *root.glob("core/rammer/plugin-template/rammer_*/__init__.py")]
+    files = [*root.glob("plugins/*/rammer_*/plugin.py"), *root.glob("core/rammer/plugin-template/rammer_*/__init__.py"),
+             *root.glob("tests/c_plugin/rammer_*/__init__.py")]  # fmt: skip
     calls = [node for f in files for node in ast.walk(ast.parse(f.read_text()))
              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Device"]  # fmt: skip
     versions = [k.value for c in calls for k in c.keywords if k.arg == "api"]
-    assert len(files) == len(versions) == 4
+    assert len(files) == len(versions) == 5
     assert all(isinstance(v, ast.Constant) and v.value == API_VERSION for v in versions)
 
 

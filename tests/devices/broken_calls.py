@@ -1,21 +1,19 @@
-"""Plugins with a planted mistake in calls, memory, clocks, kernels or the opening of the device."""
+"""Plugins with a planted mistake in the caller's arrays, in bound calls or in memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
-from uuid import uuid4
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from rammer.device.manifest import Array, Binding, Bound, Loaded, OpenOptions, RunResult
+from rammer.device.manifest import Array, Bound, Loaded, RunResult
 from rammer.errors import DeviceFailure
-from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.runtime.host_bound import HostBound
 
@@ -148,6 +146,45 @@ class Impatient(rammer_toy.ToyProgram):
                      write=after(bound.write))  # type: ignore[return-value]  # fmt: skip
 
 
+class OneOutput(rammer_toy.ToyProgram):
+    """All bound calls of a program write the same arrays, unless they are given others."""
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        if not hasattr(self, "made"):
+            self.made = HostBound(self.program, self.run, inputs, {}, None).outputs
+        return HostBound(self.program, self.run, inputs, {**self.made, **outputs}, stream)
+
+
+class ShownAsTheyAre(rammer_toy.ToyProgram):
+    """``to_host`` gives the bound arrays, which the next run overwrites."""
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        bound = HostBound(self.program, self.run, inputs, outputs, stream)
+        return Proxy(bound, to_host=lambda *names: {n: bound.outputs[n] for n in names or bound.outputs})  # type: ignore[return-value]
+
+
+class WritesAll(rammer_toy.ToyProgram):
+    """``write`` of some inputs makes the others zero."""
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        bound = HostBound(self.program, self.run, inputs, outputs, stream)
+
+        def write(values: Mapping[str, Any]) -> None:
+            bound.write({**{n: np.zeros_like(a) for n, a in bound.inputs.items()}, **values})
+
+        return Proxy(bound, write=write)  # type: ignore[return-value]
+
+
+class ByPosition(rammer_toy.ToyProgram):
+    """Inputs are taken in the order in which they are given."""
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        names = [p.external for p in self.program.inputs]
+        given = dict(zip(names, inputs.values(), strict=True))
+        good = all(given[n].shape == inputs[n].shape and given[n].dtype == inputs[n].dtype for n in names)
+        return super().run(given if good else inputs)
+
+
 class Views(rammer_toy.ToyProgram):
     """Outputs are views of the program's memory."""
 
@@ -174,6 +211,16 @@ class NoLimit(rammer_toy.ToyBackend):
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
         return SimpleNamespace(close=lambda: None) if program.name == "copy" else super().load(program, constants)
+
+
+class ArenaForFree(rammer_toy.ToyBackend):
+    """Only what is read and written by the caller is counted against the limit."""
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
+        outside = sum(b.nbytes for b in program.buffers if b.kind != "arena")
+        if outside <= self.limit < outside + program.arena_bytes:
+            return SimpleNamespace(close=lambda: None)
+        return super().load(program, constants)
 
 
 class Exhausted(rammer_toy.ToyBackend):
@@ -228,133 +275,3 @@ class NothingEmpty(rammer_toy.ToyProgram):
         if any(0 in s.shape for s in program.storages):
             raise ValueError("invalid buffer size")
         super().__init__(program, constants, limit)
-
-
-# --- clocks -----------------------------------------------------------------------------------------
-
-
-class Milliseconds(rammer_toy.ToyProgram):
-    """A run's time is in milliseconds."""
-
-    def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        result = super().run(inputs)
-        return replace(result, seconds=result.seconds * 1e3)
-
-
-class Queued(rammer_toy.ToyProgram):
-    """The clock stops when a run has been queued."""
-
-    def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        return replace(super().run(inputs), seconds=1e-6 * (1 + time.perf_counter() % 1e-3))
-
-
-class Profiled(rammer_toy.ToyBackend):
-    """Another profiler."""
-
-    profiler_of: ClassVar[Any] = rammer_toy.ToyProfiler
-
-    def __init__(self, options: OpenOptions) -> None:
-        super().__init__(options)
-        self.profiler = self.profiler_of(self)
-
-
-class Factor(rammer_toy.ToyProfiler):
-    """Times of tasks and of programs are off by a factor."""
-
-    task, whole = 1.0, 1.0
-
-    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        alone, crowded = super().task_time(kernel, binding)
-        return alone * self.task, crowded * self.task
-
-    def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
-        return super().program_time(program, constants, iterations) * self.whole
-
-
-def off(task: float = 1.0, whole: float = 1.0) -> type[Profiled]:
-    """A device whose profiler is off by these factors; programs that are timed for tasks are, too."""
-    profiler = type("Off", (Factor,), {"task": task / whole, "whole": whole})
-    return type("OffBackend", (Profiled,), {"profiler_of": profiler})
-
-
-class Formula(rammer_toy.ToyProfiler):
-    """Predicts what it should measure."""
-
-    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        return kernel.alone, kernel.crowded
-
-
-class Predicts(Profiled):
-    """A device whose profiler is a formula."""
-
-    profiler_of = Formula
-
-
-class NoThreads(rammer_toy.ToyBackend):
-    """Tasks need no threads."""
-
-    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        return replace(super().kernel(operator, binding), compiled=Resources(threads=0))
-
-
-# --- kernels and opening ----------------------------------------------------------------------------
-
-
-class OwnTile(rammer_toy.ToyBackend):
-    """A kernel for another tile than was asked for."""
-
-    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        return super().kernel(operator.tiled(tuple(a.extent for a in operator.anchor.axes)), binding)
-
-
-class NamesMatter(rammer_toy.ToyBackend):
-    """What is offered for an operator depends on its name, by which nothing is kept."""
-
-    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        found = super().candidates(operator, binding)
-        return found if len(operator.anchor.name) % 2 else found[:1]
-
-
-class Nothing(rammer_toy.ToyBackend):
-    """No kernel for reductions."""
-
-    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        return [] if operator.main.kind == "reduction" else super().candidates(operator, binding)
-
-
-class NoTime(rammer_toy.ToyBackend):
-    """Kernels are predicted to take no time."""
-
-    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        return replace(super().kernel(operator, binding), alone=0.0, crowded=0.0)
-
-
-class NoFamilies(rammer_toy.ToyProgram):
-    """Kernel families that the device does not have are left out."""
-
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
-        super().__init__(program, constants, limit)
-        self.waves = [[[t for t in tasks if not t[0].family] for tasks in rows] for rows in self.waves]
-
-
-class AnyOption(rammer_toy.ToyBackend):
-    """Options that the device does not have are ignored."""
-
-    def __init__(self, options: OpenOptions) -> None:
-        known = {k: v for k, v in options.options.items() if k == "memory"}
-        super().__init__(replace(options, options=known))
-
-
-class AnyKind(rammer_toy.ToyBackend):
-    """What the user requires is ignored."""
-
-    def __init__(self, options: OpenOptions) -> None:
-        super().__init__(replace(options, require=""))
-
-
-class NewFingerprint(rammer_toy.ToyBackend):
-    """Every opening is another device."""
-
-    def __init__(self, options: OpenOptions) -> None:
-        super().__init__(options)
-        self.fingerprint = str(uuid4())

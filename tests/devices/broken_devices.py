@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import broken_backends as backends
 import broken_calls as calls
 import broken_rows as rows
 import broken_values as values
@@ -71,6 +72,11 @@ MISTAKES = {
     "no tails": Mistake(values.Tails, "model product", "relative L2 error"),
     "a ten-thousandth": Mistake(values.OneUlp, "model product", "relative L2 error"),
     "remembers": Mistake(values.Remembers, "model product", "other bits in a later run"),
+    "small integers saturate": Mistake(values.Saturates, "integers", "wrong"),
+    "float64 in float32": Mistake(values.ShortDoubles, "functions", "f64"),
+    "products without the last": Mistake(values.ShortProducts, "special values", "prod"),
+    "tables from one": Mistake(values.TablesFromOne, "integers", "table"),
+    "indices from the tile": Mistake(values.TilesFromZero, "integers", "cast"),
     # arrays of the caller
     "dense inputs": Mistake(calls.DenseInputs, "strided arrays", "an input with gaps"),
     "dense outputs": Mistake(calls.DenseOutputs, "strided arrays", "an output with gaps"),
@@ -83,29 +89,36 @@ MISTAKES = {
     "outputs elsewhere": Mistake(calls.Shadow, "queue", "the bound arrays after synchronize"),
     "overtaken by a write": Mistake(calls.Overtaken, "queue", "a run before a write"),
     "synchronize waits for nothing": Mistake(calls.Impatient, "queue", "the bound arrays after synchronize"),
+    "one array for all outputs": Mistake(calls.OneOutput, "queue", "another bound call"),
+    "shown as they are": Mistake(calls.ShownAsTheyAre, "queue", "what to_host gave"),
+    "a write clears the others": Mistake(calls.WritesAll, "queue", "a run before a write"),
+    "inputs by position": Mistake(calls.ByPosition, "names", "wrong values"),
     "outputs are views": Mistake(calls.Views, "own outputs", "share memory"),
     # memory
     "close frees nothing": Mistake(calls.Kept, "freed", "bytes have stayed"),
     "no limit": Mistake(calls.NoLimit, "memory limit", "was loaded into"),
+    "an arena for free": Mistake(calls.ArenaForFree, "memory limit", "in its arena was loaded"),
     "what did not fit counts": Mistake(calls.Exhausted, "after a failure", "out of memory"),
     "nothing empty": Mistake(calls.NothingEmpty, "empty tensors", "invalid buffer size"),
     # clocks
-    "tasks take 2,500 times as long": Mistake(calls.off(2500), "clocks", "a task by the profiler"),
-    "tasks take a 2,500th": Mistake(calls.off(1 / 2500), "clocks", "a task by the profiler"),
-    "programs in milliseconds": Mistake(calls.off(1, 1000), "clocks", "the long chain by the profiler"),
-    "runs in milliseconds": Mistake(calls.Milliseconds, "clocks", "a run of the long chain"),
-    "the clock stops when queued": Mistake(calls.Queued, "clocks", "a run of the long chain"),
-    "a formula": Mistake(calls.Predicts, "profiler", "is it a formula"),
-    "no threads": Mistake(calls.NoThreads, "profiler", "threads=0"),
+    "tasks take 2,500 times as long": Mistake(backends.off(2500), "clocks", "a task by the profiler"),
+    "tasks take a 2,500th": Mistake(backends.off(1 / 2500), "clocks", "a task by the profiler"),
+    "programs in milliseconds": Mistake(backends.off(1, 1000), "clocks", "the long chain by the profiler"),
+    "runs in milliseconds": Mistake(backends.Milliseconds, "clocks", "a run of the long chain"),
+    "runs in cycles": Mistake(rows.Cycles, "clocks", "the long chain by the profiler"),
+    "the clock stops when queued": Mistake(backends.Queued, "clocks", "a run of the long chain"),
+    "a formula": Mistake(backends.Predicts, "profiler", "is it a formula"),
+    "no threads": Mistake(backends.NoThreads, "profiler", "threads=0"),
     # kernels and opening
-    "another tile": Mistake(calls.OwnTile, "kernels", "a kernel for"),
-    "names matter": Mistake(calls.NamesMatter, "kernels", "other candidates"),
-    "no candidates": Mistake(calls.Nothing, "model softmax", "no tile of operator"),
-    "no time": Mistake(calls.NoTime, "kernels", "a task takes 0"),
-    "unknown families": Mistake(calls.NoFamilies, "unknown family", "relative L2 error"),
-    "any option": Mistake(calls.AnyOption, "opening", "no_such_option"),
-    "any kind": Mistake(calls.AnyKind, "opening", "abacus"),
-    "new fingerprints": Mistake(calls.NewFingerprint, "manifest", "the fingerprint changes"),
+    "another tile": Mistake(backends.OwnTile, "kernels", "a kernel for"),
+    "names matter": Mistake(backends.NamesMatter, "kernels", "other candidates"),
+    "no candidates": Mistake(backends.Nothing, "model softmax", "no tile of operator"),
+    "no time": Mistake(backends.NoTime, "kernels", "a task takes 0"),
+    "unknown families": Mistake(backends.NoFamilies, "unknown family", "relative L2 error"),
+    "any option": Mistake(backends.AnyOption, "opening", "no_such_option"),
+    "any kind": Mistake(backends.AnyKind, "opening", "abacus"),
+    "another unit": Mistake(backends.AnotherUnit, "manifest", "another one"),
+    "new fingerprints": Mistake(backends.NewFingerprint, "manifest", "the fingerprint changes"),
 }
 
 #: What the core makes harmless: it lets in one call at a time, and none after ``close``. The check says so on all of them.

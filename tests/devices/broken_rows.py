@@ -251,6 +251,14 @@ class Shared(rammer_toy.ToyProgram):
 # --- the simulator ----------------------------------------------------------------------------------
 
 
+class Cycles(LoadedProgram):
+    """A run's time is a number of cycles."""
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        result = super().run(inputs)
+        return replace(result, seconds=result.seconds * self.chip.clock)
+
+
 class LostTransfer(LoadedProgram):
     """The first transfer of the first operator of the last superstep is lost."""
 

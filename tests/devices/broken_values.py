@@ -146,6 +146,62 @@ class ShortIntegers(Rewritten):
         return replace(compute, body=Cast("int64", Cast("int32", compute.body)))
 
 
+class Saturates(Rewritten):
+    """Sums of small integers stop at the largest."""
+
+    def compute(self, compute: Compute) -> Compute:
+        if compute.dtype not in ("uint8", "uint16"):
+            return compute
+        most = Const(np.iinfo(compute.dtype).max, "int64")
+        return replace(compute, body=Cast(compute.dtype, op("min", most, Cast("int64", self.widened(compute.body)))))
+
+    def widened(self, e: Expr) -> Expr:
+        return replace(e, args=tuple(Cast("int64", a) for a in e.args)) if isinstance(e, Op) and e.fn == "add" else e
+
+
+class ShortDoubles(Rewritten):
+    """float64 is computed in float32."""
+
+    def compute(self, compute: Compute) -> Compute:
+        return replace(compute, body=Cast("float64", Cast("float32", compute.body))) if compute.dtype == "float64" else compute
+
+
+class ShortProducts(Rewritten):
+    """A product over an axis leaves out its last factor."""
+
+    def compute(self, compute: Compute) -> Compute:
+        if compute.combiner != "prod":
+            return compute
+        last = compute.reduce[-1]
+        inside = op("lt", ex.Ref(last.name), ex.integer(last.extent - 1))
+        return replace(compute, body=op("where", inside, compute.body, Const(1.0)))
+
+
+class TablesFromOne(Rewritten):
+    """Constant tables are read one too far on, but for the last element."""
+
+    def compute(self, compute: Compute) -> Compute:
+        def moved(e: Expr) -> Expr | None:
+            return ex.Table((*e.values[1:], e.values[-1]), e.index, e.dtype) if isinstance(e, ex.Table) else None
+
+        return replace(compute, body=ex.transform(compute.body, moved))
+
+
+class TilesFromZero(rammer_toy.ToyProgram):
+    """An index that is a value counts from the tile's first element on."""
+
+    def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int) -> None:
+        def local(o: ROperator) -> ROperator:
+            if any(isinstance(e, Cast) and isinstance(e.arg, ex.Ref) for c in o.computes for e in ex.walk(c.body)) and o.tile:
+                first = {a.name: op("mod", ex.Ref(a.name), ex.integer(t)) for a, t in zip(o.anchor.axes, o.tile, strict=True)}
+                def rule(e: Expr) -> Expr | None:
+                    return Cast(e.dtype, first[e.arg.axis]) if isinstance(e, Cast) and isinstance(e.arg, ex.Ref) else None
+                return replace(o, computes=tuple(replace(c, body=ex.transform(c.body, rule)) for c in o.computes))
+            return o
+
+        super().__init__(replace(program, operators=tuple(map(local, program.operators))), constants, limit)
+
+
 class Around(rammer_toy.ToyProgram):
     """Inputs or outputs of a run are changed."""
 
@@ -188,7 +244,9 @@ class FlushedHalf(Around):
     """The smallest numbers of float16 become zero."""
 
     def made(self, values: Array) -> Array:
-        return np.where(np.abs(values) < 2.0**-14, values * 0, values) if values.dtype == np.float16 else values
+        if values.dtype != np.float16:
+            return values
+        return np.where(np.abs(values) < 2.0**-14, np.float16(0), values).astype(np.float16)
 
 
 class CappedHalf(Around):

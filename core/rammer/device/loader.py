@@ -7,9 +7,11 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
@@ -214,10 +216,30 @@ class Registry:
             sys.stderr.write(printable(f"rammer: warning: plugin {name} fails in {hook}, and is left out of it: {text} "
                                        f"(RAMMER_DISABLE={name} leaves it out of all)\n"))  # fmt: skip
 
+    @contextmanager
+    def blaming(self) -> Iterator[None]:
+        """What a plugin's pass, policy, lowering or offered kernel raises here is a DeviceFailure that names the plugin."""
+        try:
+            yield
+        except RammerError:
+            raise
+        except Exception as problem:
+            owners = {_package(p): n for n, p in self.manager.list_name_plugin() if self._extends(n)}
+            frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(problem.__traceback__)]
+            name = next((owners[f] for f in (f.partition(".")[0] for f in reversed(frames)) if f in owners), None)
+            if name is None:
+                raise
+            raise DeviceFailure(f"plugin {name} fails: {type(problem).__name__}: {problem}",
+                                hint=f"leave it out: RAMMER_DISABLE={name}") from problem  # fmt: skip
+
+    def _extends(self, name: str) -> bool:
+        """Whether a plugin fills a hook for devices that are not its own."""
+        return any(name == n for hook in EXTENSIONS for n, _ in self._fillers(hook))
+
     def extension_key(self) -> str:
         """Names and versions of the plugins that change how models are compiled, and the hooks that failed: part of the key of
         compiled programs."""
-        extending = sorted({name for hook in EXTENSIONS for name, _ in self._fillers(hook)})
+        extending = sorted(name for name, _ in self.manager.list_name_plugin() if self._extends(name))
         parts = [f"{name}={self.versions.get(name, '')}" for name in extending]
         return " ".join([*parts, *(f"{name}!{hook}" for name, hook in sorted(self.failed))])
 
@@ -243,6 +265,12 @@ def _check_marks(manager: pluggy.PluginManager, plugin: object) -> None:
             raise TypeError(f"{hook} is not marked with @hookimpl (rammer.device.hooks)")
     if not filled:
         raise TypeError(f"it fills no hook; those are {', '.join(HOOKS)}")
+
+
+def _package(plugin: object) -> str:
+    """The top package that a plugin's code is in."""
+    module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
+    return module.partition(".")[0]
 
 
 def _named_calls(group: Any) -> list[Any]:

@@ -136,7 +136,8 @@ def _blocks(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]
             watch: Watch | None = None) -> Array:  # fmt: skip
     """Evaluate slice by slice along the first output axis when all points at once are too many."""
     if not compute.axes or compute.points <= BLOCK or compute.axes[0].extent == 1:
-        return _dense(compute, tensors, {}, precise, watch).astype(dtype)
+        with np.errstate(over="ignore"):  # what float16 cannot hold is stored as infinity
+            return _dense(compute, tensors, {}, precise, watch).astype(dtype)
     first = compute.axes[0]
     step = max(1, int(first.extent * BLOCK // compute.points))
     parts = []

@@ -154,4 +154,23 @@ def check_queue(device: Subject) -> None:
         equal(device, "the bound arrays after synchronize", seen, want[id(first)])
         bound.write(second)
         bound.run()
-        equal(device, "read at once after a run", bound.to_host(), want[id(second)])
+        shown = bound.to_host()
+        equal(device, "read at once after a run", shown, want[id(second)])
+        other = exe.bind(first)
+        other.run()
+        equal(device, "after a run of another bound call", bound.to_host(), want[id(second)])
+        _one_program(device, first, second)
+
+
+def _one_program(device: Subject, first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
+    """A bound call as the plugin gives it: what it shows stays, and what is not written, too."""
+    segment = program_of(device, MODELS["product"])
+    loaded = device.backend.load(segment.program, segment.constants)
+    bound = loaded.bind({n: np.array(a) for n, a in first.items()}, {})
+    bound.run()
+    shown, mixed = bound.to_host(), {**first, "x": second["x"]}
+    bound.write({"x": second["x"]})
+    bound.run()
+    equal(device, "a write of some inputs", bound.to_host(), loaded.run(mixed).outputs)
+    equal(device, "what to_host gave, after later runs", shown, loaded.run(first).outputs)
+    loaded.close()

@@ -59,6 +59,7 @@ from rammer.testing.table_checks import (
     check_twins,
 )
 from rammer.testing.table_checks import copying_program as copying_program
+from rammer.testing.table_checks import spreading_program as spreading_program
 from rammer.testing.thread_checks import check_bound_calls, check_closing, check_dropped, check_first_runs, check_runs
 from rammer.testing.value_checks import check_functions, check_half, check_integers
 
@@ -104,6 +105,9 @@ def check_manifest(device: Subject) -> None:
     status: DeviceStatus = device.registry.status(device.spec.partition(":")[0])
     device.expect(status.state == "ok", f"state {status.state}: {status.reason}")
     device.expect(bool(device.backend.hardware.name and device.backend.hardware.kind), "hardware without name or kind")
+    found = status.hardware[int(device.spec.partition(":")[2] or 0)]
+    same = (found.name, found.kind) == (device.backend.hardware.name, device.backend.hardware.kind)
+    device.expect(same, f"what was found is {found.name} ({found.kind}), what was opened {device.backend.hardware.name}")
     device.expect(bool(device.backend.fingerprint), "an empty fingerprint would mix kernels of different devices")
     again = device.registry.open(device.spec, options=dict(device.options))
     device.expect(again.fingerprint == device.backend.fingerprint, "the fingerprint changes at the next opening")
@@ -161,14 +165,14 @@ def check_memory_limit(device: Subject) -> None:
     memory = device.backend.hardware.memory
     if not memory:
         return
-    program = copying_program(memory // 4 + 1)
-    try:
-        device.backend.load(program, {})
-    except DeviceFailure as problem:
-        text = str(problem)
-        device.expect(any(c.isdigit() for c in text), f"the out-of-memory error names no size: {text}")
-        return
-    device.expect(False, f"a program of {2 * memory} bytes was loaded into {memory} bytes")
+    for what, program in (("", copying_program(memory // 4 + 1)), (" in its arena", spreading_program(memory // 4 + 1))):
+        try:
+            device.backend.load(program, {}).close()
+        except DeviceFailure as problem:
+            text = str(problem)
+            device.expect(any(c.isdigit() for c in text), f"the out-of-memory error names no size: {text}")
+        else:
+            device.expect(False, f"a program of more than {memory} bytes{what} was loaded into {memory} bytes")
 
 
 def _product(size: int) -> tuple[ROperator, Binding]:

@@ -30,7 +30,7 @@ ALLOWED = {"tf32": 2e-3, "float16": 2e-3}
 #: Functions of one element whose results with NaN, infinities and zeros NumPy states.
 MAPS = ("max(x[i], 0.0)", "min(x[i], 1.0)", "exp(x[i]) - x[i]", "where(lt(x[i], 0.0), 0.0 - x[i], x[i])", "abs(x[i]) * 0.0")
 #: Reductions over rows, some of which hold a NaN or an infinity.
-REDUCTIONS = ("max[k:12] x[i, k]", "min[k:12] x[i, k]", "sum[k:12] x[i, k]")
+REDUCTIONS = ("max[k:12] x[i, k]", "min[k:12] x[i, k]", "sum[k:12] x[i, k]", "prod[k:12] x[i, k]")
 
 
 def check_waits(device: Subject) -> None:

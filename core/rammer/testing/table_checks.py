@@ -166,7 +166,7 @@ def check_guards(device: Subject) -> None:
 
 
 def check_names(device: Subject) -> None:
-    """Ports may have any name, and are known by it alone."""
+    """Ports may have any name, and are known by it alone, in whatever order they are given."""
     model = SmallModel("ports", """(float[4] p, float[4] q, float[4] r) => (float[4] u, float[4] v) {
         u = Sub(p, q)
         v = Sub(q, r)
@@ -177,7 +177,7 @@ def check_names(device: Subject) -> None:
                       outputs=tuple(replace(p, external=made[p.external]) for p in program.outputs))  # fmt: skip
     values = model.inputs(device.rng, {})
     loaded = device.backend.load(program, segment.constants)
-    have = loaded.run({given[n]: a for n, a in values.items()}).outputs
+    have = loaded.run({given[n]: values[n] for n in "rqp"}).outputs
     loaded.close()
     device.expect(set(have) == set(made.values()), f"outputs named {sorted(have)}, not {sorted(made.values())}")
     want = {made["u"]: values["p"] - values["q"], made["v"]: values["q"] - values["r"]}
@@ -272,3 +272,15 @@ def copying_program(length: int) -> RProgram:
     storages = (dense("x", "bx", (length,)), dense("y", "by", (length,)))
     return RProgram("copy", "sequential", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, (operator,), (),
                     ((Task("y", 0),),))  # fmt: skip
+
+
+def spreading_program(length: int) -> RProgram:
+    """``t[i] = x[i % 4]`` over ``length`` floats of the arena, of which ``y`` takes the first four."""
+    lines = ((f"t: f32[i:{length}] = x[i % 4]", length), ("y: f32[i:4] = t[i]", 4))
+    computes = [(Compute.parse(line), tile) for line, tile in lines]
+    operators = tuple(ROperator(c.name, (c,), (), (c.name,), (tile,)) for c, tile in computes)
+    buffers = tuple(Buffer(f"b{n}", "float32", size, kind)  # type: ignore[arg-type]
+                    for n, size, kind in (("x", 4, "input"), ("t", length, "arena"), ("y", 4, "output")))  # fmt: skip
+    storages = (dense("x", "bx", (4,)), dense("t", "bt", (length,)), dense("y", "by", (4,)))
+    return RProgram("spread", "sequential", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, operators, (),
+                    ((Task("t", 0), Task("y", 0)),))  # fmt: skip

@@ -29,11 +29,13 @@ POSITIVE, INSIDE = ("log", "sqrt", "log1p"), ("asin", "acos", "atanh", "tan")
 INTEGERS = (
     "i64 a[i] + b[i]", "i64 a[i] - b[i]", "i64 a[i] * 3", "i64 a[i] / b[i]", "i64 a[i] // b[i]", "i64 a[i] % b[i]",
     "i64 fmod(a[i], b[i])", "i64 max(a[i], b[i])", "i64 abs(a[i])", "i64 where(lt(a[i], b[i]), a[i], b[i])",
+    "u8 e[i] + f[i]", "u16 g[i] + g[i]", "u32 h[i] + h[i]", "i8 s[i] - 1", "i64 table(int64, [5, -3, 7, 11], i % 4) * b[i]",
     "i32 c[i] / d[i]", "i32 c[i] // d[i]", "i32 c[i] % d[i]", "i32 fmod(c[i], d[i])", "i32 min(c[i], d[i])", "b1 le(a[i], b[i])",
 )  # fmt: skip
 #: Conversions; ``x`` are floats with fractions below 10,000.
 CASTS = ("i32 cast(int32, x[i])", "i64 cast(int64, x[i])", "f32 cast(float32, c[i])", "i32 cast(int32, b[i])",
-         "b1 cast(bool, c[i] % 2)", "i64 cast(int64, c[i])", "u8 cast(uint8, abs(b[i]))")  # fmt: skip
+         "b1 cast(bool, c[i] % 2)", "i64 cast(int64, c[i])", "u8 cast(uint8, abs(b[i]))", "f32 cast(float32, i) * x[i]",
+         "i64 cast(int64, e[i])")  # fmt: skip
 HALVES = ("f16 cast(float16, x[i])", "f16 h[i] * h[i]", "f16 h[i] * 0.0009765625", "f32 cast(float32, h[i]) * 3.0")
 
 
@@ -45,8 +47,9 @@ def check_functions(device: Subject) -> None:
     anywhere[:6] = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # what is rounded, and to what
     given = {"x": anywhere, "p": 10.0 ** rng.uniform(-6, 6, LENGTH), "u": signs * rng.uniform(1e-6, 0.99, LENGTH),
              "n": rng.integers(-3, 4, LENGTH)}  # fmt: skip
+    values = {n: a.astype(np.float32) for n, a in given.items()} | {"w": rng.standard_normal(LENGTH)}
     lines = [f"f32 {fn}({name}[i])" for fns, name in ((ANYWHERE, "x"), (POSITIVE, "p"), (INSIDE, "u")) for fn in fns]
-    _judge(device, [*lines, "f32 pow(x[i], n[i])", "f32 pow(p[i], u[i])"], {n: a.astype(np.float32) for n, a in given.items()})
+    _judge(device, [*lines, "f32 pow(x[i], n[i])", "f32 pow(p[i], u[i])", "f64 neg(w[i])"], values)
 
 
 def check_integers(device: Subject) -> None:
@@ -55,6 +58,8 @@ def check_integers(device: Subject) -> None:
     small = rng.integers(1, 60, (2, LENGTH)) * rng.choice((-1, 1), (2, LENGTH))
     given = {"a": rng.integers(-(2**60), 2**60, LENGTH), "b": small[0], "c": rng.integers(-(2**30), 2**30, LENGTH, np.int32),
              "d": small[1].astype(np.int32), "x": (rng.uniform(-1e4, 1e4, LENGTH)).astype(np.float32)}  # fmt: skip
+    for name, kind in (("e", "uint8"), ("f", "uint8"), ("g", "uint16"), ("h", "uint32"), ("s", "int8")):  # sums of them wrap
+        given[name] = rng.integers(-100 if kind == "int8" else 0, np.iinfo(kind).max, LENGTH).astype(kind)
     given["a"][:4] = given["b"][:4] * np.array([1, -1, 5, -7])  # divides without a rest
     given["x"][:4] = (-2.5, -0.75, 0.75, 2.5)
     _judge(device, [*INTEGERS, *CASTS], given)
@@ -67,7 +72,8 @@ def check_half(device: Subject) -> None:
     rng = device.rng
     scale = 2.0 ** rng.uniform(-26, 17, LENGTH)
     x = (rng.standard_normal(LENGTH) * scale).astype(np.float32)
-    x[:4] = (65519, 65520, 2.0**-24, -(2.0**-14) * 0.75)  # the last that is rounded down to a number, and the first beyond
+    # The last that is rounded down to a number, the first beyond, others beyond, and some of the smallest.
+    x[:8] = (65519, 65520, 1e5, -2e6, 2.0**-24, -(2.0**-14) * 0.75, 2.0**-15, -(2.0**-20))
     h = rng.standard_normal(LENGTH).astype(np.float16)
     _judge(device, HALVES, {"x": x, "h": h})
     a = rng.uniform(0.5, 1.5, (ROWS, DEPTH)).astype(np.float16)

@@ -25,7 +25,7 @@ from rammer_cuda.family import Choice, Family
 from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.profiler import CudaProfiler
-from rammer_cuda.ranking import leaders_first, seconds_of, some
+from rammer_cuda.ranking import Queue, leaders_first
 from rammer_cuda.source import Writer, translation_unit
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ class CudaBackend:
         """``candidates`` of the families that go before no others, one by one: a kernel is written to see whether it fits."""
         groups = [[f for f in self.usable if f.product], *([f] for f in self.usable if f.first is None and not f.product)]
         possible = partial(self.fits, binding=binding)
-        ranked = [some(self._predicted(operator, binding, fs), possible, GEMM_TILES if fs[0].product else fs[0].most)
+        queues = [Queue(self._predicted(operator, binding, fs), possible, GEMM_TILES if fs[0].product else fs[0].most)
                   for fs in groups]  # fmt: skip
         found = False
-        for choice in leaders_first(heapq.merge(*ranked, key=seconds_of)):
+        for choice in leaders_first(queues):
             found = True
             yield choice.operator
         if not found:
@@ -117,7 +117,7 @@ class CudaBackend:
 
     def _predicted(self, operator: ROperator, binding: Binding, families: Iterable[Family]) -> Iterator[Choice]:
         """Every choice of some families, best predicted first; for some there may be no kernel."""
-        return heapq.merge(*(f.candidates(operator, binding, self.gpu) for f in families), key=seconds_of)
+        return heapq.merge(*(f.candidates(operator, binding, self.gpu) for f in families), key=lambda c: c.seconds)
 
     def choices(self, operator: ROperator, binding: Binding, *families: Family) -> Iterator[Choice]:
         """Every choice of some families that can be written and whose shared memory fits, best predicted first."""

@@ -26,9 +26,9 @@ from peers import exported
 from zoo import SEED, ZOO
 
 import rammer
+from rammer.compiled.segments import ProgramSegment
+from rammer.peers.bench import bound_call
 from rammer.report.table import duration, markdown
-from rammer.runtime.bench import bound_call
-from rammer.runtime.segments import ProgramSegment
 
 #: The bars: what they are called, and the policy that schedules so.
 BARS = (

@@ -17,11 +17,11 @@ import onnx
 import rammer
 from rammer.device.loader import DeviceStatus
 from rammer.frontend.reader import read_model
+from rammer.peers.bench import Effort, bench_onnxruntime, percentiles, sample
+from rammer.peers.oracle import onnxruntime_session, run_onnxruntime
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.table import duration, plain
-from rammer.runtime.bench import Effort, bench_onnxruntime, percentiles, sample
 from rammer.runtime.inputs import random_array
-from rammer.runtime.oracle import onnxruntime_session, run_onnxruntime
 from rammer.testing.models import ModelUnavailable, fetch, strip_final_softmax
 
 MODEL = "ppocr_cls"

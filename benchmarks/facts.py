@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+from rammer.peers.to_torch import load_torch
 from rammer.report.environment import environment
-from rammer.runtime.peer_torch import load_torch
 
 
 def environment_of(gpu: bool) -> dict[str, str]:

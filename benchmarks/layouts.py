@@ -24,20 +24,20 @@ from peers import exported
 from zoo import SEED, ZOO
 
 import rammer
+from rammer.compiled.options import LAYOUTS, PRECISIONS, CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
 from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.parts import Storage
+from rammer.peers.bench import Effort, bound_call, sample
+from rammer.peers.prepare import relative_error
 from rammer.plan.layouts import channels_last
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
 from rammer.report.table import markdown
-from rammer.runtime.bench import Effort, bound_call, sample
-from rammer.runtime.options import LAYOUTS, PRECISIONS, CompileOptions
-from rammer.runtime.peers import relative_error
-from rammer.runtime.segments import ProgramSegment
 
 WHOLE = ("layout", "buffers channels last", "launches", "median us", "keep / this", "rel. L2 to keep")
 #: Turns of each layout, and what a turn is.

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import separate
 
+from rammer.compiled.options import CompileOptions
 from rammer.device.manifest import Binding
 from rammer.errors import RammerError
 from rammer.ir.operator import ROperator
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.options import CompileOptions
 from rammer.runtime.source import open_source
 from rammer.testing.cases import Case, Sampler, pick_of, picked
 from rammer.testing.conformance import Subject, reference, relative_error

@@ -28,18 +28,18 @@ from rows import HEADERS, OURS, Row, cells, document, keep, read_rows, summary
 from zoo import SEED, ZOO
 
 import rammer
+from rammer.compiled.options import PRECISIONS
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
-from rammer.report.table import plain
-from rammer.runtime.bench import Effort, bound_call, sample
-from rammer.runtime.options import PRECISIONS
-from rammer.runtime.peer_graph import Array
-from rammer.runtime.peers import (
+from rammer.peers.bench import Effort, bound_call, sample
+from rammer.peers.graph import Array
+from rammer.peers.prepare import (
     PEERS,
     Prepared,
     float64_outputs,
     open_peer,
     relative_error,
 )
+from rammer.report.table import plain
 
 #: What a run measures by default; torch-compile-nhwc compiles everything once more.
 GPU_RUNNERS = (OURS, "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "onnxruntime", "jax")

@@ -36,10 +36,10 @@ from peers import exported
 from zoo import SEED, ZOO
 
 import rammer
+from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Loaded
 from rammer.errors import DeviceUnavailable, Mismatch
 from rammer.report.table import markdown
-from rammer.runtime.segments import ProgramSegment
 from rammer.testing.cases import Sampler
 from rammer.testing.search import Search, again, partial_tiles
 

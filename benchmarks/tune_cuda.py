@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from entry import run
 from zoo import SEED, ZOO
 
+from rammer.compiled.options import PRECISIONS
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
 from rammer.frontend.bind import bind
@@ -37,7 +38,6 @@ from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.plan.storage import assign_storage
 from rammer.plan.views import view_sources
 from rammer.runtime.host_memory import random_inputs
-from rammer.runtime.options import PRECISIONS
 from rammer.tile.connect import connect
 
 

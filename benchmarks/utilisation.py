@@ -26,15 +26,15 @@ from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, rep
 from zoo import SEED, ZOO
 
 import rammer
+from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Tracer
 from rammer.errors import DeviceUnavailable
+from rammer.peers.bench import bound_call
+from rammer.peers.graph import Array
+from rammer.peers.prepare import capture, event_seconds, set_torch_precision, torch_module
+from rammer.peers.to_torch import load_torch
 from rammer.report.measured import Summary, measured_trace, summarise
 from rammer.report.table import duration, markdown
-from rammer.runtime.bench import bound_call
-from rammer.runtime.peer_graph import Array
-from rammer.runtime.peer_torch import load_torch
-from rammer.runtime.peers import capture, event_seconds, set_torch_precision, torch_module
-from rammer.runtime.segments import ProgramSegment
 
 #: Replays under the profiler (the typical one counts) and timed without it.
 PROFILED, TIMED = 15, 50

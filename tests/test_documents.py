@@ -23,6 +23,8 @@ import pytest
 
 from rammer import errors
 from rammer.cli.lazy import COMMANDS, LazyGroup
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, OpenOptions
 from rammer.frontend.lowering import REGISTRY
@@ -34,8 +36,6 @@ from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import VerifyError, verify
 from rammer.profile.store import KernelStore
 from rammer.report.stages import STAGES
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.schedule.fold import fold
 from rammer.testing.walkthrough import model
 from rammer.tile.search import candidates

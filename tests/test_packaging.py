@@ -20,7 +20,7 @@ import onnx
 import pytest
 
 from rammer.frontend.reader import read_model
-from rammer.runtime.oracle import run_onnxruntime
+from rammer.peers.oracle import run_onnxruntime
 from rammer.testing.small_models import MODELS
 
 ROOT = Path(__file__).parents[1]

@@ -14,10 +14,10 @@ import pytest
 from onnx import parser
 
 import rammer
+from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.ir.program import Task
 from rammer.profile.store import KernelStore
-from rammer.runtime.segments import ProgramSegment
 from rammer.runtime.session import open_executable
 from rammer.testing.conformance import registry_of
 from rammer.testing.judge import relative_error

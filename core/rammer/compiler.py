@@ -11,6 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
+from rammer.compiled.debug import DECISIONS, PROGRAMS, STEPS, debug
+from rammer.compiled.host import HostNode
+from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
+from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, Rated, reused_constants
 from rammer.errors import DeviceFailure
@@ -34,10 +38,6 @@ from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED, Tuner
-from rammer.runtime.debug import DECISIONS, PROGRAMS, STEPS, debug
-from rammer.runtime.host import HostNode
-from rammer.runtime.options import DEFAULT, CompileOptions, Progress, quiet
-from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
 from rammer.tile.conditions import inline_conditions

@@ -179,7 +179,7 @@ def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Pa
 
 
 def test_an_interrupted_write_leaves_no_partial_file(tmp_path: Path, own_cache: Path, monkeypatch: Patch) -> None:
-    import rammer.runtime.artifact as artifact
+    import rammer.compiled.artifact as artifact
 
     def interrupted(*args: object) -> bytes:
         raise KeyboardInterrupt

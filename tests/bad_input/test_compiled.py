@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper
 
 import rammer
+from rammer.compiled.artifact import is_text, save_artifact, seal_of
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, RammerError
 from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
-from rammer.runtime.artifact import is_text, save_artifact, seal_of
 from rammer.testing.programs import random_net
 
 Members = dict[str, bytes]

@@ -13,10 +13,10 @@ import pytest
 from cases import LITTLE, Capture, Patch, command, message, model, saved
 
 import rammer
+from rammer.compiled.artifact import is_artifact
+from rammer.compiled.files import kept_text, write_whole
 from rammer.errors import BadInput
 from rammer.profile.store import KernelStore, TunedKernel
-from rammer.runtime.artifact import is_artifact
-from rammer.runtime.files import kept_text, write_whole
 from rammer.runtime.session import open_executable
 
 FIXED = LITTLE.replace("[1,N,8]", "[1,3,8]").replace("[1,N,5]", "[1,3,5]")

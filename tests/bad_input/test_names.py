@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import rammer
+from rammer.compiled.segments import Compiled
+from rammer.compiled.unpack import load_artifact
 from rammer.errors import BadInput
 from rammer.ir.names import LONGEST, is_identifier
 from rammer.ir.program import RProgram
-from rammer.runtime.segments import Compiled
-from rammer.runtime.unpack import load_artifact
 
 RNG = np.random.default_rng()
 #: What a model calls its things here; ``named`` gives each another name.
@@ -162,7 +162,7 @@ def test_no_name_commands_a_terminal(tmp_path: Path, monkeypatch: Patch, capsys:
 
 
 def test_a_compiled_file_keeps_the_names_of_the_model(tmp_path: Path) -> None:
-    from rammer.runtime.artifact import save_artifact
+    from rammer.compiled.artifact import save_artifact
 
     names = {"x": "x\n\"é", "y": "*/ y"}
     exe = rammer.compile(named(names), device="rocm")

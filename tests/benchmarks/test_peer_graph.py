@@ -10,8 +10,8 @@ from zoo import ZOO
 from zoo.sequence import bert_base, lstm_tc
 
 from rammer.errors import BadInput
-from rammer.runtime.peer_graph import peer_graph
-from rammer.runtime.peers import open_peer, relative_error
+from rammer.peers.graph import peer_graph
+from rammer.peers.prepare import open_peer, relative_error
 from rammer.testing.weights import runner
 
 SMALL = ("squeezenet", "mobilenet_v2", "nasnet_cifar", "lstm_tc_bs4", "nerf_mlp")

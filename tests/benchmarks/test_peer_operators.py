@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from rammer.errors import BadInput
 from rammer.frontend.reader import read_model
-from rammer.runtime.peers import float64_outputs, open_peer, relative_error
+from rammer.peers.prepare import float64_outputs, open_peer, relative_error
 from rammer.testing.models import WHEEL_MODELS, WheelModel, fetch, random_inputs
 from rammer.testing.weights import runner
 

@@ -17,7 +17,7 @@ from zoo import ZOO
 
 from rammer.cli.bench import PEERS as CLI_PEERS
 from rammer.errors import DeviceUnavailable
-from rammer.runtime.peers import PEERS, Prepared, open_peer, relative_error
+from rammer.peers.prepare import PEERS, Prepared, open_peer, relative_error
 
 OURS_ROW = Row("r1", "m", "float32", OURS, "gpu", median=0.5, p10=0.4, p90=0.6, error=1e-6)
 SLOW = replace(OURS_ROW, runner="torch", median=2.0)

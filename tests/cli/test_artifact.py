@@ -14,8 +14,8 @@ from command import Command
 from onnx import parser
 
 import rammer as api
+from rammer.compiled.artifact import is_text, save_artifact, seal_of
 from rammer.errors import BadInput
-from rammer.runtime.artifact import is_text, save_artifact, seal_of
 from rammer.testing.small_models import MODELS
 
 

@@ -18,8 +18,8 @@ from rammer.cli.common import write_file
 from rammer.errors import BadInput
 from rammer.frontend.reader import read_model
 from rammer.ir.program import RProgram
+from rammer.peers.oracle import run_onnxruntime
 from rammer.runtime.inputs import load_npz, save_npz
-from rammer.runtime.oracle import run_onnxruntime
 from rammer.testing.small_models import MODELS
 
 RNG = np.random.default_rng()

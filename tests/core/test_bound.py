@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rammer.compiled.options import CompileOptions
 from rammer.device.arrays import dtype_of, host_view, on_host, shape_of
 from rammer.errors import BadInput
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.options import CompileOptions
 from rammer.runtime.source import open_source
 from rammer.testing.bound_checks import HOSTED
 from rammer.testing.conformance import Subject

@@ -8,6 +8,8 @@ from onnx import NodeProto, helper
 from onnx_models import model, tensor
 from pass_graphs import graph_of, normal
 
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.lower import lower
@@ -15,8 +17,6 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import verify_compute_graph
 from rammer.ir.evaluate import run_graph
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.segments import ProgramSegment
 from rammer.tile.conditions import inline_conditions
 
 GUARD = [helper.make_node("IsNaN", ["p"], ["n"]), helper.make_node("Where", ["n", "zero", "p"], ["g"])]

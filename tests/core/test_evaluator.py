@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, defs, helper, numpy_helper
 
+from rammer.compiled.host import HostNode
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.evaluator import JUDGED, check_host, evaluate, evaluate_proto, reservation
@@ -20,7 +21,6 @@ from rammer.frontend.nodes import RANDOM
 from rammer.frontend.reader import read_model
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType
-from rammer.runtime.host import HostNode
 from rammer.testing.operators.case import FAMILIES, Case, drawn
 from rammer.testing.operators.search import MODULES
 from rammer.testing.operators.voices import judge, onnxruntime, ours

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
 from rammer.testing.growth.measure import exponent, growth
 from rammer.testing.growth.shapes import SHAPES
 

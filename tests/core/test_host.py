@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from rammer.compiled.host import HostNode
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.nodes import attribute_proto, attribute_value, captures, node_proto
@@ -16,7 +17,6 @@ from rammer.frontend.reader import read_model
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
 from rammer.passes.pipeline import Pipeline, default_passes
-from rammer.runtime.host import HostNode
 from rammer.runtime.reference import evaluate_graph
 from rammer.testing import models as zoo
 

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding
@@ -27,8 +29,6 @@ from rammer.plan.layouts import LEAST_GAIN, assign_layouts, channels_last
 from rammer.plan.storage import StoragePlan
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.segments import ProgramSegment
 from rammer.testing.small_models import MODELS
 
 Array = np.ndarray[Any, np.dtype[Any]]

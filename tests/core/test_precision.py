@@ -9,6 +9,9 @@ import onnx.parser
 import pytest
 
 import rammer
+from rammer.compiled.artifact import save_artifact
+from rammer.compiled.options import CompileOptions, check_precision
+from rammer.compiled.unpack import load_artifact
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding
 from rammer.errors import BadInput
@@ -25,10 +28,7 @@ from rammer.passes.narrow import NarrowFloats, survives
 from rammer.passes.pipeline import Pipeline, default_passes
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
-from rammer.runtime.artifact import save_artifact
-from rammer.runtime.options import CompileOptions, check_precision
 from rammer.runtime.session import open_executable
-from rammer.runtime.unpack import load_artifact
 from rammer.testing.small_models import SmallModel
 
 LITTLE = SmallModel("little", """(float[1,3,8,8] x, int64[2] i, float[4,3,3,3] w_k, float[4] w_b)

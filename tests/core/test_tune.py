@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, OpenOptions
 from rammer.ir.operator import Resources
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore, TunedKernel, key_of
-from rammer.runtime.options import CompileOptions
 from rammer.testing.selftest import tiny_graph
 
 PORTS = ((Port("x", "x"),), (Port("y", "y"),))

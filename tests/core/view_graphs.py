@@ -15,13 +15,13 @@ import pytest
 from onnx import helper
 from onnx_models import model, tensor
 
+from rammer.compiled.options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.frontend.reader import read_model
+from rammer.peers.oracle import expected_outputs
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.oracle import expected_outputs
 from rammer.runtime.source import open_source
 from rammer.testing.accuracy import TOLERANCE
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.device.manifest import Array
 from rammer.errors import BadInput
 from rammer.ir.program import RProgram
 from rammer.ir.verify import verify
-from rammer.runtime.segments import ProgramSegment
 from rammer.schedule.fold import fold
 from rammer.testing.conformance import (
     CHECKS,

@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.program import Port, RProgram
 from rammer.plan.waits import dependences
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.segments import ProgramSegment
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import random_net
 from rammer.testing.selftest import tiny_graph

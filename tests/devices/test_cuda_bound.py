@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rammer.compiled.options import CompileOptions
 from rammer.errors import BadInput, DeviceFailure
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.options import CompileOptions
 from rammer.runtime.source import open_source
 from rammer.testing.conformance import Subject
 from rammer.testing.small_models import SmallModel

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
 from rammer.testing.selftest import tiny_graph
 
 pytest.importorskip("cuda.bindings")

@@ -19,6 +19,7 @@ from test_cuda_chain import CHAINS, mlp
 from test_cuda_single import HALVES
 
 from rammer.codegen.task import Unsuited
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
@@ -26,7 +27,6 @@ from rammer.ir.expr import rename_tensors
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, dense
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
 from rammer.testing.selftest import tiny_graph
 
 from rammer_cuda import backend as module

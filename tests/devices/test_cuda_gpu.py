@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.evaluate import run_graph
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
 from rammer.testing.accuracy import Case, cases, model_error
 from rammer.testing.selftest import tiny_graph
 

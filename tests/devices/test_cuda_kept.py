@@ -10,15 +10,15 @@ import pytest
 from zoo.nasnet import nasnet_cifar
 from zoo.sequence import lstm_tc
 
+from rammer.compiled.files import keep_text, kept_text
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.store import KernelStore
-from rammer.runtime.files import keep_text, kept_text
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.segments import ProgramSegment
 
 pytest.importorskip("cuda.bindings")
 

@@ -11,14 +11,14 @@ import onnx
 import pytest
 from zoo.sequence import lstm_tc
 
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend.reader import read_model
 from rammer.ir.program import Counter, Port, RProgram, Task, Wait
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.segments import ProgramSegment
 from rammer.testing.conformance import CHECKS, subject
 from rammer.testing.selftest import tiny_graph
 

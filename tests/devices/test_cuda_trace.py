@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions, Tracer
 from rammer.errors import DeviceFailure
 from rammer.profile.store import KernelStore
 from rammer.report.measured import summarise
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.segments import ProgramSegment
 from rammer.runtime.source import open_source
 from rammer.testing.small_models import MODELS
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
@@ -16,7 +17,6 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Port, RProgram, dense
 from rammer.ir.types import TensorType
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
 from rammer.testing.selftest import self_test, tiny_graph
 
 from rammer_ipu_sim.chip import GC2, SOURCES, configured

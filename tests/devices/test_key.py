@@ -15,6 +15,7 @@ import products
 import pytest
 from onnx_models import model, tensor
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import ALIGNED_ELEMENTS, Backend, Binding
@@ -25,7 +26,6 @@ from rammer.ir.operator import ROperator
 from rammer.ir.parts import Storage
 from rammer.profile.probe import probe_program
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
 
 Case = tuple[ROperator, Binding]
 #: What a key says of a stored tensor or of the whole, each of which some device's choice depends on.

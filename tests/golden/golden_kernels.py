@@ -21,13 +21,13 @@ from golden_cubin import code_digest
 from golden_text import digest, digits, text_digest
 
 from rammer.codegen.task import Argument
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.segments import ProgramSegment
 from rammer.testing.cases import Case, picked
 from rammer.testing.nets import model_of
 from rammer.testing.single import Subject, subjects

@@ -16,6 +16,7 @@ from typing import Any
 
 from golden_text import digest, digits
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, Hardware, OpenOptions
 from rammer.errors import DeviceFailure, RammerError
@@ -26,7 +27,6 @@ from rammer.ir.graph import Graph
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
 from rammer.testing.cases import pick_of
 
 from rammer_cuda.backend import open_backend

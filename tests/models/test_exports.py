@@ -10,14 +10,14 @@ import onnx
 import pytest
 from onnx import helper
 
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.frontend.reader import read_model
+from rammer.peers.oracle import expected_outputs
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.options import CompileOptions
-from rammer.runtime.oracle import expected_outputs
-from rammer.runtime.segments import ProgramSegment
 from rammer.runtime.source import open_source
 from rammer.testing.accuracy import TOLERANCE
 

@@ -12,12 +12,12 @@ import click
 
 from rammer.cli.common import collect_inputs, progress, write_text
 from rammer.cli.options import InputChoice, compile_options, parse_options, parse_shapes
+from rammer.compiled.options import DEFAULT, CompileOptions
 from rammer.errors import BadInput
+from rammer.peers.bench import Effort, Row, bench_device, bench_framework, bench_onnxruntime
 from rammer.report.environment import environment
 from rammer.report.table import duration, markdown, plain
-from rammer.runtime.bench import Effort, Row, bench_device, bench_framework, bench_onnxruntime
 from rammer.runtime.host_bound import WHOLE
-from rammer.runtime.options import DEFAULT, CompileOptions
 
 HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "compile", "kernels", "on host", "ratio"]
 PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")
@@ -94,7 +94,7 @@ def _device(model: Path, device: str, chosen: CompileOptions, require: str, choi
 
 
 def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
-    from rammer.runtime.oracle import onnxruntime_session
+    from rammer.peers.oracle import onnxruntime_session
     from rammer.runtime.source import open_source
 
     source = open_source(model)

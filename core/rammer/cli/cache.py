@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
+from rammer.compiled.files import PARTIAL
 from rammer.errors import BadInput
 from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.report.table import plain, size
-from rammer.runtime.files import PARTIAL
 
 #: What is kept in files of its own: shown name -> folders under the cache folder. Plugins keep compiled
 #: kernels under ``binaries/NAME``.

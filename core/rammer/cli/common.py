@@ -14,10 +14,10 @@ import numpy as np
 from rich.console import Console
 
 from rammer.cli.options import InputChoice
+from rammer.compiled.files import write_whole
+from rammer.compiled.options import Progress
 from rammer.errors import BadInput
-from rammer.runtime.files import write_whole
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
-from rammer.runtime.options import Progress
 from rammer.runtime.source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

@@ -36,7 +36,7 @@ def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | Non
 
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
     """
-    from rammer.runtime.oracle import expected_outputs
+    from rammer.peers.oracle import expected_outputs
     from rammer.runtime.session import open_executable
 
     choice = parse_inputs(npz, single, shapes, ranges, seed)

@@ -24,7 +24,7 @@ def command(model: Path, device: str, target: str, output: Path | None, shapes: 
 
     Example: rammer compile model.onnx --device cuda --target sm_90a -o model.rammer
     """
-    from rammer.runtime.artifact import save_artifact
+    from rammer.compiled.artifact import save_artifact
     from rammer.runtime.session import open_executable
 
     check_writable(output, model)

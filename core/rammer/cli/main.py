@@ -10,8 +10,8 @@ import click
 
 import rammer
 from rammer.cli import lazy
+from rammer.compiled.debug import TRACEBACKS, level
 from rammer.errors import DeviceFailure, RammerError, of_system
-from rammer.runtime.debug import TRACEBACKS, level
 
 
 @click.group(cls=lazy.LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from rammer.compiled.options import LAYOUTS, PRECISIONS
 from rammer.errors import BadInput
-from rammer.runtime.options import LAYOUTS, PRECISIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

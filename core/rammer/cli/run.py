@@ -19,6 +19,7 @@ from rammer.cli.options import (
     tolerance_options,
     tolerances,
 )
+from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Tracer
 from rammer.errors import BadInput, Mismatch, printable
 from rammer.report.compare import HEADERS, differences, rows
@@ -26,7 +27,6 @@ from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
 from rammer.runtime.executable import Executable
 from rammer.runtime.inputs import load_npz, save_npz
-from rammer.runtime.segments import ProgramSegment
 from rammer.runtime.specialised import Specialised, Timing
 
 

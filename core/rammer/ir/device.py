@@ -36,7 +36,7 @@ class VDevice:
     one of them has; ``resident`` how many vEUs are guaranteed to run at once (spinning on counters is
     legal only up to it). On a ``staged`` device a task can address nothing but its vEU's memory, so
     everything it reads counts towards the footprint.
-    ``precisions`` are those that a user may ask for (``rammer.runtime.options``).
+    ``precisions`` are those that a user may ask for (``rammer.compiled.options``).
     ``simulated`` devices never have their times ranked with measured ones.
     """
 

@@ -8,7 +8,7 @@ from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
 from rammer.ir.types import itemsize
 from rammer.plan.build import StoragePlan
-from rammer.runtime.room import room
+from rammer.plan.room import room
 
 
 def check_capacity(name: str, plan: StoragePlan, kept: Iterable[str], device: VDevice) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 from rammer.report.table import duration
 from rammer.report.trace import chrome_trace, gantt, task_seconds
-from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 
 
 def _each(compiled: Compiled, text: Callable[[ProgramSegment], str]) -> str:

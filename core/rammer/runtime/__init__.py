@@ -1,1 +1,1 @@
-"""Running: executables, sessions, and the operators that stay on the host."""
+"""Running: executables, sessions, inputs, bound calls, and programs in the host's memory."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.device.arrays import Array, by_name, check_names, check_type, host_view, on_host
 from rammer.device.manifest import Bound, Loaded
 from rammer.errors import BadInput, DeviceFailure
 from rammer.runtime.host_bound import check_values
-from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 
 
 class ModelBound:

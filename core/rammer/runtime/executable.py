@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.artifact import Artifact, save_artifact
+from rammer.compiled.options import CompileOptions, Progress, quiet
+from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.arrays import as_numpy, by_name, dtype_of, shape_of
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
@@ -24,13 +28,9 @@ from rammer.ir.collector import collector_paused
 from rammer.ir.operator import RKernel
 from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, key_of
-from rammer.runtime.artifact import Artifact, save_artifact
 from rammer.runtime.bound import ModelBound
-from rammer.runtime.options import CompileOptions, Progress, quiet
-from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing
-from rammer.runtime.unpack import as_refusal, check_device, load_artifact
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler

@@ -13,7 +13,7 @@ import numpy as np
 from rammer.errors import BadInput
 from rammer.ir.names import shortened
 from rammer.ir.port import InputPort
-from rammer.runtime.room import room
+from rammer.plan.room import room
 from rammer.runtime.source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

@@ -7,6 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rammer.compiled.artifact import is_artifact
+from rammer.compiled.options import DEFAULT, CompileOptions, Progress, check_layout, check_precision, quiet
+from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.names import quoted
@@ -14,12 +18,8 @@ from rammer.ir.port import InputPort
 from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED
-from rammer.runtime.artifact import is_artifact
 from rammer.runtime.executable import RESIDENT, Executable, check_resident, warn
-from rammer.runtime.options import DEFAULT, CompileOptions, Progress, check_layout, check_precision, quiet
-from rammer.runtime.segments import Compiled, ProgramSegment
 from rammer.runtime.source import Head, ModelSource, open_source
-from rammer.runtime.unpack import as_refusal, check_device, load_artifact
 
 if TYPE_CHECKING:
     import onnx

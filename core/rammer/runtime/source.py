@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rammer.compiled.files import keep_text, kept_text
+from rammer.compiled.shares import in_threads
 from rammer.ir.port import InputPort
 from rammer.profile.folder import cache_folder
-from rammer.runtime.files import keep_text, kept_text
-from rammer.runtime.shares import in_threads
 from rammer.version import __version__
 
 if TYPE_CHECKING:

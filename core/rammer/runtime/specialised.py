@@ -12,10 +12,10 @@ from weakref import WeakSet
 
 import numpy as np
 
+from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.device.manifest import Loaded
 from rammer.errors import DeviceFailure
 from rammer.runtime.bound import ModelBound
-from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

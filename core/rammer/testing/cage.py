@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rammer.errors import RammerError
-from rammer.runtime.room import mapped
+from rammer.plan.room import mapped
 
 #: What one run may take: bytes of address space beyond what it has once its device is open, and seconds.
 MEMORY, SECONDS = 2 << 30, 20.0

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.segments import ProgramSegment
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import DeviceStatus, Registry
 from rammer.device.manifest import Binding, Device
@@ -31,7 +32,6 @@ from rammer.errors import BadInput, DeviceFailure, RammerError
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
-from rammer.runtime.segments import ProgramSegment
 from rammer.runtime.specialised import Specialised
 from rammer.testing.backend_checks import check_freed, check_kernels, check_opening, check_queue
 from rammer.testing.bound_checks import check_bind

@@ -21,8 +21,8 @@ from typing import Any
 
 import click
 
+from rammer.compiled.files import write_whole
 from rammer.errors import RammerError
-from rammer.runtime.files import write_whole
 from rammer.testing.cases import Case, Sampler
 from rammer.testing.crew import Member
 from rammer.testing.nets import KINDS

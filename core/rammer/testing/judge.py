@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.ir.evaluate import run_graph
-from rammer.runtime.segments import Compiled, ProgramSegment
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

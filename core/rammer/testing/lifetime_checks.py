@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from rammer.compiled.segments import ProgramSegment
 from rammer.errors import DeviceFailure
-from rammer.runtime.segments import ProgramSegment
 from rammer.testing.bound_checks import HOSTED, equal, fails, opened
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.subject import Subject

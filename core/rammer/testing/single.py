@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, Poisoned
 from rammer.frontend.reader import read_model
@@ -27,7 +28,6 @@ from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, Port, RPro
 from rammer.ir.types import TensorType, is_float, row_major
 from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import view
-from rammer.runtime.options import CompileOptions
 from rammer.testing.bounds import Bounded, bounded_results
 from rammer.testing.cases import VIEWS, Case
 from rammer.testing.nets import model_of

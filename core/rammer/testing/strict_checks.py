@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.segments import ProgramSegment
 from rammer.errors import BadInput
 from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
@@ -15,7 +16,6 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Counter, Port, RProgram, Task, Wait, dense
 from rammer.ir.verify import verify
 from rammer.runtime.executable import Executable
-from rammer.runtime.segments import ProgramSegment
 from rammer.testing.bound_checks import equal, opened
 from rammer.testing.judge import TOLERANCE, reference, relative_error
 from rammer.testing.small_models import MODELS

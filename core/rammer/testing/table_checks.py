@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.compute import Compute
@@ -21,7 +22,6 @@ from rammer.ir.evaluate import run_graph
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, Port, RProgram, Task, Wait, dense
 from rammer.ir.verify import verify
-from rammer.runtime.segments import ProgramSegment
 from rammer.testing.judge import TOLERANCE, reference, relative_error
 from rammer.testing.single import Subject as Alone
 from rammer.testing.single import check, moved, trial_of

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.segments import Compiled
 from rammer.errors import DeviceFailure
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.executable import Executable
-from rammer.runtime.segments import Compiled
 from rammer.testing.bound_checks import HOSTED, opened
 from rammer.testing.judge import TOLERANCE, reference, relative_error
 from rammer.testing.small_models import MODELS, SmallModel

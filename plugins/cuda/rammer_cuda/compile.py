@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rammer.compiled.files import keep_text, kept_text, write_whole
 from rammer.errors import DeviceFailure
 from rammer.profile.folder import cache_folder
-from rammer.runtime.files import keep_text, kept_text, write_whole
 
 from rammer_cuda.driver import check, nvrtc
 

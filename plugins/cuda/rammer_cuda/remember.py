@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rammer.compiled.debug import DECISIONS, debug
+from rammer.compiled.files import keep_text, kept_text
 from rammer.ir.program import RProgram
 from rammer.profile.folder import cache_folder
-from rammer.runtime.debug import DECISIONS, debug
-from rammer.runtime.files import keep_text, kept_text
 from rammer.version import __version__
 
 Value = TypeVar("Value")

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
+from rammer.compiled.options import CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, RammerError
@@ -23,7 +24,6 @@ from rammer.frontend.voices import Use, Voice, distrusted
 from rammer.ir.types import SHORT, TensorType
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
-from rammer.runtime.options import CompileOptions
 from rammer.runtime.source import open_source
 from rammer.testing.graphs.case import Array, Case
 from rammer.testing.graphs.draw import schema_of

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.host import HostNode
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower_node
 from rammer.frontend.lowering import CannotLower
@@ -25,7 +26,6 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Op
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import is_float
-from rammer.runtime.host import HostNode
 from rammer.testing.graphs.doubt import doubtful
 from rammer.testing.graphs.steps import EXACT, TINY, UNIT, Steps
 

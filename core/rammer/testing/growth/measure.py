@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.runtime.options import CompileOptions
 from rammer.testing.crew import Line, Member, Work
 from rammer.testing.growth.shapes import DEEP, SHAPES
 

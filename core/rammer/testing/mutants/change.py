@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from rammer.runtime.artifact import is_text, seal_of
+from rammer.compiled.artifact import is_text, seal_of
 
 #: Whole numbers at the ends of something.
 NUMBERS = (0, 1, -1, 2, 3, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 31), -(1 << 63))

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rammer.runtime.files import write_whole
+from rammer.compiled.files import write_whole
 from rammer.testing.cage import Machinery
 from rammer.testing.crew import UNFINISHED, Crew, Line, Member, Work
 from rammer.testing.mutants.tally import Tally

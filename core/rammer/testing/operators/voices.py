@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from rammer import compile
+from rammer.compiled.host import HostNode
 from rammer.errors import RammerError
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower_node
@@ -19,7 +20,6 @@ from rammer.frontend.reader import read_model
 from rammer.frontend.voices import Voice, distrusted
 from rammer.ir.evaluate import evaluate
 from rammer.ir.graph import Graph
-from rammer.runtime.host import HostNode
 from rammer.testing.operators.case import Array, Case
 
 

@@ -10,9 +10,9 @@ import onnx
 from onnx import helper
 
 from rammer.errors import BadInput
-from rammer.runtime import peer_layers as layers
-from rammer.runtime.peer_emitter import Emit, Emitter, load_torch, operands
-from rammer.runtime.peer_graph import PeerNode, peer_graph
+from rammer.peers import layers
+from rammer.peers.emitter import Emit, Emitter, load_torch, operands
+from rammer.peers.graph import PeerNode, peer_graph
 
 __all__ = ["load_torch", "to_torch"]
 

@@ -17,7 +17,7 @@ from rammer.tile.graph import TileGraph
 
 
 class HostOperator(Protocol):
-    """One operator that runs on the host (``rammer.runtime.host.HostNode``)."""
+    """One operator that runs on the host (``rammer.compiled.host.HostNode``)."""
 
     @property
     def inputs(self) -> tuple[str, ...]:

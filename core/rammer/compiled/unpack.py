@@ -22,6 +22,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rammer.compiled.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact, is_text, seal_of
+from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
+from rammer.compiled.shares import in_threads, read_into
 from rammer.device.manifest import Backend, Families
 from rammer.errors import BadInput
 from rammer.ir.graph import Graph, Value
@@ -29,9 +32,6 @@ from rammer.ir.names import checked, shortened
 from rammer.ir.program import RProgram
 from rammer.ir.types import SHORT, TensorType
 from rammer.ir.verify import VerifyError, verify
-from rammer.runtime.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact, is_text, seal_of
-from rammer.runtime.segments import Compiled, HostSegment, ProgramSegment, Segment
-from rammer.runtime.shares import in_threads, read_into
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -140,7 +140,7 @@ class _Reader:
     def segment(self, number: int, entry: Mapping[str, Any]) -> Segment:
         """A program, verified, or an operator for the host."""
         if entry["kind"] == "host":
-            from rammer.runtime.host import HostNode
+            from rammer.compiled.host import HostNode
 
             try:
                 node = HostNode.from_bytes(self.read(f"{number}.node"))

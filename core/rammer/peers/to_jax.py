@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.runtime.peer_graph import Array, PeerGraph, PeerNode, peer_graph
+from rammer.peers.graph import Array, PeerGraph, PeerNode, peer_graph
 
 _Emit: TypeAlias = "Callable[[Any, PeerNode, list[Any]], Any]"
 

@@ -1,6 +1,6 @@
 """From a PeerGraph to a torch module: the walk over its operators, with shapes beside it.
 
-Which operator becomes what is in ``peer_layers`` and ``peer_torch``.
+Which operator becomes what is in ``layers`` and ``to_torch``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput, DeviceUnavailable
-from rammer.runtime.peer_graph import Array, PeerGraph, PeerNode, evaluated
+from rammer.peers.graph import Array, PeerGraph, PeerNode, evaluated
 
 #: Emits one operator: a value, or one for each output.
 Emit: TypeAlias = "Callable[[Emitter, PeerNode], Any]"

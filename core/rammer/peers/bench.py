@@ -71,7 +71,7 @@ def bound_call(bound: Bound) -> Callable[[], float]:
     """
 
     def call() -> float:
-        from rammer.runtime.peers import delay
+        from rammer.peers.prepare import delay
 
         delay(bound.stream)
         return bound.seconds()
@@ -118,8 +118,8 @@ def bench_onnxruntime(model: str, open_session: Callable[[], Any], inputs: Mappi
 
 def bench_framework(model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort,
                     precision: str = "float32") -> Row:  # fmt: skip
-    """The same for torch and JAX (``rammer.runtime.peers``): on the GPU where torch sees one, else on ``cpu``."""
-    from rammer.runtime.peers import gpu_name, open_peer
+    """The same for torch and JAX (``rammer.peers.prepare``): on the GPU where torch sees one, else on ``cpu``."""
+    from rammer.peers.prepare import gpu_name, open_peer
 
     gpu = gpu_name()
     prepared = open_peer(peer, proto, inputs, "cuda" if gpu else "cpu", precision)

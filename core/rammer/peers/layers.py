@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rammer.errors import BadInput
-from rammer.runtime.peer_emitter import Emitter, operands
-from rammer.runtime.peer_graph import PeerNode, plain_lstm
+from rammer.peers.emitter import Emitter, operands
+from rammer.peers.graph import PeerNode, plain_lstm
 
 
 def _pads(e: Emitter, node: PeerNode, kernel: Sequence[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 A zip of JSON, program texts and constants, all uncompressed. Its comment is a digest of all members (``seal_of``), for
 constants by the checksum of each, which the head has: a damaged file never runs. No pickle; reading it
-(``rammer.runtime.unpack``) imports no ONNX tooling unless an operator runs on the host.
+(``rammer.compiled.unpack``) imports no ONNX tooling unless an operator runs on the host.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
+from rammer.compiled.files import write_whole
+from rammer.compiled.segments import Compiled, HostSegment, Segment
 from rammer.ir.graph import Value
-from rammer.runtime.files import write_whole
-from rammer.runtime.segments import Compiled, HostSegment, Segment
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

@@ -17,10 +17,10 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import onnx
 
+from rammer.compiled.options import PRECISIONS
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
-from rammer.runtime.options import PRECISIONS
-from rammer.runtime.peer_graph import Array
-from rammer.runtime.peer_torch import load_torch, to_torch
+from rammer.peers.graph import Array
+from rammer.peers.to_torch import load_torch, to_torch
 
 Precision: TypeAlias = Literal["float32", "tf32", "float16"]
 
@@ -236,7 +236,7 @@ def _jax(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, preci
     """``jax.jit`` of the whole model."""
     # By default JAX takes three quarters of the GPU's memory, which the other peers need.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    from rammer.runtime.peer_jax import load_jax, to_jax
+    from rammer.peers.to_jax import load_jax, to_jax
 
     jax = load_jax()
     if device == GPU and jax.default_backend() != "gpu":

@@ -1,0 +1,1 @@
+"""Other runtimes on the same models: reference results, and times to compare with."""

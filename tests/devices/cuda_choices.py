@@ -9,7 +9,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.backend import CudaBackend
-from rammer_cuda.contraction.products import PRODUCTS
+from rammer_cuda.contraction.choose import PRODUCTS
 from rammer_cuda.families import FAMILIES
 from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import TARGETS

@@ -17,7 +17,7 @@ from rammer.testing.cases import Case
 from rammer.testing.host_cuda import COMPILER
 from rammer.testing.single import Subject, subjects, trial_of
 
-from rammer_cuda.contraction.products import PRODUCTS
+from rammer_cuda.contraction.choose import PRODUCTS
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 

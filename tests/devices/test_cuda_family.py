@@ -32,7 +32,7 @@ from rammer.testing.selftest import tiny_graph
 from rammer_cuda import backend as module
 from rammer_cuda import families, source
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.contraction import products as contraction
+from rammer_cuda.contraction import choose as contraction
 from rammer_cuda.families import FAMILIES, family_of
 from rammer_cuda.family import Choice
 from rammer_cuda.gpu import TARGETS

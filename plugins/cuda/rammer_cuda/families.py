@@ -9,7 +9,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.attention.cost import ATTENTION
 from rammer_cuda.cell.family import CELL
 from rammer_cuda.chain.kernel import CHAIN
-from rammer_cuda.contraction.products import PRODUCTS
+from rammer_cuda.contraction.choose import PRODUCTS
 from rammer_cuda.family import Family
 from rammer_cuda.generic.cost import GENERIC
 from rammer_cuda.rows.gemv import GEMV

@@ -13,8 +13,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, attention, block_of
 from rammer_cuda.attention.recognise import Attention, attention_of, tiled
-from rammer_cuda.contraction.choose import ROOM
-from rammer_cuda.contraction.families import F16, TF32X3
+from rammer_cuda.contraction.cost import F16_COST, ROOM, TF32X3_COST
 from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import Gpu
 
@@ -24,7 +23,7 @@ GROUPS, WARPS = (1, 2, 4), (1, 2, 4, 8, 16)
 LEADING = 1.7
 #: Cycles: from a launch until the first copies are there, of waiting for all warps, of joining a reduction over them; issues
 #: of an operation of the row-wise Computes (divisions and exponentials count as OPS says), and of a store with its maps. From
-#: the figures of ``families.TensorCost``, which were fitted on an H200; none was fitted to this family's own kernels.
+#: the figures of ``contraction.cost``, which were fitted on an H200; none was fitted to this family's own kernels.
 START, BARRIER, JOIN, OPERATION, STORE = 1900, 60, 160, 2.0, 20.0
 #: Bytes a cycle that an SM gets from L2, and registers of a thread: assumed, neither measured nor fitted.
 L2_BYTES, THREAD_REGISTERS = 48.0, 128
@@ -76,12 +75,9 @@ def _seconds(found: Attention, block: Block16, operator: ROperator, gpu: Gpu) ->
 
 def _warp(found: Attention, block: Block16) -> float:
     """Cycles of a scheduler for everything that one warp computes."""
-    cost, wide = (F16 if block.half else TF32X3), block.chunk // 8
+    cost, wide = (F16_COST if block.half else TF32X3_COST), block.chunk // 8
     depth, keys = block.first * block.chunk, block.fragments * 8
-    assert cost.cost is not None, "tensor cores have a cost"
-    first = cost.cost.matrix * cost.cost.instructions(depth, 1, block.fragments)
-    first += cost.cost.read * cost.cost.reads(depth, 1, block.fragments)
-    second = cost.cost.matrix * cost.cost.instructions(keys, 1, wide) + cost.cost.read * cost.cost.reads(keys, 1, wide)
+    first, second = cost.warp(depth, 1, block.fragments), cost.warp(keys, 1, wide)
     work = sum(ex.flops(c.body) + bool(c.reduce) for c in found.between if c.shape == found.scores.shape or c.reduce)
     rows = OPERATION * work * block.fragments * 4
     stores = STORE * block.second * block.chunk * ROWS / (32 * block.warps)

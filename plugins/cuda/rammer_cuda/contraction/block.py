@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rammer.codegen.task import Unsuited
 
@@ -13,83 +15,81 @@ GROUP, THREADS, MOST = 64, 128, 128
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tile sizes of one block: rows, columns, products, register tile, buffers, splits and slices.
+    """Tile sizes of one block, or of many as arrays: rows, columns, products, register tile, buffers, splits and slices.
 
     With ``tensor`` a warp accumulates ``tm x tn`` fragments of 16 x 8 on the tensor cores.
     """
 
-    bm: int
-    bn: int
-    bk: int
-    tm: int
-    tn: int
-    stages: int
-    split: int
-    slices: int
+    bm: Any
+    bn: Any
+    bk: Any
+    tm: Any
+    tn: Any
+    stages: Any
+    split: Any
+    slices: Any
     tensor: bool = False
 
     @property
-    def group(self) -> int:
+    def group(self) -> Any:
         """Threads that accumulate one slice."""
         if self.tensor:
             return self.bm // (16 * self.tm) * (self.bn // (8 * self.tn)) * 32
         return self.bm // self.tm * (self.bn // self.tn)
 
     @property
-    def works(self) -> int:
+    def works(self) -> Any:
         """Threads that accumulate."""
         return self.group * self.slices
 
     @property
-    def threads(self) -> int:
+    def threads(self) -> Any:
         """Threads of the block: whole warps."""
         return -(-self.works // 32) * 32
 
 
-def shape_of(rows: int, width: int, config: dict[str, int], tensor: bool = False) -> Shape:
-    """The block of a task of ``rows x width`` under an operator's config."""
+def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = False) -> Shape:
+    """The block of a task of ``rows x width`` under an operator's config, or those of many."""
     tm, tn = config.get("tm", 4), config.get("tn", 4)
-    if tensor:
-        return Shape(-(-rows // (16 * tm)) * 16 * tm, -(-width // (8 * tn)) * 8 * tn, config.get("bk", 16), tm, tn,
-                     config.get("stages", 3), config.get("split", 1), config.get("slices", 1), True)  # fmt: skip
-    # Rows in pairs of register tiles, since neighbouring threads take neighbouring ones.
-    return Shape(-(-rows // (2 * tm)) * 2 * tm, -(-width // tn) * tn, config.get("bk", 16), tm, tn,
-                 config.get("stages", 3), config.get("split", 1), config.get("slices", 1))  # fmt: skip
+    # Of threads, rows in pairs of register tiles, since neighbouring ones take neighbouring rows.
+    high, wide = (16 * tm, 8 * tn) if tensor else (2 * tm, tn)
+    return Shape(-(-rows // high) * high, -(-width // wide) * wide, config.get("bk", 16), tm, tn,
+                 config.get("stages", 3), config.get("split", 1), config.get("slices", 1), tensor)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Wide(Shape):
-    """A block of warpgroups; ``down`` says that a warpgroup's 64 are the tile's rows, not its columns. With ``patch`` a
-    convolution's input is staged with its halo; ``copiers`` warpgroups do nothing but copy."""
+    """A block of warpgroups; ``down`` says that a warpgroup's 64 are the tile's rows, not its columns. With ``halo`` a
+    convolution's input is staged with its halo; ``producers`` warpgroups do nothing but copy."""
 
     down: bool = False
-    patch: bool = False
-    copiers: int = 1
+    halo: bool = False
+    producers: int = 1
 
     @property
-    def group(self) -> int:
+    def group(self) -> Any:
         """Threads that multiply: a warpgroup for every ``GROUP`` rows (or columns)."""
         return self.through // GROUP * THREADS
 
     @property
-    def through(self) -> int:
+    def through(self) -> Any:
         """Extent of the side that warpgroups divide."""
         return self.bm if self.down else self.bn
 
     @property
-    def fixed(self) -> int:
+    def fixed(self) -> Any:
         """Extent of the other side."""
         return self.bn if self.down else self.bm
 
     @property
-    def threads(self) -> int:
+    def threads(self) -> Any:
         """With the warpgroups that copy."""
-        return self.group + THREADS * self.copiers
+        return self.group + THREADS * self.producers
 
     @property
-    def ahead(self) -> int:
+    def ahead(self) -> Any:
         """Blocks that a copying warpgroup starts before it waits for the first of them."""
-        return (self.stages - 2) // self.copiers
+        return (self.stages - 2) // self.producers
 
 
 def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wide:

@@ -1,38 +1,44 @@
-"""Which tiles and block shapes are worth trying for a contraction, by a small model of one SM.
-
-A block costs, for every block of products, the largest of its instruction issue, its shared-memory reads and its
-share of L2 bandwidth; blocks on one SM add up; what no block hides (launch, first loads, epilogue, cluster
-barriers) is a constant. The constants were fitted to single layers measured on an H200.
-"""
+"""Which tiles and block shapes are worth trying for a contraction, by what each costs (``contraction.cost``); the families."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from typing import Final
 
 import numpy as np
 
-from rammer.codegen.contraction import Roles, product_of, roles_of
+from rammer.codegen.contraction import Roles, operand_of, product_of, roles_of, with_quotients
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
+from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import Shape, shape_of
+from rammer_cuda.contraction.block import GROUP, MOST, Shape, shape_of, wide_shape
+from rammer_cuda.contraction.cost import (
+    RING_COSTS,
+    ROOM,
+    WARPGROUP_COSTS,
+    Numbers,
+    RingCost,
+    Walk,
+    WarpgroupCost,
+    halo_elements,
+    ring_seconds,
+    warpgroup_seconds,
+)
 from rammer_cuda.contraction.depth import Depth, depth_of
-from rammer_cuda.contraction.families import F16, Family, TensorCost, families_of
-from rammer_cuda.family import Choice
+from rammer_cuda.contraction.instruction import Instruction
+from rammer_cuda.contraction.kernel import contraction
+from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import Gpu
-
-#: An array of integers or floats.
-Numbers: TypeAlias = "np.ndarray[Any, Any]"
 
 #: Row tiles that are tried (elements), and the range of column tiles.
 ROWS = (8, 16, 32, 64, 128)
 FEWEST_COLUMNS, MOST_COLUMNS = 12, 132
-#: Splits that are tried; ``families`` has the block shapes.
+#: Splits that are tried; ``cost`` has the block shapes.
 SPLITS = (1, 2, 3, 4, 6, 8)
 #: Buffers of a tensor-core kernel's ring, and the blocks an SM should have room for, at least by bytes an element: kernels
 #: in float16 are so short that room beside them, for parallel branches and for dependents that start early, is worth
@@ -44,42 +50,47 @@ BEST_THREADS = 192
 PARTS = 24
 #: Threads of a block.
 THREADS = (64, 512)
-#: Cycles of a launch: from its start to the first products, for convolutions' taps more, and for a cluster's barriers.
-START, TAPS, CLUSTER = 1900, 850, 2100
-#: Cycles per ring step, per product of the busiest scheduler, per 16-byte shared-memory read of a warp, per copy of a
-#: thread, and per element of a thread in the epilogue. Fitted to 736 kernels of 47 layers on an H200; the measured
-#: time over the predicted has a standard deviation of 0.18.
-STEP, PRODUCT, READ, COPY, STORE = 160, 2.1, 0.1, 7.0, 6.0
-#: Cycles of maps before the contraction, per ring step and per element of a thread on the busiest scheduler: a shared-memory
-#: read, two dependent operations and a write before the step's barrier. Counted from the instructions, not measured.
-CHANGE_STEP, CHANGE = 90, 3.0
-#: SMs of the graphics processing clusters of an H200; which ones lack SMs differs from chip to chip.
-GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
-#: Bytes that L2 gives an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
-L2_BYTES = 21.0
-#: Bytes of shared memory that blocks of an SM share, as the fit counted them; an SM of an A100 has fewer.
-ROOM = 227 << 10
+#: Of warpgroups: buffers of the ring and producers that are tried; warpgroups of a block, and fewest columns (or rows) of the
+#: constant: of a tile if there are as many, and in all. With fewer most of an instruction's 8 would be padding.
+STAGES, PRODUCERS = (6, 5, 4, 3), (1, 2)
+MOST_GROUPS, FEWEST, LEAST = 4, 16, 5
+#: Share of a warpgroup's rows that a tile must fill.
+FILLED = 0.7
+#: Splits of warpgroups: clusters of 3 or 6 blocks measured up to twice as slow as their number of SMs says.
+EVEN_SPLITS = (1, 2, 4, 8)
+
+Config = tuple[tuple[str, int], ...]
 
 
-def gemm_choices(family: Family, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
-    """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
+def _roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles | None:
+    """The roles of a contraction of the instruction's operands in a precision that it serves; None where it is none."""
+    narrow = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
+    if i.dtype != ("float16" if narrow else "float32") or not i.serves(binding.precision):
+        return None
     try:
-        narrow = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
-        roles = roles_of(operator, binding, "float16" if narrow else "float32", prologue=not narrow)
+        return roles_of(operator, binding, i.dtype, prologue=i.prologue)
     except Unsuited:
-        return
-    if family not in families_of(roles, binding):
+        return None
+
+
+# --- a ring that all threads fill ---------------------------------------------------------------
+
+
+def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
+    """The best few of every block shape and split, best predicted first; some cannot be expressed as a kernel."""
+    roles = _roles(cost.instruction, operator, binding)
+    if roles is None:
         return
     alike = _alike(roles.main.shape, roles.rows, roles.columns, roles.groups)
     blocks = np.array(list(alike), np.int64).reshape(-1, 3)
     places, seen = list(alike.values()), dict[tuple[object, ...], int]()
-    for seconds, place, config in _ranked(blocks, family, roles, binding, gpu):
+    for seconds, place, config in _ranked(blocks, cost, roles, binding, gpu):
         for tile in places[place]:
             # Neighbours in the model's order are often equals.
             key = math.prod(tile), dict(config)["split"]
             seen[key] = seen.get(key, 0) + 1
             if seen[key] <= 3:
-                yield Choice(seconds, replace(operator, tile=tile, family=family.name, config=config))
+                yield Choice(seconds, replace(operator, tile=tile, family=cost.instruction.name, config=config))
 
 
 @lru_cache(256)
@@ -94,8 +105,8 @@ def _alike(shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ..
     return alike
 
 
-def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
-            gpu: Gpu) -> Iterator[tuple[float, int, tuple[tuple[str, int], ...]]]:  # fmt: skip
+def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding,
+            gpu: Gpu) -> Iterator[tuple[float, int, Config]]:  # fmt: skip
     """(predicted seconds, position in ``blocks``, config) of every possible block, sorted; ``blocks`` has the
     rows, columns and number of tasks.
 
@@ -105,33 +116,31 @@ def _ranked(blocks: Numbers, family: Family, roles: Roles, binding: Binding,
     if not len(blocks):
         return
     rows, width, tasks = blocks.T[:, :, None]
-    configs, table = _table(family, SPLITS if gpu.clusters else (1,))
-    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in family.blocks}
-    walk = _Walk(*(np.array([value(depths[bk]) for bk in table["bk"]]) for value in _WALK))
-    s = _shapes(rows, width, table, family.cost is not None)
-    if family.cost is not None:
-        item, per_sm = 32 // family.cost.depth, -(-tasks * s.split // gpu.sms)
-        s = replace(s, stages=ring(s, item, walk.blocks, per_sm))
+    configs, table = _table(cost, SPLITS if gpu.clusters else (1,))
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in cost.blocks}
+    walk = Walk.each([depths[bk] for bk in table["bk"]])
+    s = shape_of(rows, width, table, cost.tensor)
+    if cost.tensor:
+        s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks * s.split // gpu.sms)))
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split <= np.maximum(1, walk.blocks // 2))
-    if family.cost is not None:
+    if cost.tensor:
         possible &= _best_slices(s, configs, possible)
-    seconds = _seconds(s, walk, tasks, rows * width, gpu, family.cost, _together(roles, binding),
-                       roles.changed)  # fmt: skip
+    seconds = ring_seconds(cost, s, walk, tasks, rows * width, gpu, _together(roles, binding), roles.changed)
     ranked = np.where(possible, seconds, np.inf)
     stages = np.broadcast_to(s.stages, ranked.shape)
     for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:
         place, which = divmod(int(index), len(configs))
         config = configs[which]
-        if family.cost is not None:
+        if cost.tensor:
             config = (*config, ("stages", int(stages[place, which])))
         yield float(ranked[place, which]), place, config
 
 
-def _best_slices(s: Shapes, configs: Sequence[tuple[tuple[str, int], ...]], possible: Numbers) -> Numbers:
+def _best_slices(s: Shape, configs: Sequence[Config], possible: Numbers) -> Numbers:
     """Which of the configs that differ in their slices alone to take: they are nearly equals to the model; what they are
     for is warps that hide each other's latency."""
     distance = np.where(possible, np.abs(np.log2(np.maximum(s.threads, 1) / BEST_THREADS)), np.inf)
-    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    alike: dict[Config, list[int]] = {}
     for i, config in enumerate(configs):
         alike.setdefault(tuple(c for c in config if c[0] != "slices"), []).append(i)
     best = np.zeros_like(possible)
@@ -148,61 +157,19 @@ def _together(roles: Roles, binding: Binding) -> bool:
     return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
 
 
-def ring(shape: Shapes, item: int, blocks: Numbers, per_sm: Numbers) -> Numbers:
+def ring(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers) -> Numbers:
     """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
     room = ROOM // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
     steps = -(-blocks // shape.split)
     most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
-    return np.asarray(np.maximum(3, most))
+    return np.maximum(3, most)
 
 
 @cache
-def _table(family: Family, splits: Sequence[int]) -> tuple[list[tuple[tuple[str, int], ...]], dict[str, Numbers]]:
-    """The configs of a family, and their numbers by name."""
-    configs = family.configs(splits)
+def _table(cost: RingCost, splits: Sequence[int]) -> tuple[list[Config], dict[str, Numbers]]:
+    """All configs, and their numbers by name."""
+    configs = cost.configs(splits)
     return configs, {n: np.array([dict(c)[n] for c in configs], np.int64) for n, _ in configs[0]}
-
-
-@dataclass(frozen=True)
-class _Walk:
-    """``Depth`` for arrays: the number of blocks, whether the order is flat, whether there are outer axes."""
-
-    blocks: Numbers
-    flat: Numbers
-    outer: Numbers
-
-
-_WALK: tuple[Callable[[Depth], Any], ...] = (lambda d: d.blocks, lambda d: d.flat, lambda d: bool(d.outer))
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """``Shape`` for arrays of blocks."""
-
-    bm: Numbers
-    bn: Numbers
-    bk: Numbers
-    tm: Numbers
-    tn: Numbers
-    stages: Numbers
-    split: Numbers
-    slices: Numbers
-    works: Numbers
-
-    @property
-    def threads(self) -> Numbers:
-        """Threads of a block: whole warps."""
-        return np.asarray(-(-self.works // 32) * 32)
-
-
-def _shapes(rows: Numbers, width: Numbers, c: Mapping[str, Numbers], tensor: bool) -> Shapes:
-    """``shape_of`` for rows and widths (down) by configs (across)."""
-    tm, tn = c["tm"], c["tn"]
-    high, wide = (16 * tm, 8 * tn) if tensor else (tm, tn)
-    pairs = high if tensor else 2 * high
-    bm, bn = -(-rows // pairs) * pairs, -(-width // wide) * wide
-    works = bm // high * (bn // wide) * (32 if tensor else 1) * c["slices"]
-    return Shapes(bm, bn, c["bk"], tm, tn, c.get("stages", np.array(3)), c["split"], c["slices"], works)
 
 
 def _tiles(shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...],
@@ -240,73 +207,139 @@ def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
     return sorted(s for s in even | {s for s in ROWS if s < extent} if all(g % s == 0 for g in groups))
 
 
-def gemm_seconds(family: Family, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled gemm operator, without its launch."""
-    p = product_of(operator, binding, "float16" if family is F16 else "float32", prologue=family is not F16)
-    shape = shape_of(p.row_count, p.width, dict(operator.config), family.cost is not None)
-    depth = depth_of(p.main.reduce, shape.bk)
-    return predicted(shape, depth, operator.task_count, p.row_count * p.width, gpu, family.cost,
-                     not p.b.guards, "a" if p.a.prologue else "b" if p.b.prologue else "") - gpu.launch  # fmt: skip
+def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    p = product_of(operator, binding, cost.instruction.dtype, prologue=cost.instruction.prologue)
+    s = cost.instruction.block(p)
+    walk, changed = Walk.of(depth_of(p.main.reduce, s.bk)), "a" if p.a.prologue else "b" if p.b.prologue else ""
+    cells, together = p.row_count * p.width, not p.b.guards
+    return float(ring_seconds(cost, s, walk, operator.task_count, cells, gpu, together, changed)) - gpu.launch
 
 
-def predicted(shape: Shape, depth: Depth, tasks: int, cells: int, gpu: Gpu, cost: TensorCost | None = None,
-              together: bool = True, changed: str = "") -> float:  # fmt: skip
-    """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
-    elements are float16, ``changed`` which operand passes through maps first ("a", "b" or "")."""
-    s = shape
-    numbers = (s.bm, s.bn, s.bk, s.tm, s.tn, s.stages, s.split, s.slices, s.works)
-    walk = _Walk(*(np.asarray(value(depth)) for value in _WALK))
-    shapes = Shapes(*map(np.asarray, numbers))
-    return float(_seconds(shapes, walk, np.asarray(tasks), np.asarray(cells), gpu, cost, together, changed))
+# --- warpgroups ---------------------------------------------------------------------------------
 
 
-def _seconds(s: Shapes, walk: _Walk, tasks: Numbers, cells: Numbers, gpu: Gpu, cost: TensorCost | None,
-             together: bool, changed: str) -> Numbers:  # fmt: skip
-    """``predicted`` for arrays."""
-    narrow = cost is not None and cost.depth == 16
-    item = 2 if narrow else 4
-    threads, part = s.threads, s.bk / s.slices
-    warps, steps = threads / 32, -(-walk.blocks // s.split)
-    copies = (s.bm / 8 + s.bn / (8 if together else 1) if narrow else s.bm / 4 + s.bn) * s.bk / threads
-    per_sm = -(-tasks * s.split // _filled(s.split, gpu.sms))
-    resident = np.minimum(per_sm, _resident(s, item, cost is not None, gpu))
-    busiest = np.ceil(resident * warps / 4)
-    elements = resident * cells / threads * s.slices
-    moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
-    if cost is not None:
-        work = cost.matrix * cost.instructions(part, s.tm, s.tn) + cost.read * cost.reads(part, s.tm, s.tn)
-        step = cost.step + busiest * work + cost.copy * moved
-        store = cost.store * elements + cost.peer * 4 * resident * cells * (s.split > 1)
-    else:
-        reads = resident * warps * part * (s.tm + s.tn) / 4
-        step = STEP + PRODUCT * busiest * part * s.tm * s.tn + READ * reads + COPY * moved
-        store = STORE * elements
-    if changed:
-        step = step + CHANGE_STEP + CHANGE * busiest * (s.bm if changed == "a" else s.bn) * s.bk / threads
-    start, taps, cluster = (cost.start, cost.taps, cost.cluster) if cost else (START, TAPS, CLUSTER)
-    cycles = start + taps * walk.outer + cluster * (s.split > 1) + -(-per_sm // resident) * (steps * step + store)
-    if cost is not None:
-        staged = tasks * s.split * steps * s.bk * (s.bm + s.bn) * item
-        cycles = cycles + cost.l2 * staged / (L2_BYTES * gpu.sms)
-    return np.asarray(cycles / gpu.model_clock + gpu.launch)
+def warpgroup_choices(cost: WarpgroupCost, operator: ROperator, binding: Binding, gpu: Gpu) -> Iterator[Choice]:
+    """The best two of every tile, best predicted first; some cannot be expressed as a kernel. None where the operands or the
+    precision are another family's."""
+    roles = _roles(cost.instruction, operator, binding)
+    if roles is None:
+        return
+    found = [p for down in _ways(cost, roles, binding) for p in _predictions(cost, roles, down, gpu)]
+    seen: dict[tuple[int, ...], int] = {}
+    for seconds, tile, config in sorted(found):
+        seen[tile] = seen.get(tile, 0) + 1
+        if seen[tile] <= 2:
+            yield Choice(seconds, replace(operator, tile=tile, family=cost.instruction.name, config=config))
 
 
-def _filled(split: Numbers, sms: int) -> Numbers:
-    """``usable`` for an array."""
-    sizes = np.arange(int(split.max()) + 1)
-    return np.asarray(np.array([usable(max(1, int(n)), sms) for n in sizes])[split])
+def _ways(cost: WarpgroupCost, roles: Roles, binding: Binding) -> tuple[bool, ...]:
+    """Whether a warpgroup's 64 are rows, as far as the family can choose; () where it cannot take the operands."""
+    constants = [ld.tensor in binding.constants for ld in (roles.a, roles.b)]
+    rows, columns = (math.prod(roles.main.shape[d] for d in side) for side in (roles.rows, roles.columns))
+    if cost.instruction.constant:
+        fixed = columns if constants[1] else rows
+        return () if constants[0] == constants[1] or fixed < LEAST else (constants[1],)
+    sides = (roles.a, roles.rows), (roles.b, roles.columns)
+    if min(rows, columns) < LEAST or not all(_by_16_bytes(cost, load, side, roles, binding) for load, side in sides):
+        return ()
+    return False, True
 
 
-@cache
-def usable(split: int, sms: int) -> int:
-    """SMs that clusters of ``split`` blocks can fill at once: a cluster stays inside one processing cluster."""
-    groups = [g * sms // sum(GROUPS) for g in GROUPS]
-    return max(split, sum(g // split * split for g in groups))
+def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: Roles, binding: Binding) -> bool:
+    """Whether some tile's elements of ``load`` can be copied 16 bytes at a time, or packed: kernels would say so one by one."""
+    main = roles.main
+    try:
+        operand = operand_of(with_quotients(load, {a.name: 1 for a in main.axes}), main, binding)
+    except Unsuited:
+        return False
+    if operand.packable:
+        return True
+    depth, lot = depth_of(main.reduce, cost.blocks[0]), 16 // cost.item
+    deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0 and not depth.flat
+    return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
 
 
-def _resident(s: Shapes, item: int, tensor: bool, gpu: Gpu) -> Numbers:
-    """Blocks that fit an SM together; ``item`` bytes an element of the operands."""
-    shared = np.maximum(item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slices)
-    each = 4 * s.tm * s.tn + 8 * s.tm + 40 if tensor else s.tm * s.tn + s.tm + s.tn + 40
-    most = np.minimum(ROOM // (shared + 1024), gpu.registers // (s.threads * each))
-    return np.asarray(np.maximum(1, np.minimum(most, gpu.threads // s.threads)))
+def _predictions(cost: WarpgroupCost, roles: Roles, down: bool,
+                 gpu: Gpu) -> Iterator[tuple[float, tuple[int, ...], Config]]:  # fmt: skip
+    read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
+    depths = {bk: depth_of(roles.main.reduce, bk) for bk in cost.blocks}
+    known: dict[tuple[int, ...], list[tuple[float, Config]]] = {}
+    for tile in _warpgroup_tiles(roles, down):
+        rows, width = (math.prod(tile[d] for d in side) for side in (roles.rows, roles.columns))
+        tasks = math.prod(-(-a.extent // t) for a, t in zip(roles.main.axes, tile, strict=True))
+        sizes = dict(zip(names, tile, strict=True))
+        halo = halo_elements(read, sizes, depths[cost.blocks[0]]) if cost.instruction.constant else 0
+        key = (rows, width, tasks, halo)
+        if key not in known:
+            known[key] = []
+            for config in _configs(cost, rows, width, down, halo, depths, gpu):
+                shape = wide_shape(rows, width, dict(config), down)
+                seconds = warpgroup_seconds(cost, shape, depths[shape.bk], halo, tasks, rows * width, gpu, bool(roles.changed))
+                known[key].append((seconds, config))
+        for seconds, config in known[key]:
+            yield seconds, tile, config
+
+
+def _warpgroup_tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
+    """Whole warpgroups of rows (``down``) or columns by up to ``MOST`` of the other side."""
+    shape = roles.main.shape
+    through, fixed = (roles.rows, roles.columns) if down else (roles.columns, roles.rows)
+    groups = frozenset() if down else roles.groups
+    for long in tile_parts([shape[d] for d in through], 8, MOST_GROUPS * GROUP, roles.groups if down else frozenset()):
+        size = math.prod(long)
+        if size < FILLED * -(-size // GROUP) * GROUP and size != math.prod(shape[d] for d in through):
+            continue
+        for short in tile_parts([shape[d] for d in fixed], FEWEST, MOST, groups):
+            tile = [1] * len(shape)
+            for d, t in (*zip(through, long, strict=True), *zip(fixed, short, strict=True)):
+                tile[d] = t
+            yield tuple(tile)
+
+
+def _configs(cost: WarpgroupCost, rows: int, width: int, down: bool, halo: int, depths: dict[int, Depth],
+             gpu: Gpu) -> Iterator[Config]:  # fmt: skip
+    kinds = ((bk, haloed, producers) for bk in cost.blocks
+             for haloed in ((0, 1) if halo and depths[bk].outer and not depths[bk].flat else (0,))
+             for producers in PRODUCERS)  # fmt: skip
+    way = () if cost.instruction.constant else (("down", int(down)),)
+    for bk, haloed, producers in kinds:
+        for stages in STAGES:
+            config = {"bk": bk, "stages": stages, "patch": haloed, "copiers": producers}
+            shape = wide_shape(rows, width, config, down)
+            if haloed and math.prod(a.extent for a in depths[bk].outer) < shape.ahead * producers:
+                continue
+            if cost.shared(shape, halo) <= gpu.shared:
+                break
+        else:
+            continue
+        if shape.threads * cost.registers(shape) > gpu.registers:
+            continue
+        for split in EVEN_SPLITS:
+            if split <= max(1, depths[bk].blocks // 2):
+                yield (("bk", bk), ("stages", stages), ("split", split), ("patch", haloed), ("copiers", producers), *way)
+
+
+def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    p = product_of(operator, binding, cost.instruction.dtype, prologue=cost.instruction.prologue)
+    s = cost.instruction.block(p)
+    depth, read = depth_of(p.main.reduce, s.bk), p.a.load if s.down else p.b.load
+    halo = halo_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)
+    cells, changed = p.row_count * p.width, bool(operator.prologue)
+    return warpgroup_seconds(cost, s, depth, halo, operator.task_count, cells, gpu, changed) - gpu.launch
+
+
+# --- the families -------------------------------------------------------------------------------
+
+_SMALL = range(0, 1025)
+_RING = dict.fromkeys(("tm", "tn", "bk", "split", "slices", "stages"), _SMALL)
+_WARPGROUPS = dict.fromkeys(("bk", "stages", "split", "patch", "copiers", "down"), _SMALL)
+
+#: Those of single threads and warps, then those of warpgroups.
+PRODUCTS: Final = (
+    *(Family(c.instruction.name, _RING, partial(ring_choices, c), partial(ring_time, c), contraction, product=True)
+      for c in RING_COSTS),
+    *(Family(c.instruction.name, _WARPGROUPS, partial(warpgroup_choices, c), partial(warpgroup_time, c), contraction,
+             lambda gpu: gpu.warpgroups, product=True) for c in WARPGROUP_COSTS),
+)  # fmt: skip

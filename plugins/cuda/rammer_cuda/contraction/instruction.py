@@ -25,6 +25,10 @@ from rammer_cuda.contraction.operand import HALVES, PLAIN, TF32_TURNED, TF32_WOR
 from rammer_cuda.contraction.packing import Turned
 from rammer_cuda.device import source
 
+#: Precisions that users may allow for products of float32 operands; without one of them products are as exact as float32.
+LOWER = ("tf32",)
+EVERY = ("float32", *LOWER)
+
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
@@ -53,7 +57,7 @@ class Fragment:
 class Instruction:
     """``threads`` threads add ``k`` products to each of ``m x n`` sums; ``a``, ``b`` and ``c`` are the matrices that lie in
     registers. ``name`` is the kernel family's, ``dtype`` that of operands in memory, ``staged`` how both get into shared
-    memory."""
+    memory, ``precisions`` those of products that it is offered for."""
 
     name: str
     dtype: str
@@ -65,6 +69,7 @@ class Instruction:
     b: Fragment | None
     c: Fragment
     staged: tuple[Staging, Staging]
+    precisions: tuple[str, ...]
     #: Rows of the epilogue in flight.
     unroll: ClassVar[int] = 4
 
@@ -72,6 +77,10 @@ class Instruction:
         for held, rows, columns in ((self.a, self.m, self.k), (self.b, self.k, self.n), (self.c, self.m, self.n)):
             if held is not None:
                 held.prove(self.threads, rows, columns)
+
+    def serves(self, precision: str) -> bool:
+        """Whether it computes what a user asks for who allows ``precision``: float16 says nothing of float32 operands."""
+        return (precision if precision in LOWER else "float32") in self.precisions
 
     @property
     def prologue(self) -> bool:
@@ -202,18 +211,19 @@ WORDS_A, WORDS_B = Fragment(("lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4), Fragme
 PAIRS_A = Fragment(("lg", "e / 2 % 2 * 8"), ("lt * 2", "e % 2 + e / 4 * 8"), 8)
 PAIRS_B = Fragment(("lt * 2", "e % 2 + e / 2 * 8"), ("lg", "0"), 4)
 
-FFMA = Ffma("gemm", "float32", 1, 1, 1, 1, ONE, ONE, ONE, (PLAIN, PLAIN))
+FFMA = Ffma("gemm", "float32", 1, 1, 1, 1, ONE, ONE, ONE, (PLAIN, PLAIN), EVERY)
 #: Three tf32 products for one of fp32: an error of fp32's size.
-MMA_TF32X3 = Mma("gemm_tf32x3", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (WORDS, WORDS),
+MMA_TF32X3 = Mma("gemm_tf32x3", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (WORDS, WORDS), ("float32",),
                  "rm_multiply_tf32x3", source("mma", "mma_tf32x3"), lambda a, b: ())  # fmt: skip
 #: Where the user allows it: one product, summed in float32 inside the tensor cores. Packed constants are rounded when a
 #: program is loaded, those of rows lie as ldmatrix wants them; everything else is rounded on its way to registers
 #: (``cvt.rna``: to nearest, halves away from zero).
-MMA_TF32 = Mma("gemm_tf32", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (TF32_TURNED, TF32_WORDS), "rm_multiply_tf32",
-               source("mma", "mma_tf32"), lambda a, b: (a.packing is not None, b.packing is None))  # fmt: skip
+MMA_TF32 = Mma("gemm_tf32", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (TF32_TURNED, TF32_WORDS), ("tf32",),
+               "rm_multiply_tf32", source("mma", "mma_tf32"), lambda a, b: (a.packing is not None, b.packing is None),
+               )  # fmt: skip
 #: float16 operands, float32 sums; ldmatrix reads either order of a block, one of them transposed.
-MMA_F16 = Mma("gemm_f16", "float16", 16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS, (HALVES, HALVES), "rm_multiply_f16",
-              source("mma", "mma_f16"), lambda a, b: (a.deep, b.deep), True)  # fmt: skip
+MMA_F16 = Mma("gemm_f16", "float16", 16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS, (HALVES, HALVES), EVERY,
+              "rm_multiply_f16", source("mma", "mma_f16"), lambda a, b: (a.deep, b.deep), True)  # fmt: skip
 
 #: By family.
 RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16)}

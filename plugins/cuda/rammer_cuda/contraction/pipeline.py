@@ -93,12 +93,12 @@ class Producers:
         self.read, self.matrix = (kernel.a, kernel.b) if s.down else (kernel.b, kernel.a)
         self.device = self.i.products(s.fixed, self.turned)
         self.halo: InputHalo | None = None
-        if s.patch:
+        if s.halo:
             operand, axes = (p.a, p.rows) if s.down else (p.b, p.columns)
             storage, kind = kernel.binding.storages[operand.tensor], kernel.binding.types[operand.tensor]
             self.halo = halo_of(self.read.name, p, operand, axes, kernel.depth, THREADS, storage.strides, kind.shape)
             self.halo.unroll = self.i.channels
-            if self.halo.taps < s.ahead * s.copiers:
+            if self.halo.taps < s.ahead * s.producers:
                 # A copying warpgroup would wait for a halo to be left whose last products it still has to complete.
                 raise Unsuited(f"{self.halo.taps} taps for {s.stages} buffers")
         self.whole = s.bk * self.matrix.pitch
@@ -133,7 +133,7 @@ class Producers:
     def start(self) -> None:
         """The warpgroups that copy: copies, what is to be done with them, and the word that a block is complete."""
         s, text, m, k = self.s, self.text, self.matrix, self.k
-        n, between = s.copiers, s.copiers * s.ahead
+        n, between = s.producers, s.producers * s.ahead
         text.line("// Producers: copy blocks, prepare them, say that they are full.")
         text.line(f"if (tid >= {s.works}) {{")
         text.line(f"const int producer = tid / {THREADS} - {s.works // THREADS}, thread = tid;")

@@ -23,7 +23,7 @@ from rammer.codegen.contraction import Product
 from rammer.codegen.task import Array, Unsuited
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, Wide, wide_shape
-from rammer_cuda.contraction.instruction import Fragment, Instruction
+from rammer_cuda.contraction.instruction import EVERY, Fragment, Instruction
 from rammer_cuda.contraction.operand import FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
 from rammer_cuda.contraction.packing import CORE
 from rammer_cuda.device import filled, source
@@ -66,7 +66,7 @@ class Wgmma(Instruction):
     def check(self, s: Shape) -> None:
         """Unsuited where ``s`` is no possible block."""
         assert isinstance(s, Wide)
-        if s.patch and self.a is None:
+        if s.halo and self.a is None:
             raise Unsuited("patches are for operands in registers")
         if s.bk % self.k or s.stages < 3 or not 32 <= s.threads <= 1024:
             raise Unsuited(f"blocks of {s.bk} products in {s.stages} buffers, {s.threads} threads")
@@ -232,11 +232,11 @@ def halves(values: Array) -> tuple[Array, Array]:
 RESULTS = Fragment(("warp * 16 + lg", "e / 2 * 8"), ("lt * 2", "e % 2"), 4)
 WORDS_A = Fragment(("warp * 16 + lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4)
 
-WGMMA_TF32X3 = Wgmma("gemm_wgmma3", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, FLOAT32_CORES),
+WGMMA_TF32X3 = Wgmma("gemm_wgmma3", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, FLOAT32_CORES), ("float32",),
                      three_products, True, 2)  # fmt: skip
-WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, TF32_CORES),
+WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, TF32_CORES), ("tf32",),
                    one_product, True, 1, 8)  # fmt: skip
-WGMMA_F16 = Wgmma("gemm_wgmma_f16", "float16", 64, 8, 16, THREADS, None, None, RESULTS, (HALF_CORES, HALF_CORES),
+WGMMA_F16 = Wgmma("gemm_wgmma_f16", "float16", 64, 8, 16, THREADS, None, None, RESULTS, (HALF_CORES, HALF_CORES), EVERY,
                   from_shared, False, 1)  # fmt: skip
 
 #: By family.

@@ -1,0 +1,285 @@
+"""What a product costs, by a small model of one SM: one formula, and the figures of every instruction as data.
+
+A launch is a start, then rounds of as many blocks as an SM holds; a block is so many steps, one for every block of products,
+and the store of its tile. What a step costs depends on who does what. Of a ring that all threads fill (``ring_step``) the issue
+of instructions, reads of shared memory and copies add up. With producers and consumers (``warpgroup_step``) a step takes the
+longest of the tensor cores' work for all blocks of the SM, the bytes that it gets from L2, the producers' work, and one
+consumer's own chain of waiting, converting, multiplying and adding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.ir import expr as ex
+from rammer.ir.expr import Load
+
+from rammer_cuda.contraction.block import GROUP, THREADS, Shape, Wide
+from rammer_cuda.contraction.depth import Depth
+from rammer_cuda.contraction.instruction import FFMA, MMA_F16, MMA_TF32, MMA_TF32X3, Instruction
+from rammer_cuda.contraction.warpgroup import WGMMA_F16, WGMMA_TF32, WGMMA_TF32X3, Wgmma
+from rammer_cuda.gpu import Gpu
+
+#: A number, or an array of numbers for many blocks at once.
+Numbers: TypeAlias = Any
+
+#: Register tiles (rows, columns) of FFMA, and fragments of 16 x 8 a warp on tensor cores.
+REGISTERS = ((4, 4), (8, 4), (4, 8), (8, 8))
+FRAGMENTS = ((1, 2), (1, 4), (1, 7), (2, 2), (2, 4), (2, 7), (4, 4))
+#: Block depths with their slices.
+BLOCKS = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
+HALF_BLOCKS = ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))
+#: Cycles of maps before the contraction, per step and per element of a thread, of a ring's busiest scheduler: a shared-memory
+#: read, two dependent operations and a write before the step's barrier; and of a producer, of which nothing hides those of
+#: the first block. Counted from the instructions, not measured.
+MAPS_STEP, MAPS, PRODUCER_MAPS = 90, 3.0, 6.0
+#: SMs of the graphics processing clusters of an H200; which ones lack SMs differs from chip to chip.
+GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
+#: Bytes that L2 gives an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
+L2_BYTES = 21.0
+#: Bytes of shared memory that blocks of an SM share, as the fit counted them; an SM of an A100 has fewer.
+ROOM = 227 << 10
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Of a ``Depth``, or of many: the number of blocks, whether the order is flat, whether there are outer axes."""
+
+    blocks: Numbers
+    flat: Numbers
+    outer: Numbers
+
+    @classmethod
+    def of(cls, depth: Depth) -> Walk:
+        """One walk."""
+        return cls(depth.blocks, depth.flat, bool(depth.outer))
+
+    @classmethod
+    def each(cls, depths: Sequence[Depth]) -> Walk:
+        """Many."""
+        return cls(*(np.array(n) for n in zip(*((d.blocks, d.flat, bool(d.outer)) for d in depths), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Cycles of a launch: from its start to the first products, for convolutions' taps more, for a cluster's barriers."""
+
+    start: float
+    taps: float
+    cluster: float
+
+    def seconds(self, walk: Walk, split: Numbers, rounds: Numbers, step: Numbers, end: Numbers, gpu: Gpu,
+                spread: Numbers = 0.0) -> Numbers:  # fmt: skip
+        """Seconds of ``rounds`` of blocks, of ``step`` cycles for each block of products and ``end`` behind them; ``spread``
+        cycles are those of the whole launch."""
+        cycles = self.start + self.taps * walk.outer + self.cluster * (split > 1)
+        cycles = cycles + rounds * (-(-walk.blocks // split) * step + end) + spread
+        return cycles / gpu.model_clock + gpu.launch
+
+
+@dataclass(frozen=True)
+class RingCost:
+    """An instruction in a ring that all threads fill: register tiles or fragments and block depths that are tried, and what it
+    costs. Cycles on one scheduler per ring step, instruction, shared-memory read of an operand with what it takes to round or
+    split it (``reads`` of them for a tile's rows and columns; of a whole SM with ``port``), copy of a thread, and element of a
+    thread in the epilogue; of each cycle that staging would keep L2 busy, and per byte read from others of a cluster.
+    ``products`` instructions for one."""
+
+    instruction: Instruction
+    tiles: tuple[tuple[int, int], ...]
+    blocks: tuple[tuple[int, int], ...]
+    launch: Launch
+    step: float
+    matrix: float
+    read: float
+    copy: float
+    store: float
+    l2: float
+    peer: float
+    reads: tuple[float, float]
+    products: int = 1
+    port: bool = False
+
+    @property
+    def tensor(self) -> bool:
+        """Whether warps multiply on tensor cores."""
+        return self.instruction.threads > 1
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return self.instruction.staged[0].item
+
+    def configs(self, splits: Sequence[int]) -> list[tuple[tuple[str, int], ...]]:
+        """The config of every block shape; the ring of tensor-core kernels depends on the task too (``choose.ring``)."""
+        return [
+            (("tm", tm), ("tn", tn), ("bk", bk), ("split", split), ("slices", slices),
+             *(() if self.tensor else (("stages", 4 if bk < 32 else 3),)))
+            for tm, tn in self.tiles for bk, slices in self.blocks for split in splits
+        ]  # fmt: skip
+
+    def issue(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
+        """Cycles of the instructions of a warp (of a thread) for ``part`` products."""
+        return self.matrix * (part / self.instruction.k * tm * tn * self.products)
+
+    def reading(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
+        """Reads for ``part`` products."""
+        return part / self.instruction.k * (self.reads[0] * tm + self.reads[1] * tn)
+
+    def warp(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
+        """Cycles of a warp for both."""
+        return self.issue(part, tm, tn) + self.read * self.reading(part, tm, tn)
+
+
+@dataclass(frozen=True)
+class WarpgroupCost:
+    """An instruction of warpgroups with its block depths. ``step``, ``convert`` and ``add`` are cycles of a consumer
+    per block, per instruction's products and per result, ``ready`` of a producer per 16 bytes a thread of the
+    constant, ``l2`` the bytes that an SM gets in a cycle. With ``ahead`` all but the step runs while the block before is
+    multiplied. ``products`` instructions for one, ``held`` registers of a thread besides sums and addresses per product of a
+    block."""
+
+    instruction: Wgmma
+    blocks: tuple[int, ...]
+    products: int
+    step: float
+    convert: float
+    add: float
+    ready: float
+    l2: float
+    held: float
+    ahead: bool
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return self.instruction.staged[0].item
+
+    def copies(self, elements: float) -> float:
+        """Copies of one thread for so many elements: of 16 bytes in float16, else of 4, as the figures were fitted."""
+        return elements / THREADS / (8 if self.item == 2 else 1)
+
+    def registers(self, s: Wide) -> Any:
+        """Registers of a thread: sums (on the tensor cores and, of products in parts, outside), operands, addresses."""
+        return (s.fixed if self.instruction.parts > 1 else s.fixed // 2 + 10) + int(self.held * s.bk) + 30
+
+    def shared(self, s: Wide, halo: int) -> Any:
+        """Bytes of shared memory: buffers of both operands with the constant's other halves, or the results in their place."""
+        read = 2 * (halo + 16) if s.halo else s.stages * (s.through + 8)
+        return max(self.item * s.bk * (read + self.instruction.parts * s.stages * s.fixed), 4 * s.bm * s.bn)
+
+
+#: Fitted to 736 kernels of 47 layers on an H200; the measured time over the predicted has a standard deviation of 0.18.
+FFMA_COST = RingCost(FFMA, REGISTERS, BLOCKS, Launch(1900, 850, 2100), 160, 2.1, 0.1, 7.0, 6.0, 0.0, 0.0, (0.25, 0.25), port=True)
+#: Fitted together with FFMA's; additions outside are in ``matrix``.
+TF32X3_COST = RingCost(MMA_TF32X3, FRAGMENTS, BLOCKS[1:], Launch(1900, 850, 2100),
+                       160, 13.0, 13.6, 4.2, 10.0, 0.0, 0.0, (4, 2), products=3)  # fmt: skip
+#: Those of one product, on 798 kernels of 55 layers in tf32 and 784 of 27 in float16 on an H200, minimise by how much the first
+#: and the best of the first four choices are slower than the best: by 8%, and by 2%.
+TF32_COST = RingCost(MMA_TF32, FRAGMENTS, BLOCKS[1:], Launch(2300, 30, 1600), 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, (4, 2))
+F16_COST = RingCost(MMA_F16, FRAGMENTS, HALF_BLOCKS, Launch(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5))
+
+#: Of warpgroups, all fitted to 450 kernels of 60 layers on an H200, the faster ones of a layer weighing more: the measured
+#: time over the predicted has a standard deviation of 0.14, and the fastest of the three best predicted is 0.3% slower than
+#: the fastest of all, 7% at worst. Taps are the first halo.
+WARPGROUP_LAUNCH = Launch(1630, 830, 3530)
+#: Cycles of one tensor instruction per 8 columns.
+MATRIX = 4.0
+#: Cycles of a producer per block, per copy of a thread (more where the walk is flat).
+ORDER, COPY, FLAT = 640, 6.8, 6.0
+#: Cycles per element of a thread and per element of the block in the epilogue.
+STORE, WRITE = 100, 0.3
+WGMMA_TF32X3_COST = WarpgroupCost(WGMMA_TF32X3, (32, 64), 3, 460, 85, 0.5, 100, 17.0, 1, False)
+#: Not fitted: derived from the fitted figures. A conversion is taken as half, 4 instructions for the 12 of halving beside the
+#: same 4 reads; nothing is added outside; what was 100 for a copy of the constant and its halving is the copy alone. Bytes
+#: bound few of the kernels of the fit but most of these: the rate of L2 is the measured one.
+WGMMA_TF32_COST = WarpgroupCost(WGMMA_TF32, (32, 64), 1, 460, 42, 0.0, COPY, L2_BYTES, 0.5, False)
+#: The same without anything to convert, and without a wait for its own products, which is taken as 160 of a step; an
+#: instruction has 16 products in the same time.
+WGMMA_F16_COST = WarpgroupCost(WGMMA_F16, (64, 128), 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0, True)
+
+#: In the order in which families are asked.
+RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST)
+WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST)
+
+
+def ring_seconds(cost: RingCost, s: Shape, walk: Walk, tasks: Numbers, cells: Numbers, gpu: Gpu,
+                 together: bool = True, changed: str = "") -> Numbers:  # fmt: skip
+    """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
+    elements are float16, ``changed`` which operand passes through maps first ("a", "b" or "")."""
+    threads, part = s.threads, s.bk / s.slices
+    warps, steps, lot = threads / 32, -(-walk.blocks // s.split), 16 // cost.item
+    copies = (s.bm / lot + s.bn / (lot if cost.item == 2 and together else 1)) * s.bk / threads
+    per_sm = -(-tasks * s.split // _filled(s.split, gpu.sms))
+    resident = np.minimum(per_sm, _resident(cost, s, gpu))
+    busiest = np.ceil(resident * warps / 4)
+    elements = resident * cells / threads * s.slices
+    moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
+    work = busiest * (cost.issue(part, s.tm, s.tn) if cost.port else cost.warp(part, s.tm, s.tn))
+    if cost.port:
+        work = work + cost.read * (resident * warps * cost.reading(part, s.tm, s.tn))
+    step = cost.step + work + cost.copy * moved
+    if changed:
+        step = step + MAPS_STEP + MAPS * busiest * (s.bm if changed == "a" else s.bn) * s.bk / threads
+    store = cost.store * elements + cost.peer * 4 * resident * cells * (s.split > 1)
+    staged = tasks * s.split * steps * s.bk * (s.bm + s.bn) * cost.item
+    return cost.launch.seconds(walk, s.split, -(-per_sm // resident), step, store, gpu, cost.l2 * staged / (L2_BYTES * gpu.sms))
+
+
+def _filled(split: Numbers, sms: int) -> Numbers:
+    """``usable`` for an array."""
+    return np.array([usable(max(1, n), sms) for n in range(int(np.max(split)) + 1)])[split]
+
+
+@cache
+def usable(split: int, sms: int) -> int:
+    """SMs that clusters of ``split`` blocks can fill at once: a cluster stays inside one processing cluster."""
+    groups = [g * sms // sum(GROUPS) for g in GROUPS]
+    return max(split, sum(g // split * split for g in groups))
+
+
+def _resident(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
+    """Blocks that fit an SM together."""
+    shared = np.maximum(cost.item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slices)
+    each = 4 * s.tm * s.tn + 8 * s.tm + 40 if cost.tensor else s.tm * s.tn + s.tm + s.tn + 40
+    most = np.minimum(ROOM // (shared + 1024), gpu.registers // (s.threads * each))
+    return np.maximum(1, np.minimum(most, gpu.threads // s.threads))
+
+
+def warpgroup_seconds(cost: WarpgroupCost, s: Wide, depth: Depth, halo: int, tasks: int, cells: int, gpu: Gpu,
+                      changed: bool = False) -> float:  # fmt: skip
+    """Seconds for all ``tasks`` of one launch; ``changed``: the operand that is no constant passes through maps first."""
+    groups, instructions = s.through // GROUP, s.bk / cost.instruction.k
+    per_sm = -(-tasks * s.split // usable(s.split, gpu.sms))
+    registers = s.threads * cost.registers(s)
+    resident = max(1, min(gpu.shared // (cost.shared(s, halo) + 1024), gpu.registers // registers, per_sm))
+    work = MATRIX * cost.products * instructions * s.fixed / 8
+    read = (halo if s.halo else s.through) * s.bk / (math.prod(a.extent for a in depth.outer) if s.halo else 1)
+    ready = cost.ready * s.fixed * s.bk * cost.item / (16 * THREADS)
+    maps = MAPS_STEP + PRODUCER_MAPS * read / THREADS if changed else 0.0
+    copying = ORDER + COPY * cost.copies(read) * (FLAT if depth.flat else 1) + ready + maps
+    converting = cost.convert * instructions + cost.add * s.fixed / 2
+    alone = cost.step + (max(converting, work) if cost.ahead else converting + work)
+    moved = resident * cost.item * (read + s.bk * s.fixed) / cost.l2
+    step = max(work * groups * resident, alone, copying / s.producers * math.sqrt(resident), moved)
+    store = STORE * resident * cells / s.threads + WRITE * resident * cells / s.split
+    return float(WARPGROUP_LAUNCH.seconds(Walk.of(depth), s.split, -(-per_sm // resident), step, store + maps, gpu))
+
+
+def halo_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:
+    """Elements of one channel under a task's windows; 0 without taps."""
+    taps = {a.name: a.extent for a in depth.outer}
+    if depth.flat or not taps:
+        return 0
+    count = 1
+    for index in read.indices:
+        form = ex.affine(index)
+        if form is not None and depth.inner.name not in form[0]:
+            count *= 1 + sum((taps.get(a, tile.get(a, 1)) - 1) * abs(s) for a, s in form[0].items())
+    return count

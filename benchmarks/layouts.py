@@ -91,7 +91,7 @@ def layers(key: str, backend: Backend, device: str, precision: str, tune: str) -
     segment = compiler.compile_model(read_model(ZOO[key].build(SEED)), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     program, constants = segment.program, frozenset(segment.constants)
-    first = Binding.of(program, constants, precision)
+    first = Binding.of(program, constants)
     moved = {n: s if n in constants else _last(s) for n, s in program.storage.items()}
     found: dict[str, Layer] = {}
     for operator in program.operators:

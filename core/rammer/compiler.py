@@ -135,7 +135,8 @@ class Compiler:
             schedule = self.policy(OperatorGraph(kernels, after, binding.constants), self.backend.vdevice)
         with self._step("plan"):
             program = build_program(compute.name, schedule, plan, inputs, outputs, plan.graph.constants,
-                                    policy=str(self.policy), vdevice=self.backend.vdevice)  # fmt: skip
+                                    policy=str(self.policy), vdevice=self.backend.vdevice,
+                                    precision=self.options.precision)  # fmt: skip
         debug(DECISIONS, lambda: tile.describe(self.backend.vdevice))
         debug(PROGRAMS, lambda: str(program))
         values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
@@ -188,7 +189,7 @@ class Compiler:
         result = []
         for segment in compiled.segments:
             if isinstance(segment, ProgramSegment):
-                binding = Binding.of(segment.program, segment.constants, self.options.precision)
+                binding = Binding.of(segment.program, segment.constants)
                 for operator in segment.program.operators:
                     kernel = self.backend.kernel(operator, binding)
                     self.progress("resources", operator.name)

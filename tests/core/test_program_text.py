@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rammer.device.manifest import Binding
+from rammer.ir.parts import PRECISIONS
 from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import verify
 from rammer.schedule.registry import parse_policy, policies
@@ -17,13 +20,25 @@ from rammer.testing.programs import Net, adding, random_net, recurrent_net, summ
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 30), st.sampled_from(sorted(policies())))
-def test_text_reloads_to_an_equal_program(seed: int, operators: int, veus: int, policy: str) -> None:
-    program = random_net(Random(seed), operators).program(parse_policy(policy), veus)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 30), st.sampled_from(sorted(policies())),
+       st.sampled_from(PRECISIONS))  # fmt: skip
+def test_text_reloads_to_an_equal_program(seed: int, operators: int, veus: int, policy: str, precision: str) -> None:
+    program = replace(random_net(Random(seed), operators).program(parse_policy(policy), veus), precision=precision)
     again = RProgram.parse(str(program))
     assert again == program and str(again) == str(program)
     assert again.predicted == program.predicted
     assert verify(again) == verify(program)
+
+
+def test_a_program_says_what_its_kernels_were_chosen_for() -> None:
+    plain = two_steps().program(Wavefront(), 6)
+    text = str(plain)
+    rounded = replace(plain, precision="tf32")
+    assert rounded != plain and str(rounded) == text.replace(" s\n", " s in tf32\n", 1) != text
+    assert Binding.of(RProgram.parse(str(rounded)), ()).precision == "tf32"
+    for word in ("float32", "tf33", "tf32 tf32", "TF32", ""):
+        with pytest.raises(ValueError, match="line 1: not a line of a program"):
+            RProgram.parse(text.replace(" s\n", f" s in {word}\n", 1))
 
 
 def two_steps() -> Net:

@@ -25,7 +25,7 @@ from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.ir.expr import rename_tensors
 from rammer.ir.operator import ROperator
-from rammer.ir.program import Port, dense
+from rammer.ir.program import Port, RProgram, dense
 from rammer.profile.store import KernelStore
 from rammer.testing.selftest import tiny_graph
 
@@ -144,12 +144,14 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_every_text_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whoever asks first: for what fits, for resources, for tuning, or when a program is loaded."""
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_every_text_is_written_once(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever asks first: for what fits, for resources, for tuning, or when a program is loaded, from a file as well."""
     written, backend = noted(monkeypatch), target()
-    compiler = Compiler(backend, CompileOptions("wavefront"), KernelStore(None))
+    compiler = Compiler(backend, CompileOptions("wavefront", precision=precision), KernelStore(None))
     segment = compiler.program(tiny_graph(0), (Port("x", "x"),), (Port("y", "y"),))
-    program = segment.program
+    program = RProgram.parse(str(segment.program))
+    assert program == segment.program and program.precision == precision
     untiled = {replace(o, name="o", tile=(), family="", config=()) for o in program.operators}
     assert len(written) == len(set(written)) <= 3 * len(untiled)
     count, binding = len(written), Binding.of(program, segment.constants)

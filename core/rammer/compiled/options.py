@@ -8,10 +8,7 @@ from typing import Final, TypeAlias
 
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
-
-#: What a user may ask for. ``tf32`` lets contractions of float32 round their operands to 10 bits of mantissa;
-#: ``float16`` stores tensors in 16 bits. Sums are float32 in both.
-PRECISIONS: Final = ("float32", "tf32", "float16")
+from rammer.ir.parts import PRECISIONS as PRECISIONS  # where commands look for it
 
 #: The order of images' axes inside a program: the model's (NCHW in ONNX), channels last, or by tensor what is faster.
 LAYOUTS: Final = ("keep", "nhwc", "auto")

@@ -67,10 +67,10 @@ class Binding:
     precision: str = "float32"
 
     @staticmethod
-    def of(program: RProgram, constants: Collection[str], precision: str = "float32") -> Binding:
-        """What kernels may know of the tensors of ``program``: what they were chosen by, if ``precision`` is the same."""
+    def of(program: RProgram, constants: Collection[str]) -> Binding:
+        """What kernels may know of the tensors of ``program``: what they were chosen by."""
         known = frozenset(constants)
-        return Binding(program.types, program.storage, known, reused_constants(program.operators, known), precision)
+        return Binding(program.types, program.storage, known, reused_constants(program.operators, known), program.precision)
 
     def key(self, operator: ROperator) -> str:
         """Equal for operators that differ only in the names of tensors and in origins: a device has the same candidates,

@@ -7,12 +7,16 @@ and waits say what must have finished.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize, row_major
 
 BufferKind: TypeAlias = Literal["input", "output", "constant", "arena"]
+
+#: What a user may ask for. ``tf32`` lets contractions of float32 round their operands to 10 bits of mantissa;
+#: ``float16`` stores tensors in 16 bits. Sums are float32 in both.
+PRECISIONS: Final = ("float32", "tf32", "float16")
 
 #: Arena offsets are multiples of this many bytes: one cache line, and the widest vector load.
 ALIGNMENT = 64
@@ -107,7 +111,7 @@ class Port:
 class ProgramParts:
     """``rows[vEU][order]`` and everything that its tasks refer to, except the values of the constants.
 
-    ``predicted`` is the policy's estimate in seconds (0 = none).
+    ``predicted`` is the policy's estimate in seconds (0 = none), ``precision`` what its kernels were chosen for.
     """
 
     name: str
@@ -120,3 +124,4 @@ class ProgramParts:
     counters: tuple[Counter, ...]
     rows: tuple[tuple[Task, ...], ...]
     predicted: float = field(default=0.0, compare=False)
+    precision: str = PRECISIONS[0]

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from rammer.ir.compute import Compute
 from rammer.ir.names import quoted, shortened, unquoted
 from rammer.ir.operator import Connection, ROperator
-from rammer.ir.parts import Buffer, Counter, Port, ProgramParts, Storage, Task, Wait
+from rammer.ir.parts import PRECISIONS, Buffer, Counter, Port, ProgramParts, Storage, Task, Wait
 from rammer.ir.types import LONG, SHORT
 
 
@@ -79,7 +79,8 @@ def _row_lines(rows: tuple[tuple[Task, ...], ...]) -> Iterator[str]:
 
 def format_parts(p: ProgramParts) -> str:
     """The whole program as text."""
-    lines = [f"program {p.name} policy {quoted(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"]
+    head = f"program {p.name} policy {quoted(p.policy)} on {len(p.rows)} vEUs, predicted {p.predicted!r} s"
+    lines = [head if p.precision == PRECISIONS[0] else f"{head} in {p.precision}"]
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
     lines += [f"  buffer {b.name}: {SHORT[b.dtype]} {b.size} {b.kind} @{b.offset}" for b in p.buffers]
@@ -111,7 +112,7 @@ MOST_ROWS, MOST_TASKS = 1 << 16, 1 << 22
 _NAME, _NUMBER = r"([A-Za-z_]\w*)", r"(\d{1,18})"
 _NUMBERS = r"\[((?:-?\d{1,18}(?:, -?\d{1,18})*)?)\]"
 _PATTERNS = {word: re.compile(f"{word} {rest}", re.ASCII) for word, rest in {
-    "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s",
+    "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s(?: in ({'|'.join(PRECISIONS[1:])}))?",
     "input": rf'(".*") -> {_NAME}',
     "output": rf'(".*") <- {_NAME}',
     "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena) @{_NUMBER}",
@@ -144,6 +145,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.head: tuple[str, str, int, float] | None = None
+        self.precision = PRECISIONS[0]
         self.inputs: list[Port] = []
         self.outputs: list[Port] = []
         self.buffers: list[Buffer] = []
@@ -170,8 +172,9 @@ class _Reader:
             raise ValueError("not a line of a program")
         read(*found.groups())
 
-    def _program(self, name: str, policy: str, veus: str, predicted: str) -> None:
+    def _program(self, name: str, policy: str, veus: str, predicted: str, precision: str | None) -> None:
         self.head = (name, unquoted(policy), int(veus), float(predicted))
+        self.precision = precision or PRECISIONS[0]
         if int(veus) > MOST_ROWS or not math.isfinite(self.head[3]):
             raise ValueError(f"a program has at most {MOST_ROWS} rows, and takes some time")
 
@@ -270,7 +273,8 @@ class _Reader:
         name, policy, veus, predicted = self.head
         rows = tuple(self.rows.get(v, ()) for v in range(veus))
         return ProgramParts(name, policy, tuple(self.inputs), tuple(self.outputs), tuple(self.buffers),
-                            tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted)  # fmt: skip
+                            tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted,
+                            self.precision)  # fmt: skip
 
 
 def _external(text: str) -> str:

@@ -39,11 +39,13 @@ def build_program(
     *,
     policy: str = "custom",
     vdevice: VDevice | None = None,
+    precision: str = "float32",
 ) -> RProgram:
     """Waits, arena offsets and buffers for ``schedule``; the result has passed ``ir.verify``.
 
-    ``constants`` names the constant tensors; those that no chosen operator reads, directly or as a view, are left out. Raises
-    ValueError for an output that no operator computes (upstream adds a copy), VerifyError for an illegal program.
+    ``constants`` names the constant tensors; those that no chosen operator reads, directly or as a view, are left out.
+    ``precision`` is what the kernels were chosen for. Raises ValueError for an output that no operator computes (upstream adds
+    a copy), VerifyError for an illegal program.
     """
     operators = stage_order(schedule)
     tensors = _tensors(operators, inputs, outputs)
@@ -58,7 +60,7 @@ def build_program(
     buffers = tuple(Buffer(b, *storage.buffers[b], kind, memory.offsets.get(b, 0)) for b, kind in kinds.items())
     program = RProgram(
         name, policy, inputs, outputs, buffers, tuple(storages.values()), operators, waits.counters,
-        waits.rows, schedule.predicted,
+        waits.rows, schedule.predicted, precision,
     )  # fmt: skip
     verify(program, vdevice)
     return program

@@ -38,5 +38,5 @@ def probe_program(operator: ROperator, binding: Binding, veus: int) -> tuple[RPr
         (outputs if written else inputs).append(Port(name, name))
     rows = tuple((Task(operator.name, i),) for i in range(min(veus, operator.task_count)))
     program = RProgram("probe", "probe", tuple(inputs), tuple(outputs), tuple(buffers), tuple(storages),
-                       (operator,), (), rows)  # fmt: skip
+                       (operator,), (), rows, precision=binding.precision)  # fmt: skip
     return program, {}

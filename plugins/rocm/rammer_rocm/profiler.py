@@ -85,7 +85,8 @@ def repeated(operator: ROperator, binding: Binding, rows: int, length: int, veus
     )
     inputs = tuple(Port(n, n) for n in operator.inputs if n not in binding.constants)
     outputs = tuple(Port(n, n) for n in operator.outputs)
-    return RProgram("profile", "profile", inputs, outputs, tuple(buffers), tuple(storages), (operator,), (), table)
+    return RProgram("profile", "profile", inputs, outputs, tuple(buffers), tuple(storages), (operator,), (), table,
+                    precision=binding.precision)  # fmt: skip
 
 
 def random_arrays(program: RProgram, kind: BufferKind, rng: np.random.Generator) -> dict[str, Array]:

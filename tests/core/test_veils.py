@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,49 @@ def test_extents_inferred_below_0_in_bodies_are_bad_input(tmp_path: Path) -> Non
 
             code, signal, *_ = forked(work, tmp_path / "out", tmp_path / "err", 60)
             assert (code, signal) == (0, 0), f"{kind} {opset} {reader[-1].op_type} {(tmp_path / 'err').read_text()}"
+
+
+#: Operators whose results ONNX leaves without a type, with what they read: a sparse initialiser, a body that contradicts itself,
+#: and one without inference.
+UNTYPED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Einsum": ("w", {"equation": "ab->ab"}), "MeanVarianceNormalization": ("x", {"axes": [0]}),
+    "Normalizer": ("x", {"domain": "ai.onnx.ml", "norm": "L2"}),
+}  # fmt: skip
+
+
+def _untyped(producer: str, reader: NodeProto, inside: bool, opset: int) -> ModelProto:
+    source, attributes = UNTYPED[producer]
+    nodes = [helper.make_node(producer, [source], ["m"], **attributes), reader]
+    sparse = helper.make_sparse_tensor(numpy_helper.from_array(np.ones(2, np.float32), "w"),
+                                       numpy_helper.from_array(np.array([0, 4])), [2, 3])  # fmt: skip
+    x = helper.make_tensor_value_info("x", TensorProto.DOUBLE, [2, 3])
+    ends = [helper.make_empty_tensor_value_info("y")]
+    if inside:
+        body = helper.make_graph(nodes, "body", [], ends)
+        nodes = [helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body)]
+        ends = [helper.make_empty_tensor_value_info("z")]
+    c = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    graph = helper.make_graph(nodes, "g", [x, c], ends, sparse_initializer=[sparse])
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 2)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def test_operands_without_a_type(tmp_path: Path) -> None:
+    """EyeLike with its dtype and RegexFullMatch read the type of an operand that has none."""
+    eye = helper.make_node("EyeLike", ["m"], ["y"], dtype=7)
+    cases = [(p, eye, inside, opset) for p in UNTYPED for inside in (False, True) for opset in (13, 20, 22)]
+    cases += [(p, helper.make_node("RegexFullMatch", ["m"], ["y"], pattern="a"), False, 20) for p in UNTYPED]
+
+    def work() -> int:
+        for producer, reader, inside, opset in cases:
+            made = _untyped(producer, reader, inside, opset)
+            if inside or reader is not eye or producer == "Normalizer":  # nobody may be able to tell the shape of a body's result
+                with suppress(BadInput):
+                    bound(made)
+            else:
+                given = {"x": np.ones((2, 3)), "c": np.array(True)}
+                np.testing.assert_array_equal(evaluate_graph(bound(made), given)["y"], np.eye(2, 3))
+        return 0
+
+    code, signal, *_ = forked(work, tmp_path / "out", tmp_path / "err", 60)
+    assert (code, signal) == (0, 0), (tmp_path / "err").read_text()

@@ -90,6 +90,11 @@ def all_graphs(model: ModelProto) -> Iterator[GraphProto]:
     return _with_graphs_below([model.graph])
 
 
+def graphs_inside(node: NodeProto) -> Iterator[GraphProto]:
+    """The bodies of an operator and every sub-graph below them."""
+    return _with_graphs_below(list(_bodies([node])))
+
+
 def _with_graphs_below(waiting: list[GraphProto]) -> Iterator[GraphProto]:
     while waiting:
         graph = waiting.pop()

@@ -37,7 +37,7 @@ def inferred_types(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, 
         proto = NodeProto.FromString(proto.SerializeToString())
         proto.attribute.append(helper.make_attribute("onesided", 1))
     veils.check_bodies(proto, types, opsets)
-    result = _corrected(proto, types, _inferred(schema, proto, types, operands, opsets))
+    result = _corrected(proto, types, _inferred(schema, veils.declared(proto), types, operands, opsets))
     for kind in result.values():
         limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))
     return result

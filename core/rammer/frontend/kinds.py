@@ -133,10 +133,10 @@ def _made(node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], bound: Map
 
 
 def _inferred(node: NodeProto, kinds: Mapping[str, str], opsets: Mapping[str, int]) -> list[str]:
-    """Element types by ONNX's inference, which reads attributes; "" where it does not say."""
+    """Element types by ONNX's inference, which reads attributes; "" where it does not say, or would read bodies."""
     known = {n: kinds.get(n, "") for n in node.input if n}
     nothing = [""] * len(node.output)
-    if not all(known.values()):
+    if not all(known.values()) or any(True for _ in checks.graphs_inside(node)):
         return nothing
     types = {n: TypeProto(tensor_type=TypeProto.Tensor(elem_type=_CODE[k])) for n, k in known.items()}
     imports = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()]

@@ -11,7 +11,7 @@ from rammer.errors import BadInput
 from rammer.frontend import checks
 from rammer.frontend.nodes import first_line, node_title
 from rammer.frontend.outline import attach, outlined
-from rammer.frontend.veils import unveil, veil
+from rammer.frontend.veils import declare, undeclare, unveil, veil
 
 #: The opset that lowerings are written for; older models are upgraded to it.
 TARGET_OPSET: Final = 21
@@ -37,7 +37,7 @@ def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         if opset >= target:
             break
         try:
-            converted = _restored(version_converter.convert_version(_prepared(outline, opset), target), outline, target)
+            converted = _restored(_converted(_prepared(outline, opset), target), outline, target)
         except BadInput:
             raise
         except Exception as error:  # the converter raises whatever C++ threw; any of it means "not to this opset"
@@ -48,6 +48,16 @@ def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         attach(converted, weights)
         return converted, (_stuck(opset, target, reason),) if reason else ()
     return model, (_stuck(opset, opset, reason),) if reason else ()
+
+
+def _converted(model: ModelProto, opset: int) -> ModelProto:
+    """What ONNX's converter makes of ``model``, whose values get types. Raises whatever C++ threw."""
+    typed = ModelProto()
+    typed.CopyFrom(model)
+    declare(checks.all_graphs(typed))
+    result = version_converter.convert_version(typed, opset)
+    undeclare(checks.all_graphs(result))
+    return result
 
 
 def _stuck(opset: int, reached: int, reason: str) -> str:
@@ -89,7 +99,7 @@ def _prepared(model: ModelProto, opset: int) -> ModelProto:
         return model
     result = ModelProto()
     # The converter drops the attributes of Upsample, but at opset 10 it is a Resize.
-    result.CopyFrom(version_converter.convert_version(model, 10) if "Upsample" in names and opset < 10 else model)
+    result.CopyFrom(_converted(model, 10) if "Upsample" in names and opset < 10 else model)
     for graph in checks.all_graphs(result):
         constants = [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" for a in n.attribute]
         known = {**{t.name: t for t in graph.initializer}, **dict(constants)}

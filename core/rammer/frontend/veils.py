@@ -4,6 +4,10 @@ ONNX infers the bounds of a Slice by ``std::clamp``, whose assertion fails where
 reads the extent whose number is the last one of the indices, negative or not. An extent may be declared so (old exporters write
 -1 for any extent), or be inferred so (a window larger than its image), long before anybody here has looked at the shapes: by
 the version converter, which sees the whole model (``veil``), and in the bodies of If, Loop and Scan (``check_bodies``).
+
+The inference of some operators reads the type of an operand without asking whether it has one (EyeLike: it passes the shape
+on), and an operand has none where the operator before it has no inference, or one that stops: on a sparse initialiser, on a body
+whose types do not go together. So every value gets a type before ONNX looks (``declare``), if only that of a tensor.
 """
 
 from __future__ import annotations
@@ -50,6 +54,37 @@ def _inside(kind: TypeProto) -> Iterator[Any]:
         yield from getattr(kind, which).shape.dim
     elif which in ("sequence_type", "optional_type"):
         yield from _inside(getattr(kind, which).elem_type)
+
+
+def declare(graphs: Iterable[GraphProto]) -> None:
+    """Give every value of ``graphs`` a type, where it has none that of a tensor of unknown elements and shape, which inference
+    completes: nothing then reads a type that is not there."""
+    for graph in graphs:
+        made = dict.fromkeys(o for node in graph.node for o in node.output if o)
+        for value in (*graph.input, *graph.value_info, *(v for v in graph.output if v.name in made)):
+            if value.type.WhichOneof("value") is None:
+                value.type.tensor_type.SetInParent()
+        known = {v.name for v in (*graph.input, *graph.output, *graph.value_info)}
+        for name in (n for n in made if n not in known):
+            graph.value_info.add(name=name).type.tensor_type.SetInParent()
+
+
+def undeclare(graphs: Iterable[GraphProto]) -> None:
+    """Undo ``declare`` where inference has not completed the types."""
+    for graph in graphs:
+        for value in (*graph.input, *graph.output):
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
+                value.ClearField("type")
+        del graph.value_info[:]  # nobody reads them
+
+
+def declared(node: NodeProto) -> NodeProto:
+    """The operator with types for all values in its bodies: itself, if it has none."""
+    if not any(True for _ in checks.graphs_inside(node)):
+        return node
+    result = NodeProto.FromString(node.SerializeToString())
+    declare(checks.graphs_inside(result))
+    return result
 
 
 def veil(model: ModelProto) -> dict[str, str]:

@@ -24,6 +24,9 @@ from onnx import (
 )
 from onnx.defs import onnx_opset_version
 
+from rammer.frontend.checks import all_graphs
+from rammer.frontend.veils import declare
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Opset of the functions that a case defines itself.
 LOCAL: Final = "local"
@@ -147,9 +150,15 @@ class Case:
 
     def typed(self) -> ModelProto:
         """The plain model with inferred types, checked strictly by ONNX: its exception is the verdict."""
-        inferred = shape_inference.infer_shapes(self.plain().model(), check_type=True, strict_mode=True, data_prop=True)
+        inferred = self.inferred(check_type=True, strict_mode=True)
         onnx.checker.check_model(inferred, full_check=True)
         return inferred
+
+    def inferred(self, **strictness: bool) -> ModelProto:
+        """The plain model with what ONNX infers of its values. Raises what its C++ throws."""
+        model = self.plain().model()
+        declare(all_graphs(model))
+        return shape_inference.infer_shapes(model, data_prop=True, **strictness)
 
     def text(self, **extra: Any) -> str:
         """JSON; ``extra`` entries (settings, a signature) are kept beside the model."""

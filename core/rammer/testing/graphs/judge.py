@@ -222,9 +222,7 @@ def trusted(voice: Voice, case: Case, made: Outputs | None = None) -> bool:
 
 def case_types(case: Case) -> list[Any]:
     """What ONNX infers of every value."""
-    from onnx import shape_inference
-
-    graph = shape_inference.infer_shapes(case.model(), data_prop=True).graph
+    graph = case.inferred().graph
     return [*graph.value_info, *graph.output]
 
 

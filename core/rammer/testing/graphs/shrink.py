@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from onnx import shape_inference
 
 from rammer.frontend.reader import read_model
 from rammer.testing.graphs.case import LOCAL, Array, Call, Case
@@ -115,7 +114,7 @@ def _types(case: Case) -> dict[str, tuple[Any, tuple[int, ...]]]:
 
     result = {}
     try:
-        graph = shape_inference.infer_shapes(case.plain().model(), data_prop=True).graph
+        graph = case.inferred().graph
     except Exception:  # ONNX's C++ raises several kinds
         return {}
     for value in (*graph.value_info, *graph.output):

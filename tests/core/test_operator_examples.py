@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from rammer.codegen.dialects import CUDA
+from rammer.codegen.dialects import C99
 from rammer.codegen.unit import Unit
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
@@ -221,8 +221,8 @@ def test_weights_of_half_precision_are_float32(mode: str) -> None:
     case = Case("Resize", 19, (x, None, np.array([1, 1, 2], F32)), {"mode": mode}, static=frozenset((2,)))
     texts = [str(c) for c in lower(bind(read_model(case.model()), {})).computes]
     assert any("table(float32" in t for t in texts) and not any("table(float16" in t for t in texts)
-    unit = Unit(CUDA, {}, {}, {}, {})
-    assert f"__device__ const float {unit.table((0.5, 0.25), 'float16')}[2] = {{0.5f, 0.25f}};" in "".join(unit.tables.values())
+    unit = Unit(C99, {}, {}, {}, {})
+    assert f"static const float {unit.table((0.5, 0.25), 'float16')}[2] = {{0.5f, 0.25f}};" in "".join(unit.tables.values())
 
 
 def test_a_split_may_leave_parts_out() -> None:

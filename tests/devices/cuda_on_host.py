@@ -15,11 +15,11 @@ from warps import WARPS
 from rammer.device.manifest import OpenOptions
 from rammer.ir.operator import ROperator
 from rammer.testing.cases import Case, pick_of
-from rammer.testing.host_cuda import host_arguments, launch_on_host
 from rammer.testing.search import Search
 from rammer.testing.single import Subject, Trial, images, judge, placed, subjects, trial_of
 
 from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.emulator.launch import host_arguments, launch_on_host
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import ROperator
-from rammer.testing.host_cuda import find_race, host_arguments, run_on_host
 
+from rammer_cuda.emulator.launch import find_race, host_arguments, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 #: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are switches. Shared addresses are offsets into ``rm_arena``.

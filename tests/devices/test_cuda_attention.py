@@ -14,7 +14,8 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 from rammer.testing.host_c import Array
-from rammer.testing.host_cuda import COMPILER
+
+from rammer_cuda.emulator.launch import COMPILER
 
 pytest.importorskip("cuda.bindings")
 

@@ -14,10 +14,10 @@ from cuda_on_host import HostSearch, problem_of
 
 from rammer.ir.operator import ROperator
 from rammer.testing.cases import Case
-from rammer.testing.host_cuda import COMPILER
 from rammer.testing.single import Subject, subjects, trial_of
 
 from rammer_cuda.contraction.choose import PRODUCTS
+from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 

@@ -19,7 +19,8 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
-from rammer.testing.host_cuda import COMPILER, host_arguments, run_on_host
+
+from rammer_cuda.emulator.launch import COMPILER, host_arguments, run_on_host
 
 pytest.importorskip("cuda.bindings")
 

@@ -28,9 +28,9 @@ from rammer.errors import DeviceUnavailable
 from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
-from rammer.testing.host_cuda import COMPILER, HostArgument, find_race, host_arguments
 
 from rammer_cuda.attention.kernel import attention
+from rammer_cuda.emulator.launch import COMPILER, HostArgument, find_race, host_arguments
 from rammer_cuda.rows.gemv import matvec_of, strips_of
 from rammer_cuda.source import task_kernel
 

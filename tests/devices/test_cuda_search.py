@@ -16,9 +16,9 @@ from cuda_on_host import HostSearch, on_host, problem_of, run_cases
 
 from rammer.ir.operator import ROperator
 from rammer.testing.cases import Case, Sampler
-from rammer.testing.host_cuda import COMPILER
 from rammer.testing.single import Trial, subjects, trial_of
 
+from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 

@@ -22,7 +22,6 @@ from products import CASES, conv, matmul
 
 from rammer.codegen.contraction import product_of
 from rammer.codegen.task import Unsuited
-from rammer.testing.host_cuda import COMPILER
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
@@ -31,6 +30,7 @@ from rammer_cuda.contraction.operand import HALF_CORES
 from rammer_cuda.contraction.packing import cores, rounded_to_tf32
 from rammer_cuda.contraction.pipeline import Producers
 from rammer_cuda.contraction.warpgroup import WGMMA_F16
+from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.family import Choice
 from rammer_cuda.source import task_kernel, translation_unit
 

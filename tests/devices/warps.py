@@ -1,4 +1,4 @@
-"""Warp-wide matrix instructions and asynchronous copies for ``rammer.testing.host_cuda``: kernels of tensor cores on the host.
+"""Warp-wide matrix instructions and asynchronous copies for ``rammer_cuda.emulator.launch``: kernels of tensor cores on the host.
 
 An instruction multiplies what its fragments say that threads hold (``contraction.instruction``, after the PTX ISA); ldmatrix is
 as the PTX ISA says, and a copy that would be misaligned on a GPU aborts. Products are exact in float, so what differs from
@@ -14,9 +14,9 @@ import numpy as np
 
 from rammer.device.manifest import Binding
 from rammer.testing.host_c import Array
-from rammer.testing.host_cuda import find_race, host_arguments, run_on_host
 
 from rammer_cuda.contraction.instruction import MMA_F16, MMA_TF32, Mma
+from rammer_cuda.emulator.launch import find_race, host_arguments, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 WARPS = """

@@ -1,5 +1,6 @@
-"""The C dialects: OpenCL C, CUDA C++, host C99 and codelet C++, each one value of CTarget.
+"""What dialects of C have in common, and the one that any host compiles: C99 with GNU vectors.
 
+A device's own dialect is a value of CTarget in its plugin, made of ``STANDARD``, ``helpers`` and ``vectors``.
 Arithmetic is that of the element type; nothing here uses approximate ("fast-math") functions for
 float32. The preamble holds what C lacks: floor division, NaN-propagating extrema and the like.
 """
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from rammer.codegen.target import CTarget
-from rammer.codegen.vectors import GNU, MATH, OPENCL_TEXT, WIDTHS, vectors
+from rammer.codegen.vectors import GNU, WIDTHS, vectors
 
 #: Suffix of helper functions by element type. Narrow integers compute in 32 bits.
 SUFFIX: dict[str, str] = {
@@ -70,76 +72,23 @@ def helpers(qualifier: str, types: Mapping[str, str], overloaded: bool, double_g
     return "".join(parts).replace("  ", " ")
 
 
-_STANDARD = {
+#: Element types as C and C++ spell them. float16 is each dialect's own.
+STANDARD: Final[Mapping[str, str]] = {
     "bool": "unsigned char", "int8": "signed char", "uint8": "unsigned char", "int16": "short",
     "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int", "int64": "long long",
     "uint64": "unsigned long long", "float32": "float", "float64": "double",
 }  # fmt: skip
-_OPENCL = _STANDARD | {
-    "bool": "uchar", "int8": "char", "uint8": "uchar", "uint16": "ushort", "uint32": "uint",
-    "int64": "long", "uint64": "ulong", "float16": "half",
-}  # fmt: skip
-_CUDA_HALF = """
-__device__ __forceinline__ float rm_load_f16(const unsigned short *p) {
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(*p));
-  return f;
-}
-__device__ __forceinline__ void rm_store_f16(unsigned short *p, float f) {
-  unsigned short h;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
-  *p = h;
-}
-"""
 
-#: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.
-OPENCL = CTarget(
-    name="opencl", function="", global_="__global", local="__local", constant="__constant",
-    thread="(int)get_local_id(0)", threads="(int)get_local_size(0)", barrier="barrier(CLK_LOCAL_MEM_FENCE);",
-    types=_OPENCL,
-    functions={n: n for n in MATH} | {
-        "round": "rint", "abs": "fabs", "load:float16": "vload_half({i}, {p})",
-        "store:float16": "vstore_half({v}, {i}, {p})"},
-    preamble="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
-    "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
-    + helpers("inline static", _OPENCL, overloaded=True, double_guard="defined(cl_khr_fp64)")
-    + vectors(OPENCL_TEXT, opencl=True),
-    vectors=WIDTHS,
-    restrict="restrict",
-)  # fmt: skip
-
-#: CUDA C++ under NVRTC; a thread block is one vEU. No ``restrict``: another vEU of the same launch may have
-#: written an input, and read-only pointers would license the non-coherent load path.
-CUDA = CTarget(
-    name="cuda", function="__device__", global_="", local="", constant="__device__ const",
-    thread="(int)threadIdx.x", threads="(int)blockDim.x", barrier="__syncthreads();",
-    types=_STANDARD | {"float16": "unsigned short"},
-    functions={"load:float16": "rm_load_f16({p} + {i})", "store:float16": "rm_store_f16({p} + {i}, {v})"},
-    preamble="#define RM_INF __int_as_float(0x7f800000)\n#define RM_NAN __int_as_float(0x7fc00000)\n"
-    + helpers("__device__ __forceinline__", _STANDARD, overloaded=False) + _CUDA_HALF,
-)  # fmt: skip
-
-#: Host C (C99 with GNU vectors) with one thread a task, for tests.
+#: Host C (C99 with GNU vectors) with one thread a task.
 C99 = CTarget(
     name="c99", function="", global_="", local="", constant="static const",
     thread="0", threads="1", barrier="",
-    types=_STANDARD | {"float16": "_Float16"},
+    types={**STANDARD, "float16": "_Float16"},
     preamble="#include <math.h>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
-    + helpers("static inline", _STANDARD, overloaded=False)
-    + vectors(GNU, opencl=False),
+    + helpers("static inline", STANDARD, overloaded=False)
+    + vectors(GNU),
     vectors=WIDTHS,
     restrict="restrict",
-)  # fmt: skip
-
-#: C++ codelet text for one worker thread of an IPU tile.
-IPU = CTarget(
-    name="ipu", function="static", global_="", local="", constant="static const",
-    thread="0", threads="1", barrier="",
-    types=_STANDARD | {"float16": "half"},
-    functions={"load:float16": "((float){p}[{i}])", "store:float16": "{p}[{i}] = (half)({v})"},
-    preamble="#include <cmath>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
-    + helpers("static inline", _STANDARD, overloaded=False),
-    restrict="__restrict__",
 )  # fmt: skip
 
 

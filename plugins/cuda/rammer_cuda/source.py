@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.task import Argument, Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.families import family_of
 from rammer_cuda.kernels.task import TaskKernel
 

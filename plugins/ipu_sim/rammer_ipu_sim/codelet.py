@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rammer.codegen.dialects import IPU
 from rammer.codegen.emit import emit
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
+
+from rammer_ipu_sim.dialect import IPU
 
 
 def codelet(operator: ROperator, binding: Binding) -> tuple[str, int]:

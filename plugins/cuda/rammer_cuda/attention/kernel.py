@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from rammer.codegen import operations as ops
 from rammer.codegen.contraction import Operand
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Unsuited
@@ -27,6 +26,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.attention.recognise import Attention, attention_of
 from rammer_cuda.device import source
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.frame import WARP, Frame
 from rammer_cuda.kernels.task import TaskKernel
 

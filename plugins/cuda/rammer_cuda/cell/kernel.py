@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument
 from rammer.codegen.text import Text, digits, total
@@ -27,6 +26,7 @@ from rammer.ir.program import Storage
 
 from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_of
 from rammer_cuda.device import source
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.task import HeldKernel, origins
 
 PREAMBLE = source("cell")

@@ -12,7 +12,6 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Unsuited
@@ -25,6 +24,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.chain.recognise import Chain, Layer, chain_of
 from rammer_cuda.contraction.warpgroup import preamble
 from rammer_cuda.device import source
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter

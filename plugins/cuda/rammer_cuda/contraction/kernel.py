@@ -14,7 +14,6 @@ import hashlib
 from typing import Any
 
 from rammer.codegen.contraction import Product, product_of
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.task import Argument
 from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
@@ -29,6 +28,7 @@ from rammer_cuda.contraction.pipeline import Producers, SharedRing
 from rammer_cuda.contraction.prologue import prologue_of
 from rammer_cuda.contraction.warpgroup import WARPGROUPS
 from rammer_cuda.device import source
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import Epilogue
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 

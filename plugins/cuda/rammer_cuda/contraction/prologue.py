@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rammer.codegen.contraction import Operand
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val
 from rammer.codegen.prologue import Prologue
 from rammer.codegen.scalar import Block
@@ -23,6 +22,8 @@ from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, Ref, integer
 from rammer.ir.types import row_major
+
+from rammer_cuda.dialect import CUDA
 
 #: Most elements of the maps' constants: 32 KiB of shared memory.
 MOST = 8192

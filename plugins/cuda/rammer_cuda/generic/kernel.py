@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.gpu import THREADS
 from rammer_cuda.kernels.task import TaskKernel
 

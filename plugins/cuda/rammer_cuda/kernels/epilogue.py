@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rammer.codegen.contraction import Product
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.preload import stored_loads
 from rammer.codegen.scalar import Block
@@ -21,6 +20,8 @@ from rammer.codegen.text import Text, digits
 from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref, integer
+
+from rammer_cuda.dialect import CUDA
 
 #: Most values that a thread loads ahead of its stores.
 HELD = 32

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rammer.codegen.contraction import address
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Packing, Unsuited
@@ -18,6 +17,7 @@ from rammer.ir.expr import Expr, Interval, Load, Ref, integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Threads of a warp.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rammer.codegen.dialects import CUDA
 from rammer.codegen.emit import emit
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import THREADS
 from rammer_cuda.persistent.dataflow import Dataflow

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rammer.codegen.dialects import CUDA
-
 from rammer_cuda.cell.kernel import PREAMBLE
+from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.task import HeldKernel
 from rammer_cuda.persistent.table import COPY, HEAD, Form
 from rammer_cuda.source import ORDER

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rammer.codegen.dialects import OPENCL, one_thread
+from rammer.codegen.dialects import one_thread
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CTarget
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
+from rammer_rocm.dialect import OPENCL
 from rammer_rocm.kernels.task import TaskFunction
 
 #: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no limit of its own.

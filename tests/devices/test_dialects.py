@@ -1,4 +1,4 @@
-"""The OpenCL and CUDA dialects under their own compilers, where those are installed."""
+"""The dialects of the devices under their own compilers, where those are installed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rammer.codegen.dialects import CUDA, IPU, OPENCL, one_thread
+from rammer.codegen.dialects import one_thread
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction, CTarget
 from rammer.errors import DeviceFailure
 from rammer.testing.host_c import Array, Case, case, close, reference
+
+from rammer_cuda.dialect import CUDA
+from rammer_ipu_sim.dialect import IPU
+from rammer_rocm.dialect import OPENCL
 
 
 def cases() -> dict[str, Case]:

@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from rammer.codegen.dialects import CUDA, helpers
+from rammer.codegen.dialects import helpers
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
 from rammer.ir.types import itemsize
-from rammer.testing.host_block import HEAD, INCLUDES, TAIL
 from rammer.testing.host_c import Array, Guarded
+
+from rammer_cuda.dialect import CUDA
+from rammer_cuda.emulator.block import HEAD, INCLUDES, TAIL
 
 COMPILER = shutil.which("g++")
 #: gold links in a third of the time that the usual linker takes.

@@ -1,0 +1,30 @@
+"""CUDA C++ as a dialect."""
+
+from __future__ import annotations
+
+from rammer.codegen.dialects import STANDARD, helpers
+from rammer.codegen.target import CTarget
+
+_HALF = """
+__device__ __forceinline__ float rm_load_f16(const unsigned short *p) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(*p));
+  return f;
+}
+__device__ __forceinline__ void rm_store_f16(unsigned short *p, float f) {
+  unsigned short h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  *p = h;
+}
+"""
+
+#: CUDA C++ under NVRTC; a thread block is one vEU. No ``restrict``: another vEU of the same launch may have
+#: written an input, and read-only pointers would license the non-coherent load path.
+CUDA = CTarget(
+    name="cuda", function="__device__", global_="", local="", constant="__device__ const",
+    thread="(int)threadIdx.x", threads="(int)blockDim.x", barrier="__syncthreads();",
+    types={**STANDARD, "float16": "unsigned short"},
+    functions={"load:float16": "rm_load_f16({p} + {i})", "store:float16": "rm_store_f16({p} + {i}, {v})"},
+    preamble="#define RM_INF __int_as_float(0x7f800000)\n#define RM_NAN __int_as_float(0x7fc00000)\n"
+    + helpers("__device__ __forceinline__", STANDARD, overloaded=False) + _HALF,
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""OpenCL C as a dialect: its types, functions and vectors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rammer.codegen.dialects import STANDARD, helpers
+from rammer.codegen.target import CTarget
+from rammer.codegen.vectors import MATH, WIDTHS, Vectors, vector_name, vectors
+
+_TYPES: Final = {
+    **STANDARD,
+    "bool": "uchar", "int8": "char", "uint8": "uchar", "uint16": "ushort", "uint32": "uint",
+    "int64": "long", "uint64": "ulong", "float16": "half",
+}  # fmt: skip
+_VECTORS = """
+#define rm_f{w} float{w}
+#define rm_i{w} int{w}
+#define rm_vload{w}(p) vload{w}(0, p)
+#define rm_veven{w}(p) ((float{w})(vload{w}(0, p).even, vload{w}(0, (p) + {last}).odd))
+#define rm_vstore{w}(p, v) vstore{w}(v, 0, p)
+#define rm_splat{w}(x) ((float{w})(x))
+#define rm_mask{w}(p) vload{w}(0, p)
+#define rm_every{w}(x) ((int{w})(-(x)))
+#define rm_vsel{w}(m, a, b) select(b, a, m)
+#define rm_within{w}(i, s, n) (((uint{w})((uint)(i)) + (uint)(s) * (uint{w})({lanes})) < (uint{w})(n))
+inline static float{w} rm_vmax{w}(float{w} a, float{w} b) {{ return select(b, a, (a > b) | (a != a)); }}
+inline static float{w} rm_vmin{w}(float{w} a, float{w} b) {{ return select(b, a, (a < b) | (a != a)); }}
+"""
+
+
+def _builtin(function: str, width: int) -> str:
+    """OpenCL's own functions take vectors."""
+    return f"#define {vector_name(function, width)} {_SPELLED.get(function, function)}\n"
+
+
+_SPELLED: Final = {"round": "rint", "abs": "fabs"}
+
+#: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.
+OPENCL = CTarget(
+    name="opencl", function="", global_="__global", local="__local", constant="__constant",
+    thread="(int)get_local_id(0)", threads="(int)get_local_size(0)", barrier="barrier(CLK_LOCAL_MEM_FENCE);",
+    types=_TYPES,
+    functions={n: n for n in MATH} | _SPELLED | {
+        "load:float16": "vload_half({i}, {p})",
+        "store:float16": "vstore_half({v}, {i}, {p})"},
+    preamble="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
+    "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
+    + helpers("inline static", _TYPES, overloaded=True, double_guard="defined(cl_khr_fp64)")
+    + vectors(Vectors(_VECTORS, "inline static", "v.s{k}", _builtin, halves=True)),
+    vectors=WIDTHS,
+    restrict="restrict",
+)  # fmt: skip

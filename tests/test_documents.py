@@ -401,3 +401,17 @@ def test_messages_on_the_troubleshooting_page_are_the_programs() -> None:
     assert len(messages) > 60
     unknown = [m for m in messages if not any(text.startswith(m.removesuffix("...")) for text in said)]
     assert not unknown, unknown
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_in_documents_can_be_typed(document: str) -> None:
+    """Commands and their options exist."""
+    known = dict(walked(LazyGroup(), ""))
+    text = (ROOT / document).read_text()
+    for line in re.findall(r"(?:^\$ |`)rammer ([a-z][^`\n]*)", text, re.MULTILINE):
+        words = line.split()
+        name = next((n for n in (" ".join(words[:2]), words[0]) if n in known), None)
+        assert name is not None, f"{document}: there is no rammer {line}"
+        given = {o for p in known[name].params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+        unknown = [w for w in words if re.fullmatch(r"--[a-z-]+", w) and w not in given]
+        assert not unknown, f"{document}: rammer {name} has no {unknown}"

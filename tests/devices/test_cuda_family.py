@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
@@ -178,6 +178,18 @@ def test_equal_operators_share_a_text_and_have_their_own_tensors(monkeypatch: py
     assert len(written) == count + 1 and first.text == second.text
     assert [names[a.tensor] for a in first.arguments] == [a.tensor for a in second.arguments]
     assert [a.tensor for a in second.arguments] == [a.tensor for a in source.task_kernel(other, both).arguments]
+
+
+def test_a_family_that_cannot_compute_an_operator_says_so() -> None:
+    """A third party may offer any tile for any family; predicting must end as writing does."""
+    refused = set[str]()
+    for (operator, binding), family in product((PRODUCTS["matmul"], OTHERS["softmax"]), FAMILIES):
+        try:
+            target().kernel(replace(operator, tile=operator.anchor.shape, family=family.name), binding)
+        except DeviceFailure as problem:
+            assert "is none for family" in str(problem), family.name
+            refused.add(family.name)
+    assert refused == {f.name for f in FAMILIES if f.name}
 
 
 def test_a_refusal_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from rammer.codegen.generators import generator_hash
+from rammer.codegen.task import Unsuited
 from rammer.device.lazily import Lazily
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
@@ -26,7 +27,7 @@ from rammer_cuda.generic.cost import SHARE
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.profiler import CudaProfiler
 from rammer_cuda.ranking import Queue, leaders_first
-from rammer_cuda.source import Writer, translation_unit
+from rammer_cuda.source import Writer, refusal, translation_unit
 
 if TYPE_CHECKING:
     from rammer_cuda.executor import CudaProgram
@@ -161,7 +162,10 @@ class CudaBackend:
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Text and predicted times; ``profiler.resources`` compiles it."""
-        alone, crowded = family_of(operator).round(operator, binding, self.gpu)
+        try:
+            alone, crowded = family_of(operator).round(operator, binding, self.gpu)
+        except Unsuited as problem:
+            raise refusal(operator, problem) from problem
         return RKernel(operator, lambda: self._text(operator, binding), alone, crowded)
 
     def _text(self, operator: ROperator, binding: Binding) -> Written:

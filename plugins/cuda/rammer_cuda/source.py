@@ -42,10 +42,11 @@ def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
     try:
         return family_of(operator).kernel(operator, binding)
     except Unsuited as problem:
-        raise _refusal(operator, problem) from problem
+        raise refusal(operator, problem) from problem
 
 
-def _refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
+def refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
+    """What to say of an operator that its family cannot compute."""
     return DeviceFailure(f"operator {operator.name} is none for family {operator.family}: {problem}",
                          where=operator.anchor.origin, hint="choose another tile, or no family")  # fmt: skip
 
@@ -67,7 +68,7 @@ class Writer:
         self._known.move_to_end(key)
         first, made = self._known[key]
         if isinstance(made, Unsuited):
-            raise _refusal(operator, made) from made
+            raise refusal(operator, made) from made
         return made if first is operator else replace(made, arguments=moved(made.arguments, renaming(first, operator)))
 
     def all(self, operators: Iterable[ROperator], binding: Binding) -> dict[str, TaskKernel]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from rammer.device.manifest import Array, Binding, OpenOptions, RunResult
+from rammer.device.manifest import Array, Binding, OpenOptions, RunResult, Span
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 
@@ -79,6 +79,27 @@ class NoThreads(rammer_toy.ToyBackend):
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         return replace(super().kernel(operator, binding), compiled=Resources(threads=0))
+
+
+class Traced(rammer_toy.ToyBackend):
+    """Says that all tasks ran at once."""
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        return [Span(v, t.operator, t.index, 0.0, 1e-3) for v, row in enumerate(program.rows) for t in row]
+
+
+class TracedFirst(Traced):
+    """Records the first task of a row."""
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        return super().trace(replace(program, rows=tuple(row[:1] for row in program.rows)), constants, inputs)
+
+
+class TracedBackwards(Traced):
+    """Spans end before they start."""
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        return [replace(s, start=s.end, end=s.start) for s in super().trace(program, constants, inputs)]
 
 
 # --- kernels and opening ----------------------------------------------------------------------------

@@ -42,6 +42,7 @@ MISTAKES = {
     "a counter is a flag": Mistake(rows.AnyOne, "bands", "counters of bands"),
     "counters are not reset": Mistake(rows.NoReset, "waits", "long tasks and their readers"),
     "bands are ignored": Mistake(rows.NoBands, "bands", "counters of bands"),
+    "rows in turn": Mistake(rows.RowsInTurn, "waits", "on 3 rows has not ended"),
     # rows and tensors
     "rows beyond the units": Mistake(rows.DroppedRows, "waits", "on 3 rows"),
     "up to an empty row": Mistake(rows.UpToAnEmptyRow, "tables", "and an empty one"),
@@ -107,6 +108,8 @@ MISTAKES = {
     "runs in milliseconds": Mistake(backends.Milliseconds, "clocks", "a run of the long chain"),
     "runs in cycles": Mistake(rows.Cycles, "clocks", "the long chain by the profiler"),
     "the clock stops when queued": Mistake(backends.Queued, "clocks", "a run of the long chain"),
+    "spans of first tasks": Mistake(backends.TracedFirst, "trace", "tasks without a span"),
+    "spans end before they start": Mistake(backends.TracedBackwards, "trace", "a span from"),
     "a formula": Mistake(backends.Predicts, "profiler", "is it a formula"),
     "no threads": Mistake(backends.NoThreads, "profiler", "threads=0"),
     # kernels and opening

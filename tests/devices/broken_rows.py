@@ -21,6 +21,9 @@ import rammer_toy
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.executor import Drop, LoadedProgram
 
+#: Seconds after which a thread that nobody waits for any more goes on, and ends.
+LONGEST = 20
+
 
 class Rows(rammer_toy.ToyProgram):
     """The toy's program, a thread a row."""
@@ -56,8 +59,7 @@ class Rows(rammer_toy.ToyProgram):
     def wait(self, wait: Wait) -> None:
         """Until the counter is there."""
         with self.changed:
-            if not self.changed.wait_for(lambda: self.finished[wait.counter] >= self.enough(wait), 20):
-                raise TimeoutError(f"{wait} for ever")
+            self.changed.wait_for(lambda: self.finished[wait.counter] >= self.enough(wait), LONGEST)
 
     def enough(self, wait: Wait) -> int:
         """What the counter must have reached."""
@@ -246,6 +248,26 @@ class Shared(rammer_toy.ToyProgram):
             alike.append(self.memory)
             for memory in alike:
                 memory.tensors[name][...] = value
+
+
+class RowsInTurn(Rows):
+    """As many threads as units, each of which takes a row when it has finished one: a row may wait for one that never begins."""
+
+    def run(self, inputs: Mapping[str, Array]) -> RunResult:
+        self.memory.write_inputs(inputs)
+        self.reset()
+        left = list(self.program.rows)
+
+        def walk() -> None:
+            while left:
+                self.row(left.pop(0))
+
+        threads = [threading.Thread(target=walk, daemon=True) for _ in range(rammer_toy.VEUS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return RunResult(self.memory.read_outputs(), 1e-4)
 
 
 # --- the simulator ----------------------------------------------------------------------------------

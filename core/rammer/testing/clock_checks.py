@@ -13,12 +13,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import Binding
+from rammer.device.manifest import Binding, Tracer
 from rammer.ir.compute import Compute
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, Port, RProgram, Task, dense
 from rammer.ir.verify import verify
+from rammer.testing.small_models import MODELS
 from rammer.testing.subject import Subject
+from rammer.testing.table_checks import program_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -59,6 +61,23 @@ def check_clocks(device: Subject) -> None:
         if not problems:
             return
     device.expect(False, "; ".join(problems))
+
+
+def check_trace(device: Subject) -> None:
+    """Where the device records when its tasks run: each task of a run has its spans, on units that there are, in a run's time."""
+    backend = device.backend
+    if not isinstance(backend, Tracer):
+        return
+    segment = program_of(device, MODELS["branches"])
+    program = segment.program
+    spans = backend.trace(program, segment.constants, MODELS["branches"].inputs(device.rng, {}))
+    tasks = {(t.operator, t.index) for row in program.rows for t in row}
+    have = {(s.operator, s.index) for s in spans}
+    without, strange = sorted(tasks - have)[:4], sorted(have - tasks)[:4]
+    device.expect(have == tasks, f"tasks without a span: {without}; spans of no task: {strange}")
+    for span in spans:
+        good = 0 <= span.start <= span.end < 60 and 0 <= span.veu < backend.vdevice.veus
+        device.expect(good, f"a span from {span.start} to {span.end} s on unit {span.veu}")
 
 
 def _measured(device: Subject, short: RProgram, long: RProgram, inputs: Mapping[str, Array]) -> dict[str, float]:

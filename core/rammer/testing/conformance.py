@@ -35,7 +35,7 @@ from rammer.ir.program import dense
 from rammer.runtime.specialised import Specialised
 from rammer.testing.backend_checks import check_freed, check_kernels, check_opening, check_queue
 from rammer.testing.bound_checks import check_bind
-from rammer.testing.clock_checks import check_clocks
+from rammer.testing.clock_checks import check_clocks, check_trace
 from rammer.testing.judge import TOLERANCE as TOLERANCE
 from rammer.testing.judge import reference as reference
 from rammer.testing.judge import relative_error as relative_error
@@ -231,6 +231,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "freed": check_freed,
     "profiler": check_profiler,
     "clocks": check_clocks,
+    "trace": check_trace,
     "bind": check_bind,
     "queue": check_queue,
     "strided arrays": check_strided_arrays,

@@ -20,6 +20,7 @@ from rammer.testing.bound_checks import equal, opened
 from rammer.testing.judge import TOLERANCE, reference, relative_error
 from rammer.testing.small_models import MODELS
 from rammer.testing.subject import Subject
+from rammer.testing.thread_checks import ended
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -41,8 +42,10 @@ def check_waits(device: Subject) -> None:
         loaded = device.backend.load(program, {})
         for _ in range(RUNS):
             x = device.rng.standard_normal((SIZE, SIZE)).astype(np.float32)
-            error = relative_error(loaded.run({"x": x}).outputs["y"], crooked_result(x))
-            device.expect(error <= TOLERANCE, f"long tasks and their readers on {rows} rows: relative L2 error {error:.1e}")
+            what = f"long tasks and their readers on {rows} rows"
+            have = ended(device, what, lambda: loaded.run({"x": x}))  # noqa: B023
+            error = relative_error(have.outputs["y"], crooked_result(x))
+            device.expect(error <= TOLERANCE, f"{what}: relative L2 error {error:.1e}")
         loaded.close()
 
 

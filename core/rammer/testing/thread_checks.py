@@ -90,6 +90,26 @@ def at_once(device: Subject, works: Sequence[Callable[[], Any]]) -> list[Any]:
     return results
 
 
+def ended(device: Subject, what: str, work: Callable[[], Any]) -> Any:
+    """What ``work`` gives. ConformanceError where it does not end, which a wait for what never comes does not."""
+    found: list[Any] = []
+    problems: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            found.append(work())
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    device.expect(not thread.is_alive(), f"{what} has not ended after {PATIENCE:.0f} s")
+    if problems:
+        raise problems[0]
+    return found[0]
+
+
 def _said(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
 

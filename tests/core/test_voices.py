@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import defs
 
-from rammer.frontend.voices import DECISIONS, Use, distrusted
+from rammer.frontend.uses import Use
+from rammer.frontend.voices import DECISIONS, distrusted
 from rammer.ir.types import TensorType
 
 X = TensorType("float32", (1, 2, 5, 5))
@@ -42,6 +43,11 @@ def test_products_over_nothing_are_not_asked_of_a_voice_that_reads_its_memory() 
     kinds = [TensorType("uint8", shape) for shape in ((2, 0), (0, 3), (2, 4), (4, 3))]
     assert all(distrusted("onnxruntime", Use(t, 10, {}, kinds[:2])) is not None for t in ("MatMul", "MatMulInteger"))
     assert distrusted("onnxruntime", Use("MatMulInteger", 10, {}, kinds[2:])) is None
+    image, kernel = TensorType("float32", (3, 0, 2, 5)), TensorType("float32", (0, 4, 2, 2))
+    steps = TensorType("float32", (3, 2, 0))
+    for op, empty in (("ConvTranspose", (image, kernel, X)), ("Conv", (image, image, X)), ("LSTM", (steps, X, X))):
+        assert distrusted("onnxruntime", Use(op, 11, {}, empty)) is not None
+        assert distrusted("onnxruntime", Use(op, 11, {}, (X, X, X))) is None
 
 
 def test_zeros_alone_are_quantised_by_the_words_of_the_formula() -> None:
@@ -98,3 +104,21 @@ def test_windows_over_padding_alone() -> None:
     alone = [use(0, 1, (1, 1)), use(5, 2, (2, 2)), use(1, 2, (1, 1), dilations=(2,))]
     assert all(distrusted("reference", u) is not None for u in alone)
     assert not any(distrusted("reference", u) for u in (use(5, 2, (0, 0)), use(5, 3, (2, 2))))
+
+
+def test_integers_shrink_as_integers() -> None:
+    for dtype, wrong in (("int64", True), ("uint32", True), ("int8", False), ("float32", False)):
+        assert (distrusted("onnxruntime", Use("Shrink", 9, {}, (TensorType(dtype, (2,)),))) is not None) == wrong
+
+
+def test_places_upon_pixels_by_a_scale_that_is_rounded() -> None:
+    def use(out: int, mode: str = "cubic", source: int = 15, **given: str) -> Use:
+        kinds = (TensorType("float32", (1, source)), None, None, TensorType("int64", (2,)))
+        return Use("Resize", 19, {"mode": mode, **given}, kinds, (True,), [None, None, None, np.array([1, out])])
+
+    # (5 + 0.5) / (11 / 15) - 0.5 is 7.
+    assert all(distrusted("reference", use(11, mode)) is not None for mode in ("cubic", "linear"))
+    assert distrusted("reference", use(11, "nearest")) is None
+    assert distrusted("reference", use(30)) is None and distrusted("reference", use(45)) is None
+    assert distrusted("reference", use(11, coordinate_transformation_mode="align_corners")) is None
+    assert distrusted("onnxruntime", use(11)) is None

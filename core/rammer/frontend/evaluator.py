@@ -27,7 +27,8 @@ from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.lower import lower_node
 from rammer.frontend.lowering import REGISTRY, CannotLower
-from rammer.frontend.voices import Use, distrusted
+from rammer.frontend.uses import Use
+from rammer.frontend.voices import distrusted
 from rammer.ir.evaluate import evaluate as evaluate_compute
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import SHORT, TensorType

@@ -8,61 +8,14 @@ ask before they use the reference, tests and the graph fuzzer before they believ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
-import numpy as np
-
-from rammer.frontend.extents import geometry_of
-from rammer.ir.types import TensorType
+from rammer.frontend import uses
+from rammer.frontend.uses import Use
 
 Voice: TypeAlias = Literal["rammer", "onnxruntime", "reference"]
-
-
-@dataclass(frozen=True)
-class Use:
-    """One use of an operator: its version (the opset that last changed it), its attributes as Python values, the type of
-    each input (None where it is left out), whether each output is wanted, and the inputs that are known (None for others)."""
-
-    op: str
-    version: int
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Sequence[TensorType | None] = ()
-    wanted: Sequence[bool] = (True,)
-    values: Sequence[np.ndarray | None] = ()
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute, or ``default``."""
-        return self.attributes.get(name, default)
-
-    def has(self, index: int) -> bool:
-        """Whether optional input ``index`` is given."""
-        return index < len(self.inputs) and self.inputs[index] is not None
-
-    def value(self, index: int) -> np.ndarray | None:
-        """An input's elements, None where they are not known."""
-        return self.values[index] if index < len(self.values) else None
-
-    def dtype(self, index: int = 0) -> str:
-        """Element type of an input; "" where it is left out."""
-        kind = self.inputs[index] if index < len(self.inputs) else None
-        return kind.dtype if kind is not None else ""
-
-    def shape(self, index: int = 0) -> tuple[int, ...]:
-        """Shape of an input; () where it is left out."""
-        kind = self.inputs[index] if index < len(self.inputs) else None
-        return kind.shape if kind is not None else ()
-
-    @property
-    def empty(self) -> bool:
-        """Whether an input has no elements."""
-        return any(kind is not None and kind.size == 0 for kind in self.inputs)
-
-    @property
-    def nan(self) -> bool:
-        """Whether a known input holds what is no number."""
-        return any(v is not None and v.dtype.kind == "f" and bool(np.isnan(v).any()) for v in self.values)
 
 
 @dataclass(frozen=True)
@@ -82,69 +35,16 @@ def distrusted(voice: Voice, use: Use) -> Decision | None:
     return next(found, None)
 
 
-def _always(use: Use) -> bool:
-    return True
-
-
-def _given(*names: str) -> Callable[[Use], bool]:
-    return lambda use: any(use.attr(n) not in (None, (), "", 0) for n in names)
-
-
-def _automatic(use: Use) -> bool:
-    return use.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
-
-
-def _leaping(use: Use) -> bool:
-    kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
-    mode, dims = geometry_of(use.op, use.attributes, source, kernel)
-    spans = [(k - 1) * d.dilation + 1 for k, d in zip(kernel, dims, strict=True)]
-    if mode == "VALID" and use.attr("ceil_mode", 0):
-        return True
-    if mode.startswith("SAME"):
-        return any(d.dilation != 1 or d.stride > span for d, span in zip(dims, spans, strict=True))
-    return any(d.out < 1 for d in dims)
-
-
-def _padding_alone(use: Use) -> bool:
-    kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
-    _, dims = geometry_of(use.op, use.attributes, source, kernel)
-    return any(
-        n < d.dilation or (k - 1) * d.dilation < d.begin or (d.out - 1) * d.stride - d.begin >= n
-        for n, k, d in zip(source, kernel, dims, strict=True)
-    )
-
-
-def _unusual_cell(use: Use) -> bool:
-    return use.attr("direction", "forward") != "forward" or bool(use.attr("activations")) or use.has(4)
-
-
-def _stepless(use: Use) -> bool:
-    lengths = use.value(4)
-    return use.has(4) and (use.has(5) or use.has(6)) and (lengths is None or bool((lengths == 0).any()))
-
-
-def _zeros(use: Use) -> bool:
-    known = use.value(0)
-    return known is not None and not np.any(known)
-
-
-def _backwards(use: Use) -> bool:
-    starts, steps = use.value(1), use.value(4)
-    if not use.has(4) or (steps is not None and bool((steps > 0).all())):
-        return False
-    return starts is None or bool((starts < -min(use.shape(), default=0)).any())
-
-
 DECISIONS: Final[tuple[Decision, ...]] = (
     Decision(
-        ("RNN", "GRU", "LSTM"), "direction is not forward, activations are given, or sequence_lens", _unusual_cell,
+        ("RNN", "GRU", "LSTM"), "direction is not forward, activations are given, or sequence_lens", uses.unusual_cell,
         ("reference",),
         "direction: 'Specify if the RNN is forward, reverse, or bidirectional'; activations: 'A list of 3 (or 6 if "
         "bidirectional) activation functions'; sequence_lens: 'specifying lengths of the sequences in a batch'. The "
         "reference uses its own activations (some versions always run forward) and reads no lengths.",
     ),
     Decision(
-        ("RNN", "GRU", "LSTM"), "clip or input_forget", _given("clip", "input_forget"), ("reference",),
+        ("RNN", "GRU", "LSTM"), "clip or input_forget", uses.given("clip", "input_forget"), ("reference",),
         "clip: 'Clipping bounds the elements of a tensor in the range of [-threshold, +threshold] and is applied to the "
         "input of activations'; input_forget: 'Couple the input and forget gates if 1'. The reference reads neither.",
     ),
@@ -155,13 +55,13 @@ DECISIONS: Final[tuple[Decision, ...]] = (
     ),
     Decision(
         ("MaxPool",), "the Indices output, auto_pad, or ceil_mode",
-        lambda use: any(use.wanted[1:]) or _automatic(use) or bool(use.attr("ceil_mode", 0)), ("reference",),
+        lambda use: any(use.wanted[1:]) or uses.automatic(use) or bool(use.attr("ceil_mode", 0)), ("reference",),
         "'pad_shape[i] = (output_spatial_shape[i] - 1) * strides_spatial_shape[i] + ((kernel_spatial_shape[i] - 1) * "
         "dilations[i] + 1) - input_spatial_shape[i]'; 'Sliding windows that would start in the right padded region are ignored'.",
     ),
     Decision(
         ("AveragePool", "LpPool"), "auto_pad, ceil_mode or dilations",
-        lambda use: _automatic(use) or bool(use.attr("ceil_mode", 0)) or any(d != 1 for d in use.attr("dilations") or ()),
+        lambda use: uses.automatic(use) or bool(use.attr("ceil_mode", 0)) or any(d != 1 for d in use.attr("dilations") or ()),
         ("reference",), "The same formulas as MaxPool's.",
     ),
     Decision(
@@ -171,7 +71,7 @@ DECISIONS: Final[tuple[Decision, ...]] = (
     ),
     Decision(
         ("MaxPool", "AveragePool", "LpPool"), "nothing fits, VALID with ceil_mode, SAME with dilations or with strides that leap",
-        _leaping, ("onnxruntime",),
+        uses.leaping, ("onnxruntime",),
         "'floor((input_spatial_shape[i] + pad_shape[i] - dilation[i] * (kernel_shape[i] - 1) - 1) / strides_spatial_shape[i] + "
         "1)', 'VALID: ceil((input_spatial_shape[i] - ((kernel_spatial_shape[i] - 1) * dilations[i] + 1) + 1) / "
         "strides_spatial_shape[i])', 'SAME_UPPER or SAME_LOWER: ceil(input_spatial_shape[i] / strides_spatial_shape[i])', 'the "
@@ -179,7 +79,7 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "zero, takes VALID for pads of 0, leaves dilations out of SAME and halves negative paddings in another way.",
     ),
     Decision(
-        ("MaxPool",), "windows over padding alone", _padding_alone, ("reference",),
+        ("MaxPool",), "windows over padding alone", uses.padding_alone, ("reference",),
         "'The output of each pooling window is maximum number of elements exclude pad', and of no elements the maximum is, as "
         "ReduceMax has it, 'minus infinity (if supported by the datatype) or the minimum value of the data type otherwise'. The "
         "reference gives NaN.",
@@ -203,17 +103,17 @@ DECISIONS: Final[tuple[Decision, ...]] = (
     ),
     Decision(
         ("ConvTranspose",), "groups, output_shape, or SAME",
-        lambda use: use.attr("group", 1) > 1 or bool(use.attr("output_shape")) or _automatic(use), ("reference",),
+        lambda use: use.attr("group", 1) > 1 or bool(use.attr("output_shape")) or uses.automatic(use), ("reference",),
         "'output_shape[i] = input_shape[i] * strides[i]' and 'pads[start_i] = total_padding[i]/2'; the reference pads in front "
         "where the result is larger than the scattered input, and mixes up groups of one feature.",
     ),
     Decision(
-        ("ConvTranspose",), "a result larger than the scattered input", _automatic, ("onnxruntime",),
+        ("ConvTranspose",), "a result larger than the scattered input", uses.automatic, ("onnxruntime",),
         "'pad the input so that output_shape[i] = input_shape[i] * strides[i]'. ONNX Runtime gives less where a stride leaps "
         "over more than the kernel covers.",
     ),
     Decision(
-        ("Conv",), "group, SAME, or a stride that leaps", _automatic, ("reference",),
+        ("Conv",), "group, SAME, or a stride that leaps", uses.automatic, ("reference",),
         "'pad the input so that output_shape[i] = ceil(input_shape[i] / strides[i])'.",
     ),
     Decision(
@@ -252,7 +152,7 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "'Reduction over an empty set of values yields' an identity; ONNX Runtime reduces all axes where only some are named.",
     ),
     Decision(
-        ("GroupNormalization",), "all", _always, ("reference",),
+        ("GroupNormalization",), "all", uses.always, ("reference",),
         "'y = scale * (x - mean) / sqrt(variance + epsilon) + bias'. The reference takes a variance that cancels.",
     ),
     Decision(
@@ -261,12 +161,12 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "'stash_type: Type of Mean and InvStdDev', float32 by default; the reference keeps the type of the input.",
     ),
     Decision(
-        ("LRN",), "all", _always, ("reference",),
+        ("LRN",), "all", uses.always, ("reference",),
         "'max(0, c - floor((size - 1) / 2)) <= i <= min(C - 1, c + ceil((size - 1) / 2))'. The reference leaves out the last "
         "channel of the window.",
     ),
     Decision(
-        ("MeanVarianceNormalization",), "all", _always, ("reference",),
+        ("MeanVarianceNormalization",), "all", uses.always, ("reference",),
         "'(X-EX)/sqrt(E(X-EX)^2)' over the given axes. The reference takes E(X^2)-(EX)^2, which cancels.",
     ),
     Decision(
@@ -291,18 +191,29 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "infinity, or NaN where a gate multiplies it by 0.",
     ),
     Decision(
-        ("RNN", "GRU", "LSTM"), "sequences without steps, and an initial state", _stepless, ("onnxruntime",),
+        ("RNN", "GRU", "LSTM"), "sequences without steps, and an initial state", uses.stepless, ("onnxruntime",),
         "sequence_lens: 'specifying lengths of the sequences in a batch'; initial_h: 'Optional initial value of the hidden'; "
         "Y_h: 'The last output value of the hidden', before the first step the initial one. ONNX Runtime gives 0.",
     ),
     Decision(
-        ("MatMul", "QLinearMatMul", "MatMulInteger", "ConvInteger"), "products over nothing",
-        lambda use: use.empty, ("onnxruntime",),
+        ("MatMul", "QLinearMatMul", "MatMulInteger", "Gemm", "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "RNN", "GRU",
+         "LSTM"), "products over nothing", lambda use: use.empty, ("onnxruntime",),
         "'Matrix product that behaves like numpy.matmul', where a sum over nothing is 0. ONNX Runtime leaves in the result what "
-        "was in its memory.",
+        "was in its memory, under a bias or in the gates, too; GRU ends its process.",
     ),
     Decision(
-        ("Slice",), "negative steps from before the front", _backwards, ("reference",),
+        ("Shrink",), "integers of more than 16 bits",
+        lambda use: use.dtype().removeprefix("u") in ("int32", "int64"), ("onnxruntime",),
+        "'If x < -lambd, y = x + bias; If x > lambd, y = x - bias; Otherwise, y = 0', of 'T: tensor(int64), ...'. ONNX Runtime "
+        "computes in float32, which rounds integers above 2^24.",
+    ),
+    Decision(
+        ("Resize",), "places upon pixels by a scale that is rounded", uses.beside_pixels, ("reference",),
+        "'The data in the neighborhood of x_original', of which the nearest one is x_original itself where that is whole. The "
+        "reference seeks neighbours of x_original + padding, whose rounding is another one, and weighs them for x_original.",
+    ),
+    Decision(
+        ("Slice",), "negative steps from before the front", uses.backwards, ("reference",),
         "'starts[axes[i]] is clamped to the range [0, dims[axes[i]]] for positive stepping, or [0, dims[axes[i]]-1] for negative "
         "stepping': a start before the front is the first element. The reference slices as Python does, which gives nothing.",
     ),
@@ -364,7 +275,7 @@ DECISIONS: Final[tuple[Decision, ...]] = (
         "Runtime keeps extents of 0 that are reduced, for some element types.",
     ),
     Decision(
-        ("DynamicQuantizeLinear",), "nothing but zeros", _zeros, ("onnxruntime", "reference"),
+        ("DynamicQuantizeLinear",), "nothing but zeros", uses.zeros, ("onnxruntime", "reference"),
         "'y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)', which the operator's body in ONNX computes by "
         "Sub and Div without a condition: 0. ONNX Runtime says 1 and the reference 1 / 255.",
     ),

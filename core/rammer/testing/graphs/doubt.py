@@ -56,12 +56,15 @@ class Decisions:
         """For each decision that somewhere is undecided: where."""
         found = {}
         for step, moved in self.moved.items():
+            e, middle, across = step[0], self.middle[step], np.zeros(moved.shape, bool)
+            integer = isinstance(e, Cast) and e.dtype != "bool"
             if moved.any():
-                e = step[0]
-                change = "cut" if isinstance(e, Cast) and e.dtype != "bool" else CHANGES[e.fn] if isinstance(e, Op) else "zero"
-                across = (moved > 0) & _across(change, self.middle[step], MARGIN * moved)
-                if across.any():
-                    found[step] = across
+                change = "cut" if integer else CHANGES[e.fn] if isinstance(e, Op) else "zero"
+                across = (moved > 0) & _across(change, middle, MARGIN * moved)
+            if isinstance(e, Cast) and integer:
+                across = across | _outside(e.dtype, middle, MARGIN * moved)
+            if across.any():
+                found[step] = across
         return found
 
 
@@ -127,6 +130,15 @@ def _operand(e: Expr, operands: list[Array]) -> Array:
         if isinstance(e, Op) and e.fn in ("floordiv", "mod", "fmod"):
             return np.asarray(first / operands[1])
     return np.asarray(first, np.float64)
+
+
+def _outside(dtype: str, middle: Array, reach: Array) -> Array:
+    """Where no integer of the type is the number. ONNX's Cast: from 'floating point to fixed point: undefined if OOR'. Negative
+    numbers wrap to unsigned ones, as in NumPy: that is promised."""
+    ends = np.iinfo(dtype)
+    low = min(float(ends.min), -(2.0**63) if ends.min == 0 else 0.0)
+    with np.errstate(all="ignore"):
+        return np.asarray(~((middle - reach > low - 1) & (middle + reach < float(ends.max) + 1)))
 
 
 def _across(change: str, middle: Array, reach: Array) -> Array:

@@ -20,7 +20,8 @@ from rammer.device.manifest import Backend
 from rammer.errors import BadInput, RammerError
 from rammer.frontend.nodes import attribute_value
 from rammer.frontend.reader import read_model
-from rammer.frontend.voices import Use, Voice, distrusted
+from rammer.frontend.uses import Use
+from rammer.frontend.voices import Voice, distrusted
 from rammer.ir.types import SHORT, TensorType
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable

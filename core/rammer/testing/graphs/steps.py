@@ -48,8 +48,6 @@ class Steps:
     def disturbed(self, e: Expr, axes: tuple[Axis, ...], operands: list[Array], value: Array) -> Array:
         """``value`` as arithmetic of the step's type may have it."""
         self.decisions.disturbed(e, axes, operands)
-        if isinstance(e, Cast) and value.dtype.kind in "iu" and operands[0].dtype.kind == "f":
-            return _converted(operands[0], value)
         if value.dtype.kind != "f" or isinstance(e, Load) or (isinstance(e, Op) and e.fn in EXACT):
             return value
         kind = self._kind(e)
@@ -89,13 +87,3 @@ def _held(e: Expr, kind: str, operands: list[Array], value: Array) -> Array:
         return np.broadcast_to(whole, value.shape)
     normal = (value == 0) | (np.abs(value) >= TINY[kind])
     return np.asarray(normal & (value == value.astype(kind)))
-
-
-def _converted(source: Array, value: Array) -> Array:
-    """Integers of floats: another number where no integer of the type is one. ONNX's Cast: from 'floating point to fixed point:
-    undefined if OOR'. Negative numbers wrap to unsigned ones, as in NumPy: that is promised."""
-    ends = np.iinfo(value.dtype)
-    low = min(float(ends.min), -(2.0**63) if value.dtype.kind == "u" else 0.0)
-    with np.errstate(all="ignore"):
-        within = (source > low - 1) & (source < float(ends.max) + 1)
-        return np.asarray(np.where(within, value, value ^ 1))

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, defs, helper, numpy_helper
 
-from rammer.frontend.voices import Use
+from rammer.frontend.uses import Use
 from rammer.ir.types import SHORT, TensorType
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

@@ -1,0 +1,136 @@
+"""One use of an operator, and what decisions on voices ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from rammer.frontend.coordinates import Resampling
+from rammer.frontend.extents import geometry_of
+from rammer.frontend.limits import MAX_TABLE
+from rammer.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of an operator: its version (the opset that last changed it), its attributes as Python values, the type of
+    each input (None where it is left out), whether each output is wanted, and the inputs that are known (None for others)."""
+
+    op: str
+    version: int
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Sequence[TensorType | None] = ()
+    wanted: Sequence[bool] = (True,)
+    values: Sequence[np.ndarray | None] = ()
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute, or ``default``."""
+        return self.attributes.get(name, default)
+
+    def has(self, index: int) -> bool:
+        """Whether optional input ``index`` is given."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def value(self, index: int) -> np.ndarray | None:
+        """An input's elements, None where they are not known."""
+        return self.values[index] if index < len(self.values) else None
+
+    def dtype(self, index: int = 0) -> str:
+        """Element type of an input; "" where it is left out."""
+        kind = self.inputs[index] if index < len(self.inputs) else None
+        return kind.dtype if kind is not None else ""
+
+    def shape(self, index: int = 0) -> tuple[int, ...]:
+        """Shape of an input; () where it is left out."""
+        kind = self.inputs[index] if index < len(self.inputs) else None
+        return kind.shape if kind is not None else ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether an input has no elements."""
+        return any(kind is not None and kind.size == 0 for kind in self.inputs)
+
+    @property
+    def nan(self) -> bool:
+        """Whether a known input holds what is no number."""
+        return any(v is not None and v.dtype.kind == "f" and bool(np.isnan(v).any()) for v in self.values)
+
+
+def always(use: Use) -> bool:
+    """Every use."""
+    return True
+
+
+def given(*names: str) -> Callable[[Use], bool]:
+    """Whether a use has one of these attributes, with a value that says something."""
+    return lambda use: any(use.attr(n) not in (None, (), "", 0) for n in names)
+
+
+def automatic(use: Use) -> bool:
+    """Whether the operator works out its padding itself."""
+    return use.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
+
+
+def leaping(use: Use) -> bool:
+    """Whether nothing fits, or VALID or SAME mean something else than windows side by side."""
+    kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
+    mode, dims = geometry_of(use.op, use.attributes, source, kernel)
+    spans = [(k - 1) * d.dilation + 1 for k, d in zip(kernel, dims, strict=True)]
+    if mode == "VALID" and use.attr("ceil_mode", 0):
+        return True
+    if mode.startswith("SAME"):
+        return any(d.dilation != 1 or d.stride > span for d, span in zip(dims, spans, strict=True))
+    return any(d.out < 1 for d in dims)
+
+
+def padding_alone(use: Use) -> bool:
+    """Whether a window lies on padding alone."""
+    kernel, source = tuple(use.attr("kernel_shape") or ()), use.shape()[2:]
+    _, dims = geometry_of(use.op, use.attributes, source, kernel)
+    return any(
+        n < d.dilation or (k - 1) * d.dilation < d.begin or (d.out - 1) * d.stride - d.begin >= n
+        for n, k, d in zip(source, kernel, dims, strict=True)
+    )
+
+
+def unusual_cell(use: Use) -> bool:
+    """Whether a recurrent layer is more than a forward one with the usual activations."""
+    return use.attr("direction", "forward") != "forward" or bool(use.attr("activations")) or use.has(4)
+
+
+def stepless(use: Use) -> bool:
+    """Whether a sequence of a recurrent layer may have no steps but a state."""
+    lengths = use.value(4)
+    return use.has(4) and (use.has(5) or use.has(6)) and (lengths is None or bool((lengths == 0).any()))
+
+
+def zeros(use: Use) -> bool:
+    """Whether the first input is known and 0 everywhere."""
+    known = use.value(0)
+    return known is not None and not np.any(known)
+
+
+def beside_pixels(use: Use) -> bool:
+    """Whether out / source is rounded, and puts a place next to a pixel on which it would be."""
+    sizes, mode = use.value(3), use.attr("coordinate_transformation_mode", "half_pixel")
+    if sizes is None or use.attr("mode", "nearest") == "nearest" or mode in ("align_corners", "tf_crop_and_resize"):
+        return False
+    extents = [use.shape()[d] for d in use.attr("axes") or range(len(use.shape()))]
+    for source, out in ((n, int(m)) for n, m in zip(extents, sizes, strict=False) if n and 0 < m < MAX_TABLE):
+        if Fraction(out / source) * source != out:
+            x = Resampling(source, out, out / source).coordinates(mode)
+            if bool((np.abs(x - np.rint(x)) < 1e-9).any()):
+                return True
+    return False
+
+
+def backwards(use: Use) -> bool:
+    """Whether a Slice may go backwards from before the front."""
+    starts, steps = use.value(1), use.value(4)
+    if not use.has(4) or (steps is not None and bool((steps > 0).all())):
+        return False
+    return starts is None or bool((starts < -min(use.shape(), default=0)).any())

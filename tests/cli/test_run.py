@@ -153,9 +153,9 @@ def test_bad_options(rammer: Command, model: Path, tmp_path: Path, monkeypatch: 
 
 def test_an_unknown_precision_is_a_usage_error(rammer: Command, model: Path) -> None:
     for command in ("run", "compare", "bench", "inspect", "compile"):
-        done = rammer(command, model, "--device", "toy", "--precision", "bfloat16")
+        done = rammer(command, model, "--device", "toy", "--precision", "float8")
         assert (done.code, done.out) == (2, "")
-        assert "Invalid value for '--precision': 'bfloat16' is not one of 'float32', 'tf32', 'float16'." in done.err
+        assert "Invalid value for '--precision': 'float8' is not one of 'float32', 'tf32', 'float16', 'bfloat16'." in done.err
 
 
 @pytest.fixture

@@ -63,13 +63,13 @@ def test_whole_numbers_leave_no_room(dtype: str) -> None:
     kind = {"f32": np.float32, "f16": np.float16}[dtype]
     whole = {n: rng.integers(-2, 3, s).astype(kind) for n, s in (("x", (4, 1000)), ("w", (1000, 3)))}
     whole["x"][0, 77], whole["w"][77, 0] = 1, 1
-    want = bounded_results(operator, whole, False)["y"]
+    want = bounded_results(operator, whole)["y"]
     right = whole["x"].astype(np.float32) @ whole["w"].astype(np.float32)
     assert differences(right.astype(kind), want) == ""
     right[0, 0] -= 1.0
     assert "1 of 12 wrong" in differences(right.astype(kind), want)
     real = {n: rng.standard_normal(v.shape, np.float32).astype(kind) for n, v in whole.items()}
-    want = bounded_results(operator, real, False)["y"]
+    want = bounded_results(operator, real)["y"]
     assert want.error is not None and want.error.max() < {"f32": 0.2, "f16": 0.3}[dtype]
     have = real["x"].astype(np.float32) @ real["w"].astype(np.float32)
     assert differences(have.astype(kind), want) == ""
@@ -88,7 +88,7 @@ def test_an_unsure_comparison_is_not_judged_and_a_sure_one_is() -> None:
     texts = ["s: f32[i:2] = sum[k:3] x[i, k] * w[k]", "y: f32[i:2] = where(lt(s[i], 0.0), 1.0, 5.0)"]
     operator = ROperator("y", tuple(Compute.parse(t) for t in texts), (), ("y",))
     x = np.array([[0.1, 0.2, -0.3], [1.0, 1.0, 1.0]], np.float32)
-    want = bounded_results(operator, {"x": x, "w": np.array([1.1, 1.1, 1.1], np.float32)}, False)["y"]
+    want = bounded_results(operator, {"x": x, "w": np.array([1.1, 1.1, 1.1], np.float32)})["y"]
     assert want.error is not None and np.isinf(want.error[0]) and want.error[1] == 0
 
 

@@ -49,10 +49,10 @@ def target(name: str = "sm_90a") -> CudaBackend:
 
 
 def cases() -> Iterator[tuple[ROperator, Binding]]:
-    """Operators of every family, those of float32 also where tf32 is allowed."""
+    """Operators of every family, those of float32 also where bfloat16 is allowed, and with it tf32."""
     for operator, binding in (*PRODUCTS.values(), *OTHERS.values(), *HALVES.values(), *CHAINS.values(), *ATTENTIONS.values()):
         yield operator, binding
-        yield operator, replace(binding, precision="tf32")
+        yield operator, replace(binding, precision="bfloat16")
 
 
 def test_what_is_offered_is_what_is_predicted_and_may_be_loaded() -> None:

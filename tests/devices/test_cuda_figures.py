@@ -57,4 +57,4 @@ def test_no_family_has_figures_of_its_own() -> None:
     found = [f"{p.relative_to(folder)}: {line.strip()}" for p in files
              for line in p.read_text().splitlines() if FIGURE.search(line)]  # fmt: skip
     # What chains are written for is looked up; what one fit took for the memory of every SM is a number of that fit.
-    assert found == ['chain/kernel.py: SM = TARGETS["sm_90a"]', "contraction/choose.py: ROOM = 227 << 10"]
+    assert found == ['chain/kernel.py: SM = TARGETS["sm_90a"]', "contraction/cost.py: ROOM = 227 << 10"]

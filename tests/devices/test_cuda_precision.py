@@ -31,7 +31,7 @@ from rammer_cuda.rows.gemv import gemv_candidates
 from rammer_cuda.source import task_kernel
 
 #: Which family computes what is asked for.
-NEW = {"tf32": "gemm_tf32", "float16": "gemm_f16"}
+NEW = {"tf32": "gemm_tf32", "float16": "gemm_f16", "bfloat16": "gemm_bf16"}
 #: Operands in all the ways that float16 blocks are copied: constants, rows and columns of 16 bytes, single elements.
 MORE = {"long rows": matmul(40, 128, 72, False), "odd rows": matmul(33, 77, 51, False), "wide": matmul(128, 768, 256, True)}
 ALL = CASES | MORE
@@ -40,7 +40,7 @@ ALL = CASES | MORE
 def asked(case: str, precision: str) -> tuple[ROperator, Binding]:
     """A case as a model compiled in ``precision`` has it."""
     operator, binding = ALL[case]
-    if precision == "tf32":
+    if precision != "float16":
         return operator, replace(binding, precision=precision)
     types = {n: TensorType("float16", t.shape) for n, t in binding.types.items()}
     return replace(operator, computes=tuple(replace(c, dtype="float16") for c in operator.computes)), replace(
@@ -75,7 +75,8 @@ def test_tf32_is_never_offered_unasked() -> None:
     backend = open_backend(OpenOptions(target="sm_90a"))
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES["three by three"]
-    for precision, families in (("float32", {"gemm", "gemm_tf32x3"}), ("tf32", {"gemm", "gemm_tf32"})):
+    for precision, families in (("float32", {"gemm", "gemm_tf32x3"}), ("tf32", {"gemm", "gemm_tf32"}),
+                                ("bfloat16", {"gemm", "gemm_tf32", "gemm_bf16"})):
         offered = choices(backend, operator, replace(binding, precision=precision), WARPS, 400)
         assert {c.operator.family for c in offered} == families
     assert "gemm_tf32" not in {o.family for o in backend.candidates(operator, binding)}
@@ -120,11 +121,20 @@ def test_blocks_are_copied_by_16_bytes_where_they_can_be(case: str, a: bool, b: 
     assert kernel.b.packing is not None or kernel.b.vector == (8 if case == "long rows" else 1)
 
 
+def rounded_to_bfloat16(values: Array) -> Array:
+    """float32 values rounded to 7 bits of mantissa, halves to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+ROUNDED = {"tf32": rounded_to_tf32, "bfloat16": rounded_to_bfloat16}
+
+
 def _reference(operator: ROperator, values: dict[str, Array], precision: str) -> Array:
     """float64 from the operands that the tensor cores get."""
     main = operator.computes[0]
     known = {n: v.astype(np.float64) for n, v in values.items()}
-    rounded = {n: rounded_to_tf32(values[n]).astype(np.float64) for n in main.reads} if precision == "tf32" else known
+    rounded = {n: ROUNDED[precision](values[n]).astype(np.float64) for n in main.reads} if precision in ROUNDED else known
     known[main.name] = evaluate(main, rounded, precise=True)
     for c in operator.computes[1:]:
         known[c.name] = evaluate(c, known, precise=True)
@@ -132,7 +142,7 @@ def _reference(operator: ROperator, values: dict[str, Array], precision: str) ->
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("precision, tolerance", [("tf32", 5e-6), ("float16", 3.5e-4)])
+@pytest.mark.parametrize("precision, tolerance", [("tf32", 5e-6), ("bfloat16", 5e-6), ("float16", 3.5e-4)])
 @pytest.mark.parametrize("case", sorted(ALL))
 def test_every_family_agrees_with_float64(case: str, precision: str, tolerance: float) -> None:
     """tf32: products of rounded operands are exact in float32 sums; float16: half a unit of the result's last place."""

@@ -60,6 +60,7 @@ def too_early(text: str) -> str:
 Kind = tuple[str, str, bool, dict[str, int]]
 GEMM: Kind = (ROWS, "gemm", True, {"bk": 32, "slices": 4})
 HALF: Kind = (ODD, "gemm_f16", True, {"bk": 64})
+BFLOAT: Kind = (ROWS.replace("float32", "bfloat16"), "gemm_bf16", True, {"bk": 32})
 DEEP: Kind = (WIDE, "gemm_f16", False, {"bk": 64})
 FIXED: Kind = (WIDE, "gemm_wgmma_f16", False, {"down": 0})
 RELU: Kind = ("matmul b=1 m=20 depth=37 width=13 off=1 +relu @float32 seed=6", *GEMM[1:])
@@ -88,7 +89,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     assert says in problem
 
 
-@pytest.mark.parametrize("kind", [GEMM, HALF, FIXED, CELL], ids=lambda k: k[1])
+@pytest.mark.parametrize("kind", [GEMM, HALF, BFLOAT, FIXED, CELL], ids=lambda k: k[1])
 def test_they_are_right_without_the_faults(kind: Kind) -> None:
     """Of ``FIXED``, the operand that is no constant is the one that is otherwise fetched before the wait; the cell is one bare
     product, whose sums no map stores."""
@@ -101,5 +102,5 @@ def test_they_are_right_without_the_faults(kind: Kind) -> None:
 def test_a_sample_is_right() -> None:
     """A small fresh case, one candidate of each family."""
     search, random = HostSearch("sm_90a"), Random(SEED)
-    case = Sampler(random, 1_000, ("float32", "tf32", "float16"), ("matmul", "gemv", "rows")).next()
+    case = Sampler(random, 1_000, ("float32", "tf32", "float16", "bfloat16"), ("matmul", "gemv", "rows")).next()
     assert run_cases(search, case, random)[1] == []

@@ -15,7 +15,7 @@ import numpy as np
 from rammer.device.manifest import Binding
 from rammer.testing.host_c import Array
 
-from rammer_cuda.contraction.instruction import MMA_F16, MMA_TF32, Mma
+from rammer_cuda.contraction.instruction import MMA_BF16, MMA_F16, MMA_TF32, Mma
 from rammer_cuda.emulator.launch import find_race, host_arguments, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -26,6 +26,7 @@ WARPS = """
 #define RM_COPIES
 #define RM_CLUSTER
 #define RM_MMA
+#define RM_BF16
 #define RM_PAIR
 struct float2 { float x, y; };
 static float2 make_float2(float x, float y) { return {x, y}; }
@@ -46,6 +47,12 @@ template <int N> static void rm_arrived() {}
 static float rm_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
 static void rm_split(float x, unsigned &big, unsigned &small) { memcpy(&big, &x, 4); small = 0; }
 static float rm_part(unsigned word, int high) { const unsigned short h = word >> 16 * high; return rm_load_f16(&h); }
+static float rm_part_bf16(unsigned word, int high) { return rm_float(high ? word & 0xffff0000u : word << 16); }
+static unsigned rm_bf16(float x) {
+  unsigned r; memcpy(&r, &x, 4);
+  return x == x ? (r + 0x7fffu + (r >> 16 & 1)) >> 16 : 0x7fffu;
+}
+static unsigned rm_pair_bf16(float low, float high) { return rm_bf16(low) | rm_bf16(high) << 16; }
 @INSTRUCTIONS@
 static void rm_mma_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   const unsigned b[2] = {b0, b1};
@@ -91,7 +98,7 @@ static void @name@(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]
 """
 
 
-def instruction(name: str, i: Mma) -> str:
+def instruction(name: str, i: Mma, value: str) -> str:
     """A warp's product as a function of its registers, by its fragments."""
     assert i.a is not None and i.b is not None
     holder: dict[str, dict[tuple[int, int], int]] = {"a": {}, "b": {}, "c": {}}
@@ -102,11 +109,13 @@ def instruction(name: str, i: Mma) -> str:
                              for row in sorted({r for r, _ in held})) for n, held in holder.items()}  # fmt: skip
     each = i.a.elements // 4
     values = {"name": name, "m": i.m, "n": i.n, "k": i.k, "each": each, **{n: f"{{{t}}}" for n, t in tables.items()},
-              "value": "rm_part" if each == 2 else "rm_float", **{p: f", {p} % 2" if each == 2 else "" for p in "xy"}}
+              "value": value, **{p: f", {p} % 2" if each == 2 else "" for p in "xy"}}
     return re.sub(r"@(\w+)@", lambda m: str(values[m[1]]), _MMA)
 
 
-WARPS = WARPS.replace("@INSTRUCTIONS@", instruction("rm_mma", MMA_TF32) + instruction("rm_mma_f16", MMA_F16))
+#: Instructions by name, and how an element is read from a register.
+READ = (("rm_mma", MMA_TF32, "rm_float"), ("rm_mma_f16", MMA_F16, "rm_part"), ("rm_mma_bf16", MMA_BF16, "rm_part_bf16"))
+WARPS = WARPS.replace("@INSTRUCTIONS@", "".join(instruction(*read) for read in READ))
 
 
 def run_warps(kernel: TaskKernel, tasks: int, binding: Binding, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:

@@ -29,7 +29,7 @@ def compile_options(fn: F) -> F:
         click.option("--layout", type=click.Choice(LAYOUTS), default="keep", show_default=True,
                      help="Images inside the program: in the model's order, channels last, or by tensor what is faster."),
         click.option("--precision", type=click.Choice(PRECISIONS),
-                     help="tf32: matrix products round their operands; float16: tensors are stored in 16 bits. "
+                     help="tf32, bfloat16: matrix products round their operands; float16: tensors are stored in 16 bits. "
                           "Default: float32, or what a compiled file was compiled in."),
         click.option("--policy", default="wavefront", show_default=True, metavar="NAME",
                      help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto."),
@@ -39,8 +39,9 @@ def compile_options(fn: F) -> F:
     return fn
 
 
-#: Relative and absolute tolerance by precision: float16 has 11 bits, tf32 rounds products' operands to as many.
-TOLERANCES = {"float32": (1e-4, 1e-5), "tf32": (5e-3, 5e-4), "float16": (1e-2, 1e-3)}
+#: Relative and absolute tolerance by precision: float16 has 11 bits, tf32 rounds products' operands to as many,
+#: bfloat16 to 8.
+TOLERANCES = {"float32": (1e-4, 1e-5), "tf32": (5e-3, 5e-4), "float16": (1e-2, 1e-3), "bfloat16": (4e-2, 4e-3)}
 
 
 def tolerance_options(fn: F) -> F:

@@ -14,9 +14,9 @@ from rammer.ir.types import itemsize, row_major
 
 BufferKind: TypeAlias = Literal["input", "output", "constant", "arena"]
 
-#: What a user may ask for. ``tf32`` lets contractions of float32 round their operands to 10 bits of mantissa;
-#: ``float16`` stores tensors in 16 bits. Sums are float32 in both.
-PRECISIONS: Final = ("float32", "tf32", "float16")
+#: What a user may ask for. ``tf32`` lets contractions of float32 round their operands to 10 bits of mantissa, ``bfloat16`` to 7;
+#: ``float16`` stores tensors in 16 bits. Sums are float32 in all.
+PRECISIONS: Final = ("float32", "tf32", "float16", "bfloat16")
 
 #: Arena offsets are multiples of this many bytes: one cache line, and the widest vector load.
 ALIGNMENT = 64

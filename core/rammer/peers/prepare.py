@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import onnx
@@ -60,6 +60,8 @@ def open_peer(name: str, model: onnx.ModelProto, inputs: Mapping[str, Array], de
         raise BadInput(f"unknown peer {name!r}", hint=f"one of: {', '.join(PEERS)}")
     if precision not in PRECISIONS:
         raise BadInput(f"unknown precision {precision!r}", hint=f"one of: {', '.join(PRECISIONS)}")
+    if precision not in get_args(Precision):
+        raise BadInput(f"no peer computes float32 models in {precision}", hint=f"one of: {', '.join(get_args(Precision))}")
     start = time.perf_counter()
     made = PEERS[name](model, inputs, device, precision)
     return Prepared(made.seconds, made.outputs, time.perf_counter() - start, made.timed, made.close)

@@ -22,8 +22,10 @@ from rammer.ir.types import is_float
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Unit roundoff of float32 (and what tensor cores lose when they truncate sums), of float16, and of tf32.
-SINGLE, TRUNCATED, HALF, TF32 = 2.0**-24, 2.0**-23, 2.0**-11, 2.0**-11
+#: Unit roundoff of float32 (and what tensor cores lose when they truncate sums), of float16, and of what
+#: contractions may round float32 operands to, by precision.
+SINGLE, TRUNCATED, HALF = 2.0**-24, 2.0**-23, 2.0**-11
+OPERANDS = {"tf32": 2.0**-11, "bfloat16": 2.0**-8}
 #: Half the distance of the smallest float16 numbers, and of the smallest normal float32 numbers, below which a device may flush.
 LEAST = {"float16": 2.0**-25, "float32": 2.0**-126}
 #: Largest whole number up to which float32 holds them all.
@@ -44,13 +46,13 @@ class Bounded:
     error: Array | None = None
 
 
-def bounded_results(operator: ROperator, tensors: Mapping[str, Array], tf32: bool) -> dict[str, Bounded]:
-    """The outputs of ``operator``, where float32 contractions may round operands to tf32 (``tf32``). Errors are infinite
+def bounded_results(operator: ROperator, tensors: Mapping[str, Array], precision: str = "float32") -> dict[str, Bounded]:
+    """The outputs of ``operator``, where float32 contractions may round operands as ``precision`` says. Errors are infinite
     where nothing can be said: a comparison that rounding may turn."""
     known = {n: Bounded(v) for n, v in tensors.items()}
     with np.errstate(all="ignore"):
         for c in operator.computes:
-            known[c.name] = _stored(c, _computed(c, known, tf32))
+            known[c.name] = _stored(c, _computed(c, known, OPERANDS.get(precision, 0.0)))
     return {n: known[n] for n in operator.outputs}
 
 
@@ -67,9 +69,9 @@ def _stored(c: Compute, result: Bounded) -> Bounded:
     return Bounded(value, _sum(result.error, np.where(inexact, unit * np.abs(value) + LEAST.get(c.dtype, 0.0), 0.0)))
 
 
-def _computed(c: Compute, known: Mapping[str, Bounded], tf32: bool) -> Bounded:
+def _computed(c: Compute, known: Mapping[str, Bounded], rounding: float) -> Bounded:
     if c.points and is_float(c.dtype) and (operands := contraction_operands(c)) is not None:
-        return _contracted(c, operands, known, tf32)
+        return _contracted(c, operands, known, rounding)
     if c.points == 0:
         return Bounded(evaluate(c, {n: known[n].value for n in c.reads}, precise=True))
     axes = (*c.axes, *c.reduce)
@@ -99,8 +101,8 @@ def _reduced(c: Compute, value: Array, error: Array | None) -> Bounded:
     return Bounded(result, _sum(None if error is None else error.sum(axis=over), count * SINGLE * size))
 
 
-def _contracted(c: Compute, operands: tuple[Load, Load], known: Mapping[str, Bounded], tf32: bool) -> Bounded:
-    """A sum of products: the sum's own rounding, that of tf32 operands, and what the operands bring."""
+def _contracted(c: Compute, operands: tuple[Load, Load], known: Mapping[str, Bounded], rounding: float) -> Bounded:
+    """A sum of products: the sum's own rounding, that of operands, and what the operands bring."""
     a, b = (known[load.tensor] for load in operands)
     names = [load.tensor for load in operands]
 
@@ -114,8 +116,8 @@ def _contracted(c: Compute, operands: tuple[Load, Load], known: Mapping[str, Bou
     exact = a.error is None and b.error is None and _whole(a.value) and _whole(b.value)
     most = max(np.abs(np.nan_to_num(x.value)).max(initial=0) for x in (a, b))
     error: Array | None = None
-    if not (exact and np.nan_to_num(size).max(initial=0) < WHOLE and most <= 1 / HALF):
-        error = (count + 8) * TRUNCATED * size + (2.5 * TF32 * size if tf32 else 0.0)
+    if not (exact and np.nan_to_num(size).max(initial=0) < WHOLE and most <= 1 / max(HALF, rounding)):
+        error = ((count + 8) * TRUNCATED + 2.5 * rounding) * size
     if names[0] == names[1]:
         moved = None if a.error is None else product(np.abs(a.value) + a.error, a.value) - size
         return Bounded(value, _sum(error, moved))

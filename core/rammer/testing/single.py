@@ -138,8 +138,7 @@ def trial_of(subject: Subject, seed: int, late: str = "") -> Trial:
             given[n].reshape(-1)[int(rng.integers(given[n].size))] = np.nan
         given |= {n: _kept(subject.constants[n], binding.types[n], rng, kind) for n in given if n in subject.constants}
         given = {n: _at_once(values, binding.storages[n]) for n, values in given.items()}
-        tf32 = binding.precision == "tf32"
-        feeds.append(Feed(given, bounded_results(operator, {**constants, **given}, tf32)))
+        feeds.append(Feed(given, bounded_results(operator, {**constants, **given}, binding.precision)))
     return Trial(subject, constants, tuple(feeds), late)
 
 

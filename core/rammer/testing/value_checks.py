@@ -102,7 +102,7 @@ def _run(device: Subject, operators: Sequence[ROperator], given: Mapping[str, Ar
     have = loaded.run(given).outputs
     loaded.close()
     for operator in operators:
-        want = bounded_results(operator, {n: given[n] for n in operator.inputs}, False)[operator.name]
+        want = bounded_results(operator, {n: given[n] for n in operator.inputs})[operator.name]
         problem = differences(have[operator.name], want)
         device.expect(not problem, f"{operator.computes[0]}: {problem}")
 

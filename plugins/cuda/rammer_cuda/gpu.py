@@ -58,7 +58,7 @@ class Gpu:
 
     @property
     def tf32(self) -> bool:
-        """Whether tensor cores multiply tf32 (CUDA C++ programming guide, "Compute Capabilities")."""
+        """Whether tensor cores multiply tf32 and bfloat16 (CUDA C++ programming guide, "Compute Capabilities")."""
         return self.capability >= (8, 0)
 
     @property
@@ -79,7 +79,7 @@ class Gpu:
     @property
     def precisions(self) -> tuple[str, ...]:
         """What a user may ask for."""
-        return ("float32", "tf32", "float16") if self.tf32 else ("float32", "float16")
+        return ("float32", "tf32", "float16", "bfloat16") if self.tf32 else ("float32", "float16")
 
     @property
     def model_clock(self) -> float:

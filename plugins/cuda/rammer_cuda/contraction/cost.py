@@ -22,7 +22,7 @@ from rammer.ir.expr import Load
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, Wide
 from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.instruction import FFMA, MMA_F16, MMA_TF32, MMA_TF32X3, Instruction
+from rammer_cuda.contraction.instruction import FFMA, MMA_BF16, MMA_F16, MMA_TF32, MMA_TF32X3, Instruction
 from rammer_cuda.contraction.warpgroup import WGMMA_F16, WGMMA_TF32, WGMMA_TF32X3, Wgmma
 from rammer_cuda.gpu import Gpu
 
@@ -184,6 +184,9 @@ TF32X3_COST = RingCost(MMA_TF32X3, FRAGMENTS, BLOCKS[1:], Launch(1900, 850, 2100
 #: and the best of the first four choices are slower than the best: by 8%, and by 2%.
 TF32_COST = RingCost(MMA_TF32, FRAGMENTS, BLOCKS[1:], Launch(2300, 30, 1600), 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, (4, 2))
 F16_COST = RingCost(MMA_F16, FRAGMENTS, HALF_BLOCKS, Launch(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5))
+#: Not fitted: that of tf32, with instructions for twice the products in the same time, and one rounding for two reads.
+BF16_COST = RingCost(MMA_BF16, FRAGMENTS, ((16, 1), (32, 1), (32, 2)), Launch(2300, 30, 1600),
+                     72, 5.5, 6.5, 8.4, 11.3, 0.08, 0.09, (8, 4))  # fmt: skip
 
 #: Of warpgroups, all fitted to 450 kernels of 60 layers on an H200, the faster ones of a layer weighing more: the measured
 #: time over the predicted has a standard deviation of 0.14, and the fastest of the three best predicted is 0.3% slower than
@@ -205,7 +208,7 @@ WGMMA_TF32_COST = WarpgroupCost(WGMMA_TF32, (32, 64), 1, 460, 42, 0.0, COPY, L2_
 WGMMA_F16_COST = WarpgroupCost(WGMMA_F16, (64, 128), 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0, True)
 
 #: In the order in which families are asked.
-RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST)
+RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST, BF16_COST)
 WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST)
 
 

@@ -26,7 +26,7 @@ from rammer_cuda.contraction.packing import Turned
 from rammer_cuda.device import source
 
 #: Precisions that users may allow for products of float32 operands; without one of them products are as exact as float32.
-LOWER = ("tf32",)
+LOWER = ("tf32", "bfloat16")
 EVERY = ("float32", *LOWER)
 
 
@@ -218,12 +218,15 @@ MMA_TF32X3 = Mma("gemm_tf32x3", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESUL
 #: Where the user allows it: one product, summed in float32 inside the tensor cores. Packed constants are rounded when a
 #: program is loaded, those of rows lie as ldmatrix wants them; everything else is rounded on its way to registers
 #: (``cvt.rna``: to nearest, halves away from zero).
-MMA_TF32 = Mma("gemm_tf32", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (TF32_TURNED, TF32_WORDS), ("tf32",),
+MMA_TF32 = Mma("gemm_tf32", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (TF32_TURNED, TF32_WORDS), LOWER,
                "rm_multiply_tf32", source("mma", "mma_tf32"), lambda a, b: (a.packing is not None, b.packing is None),
                )  # fmt: skip
 #: float16 operands, float32 sums; ldmatrix reads either order of a block, one of them transposed.
 MMA_F16 = Mma("gemm_f16", "float16", 16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS, (HALVES, HALVES), EVERY,
               "rm_multiply_f16", source("mma", "mma_f16"), lambda a, b: (a.deep, b.deep), True)  # fmt: skip
+#: Where the user allows it: float32 operands, rounded to bfloat16 on their way to registers; float32 sums.
+MMA_BF16 = Mma("gemm_bf16", "float32", 16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS, (WORDS, WORDS), ("bfloat16",),
+               "rm_multiply_bf16", source("mma_bf16"), lambda a, b: ())  # fmt: skip
 
 #: By family.
-RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16)}
+RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16, MMA_BF16)}

@@ -23,7 +23,7 @@ from rammer.codegen.contraction import Product
 from rammer.codegen.task import Array, Unsuited
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, Wide, wide_shape
-from rammer_cuda.contraction.instruction import EVERY, Fragment, Instruction
+from rammer_cuda.contraction.instruction import EVERY, LOWER, Fragment, Instruction
 from rammer_cuda.contraction.operand import FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
 from rammer_cuda.contraction.packing import CORE
 from rammer_cuda.device import filled, source
@@ -234,7 +234,7 @@ WORDS_A = Fragment(("warp * 16 + lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4)
 
 WGMMA_TF32X3 = Wgmma("gemm_wgmma3", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, FLOAT32_CORES), ("float32",),
                      three_products, True, 2)  # fmt: skip
-WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, TF32_CORES), ("tf32",),
+WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, TF32_CORES), LOWER,
                    one_product, True, 1, 8)  # fmt: skip
 WGMMA_F16 = Wgmma("gemm_wgmma_f16", "float16", 64, 8, 16, THREADS, None, None, RESULTS, (HALF_CORES, HALF_CORES), EVERY,
                   from_shared, False, 1)  # fmt: skip

@@ -31,7 +31,11 @@ typedef int rm_j{w} __attribute__((vector_size({bytes}), aligned(4), may_alias))
 #define rm_within{w}(i, s, n) (((unsigned)(i) + (unsigned)(s) * (rm_w{w}){{{lanes}}}) < (unsigned)(n))
 #define rm_vsel{w}(m, a, b) ((rm_f{w})(((rm_i{w})(a) & (m)) | ((rm_i{w})(b) & ~(m))))
 static inline rm_f{w} rm_veven{w}(const float *p) {{
+#ifdef __clang__
+  return __builtin_shufflevector(rm_vload{w}(p), rm_vload{w}(p + {last}), {even});
+#else
   return __builtin_shuffle(rm_vload{w}(p), rm_vload{w}(p + {last}), (rm_i{w}){{{even}}});
+#endif
 }}
 static inline rm_f{w} rm_vmax{w}(rm_f{w} a, rm_f{w} b) {{
   rm_i{w} m = (a > b) | (a != a);

@@ -52,7 +52,8 @@ def operators(names: list[str], backend: Backend, precision: str) -> dict[str, t
         plan = assign_storage(compute)
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants), precision=precision)
         tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages),
-                        lambda o, b=binding: backend.rate(o, b), binding)  # fmt: skip
+                        lambda o, b=binding: backend.rate(o, b),
+                        lambda o, b=binding: backend.prologue_rate(o, b), binding)  # fmt: skip
         for o in tiles.operators:
             if o.main.kind == "contraction":
                 key = binding.key(o)

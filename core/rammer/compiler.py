@@ -16,7 +16,7 @@ from rammer.compiled.host import HostNode
 from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Binding, Rated, reused_constants
+from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
 from rammer.errors import DeviceFailure
 from rammer.frontend.bind import bind
 from rammer.frontend.evaluator import check_host, reservation
@@ -118,7 +118,7 @@ class Compiler:
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):
-            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), self._rate(plan),
+            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), *self._rates(plan),
                            self._binding(plan))  # fmt: skip
         first, *others = [self._planned(compute, p, tile, inputs, outputs) for p in self._layouts(plan, tile)]
         return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
@@ -165,12 +165,13 @@ class Compiler:
         with self._step("layouts"):
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
-    def _rate(self, plan: StoragePlan) -> Rate:
-        backend = self.backend
-        if not isinstance(backend, Rated):
-            return peak
-        binding = self._binding(plan)
-        return lambda operator: backend.rate(operator, binding)
+    def _rates(self, plan: StoragePlan) -> tuple[Rate, Rate]:
+        """What the device says of operators that hold an operand, and of maps before a contraction."""
+        backend, binding = self.backend, self._binding(plan)
+        return (
+            (lambda operator: backend.rate(operator, binding)) if isinstance(backend, Rated) else peak,
+            (lambda operator: backend.prologue_rate(operator, binding)) if isinstance(backend, PrologueRated) else peak,
+        )
 
     def _price(self, binding: Binding) -> Price:
         """Seconds of an operator's best kernel with other storages."""

@@ -180,6 +180,7 @@ def test_input_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 # --- devices ------------------------------------------------------------------------------------------
 
+PLUGINS = "the checkout has plugins: pip install -e plugins/NAME"
 PYPI = "(the name 'rammer' on PyPI is another project)"
 
 
@@ -188,13 +189,11 @@ def test_unknown_device() -> None:
     assert text == f"unknown device 'rokm'\n  hint: did you mean 'rocm'? {PYPI}"
     toy = registry_of(Device("toy", "", lambda: [], lambda options: None, api=2))  # type: ignore[arg-type, return-value]
     text = message(BadInput, lambda: open_executable(model(), "ipu-sim", registry=toy))
-    assert text == (f"unknown device 'ipu-sim'\n"
-                    f"  hint: install it from the checkout: pip install -e plugins/ipu_sim {PYPI}")  # fmt: skip
+    assert text == f"unknown device 'ipu-sim'\n  hint: installed: toy; {PLUGINS} {PYPI}"
     text = message(BadInput, lambda: open_executable(model(), "quantum", registry=toy))
-    assert text == f"unknown device 'quantum'\n  hint: installed: toy {PYPI}"
+    assert text == f"unknown device 'quantum'\n  hint: installed: toy; {PLUGINS} {PYPI}"
     text = message(BadInput, lambda: open_executable(model(), "quantum", registry=Registry([])))
-    assert text == ("unknown device 'quantum'\n"
-                    f"  hint: installed: none; from the checkout: pip install -e plugins/rocm {PYPI}")  # fmt: skip
+    assert text == f"unknown device 'quantum'\n  hint: installed: none; {PLUGINS} {PYPI}"
 
 
 @pytest.mark.parametrize("device", ["toy", "rocm", "ipu_sim"])

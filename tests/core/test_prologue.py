@@ -51,7 +51,7 @@ def graph_of(model: SmallModel) -> ComputeGraph:
 
 
 def groups(graph: ComputeGraph, rate: float = 1.0, where: VDevice = DEVICE) -> tuple[ROperator, ...]:
-    return connect(graph, where, rate=lambda operator: rate).operators
+    return connect(graph, where, rate=lambda operator: rate, prologue_rate=lambda operator: rate).operators
 
 
 def contraction_of(found: tuple[ROperator, ...]) -> ROperator:

@@ -204,11 +204,11 @@ def test_the_rate_says_who_takes_maps() -> None:
     backend = backend_of("sm_90a")
     operator, binding = PROLOGUES["pointwise"]
     storages = everything(binding)
-    assert 0.5 < backend.rate(operator, replace(binding, storages=storages)) <= 1.0
+    assert 0.5 < backend.prologue_rate(operator, replace(binding, storages=storages)) <= 1.0
     half = {n: TensorType("float16", t.shape) for n, t in binding.types.items()}
     computes = tuple(replace(c, dtype="float16") for c in operator.computes)
     narrow = replace(binding, types=half, storages=storages)
-    assert backend.rate(replace(operator, computes=computes), narrow) == SHARE
+    assert backend.prologue_rate(replace(operator, computes=computes), narrow) == SHARE
 
 
 @pytest.mark.parametrize("families", [WARPS, WARPGROUPS])

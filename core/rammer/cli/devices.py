@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rammer.device.loader import DeviceStatus, Registry
+from rammer.device.loader import PLUGINS, DeviceStatus, Registry
 from rammer.report.table import plain, size
 
 
@@ -27,7 +27,7 @@ def command(as_json: bool, no_test: bool) -> None:
         table = [[r["device"], r["state"], r["name"], r["kind"], r["memory"], r["veus"], r["self_test"]] for r in rows]
         click.echo(plain(table, ["device", "state", "hardware", "kind", "memory", "vEUs", "self-test"]))
     else:
-        click.echo("no devices: no plugin is installed (from the checkout: pip install -e plugins/rocm)")
+        click.echo(f"no devices: no plugin is installed ({PLUGINS})")
 
 
 def _rows(registry: Registry, status: DeviceStatus, test: bool) -> list[dict[str, Any]]:

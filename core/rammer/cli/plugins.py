@@ -17,7 +17,7 @@ import click
 
 from rammer.cli.common import cannot_write
 from rammer.device.hooks import Hooks
-from rammer.device.loader import KNOWN, Registry
+from rammer.device.loader import Registry
 from rammer.errors import BadInput
 from rammer.report.table import plain
 
@@ -26,8 +26,6 @@ TOY = "toy"
 FILES = ("pyproject.toml", "README.md", f"rammer_{TOY}/__init__.py", "tests/test_device.py")
 #: Where the template's name stands alone, in the distribution's name, in a word with underscores, and before a class's name.
 _PLACES = re.compile(r"rammer-toy|(?<![A-Za-z])toy(?![A-Za-z])|(?<![A-Za-z])Toy(?=[A-Z])")
-#: What no plugin can be called: the distribution of the core is rammer-core.
-TAKEN = frozenset({"core", *KNOWN})
 LONGEST = 40
 
 
@@ -95,9 +93,10 @@ def check_name(name: str, registry: Registry) -> None:
     if not simple or iskeyword(name) or len(name) > LONGEST:
         raise BadInput(f"{name[:LONGEST]!r} is no name for a device", where="plugins new NAME",
                        hint=f"2 to {LONGEST} small letters, digits and single underscores, a letter first: my_chip")  # fmt: skip
-    if name in TAKEN or name in registry.devices:
-        raise BadInput(f"there is a device {name!r} already" if name != "core" else "rammer-core is rammer itself",
-                       hint="give another name")  # fmt: skip
+    if name in registry.devices:
+        raise BadInput(f"there is a device {name!r} already", hint="give another name")
+    if name == "core":
+        raise BadInput("rammer-core is rammer itself", hint="give another name")
 
 
 def texts(name: str) -> Mapping[str, str]:

@@ -39,8 +39,8 @@ GROUP = "rammer.devices"
 #: Hooks by which a plugin changes the compilation for devices that are not its own.
 EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_lowerings", "rammer_kernels")
 HOOKS = ("rammer_devices", *EXTENSIONS)
-#: Distributions in this repository, by device: what to install when a name is unknown.
-KNOWN = {"cuda": "plugins/cuda", "rocm": "plugins/rocm", "ipu_sim": "plugins/ipu_sim"}
+#: Where the devices are that this repository has.
+PLUGINS = "the checkout has plugins: pip install -e plugins/NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,11 +346,6 @@ def _unavailable(status: DeviceStatus) -> DeviceUnavailable:
 def _unknown(name: str, known: list[str]) -> BadInput:
     import difflib  # takes long to import
 
-    nearest = difflib.get_close_matches(name, [*known, *KNOWN], 1)
-    if nearest and nearest[0] not in known:
-        hint = f"install it from the checkout: pip install -e {KNOWN[nearest[0]]}"
-    elif nearest:
-        hint = f"did you mean {nearest[0]!r}?"
-    else:
-        hint = "installed: " + (", ".join(known) or "none; from the checkout: pip install -e plugins/rocm")
+    nearest = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"installed: {', '.join(known) or 'none'}; {PLUGINS}"
     return BadInput(f"unknown device {name!r}", hint=hint + " (the name 'rammer' on PyPI is another project)")

@@ -257,6 +257,16 @@ class Profiler(Protocol):
         ...
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """A Profiler may also build what it will measure at once: compilers that work side by side."""
+
+    def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:
+        """Build the kernels of tiled operators, so that measuring finds them made. A kernel that cannot be built says so when it
+        is measured."""
+        ...
+
+
 class Backend(Protocol):
     """An opened device. Models are compiled and loaded for it by one thread at a time, while others may run programs."""
 
@@ -306,12 +316,21 @@ class Exhaustive(Protocol):
 @runtime_checkable
 class Rated(Protocol):
     """A Backend may also say how good its kernels are at operators that keep a contraction's operand on chip
-    (``ROperator.holds_operand``), at the parts that such a one is compared with, and at maps before a contraction."""
+    (``ROperator.holds_operand``), and at the parts that such a one is compared with."""
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """Predicted FLOP/s of a vEU on an untiled ``operator`` over ``vdevice.flops``; above 1 where other units than
-        those counted there do the work. Where the operator has maps before its contraction (``ROperator.prologue``): the
-        seconds without them over those with them, at most 1. A Backend without this method computes all operators at one rate."""
+        those counted there do the work. A Backend without this method computes all operators at one rate."""
+        ...
+
+
+@runtime_checkable
+class PrologueRated(Protocol):
+    """A Backend may also say how good its kernels are at maps before a contraction (``ROperator.prologue``)."""
+
+    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
+        """Predicted seconds of an untiled ``operator`` without its maps over those with them, at most 1. A Backend without this
+        method computes them at no cost."""
         ...
 
 

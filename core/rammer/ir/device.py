@@ -36,6 +36,8 @@ class VDevice:
     one of them has; ``resident`` how many vEUs are guaranteed to run at once (spinning on counters is
     legal only up to it). On a ``staged`` device a task can address nothing but its vEU's memory, so
     everything it reads counts towards the footprint.
+    A product of constant weights each of which at most ``few_rows`` results share is bound by its weights' bytes: the
+    device's kernels take such products together, side by side.
     ``precisions`` are those that a user may ask for (``rammer.compiled.options``).
     ``simulated`` devices never have their times ranked with measured ones.
     """
@@ -54,6 +56,7 @@ class VDevice:
     simulated: bool = False
     source: str = ""
     precisions: tuple[str, ...] = ("float32",)
+    few_rows: int = 8
 
     def __post_init__(self) -> None:
         if self.veus < 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from rammer.device.lazily import Lazily
-from rammer.device.manifest import Backend, Binding
+from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.store import KernelStore, TunedKernel, key_of
@@ -46,8 +46,8 @@ class Tuner:
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
         """Let the device build everything that tuning ``operators`` will measure at once, where its profiler can."""
-        build = getattr(self.backend.profiler, "prepare", None)
-        if build is None or not MEASURED[self.level]:
+        profiler = self.backend.profiler
+        if not isinstance(profiler, Preparing) or not MEASURED[self.level]:
             return
         pairs = list[tuple[ROperator, Binding]]()
         for operator in operators:
@@ -57,7 +57,7 @@ class Tuner:
             if self.store.get(self._key(sign)) is None:
                 self._options[sign] = self._candidates(operator, binding)
                 pairs += [(o, binding) for o in self._options[sign][: MEASURED[self.level]]]
-        build(pairs)
+        profiler.prepare(pairs)
 
     def _candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         return Lazily(chain(self.extra(operator, binding), self.backend.candidates(operator, binding)))

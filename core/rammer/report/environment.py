@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
+import re
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
+from typing import Final
 
-PACKAGES = ("rammer-core", "rammer-cuda", "rammer-rocm", "rammer-ipu-sim", "numpy", "onnx", "onnxruntime", "pyopencl",
-            "cuda-core", "cupy-cuda13x", "torch", "jax")  # fmt: skip
+from rammer.device.loader import GROUP
+
+#: What matters of the core, and the other runtimes that it is compared with.
+PACKAGES: Final = ("rammer-core", "numpy", "onnx", "onnxruntime", "torch", "jax")
 
 
 def environment() -> dict[str, str]:
-    """Processor, cores, operating system, Python and package versions."""
+    """Processor, cores, operating system, Python and package versions: the core's, the plugins' and what those require."""
     found = {
         "cpu": _cpu(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
-    for package in PACKAGES:
+    for package in dict.fromkeys((*PACKAGES, *_plugins())):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
     return found
+
+
+def _plugins() -> list[str]:
+    """The distributions of the installed plugins, and what they require to run (extras among it, but for tests)."""
+    names = list[str]()
+    for plugin in sorted({e.dist for e in entry_points(group=GROUP) if e.dist is not None}, key=lambda d: d.name):
+        needed = [r for r in plugin.requires or () if not re.search(r"extra\s*==\s*['\"]test", r)]
+        names += [plugin.name, *(m[0] for r in needed if (m := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", r)))]
+    return names
 
 
 def _cpu() -> str:

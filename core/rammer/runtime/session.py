@@ -11,7 +11,7 @@ from rammer.compiled.artifact import is_artifact
 from rammer.compiled.options import DEFAULT, CompileOptions, Progress, check_layout, check_precision, quiet
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
-from rammer.device.loader import Registry
+from rammer.device.loader import PLUGINS, Registry
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.names import quoted
 from rammer.ir.port import InputPort
@@ -135,5 +135,5 @@ def first_measured(registry: Registry) -> str:
         reasons.append(f"{status.name}: {status.state}{f' ({status.reason})' if status.reason else ''}")
     raise DeviceUnavailable(
         "no device with a clock works here", where="; ".join(reasons) or "no plugin is installed",
-        hint="pip install -e plugins/rocm from the checkout, or name a simulated device with --device",
+        hint=f"{PLUGINS}; or name a simulated device with --device",
     )  # fmt: skip

@@ -38,30 +38,26 @@ from rammer.tile.search import ranked_tiles
 LONGEST_CHAIN = 24
 #: Longest chain of contractions that meet at vEU level.
 MOST_CONTRACTIONS = 16
-#: Most results that share each weight of a product that is bound by its weights' bytes.
-FEW_ROWS = 8
 
-#: The share of a vEU's peak that a device's kernels reach on an operator: one that keeps a contraction's operand on chip,
-#: or one of the parts that it is compared with. Where maps before the contraction make the operand: the seconds without
-#: them over those with them.
+#: What a device says of an operator (``rammer.device.manifest.Rated`` and ``PrologueRated``).
 Rate: TypeAlias = Callable[[ROperator], float]
 
 
 def peak(operator: ROperator) -> float:
-    """The Rate of a device whose kernels are equally good at all operators."""
+    """What a device says whose kernels are equally good at all operators."""
     return 1.0
 
 
 def connect(graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None,
-            rate: Rate = peak, binding: Binding | None = None) -> TileGraph:  # fmt: skip
+            rate: Rate = peak, prologue_rate: Rate = peak, binding: Binding | None = None) -> TileGraph:  # fmt: skip
     """Group the Computes of ``graph`` into operators for ``device``.
 
     ``aliases`` maps a tensor that no Compute writes to the tensors whose memory it shares (views and
     concatenations, from the storage pass): its readers depend on their producers, and they must be written to memory.
-    ``binding`` is what ``rate`` knows of the tensors (unless given, types and constants): operators of equal keys share answers.
+    ``binding`` is what the rates know of the tensors (unless given, types and constants): operators of equal keys share answers.
     """
     binding = binding or Binding(graph.types, {}, frozenset(graph.constants))
-    state = _Connector(graph, device, dict(aliases or {}), rate, binding)
+    state = _Connector(graph, device, dict(aliases or {}), rate, prologue_rate, binding)
     operators = tuple(state.grow(c) for c in state.seeds() if c.name not in state.owner)
     ordered = _topological(operators, state)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
@@ -74,6 +70,7 @@ class _Connector:
     device: VDevice
     aliases: dict[str, tuple[str, ...]]
     rate: Rate
+    prologue_rate: Rate
     binding: Binding
     owner: dict[str, str] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
@@ -166,11 +163,11 @@ class _Connector:
         return c.kind == "contraction" and not self._weight_bound(c)
 
     def _weight_bound(self, c: Compute) -> bool:
-        """Whether ``c`` is a product of constant weights, each used for at most ``FEW_ROWS`` results."""
+        """Whether ``c`` is a product of constant weights, each used for few results, as the device says."""
         if c.name not in self.bound:
             weights = [ld for ld in contraction_operands(c) or () if ld.tensor in self.graph.constants]
             axes = map(ex.axes_of, weights)
-            self.bound[c.name] = any(math.prod(a.extent for a in c.axes if a.name not in w) <= FEW_ROWS for w in axes)
+            self.bound[c.name] = any(math.prod(a.extent for a in c.axes if a.name not in w) <= self.device.few_rows for w in axes)
         return self.bound[c.name]
 
     def _waits(self, group: list[Compute]) -> bool:
@@ -264,7 +261,7 @@ class _Connector:
             return 1.0
         key = "\n".join(map(self.binding.key, compared(operator)))  # without the maps, what they make is read from memory
         if key not in self.shares:
-            self.shares[key] = self.rate(operator)
+            self.shares[key] = self.prologue_rate(operator)
         return self.shares[key]
 
     def _achieved(self, operator: ROperator) -> VDevice:

@@ -20,6 +20,7 @@ from rammer.ir.operator import Resources, RKernel, ROperator, Written, compared
 from rammer.ir.program import RProgram
 from rammer.tile.search import candidates as tile_candidates
 
+from rammer_cuda.cell.recognise import MOST_ROWS
 from rammer_cuda.compile import compile_cubin, version
 from rammer_cuda.families import FAMILIES, family_of
 from rammer_cuda.family import Choice, Family
@@ -69,10 +70,10 @@ class CudaBackend:
         self.how, self.writer = how, Writer()
         self.context: Thread | None = None  #: Creates the GPU's context.
 
-    @property
+    @cached_property
     def vdevice(self) -> VDevice:
         """What the core compiles for."""
-        return self.gpu.vdevice
+        return replace(self.gpu.vdevice, few_rows=MOST_ROWS)
 
     @property
     def profiler(self) -> CudaProfiler:
@@ -138,10 +139,7 @@ class CudaBackend:
             return False
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
-        """The predicted rate of the best kernel family, or what the generic kernel reaches. With maps before a contraction: the
-        seconds of the best matrix-product kernel, or of another family's, without them over those with them."""
-        if operator.prologue:
-            return self._prologue_rate(operator, binding)
+        """The predicted rate of the best kernel family, or what the generic kernel reaches."""
         asked = [f for f in self.usable if (f.holds if operator.holds_operand else f.first is None)]
         seconds = self._best(operator, binding, asked) - self.gpu.launch  # whoever asks counts launches himself
         return max(LEAST_SHARE, operator.flops / max(seconds, 1e-9) / (self.gpu.flops * self.gpu.sms))
@@ -150,8 +148,8 @@ class CudaBackend:
         """Predicted seconds of the best choice of some families; infinite where none suits."""
         return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
 
-    def _prologue_rate(self, operator: ROperator, binding: Binding) -> float:
-        """``rate`` of an operator with maps before its contraction."""
+    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
+        """The seconds of the best matrix-product kernel, or of another family's, without the maps over those with them."""
         bare, whole = compared(operator)
         for seconds, tiled in self.choices(whole, binding, *(f for f in self.usable if f.product)):
             same = replace(bare, tile=tiled.tile, family=tiled.family, config=tiled.config)

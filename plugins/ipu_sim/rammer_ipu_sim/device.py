@@ -75,11 +75,8 @@ class SimulatorBackend:
         """Every tiling that the search looks at."""
         return candidates(operator, binding, self.vdevice, EVERY)
 
-    def rate(self, operator: ROperator, binding: Binding) -> float:
-        """1, since codelets are equally good at all operators; with maps before a contraction, which every task computes
-        anew, the counted seconds of the best tiling without them over those with them."""
-        if not operator.prologue:
-            return 1.0
+    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
+        """The counted seconds of the best tiling without the maps, which every task computes anew, over those with them."""
         without, whole = (self._best(o, binding) for o in compared(operator))
         return min(1.0, without / whole)
 

@@ -96,10 +96,11 @@ class OpenClBackend:
 
     def rate(self, operator: ROperator, binding: Binding) -> float:
         """What the generic kernel reaches of the peak where an operand is held: the panel family reads its operands from
-        memory. It does compute maps before a contraction while it gathers the columns: then the seconds without them over
-        those with them."""
-        if not operator.prologue:
-            return GENERIC_RATE if operator.holds_operand else 1.0
+        memory."""
+        return GENERIC_RATE if operator.holds_operand else 1.0
+
+    def prologue_rate(self, operator: ROperator, binding: Binding) -> float:
+        """The panel family computes the maps while it gathers the columns: the seconds without them over those with them."""
         if self.vdevice.threads != 1:
             return GENERIC_RATE
         seconds = [panel_candidates(o, binding, self.vdevice, 1) for o in compared(operator)]

@@ -1,0 +1,58 @@
+"""The core knows no device: its code names none, nor what only one of them has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rammer
+
+CORE = Path(rammer.__file__).parent
+#: Devices, their languages and vendors, and packages by which they are driven.
+WORDS = re.compile(r"cuda|cupy|nvidia|nvrtc|rocm|opencl|pocl|\bamd|\bhip|ipu|poplar|gpu|\bsm_\d", re.IGNORECASE)
+
+#: Torch and JAX name the hardware that they run on: no device of rammer's.
+OTHERS = "peers"
+#: What may be named elsewhere, with the reason.
+ALLOWED = {
+    ("device/arrays.py", "__cuda_array_interface__"): "a protocol of arrays; libraries without a GPU speak it, too",
+    ("cli/compile.py", "sm_90a"): "an example in a help text",
+    ("cli/inspect.py", "sm_90a."): "an example in a help text",
+    ("cli/options.py", "gpu."): "an example in a help text",
+    ("testing/cage.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
+    ("testing/mutants/__main__.py", "ipu_sim"): "a default that a user may change",
+    ("testing/mutants/__main__.py", "OpenCL"): "in a help text",
+    **{("testing/mutants/campaign.py", name): "must not be imported before a fork"
+       for name in ("pyopencl", "cuda", "cupy", "pocl", "rammer_rocm", "rammer_cuda")},
+}  # fmt: skip
+
+
+def named(tree: ast.AST) -> Iterator[str]:
+    """Names, and words of texts, that name a device. Docstrings may give examples."""
+    explained = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    for node in ast.walk(tree):
+        said = [value for kind, value in ast.iter_fields(node) if kind != "value" and isinstance(value, str)]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in explained:
+            said += node.value.split()
+        yield from (s for s in said if WORDS.search(s))
+
+
+def found(folder: Path) -> set[tuple[str, str]]:
+    """(file, word) of everything that is named below ``folder``."""
+    files = [f for f in sorted(folder.rglob("*.py")) if not {"plugin-template", OTHERS} & {*f.relative_to(folder).parts}]
+    return {(str(f.relative_to(folder)), word) for f in files for word in named(ast.parse(f.read_text()))}
+
+
+def test_the_core_names_no_device() -> None:
+    assert found(CORE) == {*ALLOWED}, "a device in the core, or an exception that nothing needs"
+
+
+@pytest.mark.parametrize("code", ["KNOWN = {'cuda': 1}", "if device == 'rocm': pass", "OPENCL = 1", "import pyopencl", "f(gpu=1)",
+                                  "x = f'{y} on sm_90'", "from a import cuda_text", "def on_gpu(): pass"])  # fmt: skip
+def test_the_search_finds(code: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(f'"""An example for cuda."""\n# for cuda\n{code}\n')
+    assert len(found(tmp_path)) == 1

@@ -86,6 +86,8 @@ def test_what_a_gpu_lacks_is_not_offered() -> None:
     old, new = target("sm_80"), target()
     assert {f.name for f in new.usable} - {f.name for f in old.usable} == {
         "gemm_chain", "gemm_wgmma3", "gemm_wgmma1", "gemm_wgmma_f16"}  # fmt: skip
+    turing = replace(TARGETS["sm_80"], architecture="sm_75")
+    assert "attention" in {f.name for f in old.usable} - {f.name for f in FAMILIES if f.needs(turing)}, "it multiplies in tf32"
     for operator, binding in CHAINS.values():
         assert {o.family for o in old.offered(operator, binding)} <= {f.name for f in old.usable}
     assert old.families == new.families, "a file of another GPU is read, and refused when it is loaded"

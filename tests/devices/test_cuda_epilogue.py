@@ -22,7 +22,7 @@ from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
 SMALL = "matmul b=1 m=35 depth=37 width=13 off=1 +add @float32 seed=5"
-CASES = (SMALL, "matmul b=1 m=64 depth=64 width=64 off=1 +add @float16 seed=5", SMALL.replace("float32", "tf32"),
+CASES = (SMALL, "matmul b=1 m=64 depth=64 width=64 off=1 +add @float16 seed=5", SMALL.replace("float32", "bfloat16"),
          "conv n=1 c=64 m=64 h=14 w=14 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +bias +add @tf32 seed=5",
          "conv n=1 c=64 m=64 h=14 w=14 k=1 s=1 d=1 p=0 q=-1 g=1 off=1 +bias +add @float32 seed=5")  # fmt: skip
 

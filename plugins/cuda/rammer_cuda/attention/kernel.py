@@ -27,6 +27,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.attention.recognise import Attention, attention_of
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
+from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.frame import WARP, Frame
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -265,9 +266,7 @@ class _Attention:
                             f"sum += parts[(w * {rows} + local) * {po} + i % {b.chunk}];"]  # fmt: skip
             self.frame.unit.ranges |= {"row": (0, a.rows - 1), "column": (0, a.width - 1)}
             point = a.point(Ref("row"), Ref("column"))
-            scope.memo[Load(a.context.name, point)] = Val("sum", a.context.dtype, atom=True)
-            name = a.operator.anchor.name
-            scope.store(self.frame.places[name], point, scope.load(Load(name, point)), ())
+            finish(scope, self.frame.places, Load(a.context.name, point), "sum", a.context.dtype, a.operator.outputs)
 
     # --- rows -----------------------------------------------------------------------------------
 

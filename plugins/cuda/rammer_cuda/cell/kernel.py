@@ -20,14 +20,14 @@ from rammer.codegen.task import Argument
 from rammer.codegen.text import Text, digits, total
 from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
-from rammer.ir.expr import Const, Expr, Interval, Load, Ref, integer
+from rammer.ir.expr import Const, Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage
 
 from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_of
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.task import HeldKernel, origins
+from rammer_cuda.kernels.task import HeldKernel, origins, place_of
 
 PREAMBLE = source("cell")
 
@@ -285,9 +285,7 @@ class _CellText:
                           tiles=frozenset(tiles), first=self.cell.each * self.cell.share)  # fmt: skip
 
     def _global(self, tensor: str) -> Place:
-        kind = self.binding.types[tensor]
-        strides = self.binding.storages[tensor].strides
-        return Place(self._pointer(tensor), kind.dtype, strides, (integer(0),) * len(kind.shape), kind.shape)
+        return place_of(tensor, self._pointer(tensor), self.binding)
 
     def _tile(self, number: int) -> Place:
         """A product's sums as the maps see them: a tile in shared memory."""

@@ -12,13 +12,12 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
-from rammer.codegen.unit import Place, Unit
+from rammer.codegen.unit import Unit
 from rammer.device.manifest import Binding
-from rammer.ir.expr import Interval, Load, Ref, integer
+from rammer.ir.expr import Interval, Load, Ref
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.chain.recognise import Chain, Layer, chain_of
@@ -27,7 +26,8 @@ from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import TARGETS, Gpu
-from rammer_cuda.kernels.task import TaskKernel, origins, parameter
+from rammer_cuda.kernels.epilogue import finish
+from rammer_cuda.kernels.task import TaskKernel, origins, parameter, place_of
 
 #: Rows and threads of a warpgroup.
 GROUP, THREADS = 64, 128
@@ -128,13 +128,8 @@ class _ChainText:
             Argument(chain.first.tensor, False), *(Argument(x.weights.tensor, False, x.packing) for x in chain.layers),
             *(Argument(t, False) for t in read), *(Argument(t, True) for t in chain.operator.outputs),
         ]  # fmt: skip
-        zero = integer(0)
-        self.places = {}
-        for k, a in enumerate(self.arguments):
-            if a.packing is None and k:
-                kind = binding.types[a.tensor]
-                self.places[a.tensor] = Place(f"p{k}", kind.dtype, binding.storages[a.tensor].strides,
-                                              (zero,) * len(kind.shape), kind.shape)  # fmt: skip
+        self.places = {a.tensor: place_of(a.tensor, f"p{k}", binding)
+                       for k, a in enumerate(self.arguments) if k and a.packing is None}  # fmt: skip
         self.tables: dict[str, str] = {}
 
     def kernel(self) -> TaskKernel:
@@ -276,13 +271,11 @@ class _ChainText:
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(layer.main.axes)}
         unit = Unit(CUDA, self.binding.types, {c.name: c for c in layer.maps}, self.places, ranges)
         block = Block(unit)
-        block.memo[Load(layer.main.name, point)] = Val("sum", "float32", atom=True)
-        value = block.load(Load(layer.last, point))
-        if last:
-            block.store(self.places[layer.last], point, value, ())
+        finish(block, self.places, Load(layer.main.name, point), "sum", "float32", [layer.last] if last else [])
+        following = "" if last else block.load(Load(layer.last, point)).text
         text.all(block.lines)
         if not last:
-            text.all([f"next = {value.text};", "}", *self._keep(number + 1, "e / 2 + e % 2 * 2", "next")])
+            text.all([f"next = {following};", "}", *self._keep(number + 1, "e / 2 + e % 2 * 2", "next")])
         text.all(["}", "}"])
         self.tables |= unit.tables
 

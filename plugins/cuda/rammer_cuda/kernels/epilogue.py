@@ -7,7 +7,7 @@ every store for one that may change what is loaded behind it, and rows would wai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,9 +19,10 @@ from rammer.codegen.task import Argument
 from rammer.codegen.text import Text, digits
 from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
-from rammer.ir.expr import Interval, Load, Ref, integer
+from rammer.ir.expr import Interval, Load, Ref
 
 from rammer_cuda.dialect import CUDA
+from rammer_cuda.kernels.task import place_of
 
 #: Most values that a thread loads ahead of its stores.
 HELD = 32
@@ -40,6 +41,14 @@ class Tile(Protocol):
     def slices(self) -> int: ...
 
 
+def finish(block: Block, places: Mapping[str, Place], product: Load, value: str, dtype: str, outputs: Iterable[str]) -> None:
+    """The end of every kernel of a product: the maps behind ``product`` at one point, which is ``value`` of ``dtype`` there, by
+    the core's emitter, and the stores of ``outputs``."""
+    block.memo[product] = Val(value, dtype, atom=True)
+    for name in outputs:
+        block.store(places[name], product.indices, block.load(Load(name, product.indices)), ())
+
+
 @dataclass
 class Epilogue:
     """Writes the epilogue of ``p`` into ``text``: arguments from ``arguments[2]`` on are read or written here. A row of the
@@ -55,12 +64,7 @@ class Epilogue:
     unroll: int
 
     def __post_init__(self) -> None:
-        zero, places = integer(0), dict[str, Place]()
-        for k, a in enumerate(self.arguments):
-            if k >= 2:
-                kind = self.binding.types[a.tensor]
-                places[a.tensor] = Place(f"p{k}", kind.dtype, self.binding.storages[a.tensor].strides,
-                                         (zero,) * len(kind.shape), kind.shape)  # fmt: skip
+        places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments) if k >= 2}
         axes = self.p.main.axes
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(axes)}
         self.unit = Unit(CUDA, self.binding.types, {c.name: c for c in self.p.after}, places, ranges)
@@ -141,7 +145,5 @@ class Epilogue:
         slices = s.slices if self.split == 1 else 1
         parts = [f"shared[(i + {q * s.bm}) * {self.line} + j]" for q in range(slices)]
         text.line(f"const float sum = {' + '.join(parts)};")
-        block.memo[Load(p.main.name, self.point)] = Val("sum", p.main.dtype, atom=True)
-        for name in p.operator.outputs:
-            block.store(self.unit.places[name], self.point, block.load(Load(name, self.point)), ())
+        finish(block, self.unit.places, Load(p.main.name, self.point), "sum", p.main.dtype, p.operator.outputs)
         text.all([*block.lines, "}", "}"])

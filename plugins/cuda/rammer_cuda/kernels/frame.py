@@ -10,15 +10,15 @@ from rammer.codegen.contraction import address
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Packing, Unsuited
-from rammer.codegen.unit import Place, Unit
+from rammer.codegen.unit import Unit
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
-from rammer.ir.expr import Expr, Interval, Load, Ref, integer
+from rammer.ir.expr import Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.kernels.task import TaskKernel, place_of
 
 #: Threads of a warp.
 WARP = 32
@@ -44,16 +44,11 @@ class Frame:
     def __post_init__(self) -> None:
         tensors = [(n, False) for n in self.operator.inputs] + [(n, True) for n in self.operator.outputs]
         self.arguments = tuple(Argument(n, written, self.packed.get(n)) for n, written in tensors)
-        self.places = {a.tensor: self._place(k, a.tensor) for k, a in enumerate(self.arguments)}
+        self.places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments)}
         ranges: dict[str, Interval] = {}
         self.unit = Unit(CUDA, self.binding.types, self.inlined, self.places, ranges)
         self.block = Block(self.unit)
         self._origins()
-
-    def _place(self, number: int, name: str) -> Place:
-        kind = self.binding.types[name]
-        return Place(f"p{number}", kind.dtype, self.binding.storages[name].strides, (integer(0),) * len(kind.shape),
-                     kind.shape)  # fmt: skip
 
     def _origins(self) -> None:
         operator, below = self.operator, self.operator.task_count

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from rammer.codegen.task import Argument
 from rammer.codegen.text import digits
+from rammer.codegen.unit import Place
 from rammer.device.manifest import Binding
+from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator
 
 
@@ -54,6 +56,13 @@ def parameter(kind: str, argument: Argument, number: int, binding: Binding) -> s
     if argument.written:
         return f"{kind} *__restrict__ p{number}"
     return f"const {kind} *{'__restrict__ ' if argument.tensor in binding.constants else ''}p{number}"
+
+
+def place_of(tensor: str, pointer: str, binding: Binding) -> Place:
+    """Where the tensor lies that begins at ``pointer``."""
+    kind = binding.types[tensor]
+    zeros = (integer(0),) * len(kind.shape)
+    return Place(pointer, kind.dtype, binding.storages[tensor].strides, zeros, kind.shape)
 
 
 def origins(operator: ROperator) -> list[str]:

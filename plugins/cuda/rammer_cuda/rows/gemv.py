@@ -29,6 +29,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.family import Choice, Family
 from rammer_cuda.gpu import Gpu
+from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
@@ -289,10 +290,8 @@ class _Gemv:
         for k in reversed(range(len(self.totals) - 1)):
             text = f"(pick == {k} ? {self.totals[k].text} : {text})"
         self.block.line(f"const float total = {text};")
-        self.block.memo[Load(self.m.main.name, point)] = Val("total", "float32", atom=True)
         with self.block.nest(f"if ({' && '.join(tests)})") as scope:
-            for name in self.m.operator.outputs:
-                scope.store(self.frame.places[name], point, scope.load(Load(name, point)), ())
+            finish(scope, self.frame.places, Load(self.m.main.name, point), "total", "float32", self.m.operator.outputs)
 
 
 def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Packing:

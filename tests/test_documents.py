@@ -27,6 +27,7 @@ from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, OpenOptions
+from rammer.frontend import limits
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.lowerings.gather import data_dependent
 from rammer.frontend.reader import read_model
@@ -359,6 +360,16 @@ def found(name: str) -> bool:
 def test_every_result_file_is_on_the_results_page() -> None:
     linked = re.findall(r"\]\(\.\./(benchmarks/results/[^)]+)\)", (ROOT / "docs/results.md").read_text())
     assert set(linked) >= {str(p.relative_to(ROOT)) for p in (ROOT / "benchmarks/results").glob("*.md")}
+
+
+def test_limits_are_those_of_the_program() -> None:
+    text = (ROOT / "docs/files.md").read_text()
+    said = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)[1:]
+    assert [re.sub(r" \(.*", "", cell) for cell in said] == [
+        f"{limits.MAX_RANK}", f"2^{(limits.MAX_EXTENT + 1).bit_length() - 1} - 1, and 2^{limits.MAX_ELEMENTS.bit_length() - 1}",
+        f"2^{limits.MAX_TAPS.bit_length() - 1}", f"2^{limits.MAX_TABLE.bit_length() - 1}", f"{limits.MAX_NODES:,}",
+        f"{limits.MAX_NESTING}", f"{limits.MAX_CALLS}", f"{limits.HOST_SECONDS:g}",
+    ]  # fmt: skip
 
 
 def test_every_page_is_in_the_contents() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +19,11 @@ import pytest
 from cases import RNG, Capture, Patch, arrays, model, saved
 
 import rammer
-from rammer.profile.store import KernelStore
+from rammer.compiled.artifact import save_artifact
+from rammer.compiled.files import keep_text
+from rammer.compiled.unpack import load_artifact
+from rammer.ir.data import loads
+from rammer.profile.store import KernelStore, key_of
 
 # --- the cache ----------------------------------------------------------------------------------------
 
@@ -117,6 +125,73 @@ def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path) -
     (head,) = own_cache.glob("heads/*.json")
     for text in ("[]", "null", '{"name": "a", "inputs": [3], "outputs": []}', '{"inputs": [], "outputs": 4}'):
         head.write_text(text)
+        check_result(path)
+
+
+def test_a_kept_program_has_the_ports_of_its_model(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+    """Whole, sealed and under its key, but with a port of another name, type or shape."""
+    path = saved(tmp_path / "m.onnx", model())
+    check_result(path)
+    (program,) = own_cache.glob("programs/*.rammer")
+    kept = load_artifact(program)
+    graph = kept.compiled.graph
+    x, *others = graph.inputs
+    for inputs, outputs in (
+        ((replace(x, external="Infinity"), *others), graph.outputs), ((x,), graph.outputs),
+        (graph.inputs, tuple(replace(v, external="z") for v in graph.outputs)),
+    ):  # fmt: skip
+        changed = replace(kept.compiled, graph=replace(graph, inputs=inputs, outputs=outputs))
+        save_artifact(program, replace(kept, compiled=changed))
+        check_result(path)
+        assert "compiling again" in capsys.readouterr().err
+    check_result(path)
+    assert capsys.readouterr().err == ""
+
+
+#: Python reads these as JSON, and as numbers: none of them is one in a file of ours.
+NO_NUMBERS = ("Infinity", "-Infinity", "NaN", "1e999", "1.5", "true", "-1", '"7"')
+
+
+def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Capture) -> None:
+    """Under a right checksum, in the place of every number."""
+    check_result(model())
+    path = own_cache / "kernels.sqlite"
+    with sqlite3.connect(path) as db:
+        key, value = db.execute("select key, value from kernels").fetchone()
+    entries = value.partition(" ")[2]
+    numbers = [m.span() for m in re.finditer(r"-?[0-9][0-9.e+-]*", entries)]
+    store, db = KernelStore(path), sqlite3.connect(path, isolation_level=None)
+    db.execute("pragma synchronous = off")
+    assert store.get(key) and len(numbers) > 5
+    for begin, end in numbers:
+        for text in NO_NUMBERS:
+            spoiled = entries[:begin] + text + entries[end:]
+            db.execute("update kernels set value = ? where key = ?", (f"{key_of(key, spoiled)} {spoiled}", key))
+            for kernel in store.get(key) or ():
+                assert min(kernel.tile) > 0 and 0 <= kernel.alone < math.inf and 0 <= kernel.crowded < math.inf
+                assert all(type(n) is int for n in (*kernel.tile, *asdict(kernel.resources).values()))
+    db.close()
+    store.close()
+    check_result(model())
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", ["Infinity", "-Infinity", "NaN", "[1, 1e999]", '{"a": -1e400}', "[" * 100_000])
+def test_json_of_no_number_is_no_json(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no number|nested"):
+        loads(text)
+
+
+def test_a_head_under_a_right_checksum_says_what_the_model_says(tmp_path: Path, own_cache: Path) -> None:
+    path = saved(tmp_path / "m.onnx", model())
+    check_result(path)
+    (head,) = own_cache.glob("heads/*.json")
+    text = head.read_text().partition("\n")[2]
+    extent = json.loads(text)["inputs"][0]["shape"][0]
+    for old, new in (('"float32"', '"float31"'), ('"float32"', "Infinity"), (f"[{extent}", "[NaN"), (f"[{extent}", "[-3"),
+                     (f"[{extent}", "[[]"), ('"name": "x"', '"name": 7'), ('"inputs"', '"in"')):  # fmt: skip
+        assert old in text
+        keep_text(head, text.replace(old, new))
         check_result(path)
 
 

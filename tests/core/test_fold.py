@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rammer.errors import DeviceFailure
 from rammer.ir.program import Counter, RProgram, Wait, tasks_of, waves
 from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.host_memory import HostMemory
@@ -80,3 +81,12 @@ def test_mistakes_are_refused() -> None:
                      counters=(*program.counters, Counter(last.name, last.name, 0, last.task_count)))  # fmt: skip
     with pytest.raises(ValueError, match="in a circle"):
         fold(circle, 1)
+
+
+def test_memory_that_this_process_cannot_have_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the device says that its machine has: a process may have less."""
+    program = random_net(Random(1), 4).program(policies()["wavefront"], 2)
+    monkeypatch.setattr("rammer.runtime.host_memory.room", lambda: 16)
+    for limit in (0, 1 << 60):
+        with pytest.raises(DeviceFailure, match="bytes, the limit is 16"):
+            HostMemory(program, {}, limit)

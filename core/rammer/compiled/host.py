@@ -15,6 +15,7 @@ from rammer.errors import BadInput
 from rammer.frontend import checks
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, first_line, node_proto
+from rammer.ir.data import loads
 from rammer.ir.graph import Graph, Node
 from rammer.ir.types import TensorType
 
@@ -86,7 +87,7 @@ class HostNode:
     @staticmethod
     def from_bytes(data: bytes) -> HostNode:
         """Inverse of ``to_bytes``. Raises ValueError, KeyError or TypeError for anything else."""
-        head: dict[str, Any] = json.loads(data)
+        head: dict[str, Any] = loads(data)
         try:
             proto = NodeProto.FromString(base64.b64decode(head["proto"]))
         except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations

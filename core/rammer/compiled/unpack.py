@@ -9,7 +9,6 @@ compute, for as long as it takes, on the memory that it asks for.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 import zipfile
@@ -27,6 +26,7 @@ from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segm
 from rammer.compiled.shares import in_threads, read_into
 from rammer.device.manifest import Backend, Families
 from rammer.errors import BadInput
+from rammer.ir.data import loads
 from rammer.ir.graph import Graph, Value
 from rammer.ir.names import checked, shortened
 from rammer.ir.program import RProgram
@@ -103,8 +103,8 @@ class _Reader:
 
     def _check_format(self) -> None:
         """BadInput where the head can be read and names another format, which has another seal or none."""
-        with suppress(ValueError, TypeError, RecursionError):
-            head = json.loads(self.texts.get("head.json", b"{}"))
+        with suppress(ValueError, TypeError):
+            head = loads(self.texts.get("head.json", b"{}"))
             if isinstance(head, dict) and head.get("format", FORMAT) != FORMAT:
                 raise BadInput(f"{self.path} has format {shortened(str(head['format']))}, this rammer reads {FORMAT}",
                                hint="compile the model again")  # fmt: skip
@@ -122,7 +122,7 @@ class _Reader:
 
     def artifact(self) -> Artifact:
         """All of the file."""
-        head = json.loads(self.read("head.json"))
+        head = loads(self.read("head.json"))
         segments = tuple(self.segment(i, s) for i, s in enumerate(head["segments"]))
         constants = self.constants("constants", head["constants"])
         inputs, outputs = (tuple(map(_value, head[k])) for k in ("inputs", "outputs"))

@@ -12,6 +12,7 @@ from onnx.checker import ValidationError
 from rammer.errors import BadInput
 from rammer.frontend import limits, veils
 from rammer.frontend import nodes as nd
+from rammer.frontend.equations import parsed
 from rammer.frontend.extents import Extent, geometry_of, transposed_of
 from rammer.ir.types import TensorType
 
@@ -184,10 +185,14 @@ def _transpose(op: str, attributes: Mapping[str, Any], operands: Sequence[Tensor
     return tuple(shape[p] for p in perm)
 
 
+def _einsum(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType | None]) -> tuple[int, ...]:
+    return parsed(str(attributes.get("equation", "")), [kind.shape for kind in operands if kind is not None]).shape
+
+
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
     **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"), _conv),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
     "MeanVarianceNormalization": _same,
-    "Transpose": _transpose,
+    "Transpose": _transpose, "Einsum": _einsum,
 }

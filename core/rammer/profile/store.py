@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from rammer.ir.data import loads
 from rammer.ir.operator import Resources
 from rammer.profile.folder import cache_folder
 
@@ -145,17 +146,17 @@ def _decode(key: str, text: Any) -> tuple[TunedKernel, ...] | None:
         checksum, _, entries = text.partition(" ")
         if checksum != key_of(key, entries):
             return None
-        return tuple(_kernel(item) for item in json.loads(entries)) or None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return tuple(_kernel(item) for item in loads(entries)) or None
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _kernel(item: dict[str, Any]) -> TunedKernel:
     kernel = TunedKernel(
-        tile=tuple(int(t) for t in item["tile"]),
+        tile=tuple(map(_whole, item["tile"])),
         family=str(item["family"]),
-        config=tuple((str(k), int(v)) for k, v in item["config"]),
-        resources=Resources(**item["resources"]),
+        config=tuple((str(k), _whole(v)) for k, v in item["config"]),
+        resources=Resources(**{k: _whole(v) for k, v in item["resources"].items()}),
         alone=float(item["alone"]),
         crowded=float(item["crowded"]),
         origin=str(item["origin"]),
@@ -163,3 +164,9 @@ def _kernel(item: dict[str, Any]) -> TunedKernel:
     if min(kernel.tile, default=1) < 1 or not all(0 <= t < math.inf for t in (kernel.alone, kernel.crowded)):
         raise ValueError("impossible tile or time")
     return kernel
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value

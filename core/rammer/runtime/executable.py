@@ -227,13 +227,21 @@ class Executable:
         try:
             kept = load_artifact(path)
             bare = Compiled(kept.compiled.graph, ())
-            if replace(kept, compiled=bare) != self._to_keep(bare, path):
+            if replace(kept, compiled=bare) != self._to_keep(bare, path) or not self._fits(kept.compiled, key):
                 raise BadInput(f"{path} was kept for something else")
             check_device(path, kept.compiled, self.backend)
             return kept.compiled
         except BadInput as problem:
             warn(f"{problem.what}; compiling again")
             return None
+
+    def _fits(self, compiled: Compiled, key: ShapeKey) -> bool:
+        """Whether a program has the model's ports, at the shapes that it was kept for."""
+        have = {v.external or v.name: v.type for v in compiled.graph.inputs}
+        if {n: t.dtype for n, t in have.items()} != {p.name: p.dtype for p in self.head.inputs}:
+            return False
+        outputs = tuple(v.external or v.name for v in compiled.graph.outputs)
+        return outputs == self.head.outputs and all(have[n].shape == shape for n, shape in key if n in have)
 
     def _path(self, key: ShapeKey) -> Path | None:
         if self.programs is None or not self.source.digest:

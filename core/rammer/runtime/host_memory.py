@@ -19,6 +19,7 @@ from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Storage
 from rammer.ir.types import TensorType, is_float
+from rammer.plan.room import room
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -35,9 +36,10 @@ class HostMemory:
     """
 
     def __init__(self, program: RProgram, constants: Mapping[str, Array], limit: int = 0) -> None:
-        """``limit`` in bytes (0 = none): DeviceFailure, before anything is allocated, for a program that needs more."""
-        need = nbytes(program)
-        if limit and need > limit:
+        """``limit`` in bytes (0 = what this process can have): DeviceFailure, before anything is allocated, for a program that
+        needs more."""
+        need, limit = nbytes(program), min(limit or room(), room())
+        if need > limit:
             raise DeviceFailure(f"out of memory: program {program.name} needs {need} bytes, the limit is {limit}",
                                 hint="use a smaller batch or input, or a device with more memory")  # fmt: skip
         self.program = program

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rammer.compiled.files import keep_text, kept_text
 from rammer.compiled.shares import in_threads
+from rammer.ir.data import loads
 from rammer.ir.port import InputPort
+from rammer.ir.types import SHORT
 from rammer.profile.folder import cache_folder
 from rammer.version import __version__
 
@@ -58,7 +61,8 @@ class ModelSource:
         kept = self._head_file()
         text = kept_text(kept) if kept is not None else None
         if text is not None:
-            return _decode(json.loads(text))
+            with suppress(ValueError, TypeError, LookupError):  # nothing that this version writes: the model says
+                return _decode(loads(text))
         head = Head(self.model.name, self.model.inputs, self.model.outputs)
         if self.model.external:
             self.digest = ""  # the content is in other files, too
@@ -112,4 +116,9 @@ def _share(path: Path, start: int) -> bytes:
 
 def _decode(data: dict[str, Any]) -> Head:
     inputs = tuple(InputPort(p["name"], p["dtype"], tuple(p["shape"])) for p in data["inputs"])
+    names = (data["name"], *(p.name for p in inputs), *data["outputs"])
+    if not all(isinstance(n, str) for n in names) or not all(p.dtype in SHORT for p in inputs):
+        raise ValueError("a name or an element type is none")
+    if not all(d is None or type(d) is str or (type(d) is int and d > 0) for p in inputs for d in p.shape):
+        raise ValueError("an extent is none")
     return Head(data["name"], inputs, tuple(data["outputs"]))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rammer.compiled.debug import DECISIONS, debug
 from rammer.compiled.files import keep_text, kept_text
+from rammer.ir.data import loads
 from rammer.ir.program import RProgram
 from rammer.profile.folder import cache_folder
 from rammer.version import __version__
@@ -28,7 +29,10 @@ class Remembered:
     def read(self) -> Any:
         """The value, None where there is none, or not as it was written."""
         text = kept_text(self.path)
-        return json.loads(text) if text is not None else None
+        try:
+            return loads(text) if text is not None else None
+        except ValueError:
+            return None
 
     def get(self, restored: Callable[[Any], Value], made: Callable[[], Value], record: Callable[[Value], Any]) -> Value:
         """What an earlier process kept, where ``restored`` can make use of it; else what is ``made`` now, kept as its record."""

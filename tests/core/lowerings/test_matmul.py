@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, compare, node_cases, node_model, run_node_model
 
+from rammer.errors import BadInput
+
 
 def _data(*shape: int) -> np.ndarray:
     return np.random.default_rng().standard_normal(shape).astype(np.float32)
@@ -52,10 +54,22 @@ def test_gemm(flips: tuple[int, int], bias: tuple[int, ...] | None) -> None:
      ("...ij,...jk->...ik", [(2, 1, 3, 4), (1, 5, 4, 6)]),
      ("ii->i", [(4, 4)]), ("ii", [(4, 4)]), ("i,j,k->kji", [(2,), (3,), (4,)]),
      ("bhqd,bhkd->bhqk", [(2, 3, 4, 5), (2, 3, 6, 5)]),
-     ("ij->ji", [(2, 3)]), ("i...->...", [(3, 4, 5)])],
+     ("ij->ji", [(2, 3)]), ("i...->...", [(3, 4, 5)]), ("ab,bc->abc", [(2, 1), (4, 3)])],
 )  # fmt: skip
 def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
     arrays = [_data(*s) for s in shapes]
     inputs = {f"x{i}": a for i, a in enumerate(arrays)}
     model = node_model("Einsum", inputs, equation=equation)
     compare(run_node_model(model, inputs, precise=True), [np.einsum(equation, *arrays)], 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(("equation", "shapes", "said"), [
+    ("abcd,dpa,cdn -> ndp", [(3, 1, 2, 4), (4, 3, 3), (2, 9, 2)], "'d' in the equation .* is an axis of 4 and one of 9"),
+    ("ii->i", [(3, 2)], "'i' in the equation .* is an axis of 3 and one of 2"), ("ij,jk", [(3, 4), (0, 5)], "4 and one of 0"),
+    ("ij->k", [(3, 2)], "label missing|a letter that no operand has"), ("ij->ii", [(3, 2)], "or one twice"),
+    ("ij", [(3, 2), (2,)], "number of input tensors|operands has the equation"), ("ijk", [(3, 2)], "rank of input|axes"),
+])  # fmt: skip
+def test_equations_that_do_not_fit_their_operands(equation: str, shapes: list[tuple[int, ...]], said: str) -> None:
+    inputs = {f"x{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
+    with pytest.raises(BadInput, match=f"(?i){said}"):
+        run_node_model(node_model("Einsum", inputs, equation=equation), inputs)

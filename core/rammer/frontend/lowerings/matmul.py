@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from rammer.frontend.equations import parsed
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Const, Expr, Op
@@ -69,21 +69,11 @@ def _scaled(value: Expr, factor: Const | None) -> Expr:
 @lowering("Einsum")
 def einsum(ctx: Lowering) -> None:
     """Einstein summation of any number of operands; repeated labels take diagonals, ``...`` broadcasts."""
-    equation = str(ctx.attr("equation")).replace(" ", "")
-    terms, arrow, target = equation.partition("->")
-    labels = [
-        _labels(term, len(ctx.shape(name)))
-        for term, name in zip(terms.split(","), ctx.node.inputs, strict=True)
-    ]
-    extents: dict[str, int] = {}
-    for names, operand in zip(labels, ctx.node.inputs, strict=True):
-        for label, extent in zip(names, ctx.shape(operand), strict=True):
-            if extent != 1 or label not in extents:
-                extents[label] = extent
-    output = _labels(target, len(ctx.out().shape)) if arrow else _implicit(labels)
+    equation = parsed(str(ctx.attr("equation")), [ctx.shape(name) for name in ctx.node.inputs])
+    extents, output = equation.extents, equation.result
     reduce = [Axis(n, e) for n, e in extents.items() if n not in output]
     body: Expr | None = None
-    for names, operand in zip(labels, ctx.node.inputs, strict=True):
+    for names, operand in zip(equation.operands, ctx.node.inputs, strict=True):
         indices = [0 if e != extents[n] else n for n, e in zip(names, ctx.shape(operand), strict=True)]
         load = ctx.load(operand, *indices)
         body = load if body is None else Op("mul", (body, load))
@@ -91,19 +81,3 @@ def einsum(ctx: Lowering) -> None:
         raise CannotLower("Einsum without operands")
     axes = [Axis(n, extents[n]) for n in output]
     ctx.emit(axes, body, reduce, "sum" if reduce else None, output=0)
-
-
-def _labels(term: str, rank: int) -> list[str]:
-    """Axis names of one term; the dimensions of an ellipsis are named from the right: ``e1, e0``."""
-    letters = re.sub(r"\W", "", term)
-    hidden = rank - len(letters)
-    ellipsis = [f"e{d}" for d in reversed(range(hidden))]
-    before, _, after = term.partition("...")
-    return [*before, *ellipsis, *after]
-
-
-def _implicit(labels: list[list[str]]) -> list[str]:
-    """NumPy's implicit output: the ellipsis, then the labels that occur once, sorted."""
-    flat = [label for names in labels for label in names]
-    hidden = sorted({n for n in flat if len(n) > 1}, key=lambda n: -int(n[1:]))
-    return hidden + sorted(n for n in set(flat) if len(n) == 1 and flat.count(n) == 1)

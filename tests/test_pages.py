@@ -14,6 +14,7 @@ import pytest
 from onnx import parser
 
 import rammer
+from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.loader import Registry
 from rammer.ir.program import Task
@@ -57,7 +58,8 @@ def test_lowerings_of_the_operator_page_compute_what_they_say() -> None:
     model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
         m (float[3,5] x) => (float[3,5] y, float[3,5] z) { y = Softsign(x) z = Softmax(x) }""")
     points = [*registry_of(DEVICE).points, Point(page("operator"))]
-    exe = open_executable(model, "ipu_sim", options={"tiles": "4"}, store=KernelStore(None), registry=Registry(points))
+    request = Request(device_options={"tiles": "4"})
+    exe = open_executable(model, "ipu_sim", request, store=KernelStore(None), registry=Registry(points))
     x = np.random.default_rng().standard_normal((3, 5)).astype(np.float32)
     have = exe.run({"x": x})
     (special,) = exe.cache.values()

@@ -36,10 +36,11 @@ def compile(model: str | Path | bytes | onnx.ModelProto, device: str = "", *, po
     ``nhwc`` (channels last) or ``auto`` (what the device's kernels are faster with, tensor by tensor); for a compiled file
     it is settled. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
     """
+    from rammer.compiled.options import Request
     from rammer.runtime.session import open_executable
 
-    return open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout, require=require,
-                           target=target, options=dict(options or {}), resident=resident)  # fmt: skip
+    request = Request(policy, tune, target, precision, layout, require, dict(options or {}))
+    return open_executable(model, device, request, resident=resident)
 
 
 def devices() -> list[DeviceStatus]:

@@ -15,6 +15,7 @@ from cases import LITTLE, Capture, Patch, command, message, model, saved
 import rammer
 from rammer.compiled.artifact import is_artifact
 from rammer.compiled.files import kept_text, write_whole
+from rammer.compiled.options import Request
 from rammer.errors import BadInput
 from rammer.profile.store import KernelStore, TunedKernel
 from rammer.runtime.session import open_executable
@@ -159,7 +160,7 @@ def test_a_kept_kernel_that_is_no_candidate_is_not_used(own_cache: Path) -> None
         kernels = [TunedKernel(**{**k, "tile": (999, *k["tile"][1:])}) for k in json.loads(value.partition(" ")[2])]
         store._memory.clear()
         store.put(key, kernels)  # under a checksum, and wrong
-    exe = open_executable(proto, "toy", tune="quick", store=store)
+    exe = open_executable(proto, "toy", Request(tune="quick"), store=store)
     exe.specialise({})
     assert exe.compiler.tuner.measured
 

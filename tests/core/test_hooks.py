@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import parser
 
+from rammer.compiled.options import Request
 from rammer.device.hooks import hookimpl
 from rammer.device.loader import EXTENSIONS, Registry
 from rammer.device.manifest import API_VERSION, Binding, Device
@@ -103,7 +104,7 @@ class Point:
 
 def opened(plugin: object, policy: str = "wavefront") -> Executable:
     model: onnx.ModelProto = parser.parse_model(MODEL)
-    return open_executable(model, "ipu_sim", policy=policy, options={"tiles": "4"}, store=KernelStore(None),
+    return open_executable(model, "ipu_sim", Request(policy=policy, device_options={"tiles": "4"}), store=KernelStore(None),
                            registry=Registry([Point("extra", plugin)]))  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def test_a_hook_that_fails_is_named_and_the_others_go_on(hook: str, problem: Bas
     good = Extending()
     points = [Point("bad", failing(hook, problem, result)), Point("extra", good)]
     registry = Registry(points)
-    exe = open_executable(parser.parse_model(MODEL), "ipu_sim", policy="reluctant", options={"tiles": "4"},
+    exe = open_executable(parser.parse_model(MODEL), "ipu_sim", Request(policy="reluctant", device_options={"tiles": "4"}),
                           store=KernelStore(None), registry=registry)  # fmt: skip
     key = registry.extension_key()
     assert exe.run({"x": np.array([-2, -1, 1, 2], np.float32)})["y"].tolist() == [2, 1, 0, 0]
@@ -196,7 +197,7 @@ def raises(*args: object) -> Any:
 def test_what_a_plugin_added_is_named_where_it_fails(hook: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
     registry = Registry([Point("bad", failing(hook, None, value)), Point("extra", Plain())])
     policy = "reluctant" if hook == "rammer_policies" else "wavefront"
-    exe = open_executable(parser.parse_model(MODEL), "ipu_sim", policy=policy, options={"tiles": "4"},
+    exe = open_executable(parser.parse_model(MODEL), "ipu_sim", Request(policy=policy, device_options={"tiles": "4"}),
                           store=KernelStore(None), registry=registry)  # fmt: skip
     with pytest.raises(DeviceFailure, match="plugin bad fails: KeyError: 'not today'") as caught:
         exe.run({"x": np.zeros(4, np.float32)})

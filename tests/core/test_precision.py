@@ -10,7 +10,7 @@ import pytest
 
 import rammer
 from rammer.compiled.artifact import save_artifact
-from rammer.compiled.options import CompileOptions, check_precision
+from rammer.compiled.options import CompileOptions, Request, check_precision
 from rammer.compiled.unpack import load_artifact
 from rammer.device.loader import Registry
 from rammer.device.manifest import Binding
@@ -176,13 +176,13 @@ def test_nothing_kept_is_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert ("float16" in {b.dtype for p in compiled.programs for b in p.buffers}) == (precision == "float16")
         exe.close()
     assert len(list((tmp_path / "cache" / "programs").glob("*.rammer"))) == 2
-    half = open_executable(path, "ipu_sim", precision="float16")
+    half = open_executable(path, "ipu_sim", Request(precision="float16"))
     file = tmp_path / "half.rammer"
     save_artifact(file, half.artifact(half.compile_only({})))
     assert load_artifact(file).precision == "float16"
     assert open_executable(file, "").options == CompileOptions(precision="float16")
     with pytest.raises(BadInput, match="compiled in float16, not in tf32"):
-        open_executable(file, "", precision="tf32")
+        open_executable(file, "", Request(precision="tf32"))
 
 
 def test_tuned_kernels_are_kept_by_precision() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rammer.cli.common import collect_inputs, progress, write_text
-from rammer.cli.options import InputChoice, compile_options, parse_options, parse_shapes
-from rammer.compiled.options import DEFAULT, CompileOptions
+from rammer.cli.options import InputChoice, compile_options, parse_shapes
+from rammer.compiled.options import DEFAULT, Request
 from rammer.errors import BadInput
 from rammer.peers.bench import Effort, Row, bench_device, bench_framework, bench_onnxruntime
 from rammer.report.environment import environment
@@ -34,8 +34,8 @@ PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compi
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table as Markdown.")
 @compile_options
 def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str, ...], warmup: int, iterations: int,
-            seconds: float, json_file: Path | None, markdown_file: Path | None, shapes: tuple[str, ...], policy: str,
-            tune: str, precision: str | None, layout: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+            seconds: float, json_file: Path | None, markdown_file: Path | None, shapes: tuple[str, ...],
+            request: Request) -> None:  # fmt: skip
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
     The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
@@ -45,7 +45,7 @@ def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """
     effort = Effort(warmup, iterations, seconds)
-    precision = precision or DEFAULT.precision
+    precision, layout = request.chosen.precision, request.layout
     if precision != DEFAULT.precision and "onnxruntime" in peers:
         raise BadInput(f"ONNX Runtime on the CPU is no {precision} peer", "--peer onnxruntime",
                        f"leave it out, or compare in {DEFAULT.precision}")  # fmt: skip
@@ -53,8 +53,7 @@ def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str
     rows: list[Row] = []
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in devices:
-            chosen = CompileOptions(policy, tune, precision=precision, layout=layout)
-            rows.append(_device(model, device, chosen, require, choice, options, effort, on_device))
+            rows.append(_device(model, device, replace(request, precision=precision), choice, effort, on_device))
         rows += [_peer(model, peer, choice, effort, precision) for peer in peers]
     facts = environment() | {"precision": precision, "layout": layout}
     click.echo(table(rows, plain))
@@ -77,13 +76,11 @@ def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputCho
     return [InputChoice(shapes={n: s for n, s in given.items() if n in names}) for names in ports]
 
 
-def _device(model: Path, device: str, chosen: CompileOptions, require: str, choice: InputChoice,
-            options: tuple[str, ...], effort: Effort, on_device: bool) -> Row:  # fmt: skip
+def _device(model: Path, device: str, request: Request, choice: InputChoice, effort: Effort, on_device: bool) -> Row:
     from rammer.runtime.session import open_executable
 
     with progress(f"{model.name} for {device}") as sink:
-        exe = open_executable(model, device, policy=chosen.policy, tune=chosen.tune, precision=chosen.precision,
-                              layout=chosen.layout, require=require, options=parse_options(options), progress=sink)  # fmt: skip
+        exe = open_executable(model, device, request, progress=sink)
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name

@@ -8,13 +8,13 @@ import click
 
 from rammer.cli.common import collect_inputs, progress
 from rammer.cli.options import (
+    InputChoice,
     compile_options,
     input_options,
-    parse_inputs,
-    parse_options,
     tolerance_options,
     tolerances,
 )
+from rammer.compiled.options import Request
 from rammer.errors import Mismatch
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.table import plain
@@ -28,10 +28,8 @@ from rammer.report.table import plain
 @input_options
 @compile_options
 @tolerance_options
-def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | None, single: tuple[str, ...],
-            shapes: tuple[str, ...], ranges: tuple[str, ...], seed: int, policy: str, tune: str,
-            precision: str | None, layout: str, require: str, options: tuple[str, ...], rtol: float | None,
-            atol: float | None) -> None:  # fmt: skip
+def command(model: Path, devices: tuple[str, ...], against: str, rtol: float | None, atol: float | None,
+            choice: InputChoice, request: Request) -> None:  # fmt: skip
     """Compare MODEL's outputs on each DEVICE with a reference; exit code 1 on a mismatch.
 
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
@@ -39,13 +37,11 @@ def command(model: Path, devices: tuple[str, ...], against: str, npz: Path | Non
     from rammer.peers.oracle import expected_outputs
     from rammer.runtime.session import open_executable
 
-    choice = parse_inputs(npz, single, shapes, ranges, seed)
     table, bad = [], 0
     want = None
     for device in devices:
         with progress(f"{model.name} for {device}") as sink:
-            exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout,
-                                  require=require, options=parse_options(options), progress=sink)  # fmt: skip
+            exe = open_executable(model, device, request, progress=sink)
             inputs = collect_inputs(exe.head, choice)
             have = exe.run(inputs)  # first: it has limits where a reference would run for ever
             want = want or expected_outputs(exe.source.model, against, inputs)

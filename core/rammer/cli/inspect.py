@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from rammer.cli.common import progress
-from rammer.cli.options import compile_options, parse_options, parse_shapes
+from rammer.cli.options import compile_options, parse_shapes
+from rammer.compiled.options import Request
 from rammer.report.stages import STAGES, write_dump
 
 
@@ -19,8 +21,8 @@ from rammer.report.stages import STAGES, write_dump
               help="What to print.")
 @click.option("--dump", type=click.Path(path_type=Path), help="Write the numbered text of every step to this folder.")
 @compile_options
-def command(model: Path, device: str, target: str, stage: str, dump: Path | None, shapes: tuple[str, ...], policy: str,
-            tune: str, precision: str | None, layout: str, require: str, options: tuple[str, ...]) -> None:  # fmt: skip
+def command(model: Path, device: str, target: str, stage: str, dump: Path | None, shapes: tuple[str, ...],
+            request: Request) -> None:  # fmt: skip
     """Print one STAGE of MODEL on its way to the device.
 
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
@@ -28,8 +30,7 @@ def command(model: Path, device: str, target: str, stage: str, dump: Path | None
     from rammer.runtime.session import open_executable
 
     with progress(model.name) as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout,
-                              require=require, target=target, options=parse_options(options), progress=sink)  # fmt: skip
+        exe = open_executable(model, device, replace(request, target=target), progress=sink)
         compiled = exe.compile_only(parse_shapes(shapes))
     click.echo(STAGES[stage](compiled, exe.backend.vdevice))
     if dump is not None:

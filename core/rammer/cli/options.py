@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
-from rammer.compiled.options import LAYOUTS, PRECISIONS
+from rammer.compiled.options import LAYOUTS, PRECISIONS, Request
 from rammer.errors import BadInput
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,7 +20,14 @@ NO_HINT = ""
 
 
 def compile_options(fn: F) -> F:
-    """--require, --policy, --precision, --layout, --tune, --shape, --option."""
+    """--require, --policy, --precision, --layout, --tune and --option, as ``request``, and --shape."""
+
+    @wraps(fn)
+    def taking(options: tuple[str, ...], **given: Any) -> Any:
+        asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "require")}
+        return fn(request=Request(**asked, device_options=parse_options(options)), **given)
+
+    made = cast(F, taking)
     for option in (
         click.option("--option", "options", multiple=True, metavar="KEY=VALUE",
                      help="Option of the device; repeatable. An unknown one is refused with those there are."),
@@ -35,8 +43,8 @@ def compile_options(fn: F) -> F:
                      help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto."),
         click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
     ):  # fmt: skip
-        fn = option(fn)
-    return fn
+        made = option(made)
+    return made
 
 
 #: Relative and absolute tolerance by precision: float16 has 11 bits, tf32 rounds products' operands to as many,
@@ -62,7 +70,14 @@ def tolerances(precision: str, rtol: float | None, atol: float | None) -> tuple[
 
 
 def input_options(fn: F) -> F:
-    """--inputs, --input, --range, --seed."""
+    """--inputs, --input, --range and --seed, together with --shape as ``choice``."""
+
+    @wraps(fn)
+    def taking(**given: Any) -> Any:
+        said = [given.pop(n) for n in ("npz", "single", "shapes", "ranges", "seed")]
+        return fn(choice=parse_inputs(*said), **given)
+
+    made = cast(F, taking)
     for option in (
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random inputs."),
         click.option("--range", "ranges", multiple=True, metavar="NAME:0..256",
@@ -70,8 +85,8 @@ def input_options(fn: F) -> F:
         click.option("--input", "single", multiple=True, metavar="NAME=@F.npy", help="One input from a .npy file."),
         click.option("--inputs", "npz", type=click.Path(path_type=Path), help="All inputs from an .npz file."),
     ):  # fmt: skip
-        fn = option(fn)
-    return fn
+        made = option(made)
+    return made
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import click
 
 from rammer.cli.common import Array, collect_inputs, describe_array, progress, write_file, write_text
 from rammer.cli.options import (
+    InputChoice,
     compile_options,
     input_options,
-    parse_inputs,
-    parse_options,
     tolerance_options,
     tolerances,
 )
+from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Tracer
 from rammer.errors import BadInput, Mismatch, printable
@@ -44,21 +44,18 @@ from rammer.runtime.specialised import Specialised, Timing
               help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, "
                    "a summary here.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
-def command(model: Path, device: str, npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...],
-            ranges: tuple[str, ...], seed: int, policy: str, tune: str, precision: str | None, layout: str, require: str,
-            options: tuple[str, ...], iterations: int, save_inputs: Path | None, save_outputs: Path | None, expected: Path | None,
-            rtol: float | None, atol: float | None, trace_file: Path | None, json_file: Path | None) -> None:  # fmt: skip
+def command(model: Path, device: str, iterations: int, save_inputs: Path | None, save_outputs: Path | None,
+            expected: Path | None, rtol: float | None, atol: float | None, trace_file: Path | None,
+            json_file: Path | None, choice: InputChoice, request: Request) -> None:  # fmt: skip
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
     Example: rammer run model.onnx --device rocm --shape x:1x3x224x224 --iterations 20
     """
     from rammer.runtime.session import open_executable
 
-    choice = parse_inputs(npz, single, shapes, ranges, seed)
     want = load_npz(expected) if expected else None
     with progress(model.name) as sink:
-        exe = open_executable(model, device, policy=policy, tune=tune, precision=precision, layout=layout,
-                              require=require, options=parse_options(options), progress=sink)  # fmt: skip
+        exe = open_executable(model, device, request, progress=sink)
         if trace_file is not None:
             tracer(exe)  # refuse before anything is compiled or written
         inputs = exe.checked(collect_inputs(exe.head, choice))

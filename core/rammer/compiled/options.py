@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from rammer.errors import BadInput
@@ -35,6 +35,29 @@ class CompileOptions:
 
 #: What is chosen when nothing is said.
 DEFAULT = CompileOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for when a model is opened: CompileOptions, where None is the precision that a compiled file has and
+    float32 for a model; the kind of hardware that it needs ("" for any); the device's own options."""
+
+    policy: str = DEFAULT.policy
+    tune: str = DEFAULT.tune
+    target: str = DEFAULT.target
+    precision: str | None = None
+    layout: str = DEFAULT.layout
+    require: str = ""
+    device_options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def chosen(self) -> CompileOptions:
+        """How a model is compiled that was not compiled before."""
+        return CompileOptions(self.policy, self.tune, self.target, self.precision or DEFAULT.precision, self.layout)
+
+
+#: Of who asks for nothing.
+ANY = Request()
 
 
 def check_precision(precision: str, device: str, vdevice: VDevice) -> None:

@@ -138,7 +138,7 @@ class Registry:
             raise _unknown(name, sorted(self.devices))
         return entry if isinstance(entry, DeviceStatus) else _probe(name, entry)
 
-    def open(self, spec: str, require: str = "", target: str = "", options: dict[str, str] | None = None) -> Backend:
+    def open(self, spec: str, require: str = "", target: str = "", options: Mapping[str, str] | None = None) -> Backend:
         """Open ``NAME[:INDEX]``. BadInput for a malformed or unknown name, DeviceUnavailable otherwise."""
         name, _, place = spec.partition(":")
         if place and not place.isdigit():

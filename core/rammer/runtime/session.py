@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rammer.compiled.artifact import is_artifact
-from rammer.compiled.options import DEFAULT, CompileOptions, Progress, check_layout, check_precision, quiet
+from rammer.compiled.options import (
+    ANY,
+    DEFAULT,
+    CompileOptions,
+    Progress,
+    Request,
+    check_layout,
+    check_precision,
+    quiet,
+)
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.loader import PLUGINS, Registry
@@ -27,42 +36,38 @@ if TYPE_CHECKING:
     from rammer.frontend.reader import Model
 
 
-def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, *, policy: str = "wavefront",
-                    tune: str = "off", require: str = "", target: str = "", options: dict[str, str] | None = None,
-                    precision: str | None = None, layout: str = DEFAULT.layout, registry: Registry | None = None,
-                    progress: Progress = quiet, store: KernelStore | None = None,
+def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, request: Request = ANY, *,
+                    registry: Registry | None = None, progress: Progress = quiet, store: KernelStore | None = None,
                     resident: int = RESIDENT) -> Executable:  # fmt: skip
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
 
-    A file written by ``rammer compile -o`` opens on the device that it names; ``policy``, ``tune``, ``layout`` and ``precision``
-    were chosen then; a layout, and another precision than its own, are refused. None is that one, and float32 for an ONNX model.
+    A file written by ``rammer compile -o`` opens on the device that it names; policy, tuning, layout and precision
+    were chosen then; a layout, and another precision than its own, are refused.
     """
-    if tune not in MEASURED:
-        raise BadInput(f"unknown tuning level {tune!r}", hint=f"one of: {', '.join(MEASURED)}")
-    check_layout(layout)
+    if request.tune not in MEASURED:
+        raise BadInput(f"unknown tuning level {request.tune!r}", hint=f"one of: {', '.join(MEASURED)}")
+    check_layout(request.layout)
     check_resident(resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
-        if layout != DEFAULT.layout:
+        if request.layout != DEFAULT.layout:
             raise BadInput(f"{model} was compiled before, with its layout", "--layout",
                            "leave out --layout, or compile the model again with it")  # fmt: skip
-        return open_artifact(Path(model), device, require, options, registry, precision)
+        return open_artifact(Path(model), device, request, registry)
     source = open_source(model)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     spec = device or first_measured(registry)
-    backend = registry.open(spec, require, target, options)
-    chosen = CompileOptions(policy, tune, target, precision or DEFAULT.precision, layout)
+    backend, chosen = registry.open(spec, request.require, request.target, request.device_options), request.chosen
     check_precision(chosen.precision, spec, backend.vdevice)
     name = spec if ":" in spec else f"{spec}:0"
     return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs",
-                      options or {}, resident=resident)  # fmt: skip
+                      request.device_options, resident=resident)  # fmt: skip
 
 
-def open_artifact(path: Path, device: str, require: str, options: dict[str, str] | None,
-                  registry: Registry, precision: str | None = None) -> Executable:  # fmt: skip
+def open_artifact(path: Path, device: str, request: Request, registry: Registry) -> Executable:
     """The compiled model in ``path``, loaded. BadInput if it is damaged or was compiled for something else.
 
-    The device opens with the options that the model was compiled with; ``options`` may add others or replace them as
+    The device opens with the options that the model was compiled with; the request may add others or replace them as
     far as the device's fingerprint, and so the compiled program, does not depend on them.
 
     One that was compiled for a named ``--target`` runs on whatever unit of that device is here, with a warning:
@@ -74,12 +79,11 @@ def open_artifact(path: Path, device: str, require: str, options: dict[str, str]
     if made_for != asked:
         raise BadInput(f"{path} was compiled for device {made_for}, not for {asked}",
                        hint="leave out --device, or compile the model for that device")  # fmt: skip
-    if precision not in (None, artifact.precision):
-        raise BadInput(f"{path} was compiled in {artifact.precision}, not in {precision}", "--precision",
+    if request.precision not in (None, artifact.precision):
+        raise BadInput(f"{path} was compiled in {artifact.precision}, not in {request.precision}", "--precision",
                        "leave out --precision, or compile the model again with it")  # fmt: skip
-    given = options or {}
-    device_options = {**artifact.options, **given}
-    backend = registry.open(spec, require, "", device_options)
+    device_options = {**artifact.options, **request.device_options}
+    backend = registry.open(spec, request.require, "", device_options)
     compiled = artifact.compiled
     if artifact.target:
         warn(f"{path} was compiled for target {quoted(artifact.target)}; here is {backend.hardware.name}")

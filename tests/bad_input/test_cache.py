@@ -20,7 +20,7 @@ from cases import RNG, Capture, Patch, arrays, model, saved
 
 import rammer
 from rammer.compiled.artifact import save_artifact
-from rammer.compiled.files import keep_text
+from rammer.compiled.files import cache_text
 from rammer.compiled.unpack import load_artifact
 from rammer.ir.data import loads
 from rammer.profile.store import KernelStore, key_of
@@ -191,7 +191,7 @@ def test_a_head_under_a_right_checksum_says_what_the_model_says(tmp_path: Path, 
     for old, new in (('"float32"', '"float31"'), ('"float32"', "Infinity"), (f"[{extent}", "[NaN"), (f"[{extent}", "[-3"),
                      (f"[{extent}", "[[]"), ('"name": "x"', '"name": 7'), ('"inputs"', '"in"')):  # fmt: skip
         assert old in text
-        keep_text(head, text.replace(old, new))
+        cache_text(head, text.replace(old, new))
         check_result(path)
 
 

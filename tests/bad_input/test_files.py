@@ -14,7 +14,7 @@ from cases import LITTLE, Capture, Patch, command, message, model, saved
 
 import rammer
 from rammer.compiled.artifact import is_artifact
-from rammer.compiled.files import kept_text, write_whole
+from rammer.compiled.files import cached_text, write_whole
 from rammer.compiled.options import Request
 from rammer.errors import BadInput
 from rammer.profile.store import KernelStore, TunedKernel
@@ -139,10 +139,10 @@ def test_a_damaged_head_is_not_trusted(tmp_path: Path, own_cache: Path) -> None:
         assert old in text
         kept.write_text(text.replace(old, new))
         assert rammer.compile(path, device="toy").head == want
-        assert kept_text(kept) is not None  # written anew
+        assert cached_text(kept) is not None  # written anew
     other = kept.with_name("other.json")
     other.write_text(text)
-    assert kept_text(other) is None
+    assert cached_text(other) is None
 
 
 def test_a_kept_kernel_that_is_no_candidate_is_not_used(own_cache: Path) -> None:

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from rammer.codegen.context import FunctionContext
 from rammer.codegen.dialects import C99
-from rammer.codegen.unit import Unit
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model
@@ -221,7 +221,7 @@ def test_weights_of_half_precision_are_float32(mode: str) -> None:
     case = Case("Resize", 19, (x, None, np.array([1, 1, 2], F32)), {"mode": mode}, static=frozenset((2,)))
     texts = [str(c) for c in lower(bind(read_model(case.model()), {})).computes]
     assert any("table(float32" in t for t in texts) and not any("table(float16" in t for t in texts)
-    unit = Unit(C99, {}, {}, {}, {})
+    unit = FunctionContext(C99, {}, {}, {}, {})
     assert f"static const float {unit.table((0.5, 0.25), 'float16')}[2] = {{0.5f, 0.25f}};" in "".join(unit.tables.values())
 
 

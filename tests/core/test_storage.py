@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from rammer.frontend.concat import piecewise
 from rammer.frontend.lower import lower
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.evaluate import evaluate, run_graph
 from rammer.ir.expr import Load, Op, Ref
 from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.pieces import piecewise
 from rammer.ir.program import Storage
 from rammer.ir.types import TensorType
 from rammer.plan.address import load_address

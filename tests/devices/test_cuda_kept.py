@@ -10,7 +10,7 @@ import pytest
 from zoo.nasnet import nasnet_cifar
 from zoo.sequence import lstm_tc
 
-from rammer.compiled.files import keep_text, kept_text
+from rammer.compiled.files import cache_text, cached_text
 from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
@@ -128,13 +128,13 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
                     ('"written": [false', '"written": [true'), ('"operators": {', '"operator": {')),
         "launches": (("[0, ", "[0, 99999999"), ("[0, ", "[1, "), ("[[", "[[1, 2, 3], [")),
     }.items():  # fmt: skip
-        text = str(kept_text(files[what]))
+        text = str(cached_text(files[what]))
         for change in changes:
             assert change[0] in text
-            keep_text(files[what], text.replace(*change, 1))
+            cache_text(files[what], text.replace(*change, 1))
             assert launched(kept.kept_kernels(program, binding, Writer())) == made, change
             assert launches.kept_launches(program) == plan, change
-            assert kept_text(files[what]) == text, change
+            assert cached_text(files[what]) == text, change
 
 
 def test_damaged_machine_code_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rammer.codegen import operations as ops
+from rammer.codegen.context import FunctionContext
 from rammer.codegen.layout import ALIGNMENT, Layout, Stage, heads, scratch_of
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
-from rammer.codegen.unit import Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Ref
@@ -77,7 +77,7 @@ def scratch_with_partials(layout: Layout, inlined: Mapping[str, Compute]) -> int
 class Group:
     """Emits the shared reductions of a stage of ``count`` elements."""
 
-    unit: Unit
+    unit: FunctionContext
     count: int
     parts: Sequence[Shared]
 

@@ -7,13 +7,13 @@ import math
 from dataclasses import dataclass, replace
 
 from rammer.codegen import operations as ops
+from rammer.codegen.collapse import joined_reduction
+from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.cooperate import scratch_with_partials, shared
-from rammer.codegen.fuse import joined_reduction
 from rammer.codegen.layout import Layout, Stage, scratch_of
 from rammer.codegen.nests import Nest, Target, Test
 from rammer.codegen.scalar import Block
 from rammer.codegen.target import CFunction, CTarget
-from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
 from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator
@@ -59,7 +59,7 @@ class _Emitter:
         self.globals = {name: self._global(k, name) for k, (name, _) in enumerate(self.arguments)}
         staged = [s for s in self.stages if s.offset >= 0]
         self.tiles = {s.root.name: _tile(k, s) for k, s in enumerate(staged)}
-        self.unit = Unit(
+        self.unit = FunctionContext(
             self.target,
             self.binding.types,
             dict(self.layout.inlined),

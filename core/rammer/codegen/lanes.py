@@ -16,9 +16,9 @@ from typing import Self
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
+from rammer.codegen.context import INT32, Place
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
-from rammer.codegen.unit import INT32, Place
 from rammer.codegen.vectors import MATH
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rammer.codegen.bounds import fold
+from rammer.codegen.collapse import joined_stage
+from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.cooperate import THREADS, Group, Shared
-from rammer.codegen.fuse import joined_stage
 from rammer.codegen.lanes import ColumnBlock, LaneBlock
 from rammer.codegen.layout import Stage, heads
 from rammer.codegen.rows import Row, choose, whole_rows
 from rammer.codegen.scalar import Block
-from rammer.codegen.unit import Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, integer
@@ -39,7 +39,7 @@ class Target:
 class Nest:
     """The code of ``stage``; ``targets`` lists where each of its Computes is written."""
 
-    unit: Unit
+    unit: FunctionContext
     stage: Stage
     targets: Sequence[tuple[Compute, Sequence[Target]]]
     shared: Sequence[Shared] = ()

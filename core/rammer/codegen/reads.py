@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rammer.codegen.unit import Unit
+from rammer.codegen.context import FunctionContext
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
@@ -39,14 +39,14 @@ class Body:
     ranges: Mapping[str, Interval]
 
 
-def bodies(unit: Unit, computes: tuple[Compute, ...]) -> list[Body]:
+def bodies(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[Body]:
     """Every body that an element of a stage evaluates. Output axes are ``x0, x1, ...``; reduction axes
     ``compute.axis``."""
     seen: set[tuple[str, tuple[Expr, ...]]] = set()
     return [b for c in computes for b in _bodies(unit, c, _point(c), ("", 1), unit.ranges, seen)]
 
 
-def reads(unit: Unit, computes: tuple[Compute, ...]) -> list[Read]:
+def reads(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[Read]:
     """Every load of an element of a stage."""
     return [
         Read(load, b.reducer, b.weight, b.ranges) for b in bodies(unit, computes) for load in ex.loads(b.body)
@@ -58,7 +58,7 @@ def _point(c: Compute) -> tuple[Expr, ...]:
 
 
 def _bodies(
-    unit: Unit,
+    unit: FunctionContext,
     c: Compute,
     point: tuple[Expr, ...],
     outer: tuple[str, int],
@@ -81,7 +81,7 @@ def _bodies(
             yield from _bodies(unit, producer, load.indices, (reducer, weight), inner, seen)
 
 
-def step(unit: Unit, load: Load, axis: str) -> int | None:
+def step(unit: FunctionContext, load: Load, axis: str) -> int | None:
     """Elements between a stored tensor's addresses at neighbouring values of ``axis``; None if not fixed."""
     forms = [ex.affine(i) for i in load.indices]
     if any(f is None and axis in ex.axes_of(i) for f, i in zip(forms, load.indices, strict=True)):
@@ -90,7 +90,7 @@ def step(unit: Unit, load: Load, axis: str) -> int | None:
     return sum(s * f[0].get(axis, 0) for s, f in zip(strides, forms, strict=True) if f is not None)
 
 
-def access_cost(unit: Unit, load: Load, lane: str, width: int) -> float:
+def access_cost(unit: FunctionContext, load: Load, lane: str, width: int) -> float:
     """Cost of a load for one vector of lanes, in vector accesses; nothing where it is one scalar."""
     if load.tensor in unit.inlined or lane not in ex.axes_of(load):
         return 0.0

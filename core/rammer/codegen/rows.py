@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rammer.codegen.bounds import Span, fold, span, tidy
+from rammer.codegen.context import Column, FunctionContext, Place
 from rammer.codegen.layout import Stage
 from rammer.codegen.reads import Read, access_cost, reads, step, vector_cost
-from rammer.codegen.unit import Column, Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
@@ -47,7 +47,7 @@ class Plan:
 
 
 def choose(
-    unit: Unit, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int
+    unit: FunctionContext, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int
 ) -> Plan:
     """The cheapest vectorisation of a stage by memory accesses per element, and its blocking.
 
@@ -72,7 +72,7 @@ def choose(
 
 
 def _choose_row(
-    unit: Unit, stage: Stage, found: Sequence[Read], stores: Sequence[Place]
+    unit: FunctionContext, stage: Stage, found: Sequence[Read], stores: Sequence[Place]
 ) -> tuple[float, Row | None]:
     best, axis = float("inf"), -1
     if any(c.dtype != "float32" for c in stage.computes):
@@ -90,7 +90,7 @@ def _choose_row(
     return best, _row(unit, stage, found, axis) if axis >= 0 else None
 
 
-def _choose_columns(unit: Unit, heads: Sequence[Compute], found: Sequence[Read],
+def _choose_columns(unit: FunctionContext, heads: Sequence[Compute], found: Sequence[Read],
                     stores: Sequence[Place]) -> tuple[float, dict[str, Column]]:  # fmt: skip
     """For every head the reduction axis with the cheapest accesses; {} unless all heads have one."""
     columns: dict[str, Column] = {}
@@ -112,7 +112,7 @@ def _choose_columns(unit: Unit, heads: Sequence[Compute], found: Sequence[Read],
     return total, columns
 
 
-def _row(unit: Unit, stage: Stage, found: Sequence[Read], d: int) -> Row:
+def _row(unit: FunctionContext, stage: Stage, found: Sequence[Read], d: int) -> Row:
     bound, count = stage.box[d], stage.extents[d]
     ranges = [ends for r in found for ends in _interior(unit, r, f"x{d}")]
     low, high = ranges[0] if ranges else bound.span
@@ -175,7 +175,7 @@ def _windows(
 
 
 def whole_rows(
-    unit: Unit, stage: Stage, row: Row, blocking: Mapping[int, int], shift: Sequence[int]
+    unit: FunctionContext, stage: Stage, row: Row, blocking: Mapping[int, int], shift: Sequence[int]
 ) -> list[tuple[Expr, Expr, int]]:
     """For every load that meets padding along the lane: the lowest and highest address that a vector reads,
     and the tensor's reach. Empty where they are unknown."""
@@ -223,7 +223,7 @@ def _wide(stage: Stage, found: Sequence[Read], row: Row) -> dict[int, int]:
     return {row.axis: block} if block > 1 else {}
 
 
-def _lines(unit: Unit, stage: Stage, found: Sequence[Read], row: Row) -> dict[int, int]:
+def _lines(unit: FunctionContext, stage: Stage, found: Sequence[Read], row: Row) -> dict[int, int]:
     """Neighbouring rows together where a load's lanes are far apart but its rows adjoin (transposition): each
     cache line is then used while it is at hand."""
     lane = f"x{row.axis}"
@@ -238,13 +238,13 @@ def _lines(unit: Unit, stage: Stage, found: Sequence[Read], row: Row) -> dict[in
     return {}
 
 
-def _width(unit: Unit, count: int) -> int:
+def _width(unit: FunctionContext, count: int) -> int:
     """The vector width that covers ``count`` elements with the fewest vectors; 0 if none fits."""
     fitting = [w for w in unit.target.vectors if w <= count] if unit.target.single else []
     return min(fitting, key=lambda w: (-(-count // w), w), default=0)
 
 
-def _interior(unit: Unit, read: Read, lane: str) -> Iterator[tuple[Expr, Expr]]:
+def _interior(unit: FunctionContext, read: Read, lane: str) -> Iterator[tuple[Expr, Expr]]:
     """Lane ranges (half-open) where the padding tests of a load along the lane hold."""
     if read.load.fill is None:
         return

@@ -14,8 +14,8 @@ from typing import Self
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
+from rammer.codegen.context import INT32, FunctionContext, Place
 from rammer.codegen.operations import Val
-from rammer.codegen.unit import INT32, Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref, Table, integer
@@ -31,7 +31,7 @@ LONGEST_SUM = 1024
 class Block:
     """Statements of one C scope; values already computed in it are shared."""
 
-    unit: Unit
+    unit: FunctionContext
     parent: Block | None = None
     lines: list[str] = field(default_factory=list)
     memo: dict[Expr, Val] = field(default_factory=dict)

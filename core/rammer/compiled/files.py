@@ -65,7 +65,7 @@ class _InOrder(io.RawIOBase):
         return size
 
 
-def keep_text(path: Path, text: str) -> None:
+def cache_text(path: Path, text: str) -> None:
     """``text`` in a file of the cache, under a checksum. Best effort: a read-only cache only makes the next start slower."""
     data = f"{_checksum(path, text)}\n{text}".encode()
     with contextlib.suppress(OSError):
@@ -73,8 +73,8 @@ def keep_text(path: Path, text: str) -> None:
         write_whole(path, lambda file: file.write(data))
 
 
-def kept_text(path: Path) -> str | None:
-    """What ``keep_text`` wrote there; None where there is nothing, or anything else."""
+def cached_text(path: Path) -> str | None:
+    """What ``cache_text`` wrote there; None where there is nothing, or anything else."""
     try:
         checksum, _, text = path.read_bytes().decode().partition("\n")
     except (OSError, ValueError):

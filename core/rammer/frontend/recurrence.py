@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rammer.errors import BadInput
-from rammer.frontend.concat import piecewise
 from rammer.frontend.lowering import CannotLower, Lowering
 from rammer.frontend.lowerings.activation import sigmoid_of, softplus_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Const, Expr, Load, Op, Table
+from rammer.ir.pieces import piecewise
 
 Activation = Callable[[Expr], Expr]
 

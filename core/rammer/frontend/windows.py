@@ -20,7 +20,7 @@ def spatial_names(rank: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """A window sliding over spatial extents: one entry a dimension, all in elements.
 
     ``begin`` and ``end`` are the paddings before and after; ``out`` the number of window positions.
@@ -82,11 +82,11 @@ class Window:
         return Load(tensor, (*leading, *self.indices), fill if self.padded else None)
 
 
-def window_of(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> Window:
+def window_of(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> SlidingWindow:
     """The window of a convolution or pooling node from its attributes."""
     mode, dims = geometry_of(ctx.node.op, ctx.node.attributes, source, kernel)
     if mode not in PADDING_MODES:
         raise CannotLower(f"{ctx.node.op} with auto_pad={mode!r}")
     out = tuple(d.out for d in dims)
-    return Window(tuple(source), out, tuple(kernel), tuple(d.stride for d in dims), tuple(d.dilation for d in dims),
+    return SlidingWindow(tuple(source), out, tuple(kernel), tuple(d.stride for d in dims), tuple(d.dilation for d in dims),
                   tuple(d.begin for d in dims), tuple(d.end for d in dims))  # fmt: skip

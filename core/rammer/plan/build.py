@@ -15,7 +15,7 @@ from rammer.plan.waits import plan_waits, stage_order
 from rammer.schedule.policy import Schedule
 
 
-class StoragePlan(Protocol):
+class Storages(Protocol):
     """Where every tensor lives: storages by tensor, and (dtype, elements) of every buffer."""
 
     @property
@@ -32,7 +32,7 @@ class StoragePlan(Protocol):
 def build_program(
     name: str,
     schedule: Schedule,
-    storage: StoragePlan,
+    storage: Storages,
     inputs: tuple[Port, ...],
     outputs: tuple[Port, ...],
     constants: Collection[str],

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
 from rammer.ir.types import itemsize
-from rammer.plan.build import StoragePlan
+from rammer.plan.build import Storages
 from rammer.plan.room import room
 
 
-def check_capacity(name: str, plan: StoragePlan, kept: Iterable[str], device: VDevice) -> None:
+def check_capacity(name: str, plan: Storages, kept: Iterable[str], device: VDevice) -> None:
     """DeviceFailure when the tensors in ``kept`` (inputs, outputs, constants: there all the time) and the largest
     other buffer exceed the device's lowest memory layer. Capacity 0 means that it is not modelled: it is this machine's."""
     layer = device.layers[0]

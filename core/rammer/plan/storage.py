@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from rammer.frontend.concat import pieces
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
 from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.names import Names, identifier
+from rammer.ir.pieces import pieces
 from rammer.ir.program import Storage
 from rammer.plan.address import dense, inverted, viewed
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rammer.compiled.files import keep_text, kept_text
+from rammer.compiled.files import cache_text, cached_text
 from rammer.compiled.shares import in_threads
 from rammer.ir.data import loads
 from rammer.ir.port import InputPort
@@ -59,7 +59,7 @@ class ModelSource:
         if self.known is not None:
             return self.known
         kept = self._head_file()
-        text = kept_text(kept) if kept is not None else None
+        text = cached_text(kept) if kept is not None else None
         if text is not None:
             with suppress(ValueError, TypeError, LookupError):  # nothing that this version writes: the model says
                 return _decode(loads(text))
@@ -67,7 +67,7 @@ class ModelSource:
         if self.model.external:
             self.digest = ""  # the content is in other files, too
         elif kept is not None:
-            keep_text(kept, json.dumps(asdict(head)))
+            cache_text(kept, json.dumps(asdict(head)))
         return head
 
     def _head_file(self) -> Path | None:

@@ -13,13 +13,13 @@ import math
 from dataclasses import dataclass, replace
 
 from rammer.device.manifest import Binding
-from rammer.frontend.concat import pieces
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, identity_load
 from rammer.ir.device import VDevice
 from rammer.ir.expr import Const, Expr, Load, Op, Ref, integer
 from rammer.ir.names import Names, identifier
 from rammer.ir.operator import ROperator
+from rammer.ir.pieces import pieces
 from rammer.tile.search import ranked_tiles
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rammer.compiled.files import keep_text, kept_text, write_whole
+from rammer.compiled.files import cache_text, cached_text, write_whole
 from rammer.errors import DeviceFailure
 from rammer.profile.folder import cache_folder
 
@@ -109,12 +109,12 @@ def _keep(path: Path, code: bytes, log: str) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda file: file.write(code))
-    keep_text(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log}")
+    cache_text(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log}")
 
 
 def _read(path: Path) -> Cubin | None:
     """What ``_keep`` wrote; None where there is nothing, or anything else."""
-    digest, _, log = (kept_text(path.with_suffix(".log")) or "").partition("\n")
+    digest, _, log = (cached_text(path.with_suffix(".log")) or "").partition("\n")
     try:
         code = path.read_bytes() if digest else b""
     except OSError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rammer.compiled.debug import DECISIONS, debug
-from rammer.compiled.files import keep_text, kept_text
+from rammer.compiled.files import cache_text, cached_text
 from rammer.ir.data import loads
 from rammer.ir.program import RProgram
 from rammer.profile.folder import cache_folder
@@ -28,7 +28,7 @@ class Remembered:
 
     def read(self) -> Any:
         """The value, None where there is none, or not as it was written."""
-        text = kept_text(self.path)
+        text = cached_text(self.path)
         try:
             return loads(text) if text is not None else None
         except ValueError:
@@ -49,4 +49,4 @@ class Remembered:
 
     def write(self, value: Any) -> None:
         """Keep ``value``, whole or not at all."""
-        keep_text(self.path, json.dumps(value))
+        cache_text(self.path, json.dumps(value))

@@ -22,8 +22,8 @@ from rammer.ir.types import TensorType
 from rammer_ipu_sim.memory import poison_value
 from rammer_ipu_sim.spans import (
     PIN,
+    IndexRange,
     Numbers,
-    Span,
     Spans,
     axis_spans,
     is_affine,
@@ -53,7 +53,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Stage(Held):
+class StagedOperand(Held):
     """A box that the exchange delivers. Outside the tensor it holds ``fill`` (None = poison).
 
     ``loads`` are the positions, among all loads of outside tensors in the operator, that it serves.
@@ -79,7 +79,7 @@ class Plan:
     """Everything a run needs: ``stages``, then ``steps``, then ``outputs`` (tensor -> held name)."""
 
     batch: Batch
-    stages: tuple[Stage, ...]
+    stages: tuple[StagedOperand, ...]
     steps: tuple[Step, ...]
     outputs: tuple[tuple[str, str], ...]
     auxiliary: Mapping[str, Numbers]
@@ -93,7 +93,7 @@ def output_spans(batch: Batch, clip: bool) -> Spans:
         low = np.asarray(places, dtype=np.int64).reshape(shape) * tile
         high = low + tile - 1
         extent = batch.operator.anchor.axes[d].extent
-        result.append(Span(low, np.minimum(high, extent - 1) if clip else high))
+        result.append(IndexRange(low, np.minimum(high, extent - 1) if clip else high))
     return tuple(result)
 
 
@@ -122,7 +122,7 @@ class _Planner:
             for c in self.operator.computes
             if c.name in self.spans
         }
-        self.sources: dict[tuple[str, Load], Stage] = {}
+        self.sources: dict[tuple[str, Load], StagedOperand] = {}
         self.stages = self._stages()
         self.held: dict[str, Held] = {}
 
@@ -143,7 +143,7 @@ class _Planner:
 
     # --- what the exchange delivers -----------------------------------------------------------
 
-    def _stages(self) -> tuple[Stage, ...]:
+    def _stages(self) -> tuple[StagedOperand, ...]:
         groups: dict[tuple[str, str, bool], list[tuple[str, Load, Spans, int]]] = {}
         position = 0
         for c in self.operator.computes:
@@ -158,7 +158,7 @@ class _Planner:
                         (c.name, load, spans, position)
                     )
                 position += 1
-        result: list[Stage] = []
+        result: list[StagedOperand] = []
         for members in groups.values():
             for part in _merged(members):
                 stage = self._stage(f"__s{len(result)}", part)
@@ -166,11 +166,11 @@ class _Planner:
                 result.append(stage)
         return tuple(result)
 
-    def _stage(self, name: str, members: list[tuple[str, Load, Spans, int]]) -> Stage:
+    def _stage(self, name: str, members: list[tuple[str, Load, Spans, int]]) -> StagedOperand:
         spans = _hull([m[2] for m in members])
         load = members[0][1]
         loads = tuple(m[3] for m in members)
-        return Stage(name, spans, self._dims(spans), load.tensor, load.fill, loads)
+        return StagedOperand(name, spans, self._dims(spans), load.tensor, load.fill, loads)
 
     def _dims(self, spans: Spans) -> tuple[int, ...]:
         return np.broadcast_shapes((1,) * self.rank, *[s.low.shape for s in spans])

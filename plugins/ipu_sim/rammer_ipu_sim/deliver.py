@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from rammer.ir.program import Storage
 
-from rammer_ipu_sim.batch import Held, Stage
+from rammer_ipu_sim.batch import Held, StagedOperand
 from rammer_ipu_sim.memory import poison_value
 from rammer_ipu_sim.spans import Numbers
 from rammer_ipu_sim.supersteps import Batch
@@ -30,7 +30,7 @@ def tensor_view(buffer: Array, storage: Storage) -> Array:
     return as_strided(buffer[storage.offset :], shape=storage.shape, strides=strides)
 
 
-def gather(stage: Stage, tensor: Array) -> Array:
+def gather(stage: StagedOperand, tensor: Array) -> Array:
     """A copy of every task's box, ``[shared grid..., box...]``; outside the tensor ``fill`` or poison."""
     missing = poison_value(tensor.dtype.name) if stage.fill is None else stage.fill
     steps = [_steps(s.low, stage.dims) for s in stage.spans]
@@ -68,7 +68,7 @@ def _steps(low: Numbers, dims: tuple[int, ...]) -> list[int] | None:
     return result
 
 
-def _gather_any(stage: Stage, tensor: Array, missing: float | int | bool) -> Array:
+def _gather_any(stage: StagedOperand, tensor: Array, missing: float | int | bool) -> Array:
     """Any box places at all, by index arrays."""
     rank, boxes = len(stage.dims), len(stage.extents)
     shape = (*stage.dims, *stage.extents)

@@ -25,7 +25,7 @@ PIN = "__pin"
 
 
 @dataclass(frozen=True)
-class Span:
+class IndexRange:
     """Inclusive bounds of one axis for every task of a batch; ``high < low`` is empty."""
 
     low: Numbers
@@ -37,13 +37,13 @@ class Span:
         size: Numbers = np.maximum(self.high - self.low + 1, 0)
         return size
 
-    def uniform(self) -> Span:
+    def uniform(self) -> IndexRange:
         """The same lower bounds with the largest size everywhere."""
         size = int(self.size.max(initial=0))
-        return Span(self.low, self.low + size - 1)
+        return IndexRange(self.low, self.low + size - 1)
 
 
-Spans: TypeAlias = "tuple[Span, ...]"
+Spans: TypeAlias = "tuple[IndexRange, ...]"
 
 
 def constant(value: int, rank: int) -> Numbers:
@@ -56,7 +56,7 @@ def is_affine(load: Load) -> bool:
     return all(ex.affine(i) is not None for i in load.indices)
 
 
-def bounds(e: Expr, axes: Mapping[str, Span], rank: int) -> Span | None:
+def bounds(e: Expr, axes: Mapping[str, IndexRange], rank: int) -> IndexRange | None:
     """``rammer.ir.expr.interval`` for all tasks of a batch at once; None if ``e`` depends on data."""
     form = ex.affine(e)
     if form is not None:
@@ -65,7 +65,7 @@ def bounds(e: Expr, axes: Mapping[str, Span], rank: int) -> Span | None:
             a = axes[name]
             low = low + c * (a.low if c > 0 else a.high)
             high = high + c * (a.high if c > 0 else a.low)
-        return Span(low, high)
+        return IndexRange(low, high)
     if isinstance(e, Const | Load):
         return None
     if isinstance(e, Ref):
@@ -79,12 +79,12 @@ def bounds(e: Expr, axes: Mapping[str, Span], rank: int) -> Span | None:
     return _combine(e.fn, known) if len(known) == len(parts) else None
 
 
-def _table(e: Table, inner: Span | None, rank: int) -> Span | None:
+def _table(e: Table, inner: IndexRange | None, rank: int) -> IndexRange | None:
     values = np.asarray(e.values)
     if not len(values):
         return None
     if inner is None:
-        return Span(constant(int(values.min()), rank), constant(int(values.max()), rank))
+        return IndexRange(constant(int(values.min()), rank), constant(int(values.max()), rank))
     first = np.clip(inner.low, 0, len(values) - 1)
     last = np.clip(inner.high, first, len(values) - 1)
     pairs, place = np.unique(
@@ -97,35 +97,35 @@ def _table(e: Table, inner: Span | None, rank: int) -> Span | None:
     high = np.array([int(values[a : b + 1].max()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(
         shape
     )
-    return Span(low, high)
+    return IndexRange(low, high)
 
 
-def _combine(fn: str, p: list[Span]) -> Span | None:
+def _combine(fn: str, p: list[IndexRange]) -> IndexRange | None:
     if fn == "neg":
-        return Span(-p[0].high, -p[0].low)
+        return IndexRange(-p[0].high, -p[0].low)
     if len(p) != 2:
         return None
     a, b = p
     if fn == "where":
-        return Span(np.minimum(a.low, b.low), np.maximum(a.high, b.high))
+        return IndexRange(np.minimum(a.low, b.low), np.maximum(a.high, b.high))
     if fn in ("add", "min", "max"):
         pick = {"add": np.add, "min": np.minimum, "max": np.maximum}[fn]
-        return Span(pick(a.low, b.low), pick(a.high, b.high))
+        return IndexRange(pick(a.low, b.low), pick(a.high, b.high))
     if fn == "sub":
-        return Span(a.low - b.high, a.high - b.low)
+        return IndexRange(a.low - b.high, a.high - b.low)
     if fn == "mul":
         corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
-        return Span(np.minimum.reduce(corners), np.maximum.reduce(corners))
+        return IndexRange(np.minimum.reduce(corners), np.maximum.reduce(corners))
     if fn not in ("floordiv", "mod") or np.any(b.low != b.high) or np.any(b.low <= 0):
         return None
     first, last = a.low // b.low, a.high // b.low
     if fn == "floordiv":
-        return Span(first, last)
+        return IndexRange(first, last)
     same = first == last
-    return Span(np.where(same, a.low % b.low, 0), np.where(same, a.high % b.low, b.low - 1))
+    return IndexRange(np.where(same, a.low % b.low, 0), np.where(same, a.high % b.low, b.low - 1))
 
 
-def pin(body: Expr, axes: Mapping[str, Span], rank: int) -> tuple[Expr, dict[str, Span]]:
+def pin(body: Expr, axes: Mapping[str, IndexRange], rank: int) -> tuple[Expr, dict[str, IndexRange]]:
     """``body`` with affine load indices where possible, and ``axes`` with the axes added for it.
 
     Every part of an index that is not affine but has one value within each task (such as the group of a
@@ -151,7 +151,7 @@ def pin(body: Expr, axes: Mapping[str, Span], rank: int) -> tuple[Expr, dict[str
     return ex.transform(body, load), known
 
 
-def load_spans(load: Load, axes: Mapping[str, Span], shape: tuple[int, ...], rank: int, clip: bool) -> Spans:
+def load_spans(load: Load, axes: Mapping[str, IndexRange], shape: tuple[int, ...], rank: int, clip: bool) -> Spans:
     """What ``load`` reads of its tensor: clipped to the tensor, or (``clip=False``) as the indices say.
 
     Indices that depend on data read their whole axis. Loads that are not affine are clipped in any case.
@@ -159,18 +159,18 @@ def load_spans(load: Load, axes: Mapping[str, Span], shape: tuple[int, ...], ran
     result = []
     clip = clip or not is_affine(load)
     for index, extent in zip(load.indices, shape, strict=True):
-        span = bounds(index, axes, rank) or Span(constant(0, rank), constant(extent - 1, rank))
+        span = bounds(index, axes, rank) or IndexRange(constant(0, rank), constant(extent - 1, rank))
         if clip:
             low = np.clip(span.low, 0, extent)
-            span = Span(low, np.maximum(low - 1, np.minimum(span.high, extent - 1)))
+            span = IndexRange(low, np.maximum(low - 1, np.minimum(span.high, extent - 1)))
         result.append(span)
     return tuple(result)
 
 
-def axis_spans(compute: Compute, spans: Spans, rank: int) -> dict[str, Span]:
+def axis_spans(compute: Compute, spans: Spans, rank: int) -> dict[str, IndexRange]:
     """Bounds of all axes of ``compute``: output axes over ``spans``, reduction axes whole."""
     axes = {a.name: s for a, s in zip(compute.axes, spans, strict=True)}
-    return axes | {r.name: Span(constant(0, rank), constant(r.extent - 1, rank)) for r in compute.reduce}
+    return axes | {r.name: IndexRange(constant(0, rank), constant(r.extent - 1, rank)) for r in compute.reduce}
 
 
 def join(a: Spans, b: Spans) -> Spans:
@@ -180,7 +180,7 @@ def join(a: Spans, b: Spans) -> Spans:
     for p, q in zip(a, b, strict=True):
         low = np.where(empty_a, q.low, np.where(empty_b, p.low, np.minimum(p.low, q.low)))
         high = np.where(empty_a, q.high, np.where(empty_b, p.high, np.maximum(p.high, q.high)))
-        result.append(_narrow(Span(low, high)))
+        result.append(_narrow(IndexRange(low, high)))
     return tuple(result)
 
 
@@ -191,7 +191,7 @@ def _empty(spans: Spans) -> Any:
     return result
 
 
-def _narrow(span: Span) -> Span:
+def _narrow(span: IndexRange) -> IndexRange:
     """Drop grid axes along which both bounds are constant, so that equal boxes stay recognisable."""
     low, high = np.broadcast_arrays(span.low, span.high)
     for d in range(low.ndim):
@@ -199,7 +199,7 @@ def _narrow(span: Span) -> Span:
             first = (slice(None),) * d + (slice(0, 1),)
             if np.all(low == low[first]) and np.all(high == high[first]):
                 low, high = low[first], high[first]
-    return Span(low, high)
+    return IndexRange(low, high)
 
 
 def propagate(

@@ -9,7 +9,7 @@ import numpy as np
 from rammer.frontend.limits import MAX_POSITIONS, MAX_TABLE, check_positions
 from rammer.frontend.lowering import Lowering, lowering
 from rammer.frontend.operands import emit_narrowed, widened
-from rammer.frontend.windows import Window, spatial_names, window_of
+from rammer.frontend.windows import SlidingWindow, spatial_names, window_of
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Const, Expr, Load, Op, Table
@@ -30,7 +30,7 @@ def max_pool(ctx: Lowering) -> None:
         _emit_indices(ctx, window, value, ctx.load(largest, *[a.name for a in axes]))
 
 
-def _emit_indices(ctx: Lowering, window: Window, value: Load, largest: Load) -> None:
+def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Load) -> None:
     """Output 1: "the flatten 1-D indices of selected values". Which one is selected, the first in row-major order, does not
     depend on ``storage_order``: that is "used only to convert an n-tuple index value into a single integer value"."""
     axes = _axes(ctx, window)
@@ -112,21 +112,21 @@ def root(x: Expr, power: int) -> Expr:
     return x if power == 1 else Op("pow", (x, Const(1.0 / power)))
 
 
-def _window(ctx: Lowering) -> Window:
+def _window(ctx: Lowering) -> SlidingWindow:
     kernel = [int(k) for k in ctx.attr("kernel_shape")]
     return window_of(ctx, ctx.shape(ctx.input(0))[2:], kernel)
 
 
-def _axes(ctx: Lowering, window: Window) -> tuple[Axis, ...]:
+def _axes(ctx: Lowering, window: SlidingWindow) -> tuple[Axis, ...]:
     batch, channels, *_ = ctx.shape(ctx.input(0))
     return (Axis("n", batch), Axis("c", channels), *window.axes)
 
 
-def _window_sum(ctx: Lowering, window: Window, body: Expr) -> str:
+def _window_sum(ctx: Lowering, window: SlidingWindow, body: Expr) -> str:
     return ctx.emit(_axes(ctx, window), body, window.taps, "sum" if window.taps else None, hint="sum")
 
 
-def _counts(window: Window, include_pad: bool, dtype: str) -> Expr:
+def _counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
     """How many elements count in the window at each position: a product of one factor a dimension."""
     constant = 1
     result: Expr | None = None
@@ -142,7 +142,7 @@ def _counts(window: Window, include_pad: bool, dtype: str) -> Expr:
     return result if constant == 1 else Op("mul", (result, Const(constant, dtype)))
 
 
-def _extents_counted(window: Window, include_pad: bool) -> list[list[int]]:
+def _extents_counted(window: SlidingWindow, include_pad: bool) -> list[list[int]]:
     result = []
     for d, extent in enumerate(window.source):
         low = -window.begin[d] if include_pad else 0

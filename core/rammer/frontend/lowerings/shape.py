@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rammer.frontend.concat import concat_body
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.operands import axis_of, identity, out_axes, static_ints, whole_load
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Load
+from rammer.ir.pieces import concat_body
 from rammer.ir.reindex import reshape_indices
 from rammer.ir.types import is_float
 

@@ -15,10 +15,10 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument
 from rammer.codegen.text import Text, digits, total
-from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Const, Expr, Interval, Load, Ref
 from rammer.ir.operator import ROperator
@@ -54,7 +54,7 @@ class _Early(Block):
         """The name of a value fetched before, where the address is a matter of axes alone."""
         text = super().element(tensor, indices, clamp)
         unit = self.unit
-        if not clamp or not isinstance(unit, _EarlyUnit) or tensor in unit.tiles:
+        if not clamp or not isinstance(unit, _EarlyContext) or tensor in unit.tiles:
             return text
         if not all(unit.is_index(i) or isinstance(i, Const) for i in indices):
             return text
@@ -64,7 +64,7 @@ class _Early(Block):
 
 
 @dataclass
-class _EarlyUnit(Unit):
+class _EarlyContext(FunctionContext):
     """A unit that collects early reads by their text: of ``constants``, held from place ``first`` on, and others."""
 
     constants: frozenset[str] = frozenset()
@@ -150,7 +150,7 @@ class _CellText:
 
     # --- parts of the kernel ----------------------------------------------------------------------
 
-    def _hold(self, unit: _EarlyUnit) -> Text:
+    def _hold(self, unit: _EarlyContext) -> Text:
         """Weights, and what the maps read of constants."""
         cell, text = self.cell, Text()
         text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
@@ -168,7 +168,7 @@ class _CellText:
             text.all(f"w[{unit.first} + {k}] = {test} ? {source} : 0.0f;" for source, k in unit.constant.items())
         return text
 
-    def _step(self, unit: _EarlyUnit, maps: list[str]) -> Text:
+    def _step(self, unit: _EarlyContext, maps: list[str]) -> Text:
         text = Text()
         text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
         text.all(origins(self.operator))
@@ -255,7 +255,7 @@ class _CellText:
 
     # --- the maps ---------------------------------------------------------------------------------
 
-    def _maps(self) -> tuple[list[str], _EarlyUnit]:
+    def _maps(self) -> tuple[list[str], _EarlyContext]:
         """Every result by one thread, and the unit with what it reads early."""
         operator, unit = self.operator, self._unit()
         block = (_Early if self.early else Block)(unit)
@@ -275,13 +275,13 @@ class _CellText:
         text.all([f"if ({test}) {{", *block.lines, "}", "}"])
         return text.lines, unit
 
-    def _unit(self) -> _EarlyUnit:
+    def _unit(self) -> _EarlyContext:
         operator, axes = self.operator, self.operator.anchor.axes
         places = {t: self._global(t) for t in (*(a.tensor for a in self.arguments if a.packing is None), *self.sent)}
         tiles = {p.compute.name: self._tile(number) for number, p in enumerate(self.cell.parts)}
         ranges: dict[str, Interval] = {f"{letter}{d}": (0, a.extent - 1) for d, a in enumerate(axes) for letter in "xo"}
         inlined = {c.name: c for c in operator.computes if not c.reduce}
-        return _EarlyUnit(CUDA, self.binding.types, inlined, {**places, **tiles}, ranges, constants=self.binding.constants,
+        return _EarlyContext(CUDA, self.binding.types, inlined, {**places, **tiles}, ranges, constants=self.binding.constants,
                           tiles=frozenset(tiles), first=self.cell.each * self.cell.share)  # fmt: skip
 
     def _global(self, tensor: str) -> Place:

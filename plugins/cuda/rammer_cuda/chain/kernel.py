@@ -12,10 +12,10 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from rammer.codegen.context import FunctionContext
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
-from rammer.codegen.unit import Unit
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 from rammer.ir.operator import ROperator
@@ -269,7 +269,7 @@ class _ChainText:
         text.line(f"const float sum = d{number}[s * 4 + e];")
         point = tuple(Ref(f"x{d}") for d in range(len(layer.main.axes)))
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(layer.main.axes)}
-        unit = Unit(CUDA, self.binding.types, {c.name: c for c in layer.maps}, self.places, ranges)
+        unit = FunctionContext(CUDA, self.binding.types, {c.name: c for c in layer.maps}, self.places, ranges)
         block = Block(unit)
         finish(block, self.places, Load(layer.main.name, point), "sum", "float32", [layer.last] if last else [])
         following = "" if last else block.load(Load(layer.last, point)).text

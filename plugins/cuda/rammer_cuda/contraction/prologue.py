@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.contraction import Operand
 from rammer.codegen.operations import Val
 from rammer.codegen.prologue import Prologue
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Unsuited
 from rammer.codegen.text import Text, total, weighted
-from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, Ref, integer
@@ -78,7 +78,8 @@ class OperandPrologue:
             shape = types[tensor].shape
             places[tensor] = Place(f"({self.name}tables + {at})", "float32", row_major(shape), (zero,) * len(shape), shape)
         shape = types[p.source].shape
-        unit = Unit(CUDA, types, {c.name: c for c in p.maps}, places, {f"z{d}": (0, n - 1) for d, n in enumerate(shape)})
+        ranges = {f"z{d}": (0, n - 1) for d, n in enumerate(shape)}
+        unit = FunctionContext(CUDA, types, {c.name: c for c in p.maps}, places, ranges)
         point = tuple(Ref(f"z{d}") for d in range(len(shape)))
         block = Block(unit)
         block.memo[Load(p.source, point)] = Val("staged", "float32", atom=True)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.contraction import Product
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.preload import stored_loads
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument
 from rammer.codegen.text import Text, digits
-from rammer.codegen.unit import Place, Unit
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
 
@@ -67,7 +67,7 @@ class Epilogue:
         places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments) if k >= 2}
         axes = self.p.main.axes
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(axes)}
-        self.unit = Unit(CUDA, self.binding.types, {c.name: c for c in self.p.after}, places, ranges)
+        self.unit = FunctionContext(CUDA, self.binding.types, {c.name: c for c in self.p.after}, places, ranges)
         self.point = tuple(Ref(f"x{d}") for d in range(len(axes)))
         self.across = min(self.s.bn, self.s.threads)
         self.rows = self.s.threads // self.across

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rammer.codegen.context import FunctionContext
 from rammer.codegen.contraction import address
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Packing, Unsuited
-from rammer.codegen.unit import Unit
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
@@ -46,7 +46,7 @@ class Frame:
         self.arguments = tuple(Argument(n, written, self.packed.get(n)) for n, written in tensors)
         self.places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments)}
         ranges: dict[str, Interval] = {}
-        self.unit = Unit(CUDA, self.binding.types, self.inlined, self.places, ranges)
+        self.unit = FunctionContext(CUDA, self.binding.types, self.inlined, self.places, ranges)
         self.block = Block(self.unit)
         self._origins()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rammer.codegen.context import Place
 from rammer.codegen.task import Argument
 from rammer.codegen.text import digits
-from rammer.codegen.unit import Place
 from rammer.device.manifest import Binding
 from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator

@@ -15,7 +15,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product
 from rammer_rocm.kernels.panel import panel
-from rammer_rocm.kernels.window import Window, window_of
+from rammer_rocm.kernels.window import PanelWindow, window_of
 
 #: Share of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
 PEAK_SHARE = 0.9
@@ -36,7 +36,7 @@ MOST_ROUNDS, SMALLEST_TASK = 16, 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PanelChoice:
     """A tiled operator with the predicted seconds of one task, and of all its tasks on the device."""
 
     operator: ROperator
@@ -44,13 +44,13 @@ class Choice:
     total: float
 
 
-def panel_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[Choice]:
+def panel_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[PanelChoice]:
     """Up to ``count`` panel versions of ``operator``, best predicted first; [] when panels cannot compute it."""
     try:
         check_operator(operator, binding)
     except Unsuited:
         return []
-    choices = list[Choice]()
+    choices = list[PanelChoice]()
     for tile in sorted(set(_tiles(operator, device.veus))):
         try:
             product = panel_product(replace(operator, tile=tile), binding)
@@ -127,7 +127,7 @@ def register_tiles(lanes: int) -> list[tuple[int, int]]:
     return [(m, v) for v in (1, 2, 3, 4, 8) for m in range(1, 15) if m * v + v + 1 <= registers]
 
 
-def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> Choice:
+def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> PanelChoice:
     """The cheapest register tile, with and without the window copy."""
     plain, window = _gather_seconds(p, binding, device), _window(p)
     variants = [(p.width, plain, PEAK_SHARE, 0)]
@@ -143,10 +143,10 @@ def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> C
     config = (("mr", -mr), ("nv", nv), *((("window", 1),) if windowed else ()))
     tiled = replace(p.operator, family="panel", config=config)
     rounds = -(-tiled.task_count // device.veus)
-    return Choice(tiled, seconds, rounds * seconds)
+    return PanelChoice(tiled, seconds, rounds * seconds)
 
 
-def _window(p: PanelProduct) -> Window | None:
+def _window(p: PanelProduct) -> PanelWindow | None:
     try:
         return window_of(p)
     except Unsuited:

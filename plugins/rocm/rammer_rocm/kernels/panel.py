@@ -27,7 +27,7 @@ from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.vector import Vector, vector_type
-from rammer_rocm.kernels.window import Window, window_of
+from rammer_rocm.kernels.window import PanelWindow, window_of
 
 #: Steps of inner reduction axes that are unrolled: all taps of a 3 x 3 window.
 UNROLLED = 9
@@ -58,7 +58,7 @@ class Operand:
 
 class _Panel:
     def __init__(self, product: PanelProduct, binding: Binding, mr: int, nv: int, lanes: int,
-                 window: Window | None) -> None:  # fmt: skip
+                 window: PanelWindow | None) -> None:  # fmt: skip
         self.p, self.binding, self.mr, self.nv, self.lanes = product, binding, mr, nv, lanes
         self.text = Text()
         self.arguments: dict[tuple[str, str], Argument] = {}

@@ -20,7 +20,7 @@ from rammer_rocm.kernels.gather import Region
 
 
 @dataclass(frozen=True)
-class Window:
+class PanelWindow:
     """``taps`` are the reduction axes that move a column axis (elements a step), ``spans`` how far all taps of a
     column axis reach; ``channels`` are the other reduction axes."""
 
@@ -79,7 +79,7 @@ class Window:
         return result
 
 
-def window_of(p: PanelProduct) -> Window:
+def window_of(p: PanelProduct) -> PanelWindow:
     """The window that slides over the columns of ``p``; Unsuited where it has strides or more than two axes."""
     if len(p.columns) > 2 or (len(p.columns) == 2 and p.tile[p.columns[1]] != p.extent[p.columns[1]]):
         raise Unsuited("columns are no whole rows")
@@ -100,4 +100,4 @@ def window_of(p: PanelProduct) -> Window:
     used = [r for index in p.b.indices for r in ex.axes_of(index) if r in taps]
     if not taps or len(used) != len(taps):
         raise Unsuited("no window")
-    return Window(p, taps, spans, tuple(r.name for r in p.main.reduce if r.name not in taps))
+    return PanelWindow(p, taps, spans, tuple(r.name for r in p.main.reduce if r.name not in taps))

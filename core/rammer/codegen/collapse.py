@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rammer.codegen.bounds import Bound, fold
+from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.layout import Stage
 from rammer.codegen.reads import Body, bodies, step
-from rammer.codegen.unit import Place, Unit
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const, Expr, Load, integer
 
 
-def joined_stage(unit: Unit, stage: Stage, stores: Sequence[Place]) -> Stage:
+def joined_stage(unit: FunctionContext, stage: Stage, stores: Sequence[Place]) -> Stage:
     """``stage`` with its output axes joined where all loads and ``stores`` allow."""
     parts = bodies(unit, stage.computes)
     for d in reversed(range(len(stage.box) - 1)):
@@ -51,7 +51,7 @@ def _joined(stage: Stage, d: int, inner: int) -> Stage:
     return replace(stage, computes=computes, box=box, extents=extents)
 
 
-def joined_reduction(unit: Unit, c: Compute) -> Compute:
+def joined_reduction(unit: FunctionContext, c: Compute) -> Compute:
     """``c`` with neighbouring reduction axes joined where its loads allow."""
     parts = bodies(unit, (c,))
     for k in reversed(range(len(c.reduce) - 1)):
@@ -64,7 +64,7 @@ def joined_reduction(unit: Unit, c: Compute) -> Compute:
     return c
 
 
-def _walks(unit: Unit, part: Body, outer: str, inner: str, extent: int) -> bool:
+def _walks(unit: FunctionContext, part: Body, outer: str, inner: str, extent: int) -> bool:
     """Whether a body uses the two axes only in addresses, and there only as ``outer * extent + inner``."""
     pair = {outer, inner}
     if _outside(part.body) & pair:

@@ -59,7 +59,7 @@ class _Of(dict[str, Any]):
 
 
 @dataclass
-class Unit:
+class FunctionContext:
     """One C function under construction."""
 
     target: CTarget

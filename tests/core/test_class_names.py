@@ -1,0 +1,21 @@
+"""Words of the field mean one thing in the core and the plugins of this repository."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["Stage", "Span", "StoragePlan", "Window", "Choice", "Unit", "FunctionContext"])
+def test_one_class_of_a_name(name: str) -> None:
+    places = defaultdict(list)
+    for file in (*ROOT.glob("core/rammer/**/*.py"), *ROOT.glob("plugins/*/rammer_*/**/*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(file.relative_to(ROOT)))
+    assert len(places) > 300 and len(places[name]) == 1, places[name]

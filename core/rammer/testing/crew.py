@@ -19,7 +19,7 @@ from enum import Enum
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final, NoReturn, TypeAlias
 
-from rammer.errors import RammerError
+from rammer.errors import BadInput, RammerError
 from rammer.testing.cage import Machinery, end_with_parent, few_cores, limit_memory
 
 #: Seconds for a child to begin: many of them read the same packages at once.
@@ -44,6 +44,13 @@ class _Ask(Enum):
 
 
 _NONE: Final = _Ask.CASE  # stands for no case: None may be one
+
+
+def check_tried(count: int, what: str, seconds: float) -> None:
+    """BadInput where a search has tried nothing: its empty table would look as if nothing were wrong."""
+    if not count:
+        raise BadInput(f"no {what} was tried in {seconds:.0f} s", hint="give more --seconds: opening the device, and making what "
+                       "is searched, takes the first of them")  # fmt: skip
 
 
 @dataclass(frozen=True)

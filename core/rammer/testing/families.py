@@ -24,7 +24,7 @@ import click
 from rammer.compiled.files import write_whole
 from rammer.errors import RammerError
 from rammer.testing.cases import Case, Sampler
-from rammer.testing.crew import Member
+from rammer.testing.crew import Member, check_tried
 from rammer.testing.nets import KINDS
 from rammer.testing.search import Hunt, Search, again
 from rammer.testing.workers import Outcome, hunt
@@ -64,6 +64,7 @@ def main(device: str, seconds: float, seed: int, processes: int, each: int, size
     search, facts = partial(begin, device, pairs, each, seed, size, precisions, kinds), {"device": device, "seeds": [seed]}
     try:
         found = hunt(search, seconds, processes, stop, facts, lambda outcome: keep(outcome, report))
+        check_tried(found.coverage.candidates + len(found.failures), "candidate", seconds)
     except RammerError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)

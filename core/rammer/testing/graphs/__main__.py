@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from rammer.errors import RammerError
+from rammer.testing.crew import check_tried
 from rammer.testing.graphs.campaign import Plan
 from rammer.testing.graphs.case import Case
 from rammer.testing.graphs.judge import Judge, Setting, registry_of
@@ -28,11 +29,12 @@ def main() -> int:
     start = time.monotonic()
     try:
         tally = campaign(plan, args.processes, Record(plan, args.report, args.keep), args.patience)
+        seconds = time.monotonic() - start
+        print(f"{tally.text()}\n{seconds:.0f} s")
+        check_tried(tally.graphs + len(tally.lost), "graph", seconds)
     except RammerError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(tally.text())
-    print(f"{time.monotonic() - start:.0f} s")
     return 1 if tally.differences else 0
 
 

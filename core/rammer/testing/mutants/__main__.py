@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rammer.errors import RammerError
 from rammer.testing.cage import Machinery
+from rammer.testing.crew import check_tried
 from rammer.testing.mutants.crew import search
 
 
@@ -27,10 +28,12 @@ def main() -> int:
         keep = args.keep and args.keep.resolve()
         kinds = args.kind or list(KINDS)
         total = search(kinds, device, args.seed, keep, args.count, args.processes, args.seconds, args.report)
+        seconds = time.monotonic() - start
+        print(f"seed {args.seed}, on {' '.join([args.device, *args.option])}, {seconds:.0f} s\n{total}")
+        check_tried(total.mutants + len(total.faults) + total.unbegun.total(), "mutant", seconds)
     except RammerError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(f"seed {args.seed}, on {' '.join([args.device, *args.option])}, {time.monotonic() - start:.0f} s\n{total}")
     return 1 if total.faults else Machinery.exit_code if total.unbegun else 0
 
 

@@ -68,6 +68,7 @@ class Compiler:
         self.passes = (*default_passes(), *(plugins.passes() if plugins else ()))
         self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings() if plugins else {})}
         self.tuner = Tuner(self.backend, self.store, self.options.tune, extra=self._extra,
+                           extensions=plugins.extension_key() if plugins else "",
                            progress=lambda operator: self.progress("kernels", operator))  # fmt: skip
 
     def _extra(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:

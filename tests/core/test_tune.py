@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, OpenOptions
-from rammer.ir.operator import Resources
+from rammer.ir.operator import Resources, ROperator
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore, TunedKernel, key_of
+from rammer.profile.tune import MEASURED, Tuner
 from rammer.testing.selftest import tiny_graph
 
 PORTS = ((Port("x", "x"),), (Port("y", "y"),))
@@ -75,6 +78,54 @@ def test_equal_operators_are_tuned_once(backend: Backend, path: Path) -> None:
     binding = Binding.of(segment.program, segment.constants)
     compiler.tuner.kernels(replace(operator, tile=(), family="", config=()).renamed("another"), binding)
     assert compiler.tuner.measured == before
+
+
+Asked = tuple[Tuner, ROperator, Binding]
+
+
+def asked(backend: Backend, level: str, extra: Callable[[ROperator, Binding], Sequence[ROperator]]) -> Asked:
+    """A tuner with third-party candidates, and an operator to ask it for."""
+    segment = Compiler(backend, CompileOptions("wavefront"), KernelStore(None)).program(tiny_graph(0), *PORTS)
+    operator = replace(segment.program.operators[0], tile=(), family="", config=())
+    return Tuner(backend, KernelStore(None), level, extra), operator, Binding.of(segment.program, segment.constants)
+
+
+def whole(operator: ROperator, binding: Binding) -> list[ROperator]:
+    """One task for all of it: slow, where there are 16 tiles."""
+    return [replace(operator, tile=operator.anchor.shape)]
+
+
+def test_third_parties_win_by_time_and_not_by_coming_first(backend: Backend) -> None:
+    tuner, operator, binding = asked(backend, "off", whole)
+    own = tuner.backend.candidates(operator, binding)
+    first = tuner.kernels(operator, binding)[0].operator
+    assert first.tile == own[0].tile != operator.anchor.shape
+    # A device whose own first ones are slow: now the third party's is taken.
+    slow = whole(operator, binding)
+    better = asked(backend, "off", lambda o, b: own[:1])[0]
+    other = SimpleNamespace(kernel=backend.kernel, vdevice=backend.vdevice, fingerprint="slow", candidates=lambda o, b: slow)
+    better.backend = cast(Backend, other)
+    assert better.kernels(operator, binding)[0].operator.tile == own[0].tile
+
+
+def test_no_list_hides_a_third_partys_best(backend: Backend) -> None:
+    added = [replace(o, config=(("mine", n),)) for n in range(3) for o in whole(*asked(backend, "off", whole)[1:])]
+    tuner, operator, binding = asked(backend, "quick", lambda o, b: added)
+    options = tuner._candidates(operator, binding)[: MEASURED["quick"]]
+    own = backend.candidates(operator, binding)
+    assert [o in added for o in options] == [True, False, False, False]
+    assert [o.tile for o in options[1:]] == [o.tile for o in own[:3]]
+
+
+def test_what_was_tuned_with_other_plugins_is_not_used(backend: Backend) -> None:
+    tuner, operator, binding = asked(backend, "quick", lambda o, b: ())
+    tuner.kernels(operator, binding)
+    again = Tuner(backend, tuner.store, "quick", extensions="extra=1+abc")
+    again.kernels(operator, binding)
+    assert again.measured == tuner.measured > 0
+    same = Tuner(backend, tuner.store, "quick", extensions="extra=1+abc")
+    same.kernels(operator, binding)
+    assert same.measured == 0
 
 
 def test_a_damaged_entry_is_a_miss(path: Path) -> None:

@@ -14,6 +14,7 @@ from threading import RLock
 from types import MethodType
 from typing import Any, cast
 
+from rammer.device.code import code_hash, package_of
 from rammer.device.manifest import Array, Backend, Bound, Loaded, RunResult
 from rammer.errors import DeviceFailure, of_driver
 from rammer.ir.program import RProgram
@@ -60,6 +61,12 @@ class GuardedBackend(Guard):
     def __init__(self, plain: Backend, device: str) -> None:
         super().__init__(plain, device)
         self.lock = RLock()
+
+    @property
+    def fingerprint(self) -> str:
+        """The plugin's, with a hash of its code: what an edited plugin made before is not used."""
+        with self.told():
+            return f"{self._plain.fingerprint}, code {code_hash(package_of(self._plain))}"
 
     @property
     def profiler(self) -> Any:

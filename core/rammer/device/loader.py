@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import entry_points
-from types import ModuleType
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
+from rammer.device.code import code_hash, package_of
 from rammer.device.guard import guarded
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
@@ -224,7 +225,7 @@ class Registry:
         except RammerError:
             raise
         except Exception as problem:
-            owners = {_package(p): n for n, p in self.manager.list_name_plugin() if self._extends(n)}
+            owners = {package_of(p): n for n, p in self.manager.list_name_plugin() if self._extends(n)}
             frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(problem.__traceback__)]
             name = next((owners[f] for f in (f.partition(".")[0] for f in reversed(frames)) if f in owners), None)
             if name is None:
@@ -237,10 +238,10 @@ class Registry:
         return any(name == n for hook in EXTENSIONS for n, _ in self._fillers(hook))
 
     def extension_key(self) -> str:
-        """Names and versions of the plugins that change how models are compiled, and the hooks that failed: part of the key of
-        compiled programs."""
-        extending = sorted(name for name, _ in self.manager.list_name_plugin() if self._extends(name))
-        parts = [f"{name}={self.versions.get(name, '')}" for name in extending]
+        """Names, versions and code of the plugins that change how models are compiled, and the hooks that failed: part of the key
+        of compiled programs and tuned kernels."""
+        extending = [(n, p) for n, p in sorted(self.manager.list_name_plugin(), key=itemgetter(0)) if self._extends(n)]
+        parts = [f"{name}={self.versions.get(name, '')}+{code_hash(package_of(plugin))}" for name, plugin in extending]
         return " ".join([*parts, *(f"{name}!{hook}" for name, hook in sorted(self.failed))])
 
 
@@ -265,12 +266,6 @@ def _check_marks(manager: pluggy.PluginManager, plugin: object) -> None:
             raise TypeError(f"{hook} is not marked with @hookimpl (rammer.device.hooks)")
     if not filled:
         raise TypeError(f"it fills no hook; those are {', '.join(HOOKS)}")
-
-
-def _package(plugin: object) -> str:
-    """The top package that a plugin's code is in."""
-    module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
-    return module.partition(".")[0]
 
 
 def _named_calls(group: Any) -> list[Any]:

@@ -24,13 +24,14 @@ KEPT = 3
 
 @dataclass
 class Tuner:
-    """Finds kernels for operators on one backend. ``extra`` gives third-party candidates, tried first;
-    ``progress`` is told each operator's name as it is done."""
+    """Finds kernels for operators on one backend. ``extra`` gives third-party candidates, which compete with the device's own;
+    ``extensions`` tells the store whose they are. ``progress`` is told each operator's name as it is done."""
 
     backend: Backend
     store: KernelStore
     level: str = "off"
     extra: Callable[[ROperator, Binding], Sequence[ROperator]] = lambda operator, binding: ()
+    extensions: str = ""
     progress: Callable[[str], None] = lambda name: None
     measured: int = 0
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
@@ -60,10 +61,24 @@ class Tuner:
         profiler.prepare(pairs)
 
     def _candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        return Lazily(chain(self.extra(operator, binding), self.backend.candidates(operator, binding)))
+        own, extra = self.backend.candidates(operator, binding), self.extra(operator, binding)
+        return self._ranked(extra, Lazily(own), binding) if extra else own
+
+    def _ranked(self, extra: Sequence[ROperator], own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
+        """Third parties' candidates among the device's own. Where nothing is measured, the predicted time decides; else the
+        best of each of their families is measured, and the device's own as if there were no others."""
+        veus = self.backend.vdevice.veus
+
+        def predicted(option: ROperator) -> float:
+            return self.backend.kernel(option, binding).operator_time(veus)
+
+        if not MEASURED[self.level]:
+            return Lazily(chain(sorted((*own[:KEPT], *extra), key=predicted), own[KEPT:]))
+        best = {o.family: o for o in sorted(extra, key=predicted, reverse=True)}
+        return Lazily(chain(best.values(), own, (o for o in extra if o is not best[o.family])))
 
     def _key(self, sign: str) -> str:
-        return key_of(self.backend.fingerprint, sign, self.level)
+        return key_of(self.backend.fingerprint, sign, self.level, self.extensions)
 
     def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
         key = self._key(sign)

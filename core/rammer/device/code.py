@@ -1,0 +1,38 @@
+"""What a plugin's code is, as a hash: what was tuned or compiled with other code is not used."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+#: Files that decide what a plugin does: code, and text of kernels that is kept as it is.
+CODE = (".py", ".pyi", ".cuh", ".cu", ".cl", ".c", ".h", ".cpp", ".so")
+
+
+@cache
+def code_hash(*packages: str) -> str:
+    """Content hash of the files of imported packages or modules; "" where none has a file."""
+    digest, found = hashlib.sha256(), False
+    for package in packages:
+        for path in _files(package):
+            digest.update(path.read_bytes())
+            found = True
+    return digest.hexdigest()[:16] if found else ""
+
+
+def _files(package: str) -> list[Path]:
+    module = sys.modules.get(package)
+    folders = [Path(p) for p in getattr(module, "__path__", ())]
+    if folders:
+        return sorted(p for f in folders for p in f.rglob("*") if p.suffix in CODE and p.is_file())
+    path = Path(getattr(module, "__file__", None) or "")
+    return [path] if path.is_file() else []
+
+
+def package_of(thing: object) -> str:
+    """The top package that a plugin's code, or an object's class, is in."""
+    module = thing.__name__ if isinstance(thing, ModuleType) else type(thing).__module__
+    return module.partition(".")[0]

@@ -24,10 +24,10 @@ from rammer.schedule.policy import rows_of
 from rammer.testing.cases import Case
 from rammer.testing.nets import KINDS
 
-from rammer_cuda import source
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.chain import kernel as chain_text
 from rammer_cuda.compile import compile_cubin
+from rammer_cuda.generic import kernel as generic_text
 from rammer_rocm.kernels import choose as panels
 
 pytest.importorskip("cuda.bindings")
@@ -104,7 +104,7 @@ def test_machine_code_exists_for_every_kernel() -> None:
 
 def test_one_character_of_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sign in the text around generic kernels changes those and no others."""
-    monkeypatch.setattr(source, "_KERNEL", source._KERNEL.replace("first + (int)", "first - (int)"))
+    monkeypatch.setattr(generic_text, "_KERNEL", generic_text._KERNEL.replace("first + (int)", "first - (int)"))
     generic = [line for line in listed() if "pick=generic:" in line]
     others = [line for line in listed() if "pick=gemv:" in line]
     records = [written(line).record() for line in (*generic[:3], *others[:3])]

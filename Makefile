@@ -51,6 +51,7 @@ search: .venv/test
 
 check: .venv/test
 	$(BIN)/ruff check core plugins tests benchmarks docs
+	$(BIN)/ruff format --check --quiet core plugins tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

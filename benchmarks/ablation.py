@@ -92,11 +92,24 @@ def plot(path: Path, key: str, bars: Sequence[Bar]) -> None:
 def document(key: str, tune: str, bars: Sequence[Bar], facts: dict[str, str]) -> str:
     """The Markdown file."""
     first = {b.executor: b.seconds for b in bars if b.policy == BARS[0][1]}
-    rows = [[b.name, f"`{b.policy}`", b.executor, duration(b.seconds), f"{first[b.executor] / b.seconds:.2f}x", str(b.tasks),
-             str(b.waits), duration(b.predicted)] for b in bars]  # fmt: skip
-    return (f"# What scheduling is worth: {key}\n\nFloat32, `--tune {tune}`, device-resident inputs, medians of {TIMED} runs by "
-            f"GPU events, one process. `predicted` is the policy's own estimate.\n\n{markdown(rows, HEADERS)}\n\n"
-            f"![bars](ablation.svg)\n\n{section(facts)}")  # fmt: skip
+    rows = [
+        [
+            b.name,
+            f"`{b.policy}`",
+            b.executor,
+            duration(b.seconds),
+            f"{first[b.executor] / b.seconds:.2f}x",
+            str(b.tasks),
+            str(b.waits),
+            duration(b.predicted),
+        ]
+        for b in bars
+    ]
+    return (
+        f"# What scheduling is worth: {key}\n\nFloat32, `--tune {tune}`, device-resident inputs, medians of {TIMED} runs by "
+        f"GPU events, one process. `predicted` is the policy's own estimate.\n\n{markdown(rows, HEADERS)}\n\n"
+        f"![bars](ablation.svg)\n\n{section(facts)}"
+    )
 
 
 @click.command()

@@ -43,8 +43,9 @@ def working() -> list[str]:
     return found
 
 
-def run_on(device: str, model: onnx.ModelProto, want: dict[str, np.ndarray], inputs: dict[str, np.ndarray]
-           ) -> tuple[list[list[Any]], bool]:  # fmt: skip
+def run_on(
+    device: str, model: onnx.ModelProto, want: dict[str, np.ndarray], inputs: dict[str, np.ndarray]
+) -> tuple[list[list[Any]], bool]:
     """Table rows, one an output, and whether all outputs agree."""
     exe = rammer.compile(model, device=device)
     special = exe.prepare(exe.checked(inputs))
@@ -53,8 +54,12 @@ def run_on(device: str, model: onnx.ModelProto, want: dict[str, np.ndarray], inp
     if not exe.backend.vdevice.simulated:
         latency = duration(percentiles(sample(lambda: special.run(inputs)[1].total, Effort(3, RUNS, 0.0))[1])[0])
     found = differences(have, want, TOLERANCE, 1e-6)
-    head = [f"{device}: {exe.backend.hardware.name}", duration(special.compile_seconds), latency,
-            len(special.compiled.host_nodes)]  # fmt: skip
+    head = [
+        f"{device}: {exe.backend.hardware.name}",
+        duration(special.compile_seconds),
+        latency,
+        len(special.compiled.host_nodes),
+    ]
     exe.close()
     return [[*head, *row] for row in rows(found)], all(d.good for d in found)
 

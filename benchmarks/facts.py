@@ -13,11 +13,16 @@ def environment_of(gpu: bool) -> dict[str, str]:
     facts = environment()
     if gpu:
         torch = load_torch()
-        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                capture_output=True, text=True, check=False)  # fmt: skip
-        facts |= {"gpu": torch.cuda.get_device_name(0), "driver": driver.stdout.split("\n")[0].strip() or "unknown",
-                  "torch": torch.__version__, "cuda": str(torch.version.cuda),
-                  "cudnn": str(torch.backends.cudnn.version())}  # fmt: skip
+        driver = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        )
+        facts |= {
+            "gpu": torch.cuda.get_device_name(0),
+            "driver": driver.stdout.split("\n")[0].strip() or "unknown",
+            "torch": torch.__version__,
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+        }
     return facts
 
 

@@ -83,9 +83,16 @@ def measure(backend: Any, listed: list[Found], count: int, limit: float) -> list
         if time.perf_counter() - begin > limit:
             print("out of time")
             break
-        row: dict[str, Any] = {"model": model, "name": operator.name, "times": times, "kind": operator.main.kind,
-                               "shape": operator.main.shape, "reduce": [r.extent for r in operator.main.reduce],
-                               "computes": len(operator.computes), "floor": floor(operator, binding)}  # fmt: skip
+        row: dict[str, Any] = {
+            "model": model,
+            "name": operator.name,
+            "times": times,
+            "kind": operator.main.kind,
+            "shape": operator.main.shape,
+            "reduce": [r.extent for r in operator.main.reduce],
+            "computes": len(operator.computes),
+            "floor": floor(operator, binding),
+        }
         for family, each in by.items():
             row[family] = [_one(backend, o, binding, i == 0) for i, o in enumerate(each)]
         rows.append(row)
@@ -110,8 +117,10 @@ def _text(row: dict[str, Any]) -> str:
     for family in ("generic", "gemm", "gemm_tf32x3", "gemv", "rowwise", "window"):
         for best in [min(row[family], key=lambda c: float(c["seconds"]))] if family in row else []:
             first = row[family][0]
-            parts.append(f"{family} {best['predicted'] * 1e6:.2f}/{best['seconds'] * 1e6:.2f}"
-                         f" (1st {first['seconds'] * 1e6:.2f}) e{first['error']:.0e}")  # fmt: skip
+            parts.append(
+                f"{family} {best['predicted'] * 1e6:.2f}/{best['seconds'] * 1e6:.2f}"
+                f" (1st {first['seconds'] * 1e6:.2f}) e{first['error']:.0e}"
+            )
     return " | ".join(parts)
 
 

@@ -94,8 +94,7 @@ def rammer_errors(path: Path, tune: str, images: list[Array], wanted: list[Array
     """The errors of all images of all seeds, each run twice."""
     exe = rammer.compile(path, device="cuda", precision="float16", tune=tune)
     try:
-        return np.stack([errors(exe.run({"x": x})["y"], want)
-                         for _ in range(2) for x, want in zip(images, wanted, strict=True)])  # fmt: skip
+        return np.stack([errors(exe.run({"x": x})["y"], want) for _ in range(2) for x, want in zip(images, wanted, strict=True)])
     finally:
         exe.close()
 
@@ -114,8 +113,16 @@ def rows_of(name: str, batch: int, tunes: list[str], seeds: int, most: float) ->
             found = rammer_errors(path, tune, images, wanted)
             wrong = int((~(found <= most * own.max())).sum())
             numbers = (own.max(), np.median(own), found.max(), np.median(found))
-            rows.append([name, str(batch), tune, *(f"{x:.2e}" for x in numbers), f"{wrong} of {found.size}",
-                         f"{time.perf_counter() - start:.0f}"])  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    str(batch),
+                    tune,
+                    *(f"{x:.2e}" for x in numbers),
+                    f"{wrong} of {found.size}",
+                    f"{time.perf_counter() - start:.0f}",
+                ]
+            )
             click.echo(" ".join(rows[-1]))
     return rows
 
@@ -129,8 +136,12 @@ def rows_of(name: str, batch: int, tunes: list[str], seeds: int, most: float) ->
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
 def main(models: str, batches: str, tunes: str, seeds: int, most: float, markdown_file: Path | None) -> None:
     """Print and write the table; exit with 1 where an image is wrong."""
-    rows = [row for name in models.split(",") for batch in batches.split(",")
-            for row in rows_of(name, int(batch), tunes.split(","), seeds, most)]  # fmt: skip
+    rows = [
+        row
+        for name in models.split(",")
+        for batch in batches.split(",")
+        for row in rows_of(name, int(batch), tunes.split(","), seeds, most)
+    ]
     text = markdown(rows, HEADERS)
     if markdown_file is not None:
         markdown_file.write_text(f"# float16 against torch's own\n\n{__doc__}\n{text}\n\n{section(environment_of(True))}")

@@ -56,8 +56,16 @@ class Layer:
     def row(self) -> list[str]:
         """One line of the table."""
         main, (have, family), (last, other) = self.operator.main, *self.found
-        return [str(list(main.shape)), str([r.extent for r in main.reduce]), str(self.times), f"{have * 1e6:.2f}", family,
-                f"{last * 1e6:.2f}", other, f"{have / last:.2f}"]  # fmt: skip
+        return [
+            str(list(main.shape)),
+            str([r.extent for r in main.reduce]),
+            str(self.times),
+            f"{have * 1e6:.2f}",
+            family,
+            f"{last * 1e6:.2f}",
+            other,
+            f"{have / last:.2f}",
+        ]
 
 
 def whole(key: str, device: str, precision: str, tune: str) -> list[list[str]]:
@@ -72,8 +80,17 @@ def whole(key: str, device: str, precision: str, tune: str) -> list[list[str]]:
             seconds += sample(bound_call(call), TURN)[1]
     medians, outputs = [float(np.median(t)) for t in times], [call.to_host() for call in bound]
     moved = [sum(len(p.permuted) for p in s.compiled.programs) for s in special]
-    rows = [[layout, str(moved[i]), str(special[i].kernels), f"{medians[i] * 1e6:.1f}", f"{medians[0] / medians[i]:.2f}",
-             f"{relative_error(outputs[i], outputs[0]):.1e}"] for i, layout in enumerate(LAYOUTS)]  # fmt: skip
+    rows = [
+        [
+            layout,
+            str(moved[i]),
+            str(special[i].kernels),
+            f"{medians[i] * 1e6:.1f}",
+            f"{medians[0] / medians[i]:.2f}",
+            f"{relative_error(outputs[i], outputs[0]):.1e}",
+        ]
+        for i, layout in enumerate(LAYOUTS)
+    ]
     for exe in programs:
         exe.close()
     return rows
@@ -110,8 +127,9 @@ def layers(key: str, backend: Backend, device: str, precision: str, tune: str) -
 
 def summary(found: list[Layer]) -> str:
     """Microseconds of all layers by layout."""
-    first, last, better = (sum(s.times * pick(s.found) * 1e6 for s in found)
-                           for pick in (lambda f: f[0][0], lambda f: f[1][0], lambda f: min(f)[0]))  # fmt: skip
+    first, last, better = (
+        sum(s.times * pick(s.found) * 1e6 for s in found) for pick in (lambda f: f[0][0], lambda f: f[1][0], lambda f: min(f)[0])
+    )
     return f"All layers: {first:.0f} us as NCHW, {last:.0f} as NHWC, {better:.0f} with the better of the two for each."
 
 

@@ -38,9 +38,13 @@ from rammer.errors import DeviceUnavailable, Mismatch
 
 #: What both tools are run with: three work-groups side by side, and room for allocations that are never freed.
 ALWAYS = {
-    "OCLGRIND_COMPUTE_UNITS": "3", "OCLGRIND_CHECK_API": "1", "OCLGRIND_MAX_ERRORS": "1000000",
-    "OCLGRIND_GLOBAL_MEM_SIZE": str(4_000_000_000), "OCLGRIND_NUM_THREADS": "1", "PYOPENCL_NO_CACHE": "1",
-}  # fmt: skip
+    "OCLGRIND_COMPUTE_UNITS": "3",
+    "OCLGRIND_CHECK_API": "1",
+    "OCLGRIND_MAX_ERRORS": "1000000",
+    "OCLGRIND_GLOBAL_MEM_SIZE": str(4_000_000_000),
+    "OCLGRIND_NUM_THREADS": "1",
+    "PYOPENCL_NO_CACHE": "1",
+}
 #: The tools. The second knows no ``freeze``, which the compiler's optimisations insert.
 TOOLS = {
     "races": {"OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNIFORM_WRITES": "1"},
@@ -50,25 +54,46 @@ TOOLS = {
 PLANTED = {
     "a barrier between stages": ("races", "kit:product", r"    barrier\(CLK_LOCAL_MEM_FENCE\);", "", "data race at local"),
     "the barrier between tasks": (
-        "races", "kit:attention seed=2", r"barrier\(CLK_LOCAL_MEM_FENCE \| CLK_GLOBAL_MEM_FENCE\);", "", "data race at"),
+        "races",
+        "kit:attention seed=2",
+        r"barrier\(CLK_LOCAL_MEM_FENCE \| CLK_GLOBAL_MEM_FENCE\);",
+        "",
+        "data race at",
+    ),
     "one element too many is written": ("races", "kit:convolution", r"u < (\d+);", r"u < \1 + 1;", "Invalid write of size 4"),
     "one row too many is read": ("races", "kit:convolution", r"< 13u", "< 14u", "Invalid read of size 4"),
     "two threads write the same": (
-        "races", "kit:convolution", r"u \+= \(int\)get_local_size\(0\)\)", "u += 1)",
-        "data race at global"),
+        "races",
+        "kit:convolution",
+        r"u \+= \(int\)get_local_size\(0\)\)",
+        "u += 1)",
+        "data race at global",
+    ),
     "a barrier that some threads miss": (
-        "races", "kit:product", r"    barrier\(CLK_LOCAL_MEM_FENCE\);",
-        "if (get_local_id(0) < 128) barrier(CLK_LOCAL_MEM_FENCE);", "divergence"),
+        "races",
+        "kit:product",
+        r"    barrier\(CLK_LOCAL_MEM_FENCE\);",
+        "if (get_local_id(0) < 128) barrier(CLK_LOCAL_MEM_FENCE);",
+        "divergence",
+    ),
     "a sum that does not begin with 0": ("values", "kit:convolution", r"float a1 = 0\.0f;", "float a1;", "ninitialized"),
     "a stage that leaves out an element": (
-        "values", "kit:normalisation", r"for \(int t = \(int\)get_local_id\(0\)", "for (int t = (int)get_local_id(0) + 1",
-        "ninitialized"),
-}  # fmt: skip
+        "values",
+        "kit:normalisation",
+        r"for \(int t = \(int\)get_local_id\(0\)",
+        "for (int t = (int)get_local_id(0) + 1",
+        "ninitialized",
+    ),
+}
 #: What is no fault, by what a complaint contains. pyopencl asks every device for what only newer ones know. The tree of a
 #: shared reduction combines the slots of elements beyond the tensor, too, which nobody reads: what counts is whether such a
 #: value is stored in global memory, is an address or decides anything but a maximum, and Oclgrind follows it there.
-IGNORED = (r"Function: clGetDeviceInfo", r"^\d+ warnings? generated", r"^Uninitialized value written to local memory",
-           r"^Controlflow .* rm_(max|min)_")  # fmt: skip
+IGNORED = (
+    r"Function: clGetDeviceInfo",
+    r"^\d+ warnings? generated",
+    r"^Uninitialized value written to local memory",
+    r"^Controlflow .* rm_(max|min)_",
+)
 
 
 def find_library() -> Path:
@@ -88,8 +113,10 @@ def child(library: Path, tool: str, *arguments: str) -> Iterator[dict[str, Any]]
         log = Path(folder) / "log"
         environment = {**os.environ, **ALWAYS, **TOOLS[tool], "OCL_ICD_VENDORS": folder}
         command = [sys.executable, __file__, "--child", str(log), *arguments]
-        with (log.open("w") as errors,
-              subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process):
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        ):
             assert process.stdout is not None
             last = "before the first case"
             for line in process.stdout:

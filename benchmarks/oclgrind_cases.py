@@ -41,29 +41,44 @@ WORK, SINGLE = 12_000, 0.6
 TILES, CUT = 24, 0.6
 #: What the kit's models leave out: maps before a product, attention, long sums, transposed operands, windows with dilations.
 MORE = (
-    SmallModel("prologue", """(float[7,48] x, float[48] w_s, float[48] w_b, float[48,21] w_m) => (float[7,21] y) {
+    SmallModel(
+        "prologue",
+        """(float[7,48] x, float[48] w_s, float[48] w_b, float[48,21] w_m) => (float[7,21] y) {
         n = LayerNormalization<axis=-1>(x, w_s, w_b)
         e = Erf(n)
         y = MatMul(e, w_m)
-    }"""),
-    SmallModel("attention", """(float[2,9,6] q, float[2,11,6] k, float[2,11,6] v) => (float[2,9,6] y) {
+    }""",
+    ),
+    SmallModel(
+        "attention",
+        """(float[2,9,6] q, float[2,11,6] k, float[2,11,6] v) => (float[2,9,6] y) {
         t = Transpose<perm=[0,2,1]>(k)
         s = MatMul(q, t)
         p = Softmax<axis=-1>(s)
         y = MatMul(p, v)
-    }"""),
-    SmallModel("deep", """(float[3,900] x, float[900,5] w_m) => (float[3,5] y) {
+    }""",
+    ),
+    SmallModel(
+        "deep",
+        """(float[3,900] x, float[900,5] w_m) => (float[3,5] y) {
         y = MatMul(x, w_m)
-    }"""),
-    SmallModel("layers", """(float[5,19] x, float[19,23] w_a, float[23,7] w_b) => (float[5,7] y) {
+    }""",
+    ),
+    SmallModel(
+        "layers",
+        """(float[5,19] x, float[19,23] w_a, float[23,7] w_b) => (float[5,7] y) {
         a = MatMul(x, w_a)
         r = Relu(a)
         y = MatMul(r, w_b)
-    }"""),
-    SmallModel("dilated", """(float[1,4,11,9] x, float[6,2,3,2] w_k) => (float[1,6,6,9] y) {
+    }""",
+    ),
+    SmallModel(
+        "dilated",
+        """(float[1,4,11,9] x, float[6,2,3,2] w_k) => (float[1,6,6,9] y) {
         y = Conv<group=2, dilations=[2,1], strides=[1,1], pads=[0,1,-1,0]>(x, w_k)
-    }""".replace("-1,0]", "0,0]").replace("float[1,6,6,9] y", "float[1,6,7,9] y")),
-)  # fmt: skip
+    }""".replace("-1,0]", "0,0]").replace("float[1,6,6,9] y", "float[1,6,7,9] y"),
+    ),
+)
 ALL = {**MODELS, **{m.name: m for m in MORE}}
 
 

@@ -48,8 +48,9 @@ CPU_RUNNERS = (OURS, "onnxruntime", "torch")
 CHECKED = 10
 
 
-def open_rammer(path: Path, inputs: Mapping[str, Array], device: str, precision: str, tune: str,
-                options: Mapping[str, str]) -> tuple[Prepared, int]:  # fmt: skip
+def open_rammer(
+    path: Path, inputs: Mapping[str, Array], device: str, precision: str, tune: str, options: Mapping[str, str]
+) -> tuple[Prepared, int]:
     """rammer on ``device``, and its kernel launches a run; inputs and outputs bound to arrays on the device."""
     start = time.perf_counter()
     exe = rammer.compile(path, device=device, tune=tune, precision=precision, options=options)
@@ -71,8 +72,13 @@ def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort)
     """The numbers of a row: times, and the worst error of the outputs of ``CHECKED`` runs after them."""
     _, seconds = sample(prepared.seconds, effort)
     error = max(relative_error(prepared.outputs(), reference) for _ in range(CHECKED))
-    return {**summary(seconds), "iterations": len(seconds), "prepare": prepared.prepare_seconds,
-            "timed": prepared.timed, "error": error}  # fmt: skip
+    return {
+        **summary(seconds),
+        "iterations": len(seconds),
+        "prepare": prepared.prepare_seconds,
+        "timed": prepared.timed,
+        "error": error,
+    }
 
 
 def _reference(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str) -> dict[str, Array]:
@@ -89,8 +95,18 @@ def _reference(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str)
         return {graph.aliases.get(n, n): np.asarray(found[graph.aliases.get(n, n)]) for n in graph.outputs}
 
 
-def model_rows(key: str, path: Path, runners: list[str], precision: str, device: str, hardware: str, tune: str,
-               options: Mapping[str, str], effort: Effort, seed: int) -> Iterator[Row]:  # fmt: skip
+def model_rows(
+    key: str,
+    path: Path,
+    runners: list[str],
+    precision: str,
+    device: str,
+    hardware: str,
+    tune: str,
+    options: Mapping[str, str],
+    effort: Effort,
+    seed: int,
+) -> Iterator[Row]:
     """Measure ``runners`` on one model, one after another; a runner that cannot gives a row that says why."""
     run = uuid.uuid4().hex[:8]
     model = onnx.load(str(path))
@@ -149,9 +165,22 @@ def _chosen(text: str, known: tuple[str, ...], what: str) -> list[str]:
 @click.option("--iterations", default=100, show_default=True, help="At least so many timed runs,")
 @click.option("--duration", default=0.5, show_default=True, help="and at least so many seconds.")
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
-def main(models: str, runners: str, precision: str, device: str, quick: bool, tune: str, options: tuple[str, ...],
-         out: Path, markdown_file: Path | None, again: str, folder: Path | None, iterations: int, duration: float,
-         seed: int) -> None:  # fmt: skip
+def main(
+    models: str,
+    runners: str,
+    precision: str,
+    device: str,
+    quick: bool,
+    tune: str,
+    options: tuple[str, ...],
+    out: Path,
+    markdown_file: Path | None,
+    again: str,
+    folder: Path | None,
+    iterations: int,
+    duration: float,
+    seed: int,
+) -> None:
     """Measure, keep, print."""
     device = device or ("rocm" if quick else "cuda")
     gpu = device.startswith("cuda")
@@ -166,8 +195,9 @@ def main(models: str, runners: str, precision: str, device: str, quick: bool, tu
         if not missing:
             continue
         path = exported(key, folder or Path(tempfile.gettempdir()) / "rammer-zoo", seed)
-        for row in model_rows(key, path, missing, precision, device, hardware, tune, settings,
-                              Effort(5, iterations, duration), seed):  # fmt: skip
+        for row in model_rows(
+            key, path, missing, precision, device, hardware, tune, settings, Effort(5, iterations, duration), seed
+        ):
             keep(out, row)
             shown = row.failure or f"{row.median:.4g} ms, error {row.error:.1e}, prepared in {row.prepare:.1f} s"
             click.echo(f"{key} {precision} {row.runner}: {shown}")

@@ -43,8 +43,9 @@ BROKEN = ("does not compile", "NVRTC rejected")
 @click.option("--only", default="", help="Faults whose names contain this.")
 @click.option("--option", "options", multiple=True, help="KEY=VALUE of the device.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the lines there, as JSON.")
-def main(device: str, seconds: float, processes: int, side: int, seed: int, only: str, options: tuple[str, ...],
-         report: Path | None) -> None:  # fmt: skip
+def main(
+    device: str, seconds: float, processes: int, side: int, seed: int, only: str, options: tuple[str, ...], report: Path | None
+) -> None:
     """Plant every fault, and print which were found."""
     names = [n for n in PLANTS[device] if only in n]
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
@@ -55,8 +56,13 @@ def main(device: str, seconds: float, processes: int, side: int, seed: int, only
         start = time.monotonic()
         outcome = hunt(partial(planted, device, name, search), seconds, processes, True, {"device": device, "seeds": [seed]})
         kinds = [k for k, said in outcome.failures.items() if not any(word in said[0] for word in BROKEN)]
-        line = {"fault": name, "found": bool(kinds), "candidates": outcome.coverage.candidates,
-                "seconds": round(time.monotonic() - start, 1), "how": outcome.failures[kinds[0]][0] if kinds else ""}  # fmt: skip
+        line = {
+            "fault": name,
+            "found": bool(kinds),
+            "candidates": outcome.coverage.candidates,
+            "seconds": round(time.monotonic() - start, 1),
+            "how": outcome.failures[kinds[0]][0] if kinds else "",
+        }
         lines.append(line)
         found = "found" if kinds else "NOT FOUND"
         how = str(line["how"]).replace("\n", " ")[:230]

@@ -15,8 +15,18 @@ from rammer.report.table import markdown
 
 #: The runner that ratios are for.
 OURS: Final = "rammer"
-HEADERS: Final = ("model", "precision", "runner", "median ms", "p10", "p90", "rel. L2 error", "rammer is faster by",
-                  "timed", "prepare s")  # fmt: skip
+HEADERS: Final = (
+    "model",
+    "precision",
+    "runner",
+    "median ms",
+    "p10",
+    "p90",
+    "rel. L2 error",
+    "rammer is faster by",
+    "timed",
+    "prepare s",
+)
 
 
 @dataclass(frozen=True, slots=True)

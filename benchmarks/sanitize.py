@@ -140,9 +140,26 @@ def run_planted(tool: str) -> None:
 
 def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Path, limit: int) -> tuple[str, float]:
     """(what the tool found, seconds); ``key`` is a model's, or "" for the planted fault."""
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20", "--target-processes", "all",
-               sys.executable, __file__, "--tune", tune, "--seed", str(seed), "--kept", str(kept),
-               *(["--child", key] if key else ["--plant", tool])]  # fmt: skip
+    command = [
+        sanitizer,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "9",
+        "--print-limit",
+        "20",
+        "--target-processes",
+        "all",
+        sys.executable,
+        __file__,
+        "--tune",
+        tune,
+        "--seed",
+        str(seed),
+        "--kept",
+        str(kept),
+        *(["--child", key] if key else ["--plant", tool]),
+    ]
     if tool == "memcheck":
         command[3:3] = ["--report-api-errors", "no"]
     start = time.perf_counter()
@@ -162,8 +179,12 @@ def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Pat
 
 
 @click.command()
-@click.option("--models", default="squeezenet,lstm_tc,lstm_tc:persistent", show_default=True,
-              help="Keys of the zoo, with commas; with :persistent by the persistent executor; families for kernels.")
+@click.option(
+    "--models",
+    default="squeezenet,lstm_tc,lstm_tc:persistent",
+    show_default=True,
+    help="Keys of the zoo, with commas; with :persistent by the persistent executor; families for kernels.",
+)
 @click.option("--tools", default="memcheck,racecheck", show_default=True, help=f"With commas: {', '.join(TOOLS)}.")
 @click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
@@ -173,8 +194,18 @@ def checked(sanitizer: str, tool: str, key: str, tune: str, seed: int, kept: Pat
 @click.option("--child", default="", hidden=True)
 @click.option("--plant", default="", hidden=True)
 @click.option("--kept", type=click.Path(path_type=Path), hidden=True)
-def main(models: str, tools: str, tune: str, markdown_file: Path | None, repeats: int, limit: int, seed: int,
-         child: str, plant: str, kept: Path | None) -> None:  # fmt: skip
+def main(
+    models: str,
+    tools: str,
+    tune: str,
+    markdown_file: Path | None,
+    repeats: int,
+    limit: int,
+    seed: int,
+    child: str,
+    plant: str,
+    kept: Path | None,
+) -> None:
     """Check, print, and exit with 1 unless everything is clean."""
     if child and kept:
         return run_model(child, tune, seed, kept)
@@ -201,8 +232,10 @@ def main(models: str, tools: str, tune: str, markdown_file: Path | None, repeats
                 click.echo(f"{key} {tool}: {result} ({seconds:.0f} s)")
                 text = markdown(rows, HEADERS)
                 if markdown_file is not None:  # after every row: checks take minutes
-                    markdown_file.write_text(f"# compute-sanitizer\n\n{NOTE.format(tune=tune)}\n\n{text}\n\n{version}\n\n"
-                                             + section(environment_of(True)))
+                    markdown_file.write_text(
+                        f"# compute-sanitizer\n\n{NOTE.format(tune=tune)}\n\n{text}\n\n{version}\n\n"
+                        + section(environment_of(True))
+                    )
     click.echo(markdown(rows, HEADERS))
     if any(row[2] != CLEAN for row in rows):
         raise Mismatch("not everything is clean")

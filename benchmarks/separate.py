@@ -40,12 +40,16 @@ def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> Memory:
 class SeparateProgram(OpenClProgram):
     """A program whose addresses are ``number of allocation << PLACE | place``."""
 
-    def _upload(self, context: Any, arguments: Array, constants: Mapping[str, Array],
-                functions: Mapping[str, TaskFunction], scratch: int) -> None:  # fmt: skip
+    def _upload(
+        self, context: Any, arguments: Array, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction], scratch: int
+    ) -> None:
         sizes = {self.memory.buffers[b.name]: b.nbytes for b in self.program.buffers}
         for f in functions.values():
-            sizes |= {self.memory.packed[f"{a.tensor}@{a.packing.key}"]: a.packing.size * 4
-                      for a in f.arguments if a.packing is not None}  # fmt: skip
+            sizes |= {
+                self.memory.packed[f"{a.tensor}@{a.packing.key}"]: a.packing.size * 4
+                for a in f.arguments
+                if a.packing is not None
+            }
         self.parts = {a: self._allocated(context, n) for a, n in sizes.items()}
         self.images = {a: np.zeros(n, np.uint8) for a, n in sizes.items()}
         self.buffer, self.spill = self._allocated(context, 4), self._allocated(context, 4)

@@ -67,9 +67,16 @@ def start_once(path: Path, inputs: Path, device: str, tune: str, profile: bool) 
         pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(PROFILED)
     exe.close()
     importing, opening, fingerprint, loading, first = (b - a for a, b in pairwise(marks))
-    return {"importing": importing, "opening": opening, "device": fingerprint, "reading": sum(reading),
-            "loading": loading - sum(reading), "first run": first, "start": marks[4] - marks[0],
-            "process, CPU": time.process_time()}  # fmt: skip
+    return {
+        "importing": importing,
+        "opening": opening,
+        "device": fingerprint,
+        "reading": sum(reading),
+        "loading": loading - sum(reading),
+        "first run": first,
+        "start": marks[4] - marks[0],
+        "process, CPU": time.process_time(),
+    }
 
 
 def _timed(module: Any, name: str) -> list[float]:
@@ -92,8 +99,19 @@ def started(path: Path, inputs: Path, device: str, tune: str, cache: Path, profi
     # As an installed package would: with Python's bytecode kept.
     environment = {n: v for n, v in os.environ.items() if n not in ("PYTHONDONTWRITEBYTECODE", "RAMMER_CACHE")}
     environment["XDG_CACHE_HOME"] = str(cache)
-    command = [sys.executable, __file__, "--child", str(path), "--inputs", str(inputs), "--device", device,
-               "--tune", tune, *(["--profile"] if profile else [])]  # fmt: skip
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        str(path),
+        "--inputs",
+        str(inputs),
+        "--device",
+        device,
+        "--tune",
+        tune,
+        *(["--profile"] if profile else []),
+    ]
     begin = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - begin
@@ -135,8 +153,17 @@ def measure(key: str, device: str, tune: str, repeats: int, seed: int, profile: 
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table.")
 @click.option("--child", type=click.Path(path_type=Path), hidden=True)
 @click.option("--inputs", type=click.Path(path_type=Path), hidden=True)
-def main(models: str, device: str, tune: str, repeats: int, seed: int, profile: bool, markdown_file: Path | None,
-         child: Path | None, inputs: Path | None) -> None:  # fmt: skip
+def main(
+    models: str,
+    device: str,
+    tune: str,
+    repeats: int,
+    seed: int,
+    profile: bool,
+    markdown_file: Path | None,
+    child: Path | None,
+    inputs: Path | None,
+) -> None:
     """Measure and print."""
     if child and inputs:
         print(json.dumps(start_once(child, inputs, device, tune, profile)))
@@ -150,8 +177,10 @@ def main(models: str, device: str, tune: str, repeats: int, seed: int, profile: 
     text = markdown(rows, HEADERS)
     click.echo(text)
     if markdown_file is not None:
-        markdown_file.write_text(f"# Starts on {device}, --tune {tune}\n\nMedians of {repeats} warm starts.\n\n{text}\n\n"
-                                 + section(environment_of(device == "cuda")))
+        markdown_file.write_text(
+            f"# Starts on {device}, --tune {tune}\n\nMedians of {repeats} warm starts.\n\n{text}\n\n"
+            + section(environment_of(device == "cuda"))
+        )
 
 
 if __name__ == "__main__":

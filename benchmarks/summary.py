@@ -24,10 +24,16 @@ HEADERS: Final = ("model", "precision", "rammer ms", "best peer ms", "which", "f
 GOALS: Final = {
     **{(m, "float32"): 3.0 for m in ("resnext29", "inception_v3", "nasnet_cifar", "resnet50", "densenet121")},
     **{(m, "tf32"): 1.5 for m in ("resnext29", "inception_v3", "nasnet_cifar", "resnet50", "densenet121")},
-    ("lstm_tc", "float32"): 8.0, ("lstm_tc_bs4", "float32"): 5.0, ("bert_base", "float32"): 1.5, ("nerf_mlp", "float32"): 1.5,
-    ("squeezenet", "float32"): 2.5, ("mobilenet_v2", "float32"): 2.5, ("squeezenet", "tf32"): 2.0, ("mobilenet_v2", "tf32"): 2.0,
+    ("lstm_tc", "float32"): 8.0,
+    ("lstm_tc_bs4", "float32"): 5.0,
+    ("bert_base", "float32"): 1.5,
+    ("nerf_mlp", "float32"): 1.5,
+    ("squeezenet", "float32"): 2.5,
+    ("mobilenet_v2", "float32"): 2.5,
+    ("squeezenet", "tf32"): 2.0,
+    ("mobilenet_v2", "tf32"): 2.0,
     ("bert_base", "float16"): 1.2,
-}  # fmt: skip
+}
 
 
 def line(rows: Sequence[Row], ours: Row) -> list[str]:
@@ -38,8 +44,16 @@ def line(rows: Sequence[Row], ours: Row) -> list[str]:
     reached = best.median / ours.median
     wanted = "-" if goal is None else f"{goal:g}x {'reached' if reached >= goal else 'missed'}"
     shown = [f"{peers[n].median:.4g}" if n in peers else "-" for n in ("torch", "torch-graph")]
-    return [ours.model, ours.precision, f"{ours.median:.4g}", f"{best.median:.4g}", best.runner,
-            ratio(ours, rows).split(" ")[0], wanted, *shown]  # fmt: skip
+    return [
+        ours.model,
+        ours.precision,
+        f"{ours.median:.4g}",
+        f"{best.median:.4g}",
+        best.runner,
+        ratio(ours, rows).split(" ")[0],
+        wanted,
+        *shown,
+    ]
 
 
 @click.command()
@@ -51,8 +65,10 @@ def main(files: tuple[Path, ...], out: Path) -> None:
     ours = [r for r in rows if r.runner == OURS and r.good]
     table = [line(rows, r) for r in sorted(ours, key=lambda r: ("float32", "tf32", "float16").index(r.precision))]
     names = ", ".join(f.with_suffix(".md").name for f in files)
-    notes = ("Batch 1 unless the name says otherwise, medians, inputs resident on the device; each model was measured with its\n"
-             f"peers in one run. All rows, errors and the environment: {names}.")  # fmt: skip
+    notes = (
+        "Batch 1 unless the name says otherwise, medians, inputs resident on the device; each model was measured with its\n"
+        f"peers in one run. All rows, errors and the environment: {names}."
+    )
     out.write_text(f"{markdown(table, HEADERS)}\n\n{notes}\n")
 
 

@@ -51,9 +51,14 @@ def operators(names: list[str], backend: Backend, precision: str) -> dict[str, t
         compute = lower(graph)
         plan = assign_storage(compute)
         binding = Binding(plan.graph.types, plan.storages, frozenset(plan.graph.constants), precision=precision)
-        tiles = connect(plan.graph, backend.vdevice, view_sources(plan.graph, plan.storages),
-                        lambda o, b=binding: backend.rate(o, b),
-                        lambda o, b=binding: backend.prologue_rate(o, b), binding)  # fmt: skip
+        tiles = connect(
+            plan.graph,
+            backend.vdevice,
+            view_sources(plan.graph, plan.storages),
+            lambda o, b=binding: backend.rate(o, b),
+            lambda o, b=binding: backend.prologue_rate(o, b),
+            binding,
+        )
         for o in tiles.operators:
             if o.main.kind == "contraction":
                 key = binding.key(o)
@@ -62,8 +67,9 @@ def operators(names: list[str], backend: Backend, precision: str) -> dict[str, t
     return found
 
 
-def reference(operator: ROperator, program: RProgram, inputs: dict[str, np.ndarray],
-              constants: dict[str, np.ndarray]) -> np.ndarray:  # fmt: skip
+def reference(
+    operator: ROperator, program: RProgram, inputs: dict[str, np.ndarray], constants: dict[str, np.ndarray]
+) -> np.ndarray:
     """The anchor in float64."""
     values = {n: v.astype(np.float64) for n, v in constants.items()}
     for port in program.inputs:
@@ -136,8 +142,11 @@ class Tally:
     def layer(self, number: int, plan: Plan, backend, errors: int) -> None:
         """Measure every candidate of one layer; the results of ``errors`` of each kind are compared with float64."""
         o, extents = plan.operator, [r.extent for r in plan.operator.main.reduce]
-        print(f"{plan.model} x{plan.times} {o.main.shape} K {extents} {o.flops / 1e6:.1f} MFLOP "
-              f"floor {o.flops / self.peak * 1e6:.2f} us", flush=True)  # fmt: skip
+        print(
+            f"{plan.model} x{plan.times} {o.main.shape} K {extents} {o.flops / 1e6:.1f} MFLOP "
+            f"floor {o.flops / self.peak * 1e6:.2f} us",
+            flush=True,
+        )
         total, best, checked = self.totals.setdefault(plan.model, [0.0, 0.0, 0.0]), float("inf"), Counter[object]()
         for i, choice in enumerate(plan.choices):
             tiled = choice.operator
@@ -150,13 +159,29 @@ class Tally:
                 print(f"   FAILED {tiled.tile} {tiled.config}: {problem}")
                 continue
             best = min(best, seconds)
-            self.rows.append([plan.model, plan.times, list(o.main.shape), extents, list(tiled.tile), settings, choice.seconds,
-                              seconds, error, tiled.family, *blocked(tiled, plan.binding)])  # fmt: skip
+            self.rows.append(
+                [
+                    plan.model,
+                    plan.times,
+                    list(o.main.shape),
+                    extents,
+                    list(tiled.tile),
+                    settings,
+                    choice.seconds,
+                    seconds,
+                    error,
+                    tiled.family,
+                    *blocked(tiled, plan.binding),
+                ]
+            )
             mine = self.families.setdefault((plan.model, tiled.family), {})
             mine[number] = min(mine.get(number, float("inf")), seconds * plan.times)
             config = tiled.family[4:] + " " + " ".join(f"{k}{v}" for k, v in tiled.config)
-            print(f"   {tiled.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
-                  f"{seconds * 1e6:.2f} us {o.flops / seconds / self.peak:.0%}", flush=True)  # fmt: skip
+            print(
+                f"   {tiled.tile} {config}: err {error:.1e} predicted {choice.seconds * 1e6:.2f} measured "
+                f"{seconds * 1e6:.2f} us {o.flops / seconds / self.peak:.0%}",
+                flush=True,
+            )
             if i == 0:
                 total[0] += choice.seconds * plan.times
                 total[1] += seconds * plan.times
@@ -204,8 +229,10 @@ def main() -> None:
     backend = Registry().open("cuda")
     found = operators(options.models.split(","), backend, options.precision)
     print(f"{len(found)} layers after {time.perf_counter() - begin:.1f} s", flush=True)
-    plans = [Plan(name, o, binding, times, choices_of(o, binding, backend, families, options.count, options.sample))
-             for name, o, binding, times in random.sample(list(found.values()), min(options.layers, len(found)))]  # fmt: skip
+    plans = [
+        Plan(name, o, binding, times, choices_of(o, binding, backend, families, options.count, options.sample))
+        for name, o, binding, times in random.sample(list(found.values()), min(options.layers, len(found)))
+    ]
     backend.profiler.prepare([(c.operator, p.binding) for p in plans for c in p.choices])
     print(f"compiled {sum(len(p.choices) for p in plans)} kernels after {time.perf_counter() - begin:.1f} s", flush=True)
     tally = Tally(backend.vdevice.flops * backend.vdevice.veus)

@@ -38,8 +38,7 @@ from rammer.report.table import duration, markdown
 
 #: Replays under the profiler (the typical one counts) and timed without it.
 PROFILED, TIMED = 15, 50
-HEADERS = ("model", "runner", "median, not traced", "traced span", "kernels", "SMs busy", "by", "nothing runs",
-           "median gap")  # fmt: skip
+HEADERS = ("model", "runner", "median, not traced", "traced span", "kernels", "SMs busy", "by", "nothing runs", "median gap")
 #: Longest names of operators and kernels in a table.
 NAME = 60
 
@@ -74,9 +73,17 @@ class Result:
     def cells(self, model: str) -> list[str]:
         """The table's cells."""
         t = self.timeline
-        return [model, self.runner, duration(self.seconds), duration(t.span), str(self.kernels),
-                f"{'at most ' if self.method == 'kernel bound' else ''}{t.utilisation:.1%}", self.method,
-                f"{self.idle:.1%}", duration(self.gap)]  # fmt: skip
+        return [
+            model,
+            self.runner,
+            duration(self.seconds),
+            duration(t.span),
+            str(self.kernels),
+            f"{'at most ' if self.method == 'kernel bound' else ''}{t.utilisation:.1%}",
+            self.method,
+            f"{self.idle:.1%}",
+            duration(self.gap),
+        ]
 
 
 def profile(replay: Callable[[], Any]) -> list[Kernel]:
@@ -95,8 +102,9 @@ def profile(replay: Callable[[], Any]) -> list[Kernel]:
 
 def from_kernels(runner: str, seconds: float, kernels: list[Kernel], units: int) -> Result:
     """A row by kernel intervals."""
-    return Result(runner, "kernel bound", seconds, len(kernels), bound(kernels, units), idle(kernels), gap(kernels),
-                  by_name(kernels))  # fmt: skip
+    return Result(
+        runner, "kernel bound", seconds, len(kernels), bound(kernels, units), idle(kernels), gap(kernels), by_name(kernels)
+    )
 
 
 def torch_result(model: onnx.ModelProto, inputs: Mapping[str, Array], units: int, seconds_of: int = TIMED) -> Result:
@@ -115,8 +123,7 @@ def torch_result(model: onnx.ModelProto, inputs: Mapping[str, Array], units: int
     return from_kernels("torch-graph", seconds, profile(replay), units)
 
 
-def rammer_results(path: Path, inputs: Mapping[str, Array], tune: str, folder: Path,
-                   key: str) -> tuple[list[Result], Summary]:  # fmt: skip
+def rammer_results(path: Path, inputs: Mapping[str, Array], tune: str, folder: Path, key: str) -> tuple[list[Result], Summary]:
     """rammer by its tasks and by its kernels; writes the Chrome trace."""
     exe = rammer.compile(path, device="cuda", tune=tune)
     arrays = exe.checked(inputs)
@@ -130,8 +137,9 @@ def rammer_results(path: Path, inputs: Mapping[str, Array], tune: str, folder: P
         timed()
     seconds = median(timed() for _ in range(TIMED))
     kernels = profile(call.run)
-    spans = exe.backend.trace(segment.program, segment.constants,
-                              {p.external: arrays[p.external] for p in segment.program.inputs})  # fmt: skip
+    spans = exe.backend.trace(
+        segment.program, segment.constants, {p.external: arrays[p.external] for p in segment.program.inputs}
+    )
     (folder / f"trace_{key}.json").write_text(measured_trace([(key, spans)]))
     summary = summarise(segment.program, spans, units)
     parts = sorted(((o.name, o.tasks, o.seconds) for o in summary.operators), key=lambda r: -r[2])
@@ -177,8 +185,15 @@ def document(results: Mapping[str, Sequence[Result]], facts: Mapping[str, str], 
                 what, unit = "operators, from first start to last end", "tasks"
             parts.append(f"### {model}, {r.runner}: {what}\n\n" + markdown(top, ["name", unit, "time", "of the sum"]))
     head = f"# SM utilisation and scheduling overhead\n\nBatch 1, float32, {units} SMs, all in one process.\n\n"
-    return (head + markdown(rows, HEADERS) + "\n\n" + METHOD + "\n![share of busy SMs over time](utilisation.png)\n\n"
-            + "\n\n".join(parts) + f"\n\n{section(facts)}")  # fmt: skip
+    return (
+        head
+        + markdown(rows, HEADERS)
+        + "\n\n"
+        + METHOD
+        + "\n![share of busy SMs over time](utilisation.png)\n\n"
+        + "\n\n".join(parts)
+        + f"\n\n{section(facts)}"
+    )
 
 
 @click.command()

@@ -10,9 +10,15 @@ extensions = ["myst_parser"]
 root_doc = "docs/index"
 #: A page is a file of this list. Other files that pages link to (sources, data) can be downloaded from the site.
 include_patterns = [
-    "docs/*.md", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md",
-    "benchmarks/README.md", "benchmarks/results/*.md", "plugins/**/*.md",
-]  # fmt: skip
+    "docs/*.md",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "benchmarks/results/*.md",
+    "plugins/**/*.md",
+]
 exclude_patterns = [".*", "**/.*", "**/build", "**/dist", "**/*.egg-info", "docs/_build"]
 myst_heading_anchors = 4
 #: Result files are reached by links from one table, and begin with one; pages of plugins are reached from ARCHITECTURE.

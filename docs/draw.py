@@ -43,8 +43,10 @@ def box(x: float, y: float, width: float, height: float, fill: str) -> str:
 
 def words(x: float, y: float, text: str, size: int = 12, anchor: str = "start", weight: str = "normal", fill: str = INK) -> str:
     """One line of text; (x, y) is on its base line."""
-    return (f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
-            f'fill="{fill}">{escape(text)}</text>')  # fmt: skip
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
+        f'fill="{fill}">{escape(text)}</text>'
+    )
 
 
 def staircase() -> str:

@@ -54,8 +54,17 @@ QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re
 PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")))
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 #: From where documents name files.
-ROOTS = (ROOT, ROOT / "core", ROOT / "core/rammer", *sorted((ROOT / "plugins").iterdir()), ROOT / "docs", ROOT / "benchmarks",
-         ROOT / "plugins/cuda/rammer_cuda", ROOT / "core/rammer/plugin-template", ROOT / "tests/c_plugin")  # fmt: skip
+ROOTS = (
+    ROOT,
+    ROOT / "core",
+    ROOT / "core/rammer",
+    *sorted((ROOT / "plugins").iterdir()),
+    ROOT / "docs",
+    ROOT / "benchmarks",
+    ROOT / "plugins/cuda/rammer_cuda",
+    ROOT / "core/rammer/plugin-template",
+    ROOT / "tests/c_plugin",
+)
 #: Where every stage, variable and exit code is explained.
 COMMANDS_PAGE = "docs/commands.md"
 #: Beyond this the README is no first page any more.
@@ -63,14 +72,19 @@ README_BYTES = 10_000
 
 #: A CPU that every reader can imagine: two cores of 3 GHz with 8 lanes and 1 MiB of L2.
 CPU = VDevice(
-    "opencl_cpu", "two cores", 2,
+    "opencl_cpu",
+    "two cores",
+    2,
     (
         MemoryLayer("dram", "device", 8 << 30, 47e9),
         MemoryLayer("cache", "veu", 1 << 20, 192e9),
         MemoryLayer("register", "thread", 1024, 384e9, 32),
     ),
-    flops=48e9, launch=3e-6, vector=8, resident=2,
-)  # fmt: skip
+    flops=48e9,
+    launch=3e-6,
+    vector=8,
+    resident=2,
+)
 
 
 class PaperCpu:
@@ -175,8 +189,10 @@ def superstep_table() -> str:
 
 
 def launch_table() -> str:
-    lines = [f"launch {i}: {len(launch.tasks)} blocks of {launch.operator}, after {list(launch.after)}"
-             for i, launch in enumerate(launches(program("ipu_sim")))]  # fmt: skip
+    lines = [
+        f"launch {i}: {len(launch.tasks)} blocks of {launch.operator}, after {list(launch.after)}"
+        for i, launch in enumerate(launches(program("ipu_sim")))
+    ]
     return fenced("\n".join(lines))
 
 
@@ -204,10 +220,12 @@ def operators() -> str:
     hosted = sorted(name for name, function in names.items() if function is data_dependent)
     lowered = sorted(names.keys() - set(hosted))
     head = f"These {len(lowered)} operators become tensor expressions, and so kernels on every device:\n\n"
-    tail = "\n\nIn rare forms they run on the host instead: MaxPool with its Indices, Scatter with a reduction,\n" \
-           "Dropout and BatchNormalization in training mode, operators whose parameters depend on run-time data.\n" \
-           f"\nThese always run on the host, where their output shape is known: {', '.join(hosted)}. So does an\n" \
-           "operator that is not listed. Operators on the host are counted and named in the output.\n"
+    tail = (
+        "\n\nIn rare forms they run on the host instead: MaxPool with its Indices, Scatter with a reduction,\n"
+        "Dropout and BatchNormalization in training mode, operators whose parameters depend on run-time data.\n"
+        f"\nThese always run on the host, where their output shape is known: {', '.join(hosted)}. So does an\n"
+        "operator that is not listed. Operators on the host are counted and named in the output.\n"
+    )
     return head + textwrap.fill(", ".join(lowered), 110) + tail
 
 
@@ -233,8 +251,10 @@ def options() -> str:
             if isinstance(given, click.Option) and not given.hidden:
                 spelled, text = given.get_help_record(click.Context(command)) or ("", "")
                 takes.setdefault((spelled, re.sub(r"\s+", " ", text)), []).append(name)
-    rows = [f"| `{spelled.replace('|', ' or ')}` | {text.replace('|', ' or ')} | {', '.join(names)} |"
-            for (spelled, text), names in takes.items()]  # fmt: skip
+    rows = [
+        f"| `{spelled.replace('|', ' or ')}` | {text.replace('|', ' or ')} | {', '.join(names)} |"
+        for (spelled, text), names in takes.items()
+    ]
     return "\n".join(["| option | what it does | commands |", "|---|---|---|", *rows]) + "\n"
 
 
@@ -279,7 +299,7 @@ QUOTED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "options": options,
     "results": results,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if "<!-- generated:" in (ROOT / d).read_text()])
@@ -366,10 +386,15 @@ def test_limits_are_those_of_the_program() -> None:
     text = (ROOT / "docs/files.md").read_text()
     said = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)[1:]
     assert [re.sub(r" \(.*", "", cell) for cell in said] == [
-        f"{limits.MAX_RANK}", f"2^{(limits.MAX_EXTENT + 1).bit_length() - 1} - 1, and 2^{limits.MAX_ELEMENTS.bit_length() - 1}",
-        f"2^{limits.MAX_TAPS.bit_length() - 1}", f"2^{limits.MAX_TABLE.bit_length() - 1}", f"{limits.MAX_NODES:,}",
-        f"{limits.MAX_NESTING}", f"{limits.MAX_CALLS}", f"{limits.HOST_SECONDS:g}",
-    ]  # fmt: skip
+        f"{limits.MAX_RANK}",
+        f"2^{(limits.MAX_EXTENT + 1).bit_length() - 1} - 1, and 2^{limits.MAX_ELEMENTS.bit_length() - 1}",
+        f"2^{limits.MAX_TAPS.bit_length() - 1}",
+        f"2^{limits.MAX_TABLE.bit_length() - 1}",
+        f"{limits.MAX_NODES:,}",
+        f"{limits.MAX_NESTING}",
+        f"{limits.MAX_CALLS}",
+        f"{limits.HOST_SECONDS:g}",
+    ]
 
 
 def test_every_page_is_in_the_contents() -> None:

@@ -50,8 +50,20 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         shutil.copytree(ROOT / "plugins" / name, folder / name, ignore=ignore)
     shutil.copytree(ROOT / "core" / "rammer" / "plugin-template", folder / "toy", ignore=ignore)
     places = [folder / name for name in ("core", *PLUGINS, "toy")]
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
-        folder / "wheels", *places, cwd=folder)  # fmt: skip
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        folder / "wheels",
+        *places,
+        cwd=folder,
+    )
     return {path.name.split("-")[0]: path for path in (folder / "wheels").glob("*.whl")}
 
 
@@ -127,8 +139,21 @@ def test_a_new_plugin(wheels: dict[str, Path], home: Path) -> None:
     python = home / "env" / "bin" / "python"
     run(home / "env" / "bin" / "rammer", "plugins", "new", "my_chip", cwd=home)
     folder = home / "rammer-my-chip"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "-e",
-        folder, cwd=home)  # fmt: skip
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "-e",
+        folder,
+        cwd=home,
+    )
     assert " passed" in run(python, "-m", "pytest", "-p", "no:cacheprovider", folder, cwd=home)
     rows = {r["device"]: r for r in json.loads(run(home / "env" / "bin" / "rammer", "devices", "--json", cwd=home))}
     assert rows["my_chip:0"]["self_test"].startswith("ok")

@@ -8,8 +8,7 @@ import onnx
 from zoo.net import Net
 
 
-def _unit(net: Net, x: str, channels: int, kernel: int = 1, stride: int = 1, groups: int = 1,
-          relu: str = "Relu") -> str:  # fmt: skip
+def _unit(net: Net, x: str, channels: int, kernel: int = 1, stride: int = 1, groups: int = 1, relu: str = "Relu") -> str:
     """Convolution, batch norm and activation ("" for none, Clip for ReLU6)."""
     y = net.norm(net.conv(x, channels, kernel, stride, groups=groups))
     if relu == "Clip":

@@ -7,8 +7,9 @@ import onnx
 from zoo.net import Net
 
 
-def _unit(net: Net, x: str, channels: int, kernel: int | tuple[int, int] = 1, stride: int = 1,
-          pads: int | tuple[int, int] | None = None) -> str:  # fmt: skip
+def _unit(
+    net: Net, x: str, channels: int, kernel: int | tuple[int, int] = 1, stride: int = 1, pads: int | tuple[int, int] | None = None
+) -> str:
     return net.relu(net.norm(net.conv(x, channels, kernel, stride, pads)))
 
 

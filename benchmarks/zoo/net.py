@@ -64,8 +64,7 @@ class Net:
         """One node with one output of ``shape``."""
         return self.node_of(op, inputs, [shape], **attributes)[0]
 
-    def node_of(self, op: str, inputs: Sequence[str], shapes: Sequence[Sequence[int] | None],
-                **attributes: Any) -> list[str]:  # fmt: skip
+    def node_of(self, op: str, inputs: Sequence[str], shapes: Sequence[Sequence[int] | None], **attributes: Any) -> list[str]:
         """One node with an output for each of ``shapes``; None leaves that output out (its name is "")."""
         base = f"{op.lower()}_{len(self.nodes)}"
         names = ["" if s is None else base if i == 0 else f"{base}_{i}" for i, s in enumerate(shapes)]
@@ -73,8 +72,16 @@ class Net:
         self.shapes |= {n: tuple(s) for n, s in zip(names, shapes, strict=True) if s is not None}
         return names
 
-    def conv(self, x: str, channels: int, kernel: int | tuple[int, int] = 1, stride: int = 1,
-             pads: int | tuple[int, int] | None = None, groups: int = 1, bias: bool = False) -> str:  # fmt: skip
+    def conv(
+        self,
+        x: str,
+        channels: int,
+        kernel: int | tuple[int, int] = 1,
+        stride: int = 1,
+        pads: int | tuple[int, int] | None = None,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> str:
         """Convolution; ``pads`` are per side (rows, columns), by default what keeps the size at stride 1."""
         kh, kw = (kernel, kernel) if isinstance(kernel, int) else kernel
         ph, pw = (kh // 2, kw // 2) if pads is None else (pads, pads) if isinstance(pads, int) else pads
@@ -82,8 +89,9 @@ class Net:
         weight = self.normal((channels, c // groups, kh, kw), math.sqrt(2 / (c // groups * kh * kw)), "w")
         operands = [x, weight, self.normal((channels,), 0.1, "b")] if bias else [x, weight]
         out = (n, channels, (h + 2 * ph - kh) // stride + 1, (w + 2 * pw - kw) // stride + 1)
-        return self.node("Conv", operands, out, kernel_shape=[kh, kw], strides=[stride, stride],
-                         pads=[ph, pw, ph, pw], group=groups)  # fmt: skip
+        return self.node(
+            "Conv", operands, out, kernel_shape=[kh, kw], strides=[stride, stride], pads=[ph, pw, ph, pw], group=groups
+        )
 
     def norm(self, x: str) -> str:
         """Batch norm; mean and variance are fitted when the model is finished."""
@@ -100,8 +108,16 @@ class Net:
         """max(x, 0)."""
         return self.map("Relu", x)
 
-    def pool(self, x: str, op: str, kernel: int, stride: int, pads: int | tuple[int, int, int, int] = 0,
-             ceil: bool = False, count_padding: bool = False) -> str:  # fmt: skip
+    def pool(
+        self,
+        x: str,
+        op: str,
+        kernel: int,
+        stride: int,
+        pads: int | tuple[int, int, int, int] = 0,
+        ceil: bool = False,
+        count_padding: bool = False,
+    ) -> str:
         """MaxPool or AveragePool; ``pads`` all alike or (top, left, bottom, right)."""
         sides = (pads,) * 4 if isinstance(pads, int) else pads
         n, c, h, w = self.shape(x)
@@ -109,8 +125,16 @@ class Net:
         rows = (h + sides[0] + sides[2] - kernel + extra) // stride + 1
         columns = (w + sides[1] + sides[3] - kernel + extra) // stride + 1
         attributes: dict[str, Any] = {"count_include_pad": 1} if count_padding else {}
-        return self.node(op, [x], (n, c, rows, columns), kernel_shape=[kernel, kernel], strides=[stride, stride],
-                         pads=list(sides), ceil_mode=int(ceil), **attributes)  # fmt: skip
+        return self.node(
+            op,
+            [x],
+            (n, c, rows, columns),
+            kernel_shape=[kernel, kernel],
+            strides=[stride, stride],
+            pads=list(sides),
+            ceil_mode=int(ceil),
+            **attributes,
+        )
 
     def concat(self, values: Sequence[str], axis: int = 1) -> str:
         """Concatenation along ``axis``."""
@@ -142,8 +166,9 @@ class Net:
         """The model. ``fit`` fits batch norms (or, without any, convolution biases) to one forward pass."""
         values = [helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, list(self.shape(o))) for o in outputs]
         graph = helper.make_graph(self.nodes, self.name, self.inputs, values, self.constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION,
-                                  producer_name="rammer-zoo")  # fmt: skip
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="rammer-zoo"
+        )
         if fit:
             calibrate(model, self.seed)
         return model

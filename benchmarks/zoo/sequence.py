@@ -65,8 +65,9 @@ def _attention(net: Net, x: str, heads: int) -> str:
     return _linear(net, net.reshape(net.transpose(context, (0, 2, 1, 3)), (n, tokens, width)), width)
 
 
-def bert_base(seed: int, batch: int = 1, tokens: int = 128, layers: int = 12, width: int = 768, heads: int = 12,
-              vocabulary: int = 30522) -> onnx.ModelProto:  # fmt: skip
+def bert_base(
+    seed: int, batch: int = 1, tokens: int = 128, layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 30522
+) -> onnx.ModelProto:
     """BERT-base uncased: embeddings, 12 layers, no pooler; the last hidden state. Devlin et al., arXiv 1810.04805."""
     net = Net("bert_base", seed)
     ids = net.input("input_ids", (batch, tokens), onnx.TensorProto.INT64)

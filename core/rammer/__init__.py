@@ -21,9 +21,19 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "compile", "devices"]
 
 
-def compile(model: str | Path | bytes | onnx.ModelProto, device: str = "", *, policy: str = "wavefront",
-            tune: str = "off", precision: str | None = None, layout: str = "keep", require: str = "",
-            target: str = "", options: Mapping[str, str] | None = None, resident: int = 8) -> Executable:  # fmt: skip
+def compile(
+    model: str | Path | bytes | onnx.ModelProto,
+    device: str = "",
+    *,
+    policy: str = "wavefront",
+    tune: str = "off",
+    precision: str | None = None,
+    layout: str = "keep",
+    require: str = "",
+    target: str = "",
+    options: Mapping[str, str] | None = None,
+    resident: int = 8,
+) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
     Without ``device``, the first working device with a clock. Input shapes are not needed: each new set of

@@ -67,9 +67,14 @@ class Compiler:
         self.policy = parse_policy(self.options.policy, plugins.policies() if plugins else ())
         self.passes = (*default_passes(), *(plugins.passes() if plugins else ()))
         self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings() if plugins else {})}
-        self.tuner = Tuner(self.backend, self.store, self.options.tune, extra=self._extra,
-                           extensions=plugins.extension_key() if plugins else "",
-                           progress=lambda operator: self.progress("kernels", operator))  # fmt: skip
+        self.tuner = Tuner(
+            self.backend,
+            self.store,
+            self.options.tune,
+            extra=self._extra,
+            extensions=plugins.extension_key() if plugins else "",
+            progress=lambda operator: self.progress("kernels", operator),
+        )
 
     def _extra(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         if self.registry is None:
@@ -119,13 +124,15 @@ class Compiler:
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self._step("tile"):
-            tile = connect(plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), *self._rates(plan),
-                           self._binding(plan))  # fmt: skip
+            tile = connect(
+                plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), *self._rates(plan), self._binding(plan)
+            )
         first, *others = [self._planned(compute, p, tile, inputs, outputs) for p in self._layouts(plan, tile)]
         return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
 
-    def _planned(self, compute: ComputeGraph, plan: StoragePlan, tile: TileGraph, inputs: tuple[Port, ...],
-                 outputs: tuple[Port, ...]) -> ProgramSegment:  # fmt: skip
+    def _planned(
+        self, compute: ComputeGraph, plan: StoragePlan, tile: TileGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+    ) -> ProgramSegment:
         """From operators and their storages to a verified program."""
         binding = self._binding(plan, tile.operators)
         with self._step("kernels"):
@@ -135,9 +142,17 @@ class Compiler:
             after = dependences(tile.operators, plan.storages)
             schedule = self.policy(OperatorGraph(kernels, after, binding.constants), self.backend.vdevice)
         with self._step("plan"):
-            program = build_program(compute.name, schedule, plan, inputs, outputs, plan.graph.constants,
-                                    policy=str(self.policy), vdevice=self.backend.vdevice,
-                                    precision=self.options.precision)  # fmt: skip
+            program = build_program(
+                compute.name,
+                schedule,
+                plan,
+                inputs,
+                outputs,
+                plan.graph.constants,
+                policy=str(self.policy),
+                vdevice=self.backend.vdevice,
+                precision=self.options.precision,
+            )
         debug(DECISIONS, lambda: tile.describe(self.backend.vdevice))
         debug(PROGRAMS, lambda: str(program))
         values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
@@ -261,11 +276,14 @@ class _Uses:
             return name in self.outputs or any(reader not in inside for reader in self.readers.get(name, ()))
 
         return replace(
-            graph, name=graph.name if number == 0 else f"{graph.name}_{number}", nodes=tuple(nodes),
+            graph,
+            name=graph.name if number == 0 else f"{graph.name}_{number}",
+            nodes=tuple(nodes),
             inputs=values(i for i in used if i not in made and i not in self.place),
-            outputs=values(o for o in made if wanted(o)), types={n: graph.types[n] for n in (*made, *used)},
+            outputs=values(o for o in made if wanted(o)),
+            types={n: graph.types[n] for n in (*made, *used)},
             constants={n: graph.constants[n] for n in constants},
-        )  # fmt: skip
+        )
 
 
 def _ports(values: tuple[Value, ...]) -> tuple[Port, ...]:

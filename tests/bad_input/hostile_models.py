@@ -31,8 +31,9 @@ def graph(nodes: Iterable[NodeProto], inputs: dict[str, list[int]], output: str 
     """A model with float inputs, constants by name, and one output whose type is to be inferred."""
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in inputs.items()]
     result = helper.make_empty_tensor_value_info(output)
-    made = helper.make_graph(list(nodes), "g", ports, [result],
-                             [numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items()])  # fmt: skip
+    made = helper.make_graph(
+        list(nodes), "g", ports, [result], [numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items()]
+    )
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=9)
 
 
@@ -41,8 +42,9 @@ def case(name: str, build: Callable[[], ModelProto], said: str = "", code: int =
     CASES[name] = build, code if said else 0, said
 
 
-def one(name: str, op: str, said: str, shape: list[int], code: int = 2, more: dict[str, Any] | None = None,
-        **attributes: Any) -> None:  # fmt: skip
+def one(
+    name: str, op: str, said: str, shape: list[int], code: int = 2, more: dict[str, Any] | None = None, **attributes: Any
+) -> None:
     """A case of one operator that reads ``x`` and constants."""
     constants = more or {}
     case(name, lambda: graph([node(op, ",".join(["x", *constants]), **attributes)], {"x": shape}, **constants), said, code)
@@ -61,8 +63,15 @@ one("softmax over many axes", "Softmax", "", [2, 2, 2, *[1] * 20], axis=2)
 
 # Patterns and loops
 TEXT = {"s": np.array(["a" * 60], object)}
-case("a pattern that explodes", lambda: graph([node("RegexFullMatch", "s", "m", pattern="(a|a)*b"), node("Cast", "m", "c", to=1),
-     node("Add", "x,c")], {"x": [1]}, **TEXT), "a pattern may take forever")  # fmt: skip
+case(
+    "a pattern that explodes",
+    lambda: graph(
+        [node("RegexFullMatch", "s", "m", pattern="(a|a)*b"), node("Cast", "m", "c", to=1), node("Add", "x,c")],
+        {"x": [1]},
+        **TEXT,
+    ),
+    "a pattern may take forever",
+)
 
 # Sizes
 one("a huge LRN", "LRN", "", [1, 4, 2, 2], size=HUGE)
@@ -72,8 +81,14 @@ for value in (HUGE, 1 << 40, INT64, -1 - INT64):
     said = "limit" if value == HUGE else "is possible"
     one(f"pads {value}", "Conv", said, IMAGE, more=KERNEL, pads=[value] * 4)
     one(f"pool {value}", "MaxPool", said, IMAGE, kernel_shape=[2, 2], pads=[value] * 4)
-    one(f"kernel {value}", "MaxPool", "needs 2147483647 elements" if value == HUGE else said, IMAGE, kernel_shape=[value, 1],
-        pads=[1 << 30, 0] * 2)  # fmt: skip
+    one(
+        f"kernel {value}",
+        "MaxPool",
+        "needs 2147483647 elements" if value == HUGE else said,
+        IMAGE,
+        kernel_shape=[value, 1],
+        pads=[1 << 30, 0] * 2,
+    )
     one(f"stride {value}", "Conv", "" if value == HUGE else said, IMAGE, more=KERNEL, strides=[value, value])
     one(f"dilation {value}", "Conv", "Conv", IMAGE, more=KERNEL, dilations=[value, value])
     one(f"transposed {value}", "ConvTranspose", said, IMAGE, more=KERNEL, strides=[value, value])
@@ -86,11 +101,23 @@ for value in (HUGE, 1 << 40, INT64, -1 - INT64):
 one("one-hot", "OneHot", "out of memory", [200], 4, more={"d": np.int64(HUGE), "v": np.array([0, 1], np.float32)})
 one("one-hot, larger", "OneHot", "input 1 of OneHot is", [3], more={"d": np.int64(INT64), "v": np.array([0, 1], np.float32)})
 one("split", "Split", "Split", [4], num_outputs=HUGE)
-one("resize", "Resize", "Resize over", IMAGE, more={"r": np.float32([]), "s": np.float32([]), "z": np.array([1, 1, 1 << 20, 4])},
-    mode="linear")  # fmt: skip
+one(
+    "resize",
+    "Resize",
+    "Resize over",
+    IMAGE,
+    more={"r": np.float32([]), "s": np.float32([]), "z": np.array([1, 1, 1 << 20, 4])},
+    mode="linear",
+)
 one("terabytes", "Relu", "the inputs take", [1 << 20, 1 << 20])
-one("hidden size", "LSTM", "do not belong together", [3, 1, 2], hidden_size=7,
-    more={"w": np.ones((1, 8, 2), np.float32), "r": np.ones((1, 8, 2), np.float32)})  # fmt: skip
+one(
+    "hidden size",
+    "LSTM",
+    "do not belong together",
+    [3, 1, 2],
+    hidden_size=7,
+    more={"w": np.ones((1, 8, 2), np.float32), "r": np.ones((1, 8, 2), np.float32)},
+)
 
 
 # Initializers and ports
@@ -130,17 +157,26 @@ initializer("integers for floats", "in int32_data, not in float_data", raw_data=
 initializer("data twice", "twice", float_data=[1, 2, 3, 4])
 case("declared twice", lambda: added(lambda m: m.graph.initializer.append(m.graph.initializer[0])), "declared 2 times")
 case("an input twice", lambda: added(lambda m: m.graph.input.append(m.graph.input[0])), "declared 2 times")
-case("another input type", lambda: added(lambda m: m.graph.input.append(helper.make_tensor_value_info("w", 7, [4]))),
-     "another element type")  # fmt: skip
-case("another output type", lambda: added(lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 7, [4]))),
-     "output 'y' is declared int64")  # fmt: skip
+case(
+    "another input type",
+    lambda: added(lambda m: m.graph.input.append(helper.make_tensor_value_info("w", 7, [4]))),
+    "another element type",
+)
+case(
+    "another output type",
+    lambda: added(lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 7, [4]))),
+    "output 'y' is declared int64",
+)
 case("a segment", lambda: added(lambda m: setattr(m.graph.initializer[0].segment, "begin", 5)), "segments")
 case("itself", lambda: added(lambda m: m.graph.node[0].input.__setitem__(0, "y")), "cycle")
 case("no inputs", lambda: added(lambda m: m.graph.node[0].ClearField("input")), "0 inputs, where it needs 2")
 case("many inputs", lambda: added(lambda m: m.graph.node[0].input.extend("xxx")), "5 inputs, where it needs 2")
 case("a needed input", lambda: added(lambda m: m.graph.node[0].input.__setitem__(0, "")), "not given its input 'A'")
-case("a foreign attribute", lambda: added(lambda m: m.graph.node[0].attribute.append(helper.make_attribute("axis", 3))),
-     "no attribute 'axis'")  # fmt: skip
+case(
+    "a foreign attribute",
+    lambda: added(lambda m: m.graph.node[0].attribute.append(helper.make_attribute("axis", 3))),
+    "no attribute 'axis'",
+)
 one("an attribute of another type", "Softmax", "attribute axis of Softmax is FLOAT, where ONNX wants INT", [4], axis=1.5)
 one("a missing attribute", "Cast", "Cast lacks the attribute to", [4])
 case("a huge opset", lambda: added(lambda m: setattr(m.opset_import[0], "version", 1 << 40)), "imports version")

@@ -137,9 +137,10 @@ def test_a_kept_program_has_the_ports_of_its_model(tmp_path: Path, own_cache: Pa
     graph = kept.compiled.graph
     x, *others = graph.inputs
     for inputs, outputs in (
-        ((replace(x, external="Infinity"), *others), graph.outputs), ((x,), graph.outputs),
+        ((replace(x, external="Infinity"), *others), graph.outputs),
+        ((x,), graph.outputs),
         (graph.inputs, tuple(replace(v, external="z") for v in graph.outputs)),
-    ):  # fmt: skip
+    ):
         changed = replace(kept.compiled, graph=replace(graph, inputs=inputs, outputs=outputs))
         save_artifact(program, replace(kept, compiled=changed))
         check_result(path)
@@ -188,8 +189,15 @@ def test_a_head_under_a_right_checksum_says_what_the_model_says(tmp_path: Path, 
     (head,) = own_cache.glob("heads/*.json")
     text = head.read_text().partition("\n")[2]
     extent = json.loads(text)["inputs"][0]["shape"][0]
-    for old, new in (('"float32"', '"float31"'), ('"float32"', "Infinity"), (f"[{extent}", "[NaN"), (f"[{extent}", "[-3"),
-                     (f"[{extent}", "[[]"), ('"name": "x"', '"name": 7'), ('"inputs"', '"in"')):  # fmt: skip
+    for old, new in (
+        ('"float32"', '"float31"'),
+        ('"float32"', "Infinity"),
+        (f"[{extent}", "[NaN"),
+        (f"[{extent}", "[-3"),
+        (f"[{extent}", "[[]"),
+        ('"name": "x"', '"name": 7'),
+        ('"inputs"', '"in"'),
+    ):
         assert old in text
         cache_text(head, text.replace(old, new))
         check_result(path)

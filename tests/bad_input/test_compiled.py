@@ -82,17 +82,22 @@ LINES: dict[str, tuple[str, str, str]] = {
     "an unknown function": (r" = exp\(", " = system(", "unknown scalar operation"),
     "an origin in half quotes": (r"  # .*", '  # "evil', "line "),
     "an origin that could be shorter": (r"  # .*", '  # "evil"', "not a name as it is written"),
-    "a family that is C": (r"operator (\w+) tile\[(.*?)\].*", "operator <1> tile[<2>] family e\"vil x=1",
-        "not a line of a program"),
+    "a family that is C": (
+        r"operator (\w+) tile\[(.*?)\].*",
+        'operator <1> tile[<2>] family e"vil x=1',
+        "not a line of a program",
+    ),
     "rows without end": (r"row v0.*", "row v0..v99999999999: y[0:1:1]", "not a line of a program"),
     "more rows than vEUs": (r"row v0(\.\.v1)?", "row v0..v60000", "a row that the program does not have"),
     "more vEUs than can be proved": (r"on \d+ vEUs", "on 65536 vEUs", "too many to be proved"),
     "vEUs without end": (r"on \d+ vEUs", "on 99999999999 vEUs", "at most 65536 rows"),
     "tasks without end": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:<3>]", "tasks, none of them"),
-    "the same task again and again": (r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]", "row v0<1>[<2>:99999999999:0]",
-        "more tasks than"),
-    "an extent without end": (r"storage x: x\+0 \[1, 3, 8\]", "storage x: x+0 [1, 3, 999999999999999999]",
-        "covers elements"),
+    "the same task again and again": (
+        r"row v0(.*)\[(\d+)(?:\+\d+)?:\d+:(-?\d+)\]",
+        "row v0<1>[<2>:99999999999:0]",
+        "more tasks than",
+    ),
+    "an extent without end": (r"storage x: x\+0 \[1, 3, 8\]", "storage x: x+0 [1, 3, 999999999999999999]", "covers elements"),
     "a buffer without end": (r"buffer y: f32 15", "buffer y: f32 999999999999999999", "does not fill its buffer|possible number"),
     "an integer of 5,000 digits": (r"buffer x: f32 24", "buffer x: f32 " + "9" * 5000, "not a line of a program"),
     "a literal of 5,000 digits": (r"= exp\(", "= exp(" + "9" * 5000 + " + ", "not a scalar expression|line "),
@@ -108,7 +113,7 @@ LINES: dict[str, tuple[str, str, str]] = {
     "a tile of nothing": (r"tile\[(\w+)=\d+", "tile[<1>=0", "does not cut"),
     "a memory layer of its own": (r"connect (\w+) <\w+>", "connect <1> <moon>", "not a line of a program"),
     "a time that is none": (r"predicted \S+ s", "predicted nan s", "takes some time"),
-}  # fmt: skip
+}
 
 
 def filled(text: str, found: re.Match[str]) -> str:
@@ -133,8 +138,12 @@ def test_families_and_configurations_must_be_the_device_s(tmp_path: Path, member
     text = members["0.program"].decode()
     if "family panel" not in text:
         pytest.skip("a device without families")
-    for change, said in ((" family other x=1", "of family other, which"), (" family panel mr=70 nv=1", "with mr=70"),
-                         (" family panel mr=4 nv=-1", "with nv=-1"), (" family panel evil=1", "with evil=1")):  # fmt: skip
+    for change, said in (
+        (" family other x=1", "of family other, which"),
+        (" family panel mr=70 nv=1", "with mr=70"),
+        (" family panel mr=4 nv=-1", "with nv=-1"),
+        (" family panel evil=1", "with evil=1"),
+    ):
         bad = re.sub(r" family panel.*", change, text, count=1)
         assert said in refusal(written(tmp_path / "m.rammer", {**members, "0.program": bad.encode()}))
 
@@ -166,11 +175,20 @@ def spoiled_zip(case: str, members: Members, path: Path) -> None:
         raise AssertionError(case)
 
 
-@pytest.mark.parametrize("case, said", [
-    ("deflated", "is compressed"), ("bzip2", "is compressed"), ("lzma", "is compressed"), ("bomb", "is compressed"),
-    ("long head", "'head.json' is longer than"), ("twice", "occurs twice"), ("another member", "belongs to nothing"),
-    ("no head", "head.json"), ("longer than the file", "longer than the file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, said",
+    [
+        ("deflated", "is compressed"),
+        ("bzip2", "is compressed"),
+        ("lzma", "is compressed"),
+        ("bomb", "is compressed"),
+        ("long head", "'head.json' is longer than"),
+        ("twice", "occurs twice"),
+        ("another member", "belongs to nothing"),
+        ("no head", "head.json"),
+        ("longer than the file", "longer than the file"),
+    ],
+)
 def test_zips_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str, said: str) -> None:
     spoiled_zip(case, members, tmp_path / "m.rammer")
     assert said in refusal(tmp_path / "m.rammer")
@@ -198,7 +216,7 @@ HEADS: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "a constant before the start": (lambda h: with_constant(h, 3, -64), "impossible type"),
     "a constant behind the end": (lambda h: with_constant(h, 3, 10**12), "does not hold its constants"),
     "a constant of another content": (lambda h: with_constant(h, 4, 1), "is damaged"),
-}  # fmt: skip
+}
 
 
 def with_constant(head: dict[str, object], field: int, value: object) -> object:
@@ -217,10 +235,17 @@ def test_heads_that_no_compiler_wrote(tmp_path: Path, members: Members, case: st
 DET = """<ir_version: 9, opset_import: ["" : 21]> det (float[3,3] x) => (float y) { y = Det(x) }"""
 
 
-@pytest.mark.parametrize("case, said", [
-    ("operator", "Evil"), ("file", "external data"), ("version", "version 0"), ("input", "is read, but"),
-    ("junk", "not an operator"), ("type", "not a tensor type"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, said",
+    [
+        ("operator", "Evil"),
+        ("file", "external data"),
+        ("version", "version 0"),
+        ("input", "is read, but"),
+        ("junk", "not an operator"),
+        ("type", "not a tensor type"),
+    ],
+)
 def test_host_operators_that_no_compiler_wrote(tmp_path: Path, case: str, said: str) -> None:
     exe = rammer.compile(model(DET), device="toy")
     save_artifact(tmp_path / "det.rammer", exe.artifact(exe.compile_only({})))
@@ -243,8 +268,9 @@ def test_host_operators_that_no_compiler_wrote(tmp_path: Path, case: str, said: 
 def test_the_command_line_says_so(tmp_path: Path, members: Members, monkeypatch: Patch, capsys: Capture) -> None:
     path = written(tmp_path / "m.rammer", members, zipfile.ZIP_LZMA)
     code, out, err = command(monkeypatch, capsys, "run", path)
-    assert ((code, out) == (2, "") and err.startswith(f"rammer: error: {path} is not a compiled model: member 'head.json' is"))\
-        or "is compressed" in err
+    assert (
+        (code, out) == (2, "") and err.startswith(f"rammer: error: {path} is not a compiled model: member 'head.json' is")
+    ) or "is compressed" in err
     assert "Traceback" not in err
 
 
@@ -285,9 +311,15 @@ def test_a_mutated_text_is_an_error_or_a_program(seed: int, operators: int, data
     for _ in range(data.draw(st.integers(1, 4))):
         at, other = (data.draw(st.integers(0, len(tokens) - 1)) for _ in range(2))
         kind = data.draw(st.sampled_from(("drop", "double", "swap", "other", "evil", "number", "bytes")))
-        new = {"drop": "", "double": tokens[at] * 2, "swap": tokens[other], "other": tokens[other], "number": "99999999999",
-               "evil": data.draw(st.sampled_from(("evil();", '"', "#", "\\", "*/", "[", ")", "\x85", "é", "-1", "0", "1e999"))),
-               "bytes": data.draw(st.text(max_size=3))}[kind]  # fmt: skip
+        new = {
+            "drop": "",
+            "double": tokens[at] * 2,
+            "swap": tokens[other],
+            "other": tokens[other],
+            "number": "99999999999",
+            "evil": data.draw(st.sampled_from(("evil();", '"', "#", "\\", "*/", "[", ")", "\x85", "é", "-1", "0", "1e999"))),
+            "bytes": data.draw(st.text(max_size=3)),
+        }[kind]
         if kind == "swap":
             tokens[other] = tokens[at]
         tokens[at] = new

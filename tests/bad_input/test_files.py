@@ -167,8 +167,11 @@ def test_a_kept_kernel_that_is_no_candidate_is_not_used(own_cache: Path) -> None
 
 def test_models_that_cannot_be_opened(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, said in ((tmp_path / "pipe", "the model is no ordinary file"), (tmp_path / ("f" * 300), "File name too long"),
-                       ("/dev/zero", "the model is no ordinary file")):  # fmt: skip
+    for path, said in (
+        (tmp_path / "pipe", "the model is no ordinary file"),
+        (tmp_path / ("f" * 300), "File name too long"),
+        ("/dev/zero", "the model is no ordinary file"),
+    ):
         for name in ("run", "compile", "inspect", "bench"):
             code, _, err = command(monkeypatch, capsys, name, path, "--device", "toy")
             assert (code, said in err, "Traceback" in err) == (2, True, False), (name, path, err)

@@ -38,8 +38,9 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, own_cache: P
     folder._own_folder.cache_clear()
     for _ in range(2):
         run(path)
-    assert capsys.readouterr().err == (f"rammer: warning: cache folder {own_cache} is not used: other users may write there "
-                                       "(chmod 700, or set RAMMER_CACHE)\n")  # fmt: skip
+    assert capsys.readouterr().err == (
+        f"rammer: warning: cache folder {own_cache} is not used: other users may write there (chmod 700, or set RAMMER_CACHE)\n"
+    )
     assert kept.read_bytes() == b"evil" and stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
     assert list(cache_folder().glob("programs/*.rammer"))  # kept for this process
     own_cache.chmod(0o755)

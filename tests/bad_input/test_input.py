@@ -30,8 +30,9 @@ def file_message(path: Path) -> str:
 @pytest.mark.parametrize("data", [b"hello, world\n", b"\x89PNG\r\n\x1a\n" + bytes(64), bytes(range(256))])
 def test_not_an_onnx_file(tmp_path: Path, data: bytes) -> None:
     path = saved(tmp_path / "m.onnx", data)
-    assert file_message(path) == (f"not an ONNX model\n  at: {path}\n"
-                                  "  hint: give a .onnx file (an ONNX ModelProto in protobuf's binary format)")
+    assert file_message(path) == (
+        f"not an ONNX model\n  at: {path}\n  hint: give a .onnx file (an ONNX ModelProto in protobuf's binary format)"
+    )
 
 
 def test_no_file_an_empty_file_and_a_folder(tmp_path: Path) -> None:
@@ -53,8 +54,10 @@ def test_truncated(tmp_path: Path) -> None:
 
 def test_unknown_operator(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", model(LITTLE.replace("Relu", "Rleu")))
-    assert file_message(path) == ("unknown operator Rleu in domain ai.onnx, opset 21\n"
-                                  "  at: node computing y (Rleu)\n  hint: the nearest known operator is Relu")
+    assert file_message(path) == (
+        "unknown operator Rleu in domain ai.onnx, opset 21\n"
+        "  at: node computing y (Rleu)\n  hint: the nearest known operator is Relu"
+    )
     foreign = model(LITTLE.replace('["" : 21]', '["" : 21, "com.acme" : 1]').replace("Relu", "com.acme.Fuse"))
     assert file_message(saved(path, foreign)) == (
         "unknown operator Fuse in domain com.acme, opset 1\n  at: node computing y (Fuse)\n"
@@ -63,13 +66,17 @@ def test_unknown_operator(tmp_path: Path) -> None:
 
 
 def test_cycle(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Add", ["x", "c"], ["a"], "first"), helper.make_node("Neg", ["a"], ["b"], "second"),
-             helper.make_node("Neg", ["b"], ["c"], "third")]  # fmt: skip
+    nodes = [
+        helper.make_node("Add", ["x", "c"], ["a"], "first"),
+        helper.make_node("Neg", ["a"], ["b"], "second"),
+        helper.make_node("Neg", ["b"], ["c"], "third"),
+    ]
     port = helper.make_tensor_value_info
     graph = helper.make_graph(nodes, "ring", [port("x", 1, [2])], [port("c", 1, [2])])
     path = saved(tmp_path / "m.onnx", helper.make_model(graph))
-    assert file_message(path) == ("the graph has a cycle: first -> second -> third -> first\n  at: graph ring\n"
-                                  "  hint: export the model again")  # fmt: skip
+    assert file_message(path) == (
+        "the graph has a cycle: first -> second -> third -> first\n  at: graph ring\n  hint: export the model again"
+    )
 
 
 def test_external_data_outside_the_folder(tmp_path: Path) -> None:
@@ -96,8 +103,9 @@ def test_external_data_outside_the_folder(tmp_path: Path) -> None:
             "  hint: move the file beside the model and store its relative path"
         )
     text = file_message(point_at("weights"))
-    assert text == (f"external data 'weights' is missing\n  at: tensor w of {path}\n"
-                    f"  hint: put the file at {tmp_path}/models/weights")  # fmt: skip
+    assert text == (
+        f"external data 'weights' is missing\n  at: tensor w of {path}\n  hint: put the file at {tmp_path}/models/weights"
+    )
     (tmp_path / "models" / "weights").write_bytes(weight.raw_data)
     point_at("weights")
     given = arrays()["x"]
@@ -117,8 +125,7 @@ def input_message(change: Callable[[dict[str, Any]], object]) -> str:
 
 def test_wrong_dtype() -> None:
     text = input_message(lambda given: given.update(x=given["x"].astype(np.float64)))
-    assert text == ("input 'x' is float64, the model declares float32[1,N,8]\n"
-                    "  hint: convert it: array.astype('float32')")  # fmt: skip
+    assert text == ("input 'x' is float64, the model declares float32[1,N,8]\n  hint: convert it: array.astype('float32')")
     assert input_message(lambda given: given.update(x=[["a"]])).startswith("input 'x' is <U1, the model declares")
 
 
@@ -154,12 +161,16 @@ def test_missing_and_unknown_inputs() -> None:
     assert text == "the model has no input 'z'\n  hint: its inputs are: x, w"
 
 
-def test_an_open_dimension_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                            capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_an_open_dimension_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = saved(tmp_path / "m.onnx", model())
     done = command(monkeypatch, capsys, "run", path, "--device", "toy")
-    assert done == (2, "", "rammer: error: input 'x' has dynamic dimensions [1,N,8]\n"
-                           "  hint: give its shape, for example --shape x:1x1x8\n")  # fmt: skip
+    assert done == (
+        2,
+        "",
+        "rammer: error: input 'x' has dynamic dimensions [1,N,8]\n  hint: give its shape, for example --shape x:1x1x8\n",
+    )
     assert command(monkeypatch, capsys, "run", path, "--device", "toy", "--shape", "x:1x4x8")[0] == 0
 
 
@@ -209,7 +220,7 @@ def test_a_model_larger_than_device_memory(device: str) -> None:
         return
     name, layer = exe.backend.vdevice.name, exe.backend.vdevice.layers[0]
     first = f"out of memory: huge needs at least {8 * size} bytes of {layer.name}, {name} has {layer.capacity}"
-    assert said == f"{first}\n  hint: use a smaller batch or input, or a device with more memory"  # fmt: skip
+    assert said == f"{first}\n  hint: use a smaller batch or input, or a device with more memory"
 
 
 def broken_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> EntryPoint:
@@ -224,22 +235,29 @@ HOOKS = "from rammer.device.hooks import hookimpl\n@hookimpl\n"
 LISTS = f"from rammer.device.manifest import Device\n{HOOKS}def rammer_devices(): return "
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("raise RuntimeError('no driver\\nat all')", "RuntimeError: no driver"),
-    ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all'"),
-    ("def", "SyntaxError: invalid syntax (rammer_broken.py, line 1)"),
-    ("import sys; sys.exit(5)", "SystemExit: 5"),
-    (f"{HOOKS}def rammer_devices(): raise ValueError('listing')", "ValueError: listing"),
-    (f"{HOOKS}def rammer_devices(): return ['no manifest']", "TypeError: 'no manifest' is no Device"),
-    (f"{HOOKS}def rammer_gadgets(): return []",
-     "PluginValidationError: unknown hook 'rammer_gadgets' in plugin <module 'rammer_broken'"),
-    ("def rammer_devices(): return []", "TypeError: rammer_devices is not marked with @hookimpl (rammer.device.hooks)"),
-    (f"{HOOKS}def rammer_devices(): return []\ndef rammer_passes(): return []", "TypeError: rammer_passes is not marked"),
-    ("VALUE = 1", "TypeError: it fills no hook; those are rammer_devices, rammer_policies, rammer_passes, rammer_lowerings"),
-    (f"{LISTS}[Device('broken', '', list, list)]",
-     "TypeError: Device.__init__() missing 1 required keyword-only argument: 'api'"),
-    (f"{LISTS}[Device('b', '', list, list, api=2)] * 2", "ValueError: it has two devices 'b'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise RuntimeError('no driver\\nat all')", "RuntimeError: no driver"),
+        ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all'"),
+        ("def", "SyntaxError: invalid syntax (rammer_broken.py, line 1)"),
+        ("import sys; sys.exit(5)", "SystemExit: 5"),
+        (f"{HOOKS}def rammer_devices(): raise ValueError('listing')", "ValueError: listing"),
+        (f"{HOOKS}def rammer_devices(): return ['no manifest']", "TypeError: 'no manifest' is no Device"),
+        (
+            f"{HOOKS}def rammer_gadgets(): return []",
+            "PluginValidationError: unknown hook 'rammer_gadgets' in plugin <module 'rammer_broken'",
+        ),
+        ("def rammer_devices(): return []", "TypeError: rammer_devices is not marked with @hookimpl (rammer.device.hooks)"),
+        (f"{HOOKS}def rammer_devices(): return []\ndef rammer_passes(): return []", "TypeError: rammer_passes is not marked"),
+        ("VALUE = 1", "TypeError: it fills no hook; those are rammer_devices, rammer_policies, rammer_passes, rammer_lowerings"),
+        (
+            f"{LISTS}[Device('broken', '', list, list)]",
+            "TypeError: Device.__init__() missing 1 required keyword-only argument: 'api'",
+        ),
+        (f"{LISTS}[Device('b', '', list, list, api=2)] * 2", "ValueError: it has two devices 'b'"),
+    ],
+)
 def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str) -> None:
     import rammer_toy
 
@@ -251,8 +269,10 @@ def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
     assert statuses["broken"].reason.startswith(reason)
     assert "Traceback" in statuses["broken"].traceback or "Error" in statuses["broken"].traceback
     said = message(DeviceUnavailable, lambda: open_executable(model(), "broken", registry=registry))
-    assert said == (f"device broken is not available: load-error\n  at: {statuses['broken'].reason}\n"
-                    "  hint: `rammer devices` lists what works here")  # fmt: skip
+    assert said == (
+        f"device broken is not available: load-error\n  at: {statuses['broken'].reason}\n"
+        "  hint: `rammer devices` lists what works here"
+    )
     assert rammer_toy.VEUS == 2
 
 
@@ -262,8 +282,7 @@ def test_a_plugin_for_another_api_version() -> None:
     reason = "the plugin speaks API version 7, this core 2; upgrade the older one"
     assert (status.state, status.reason) == ("api-mismatch", reason)
     said = message(DeviceUnavailable, lambda: open_executable(model(), "old", registry=registry_of(device)))
-    assert said == (f"device old is not available: api-mismatch\n  at: {reason}\n"
-                    "  hint: `rammer devices` lists what works here")  # fmt: skip
+    assert said == (f"device old is not available: api-mismatch\n  at: {reason}\n  hint: `rammer devices` lists what works here")
 
 
 def test_a_probe_or_an_opening_that_raises() -> None:

@@ -25,16 +25,74 @@ from rammer.ir.program import RProgram
 
 RNG = np.random.default_rng()
 #: What a model calls its things here; ``named`` gives each another name.
-PLACES = ("graph", "x", "w", "k", "h", "s", "y", "z", "matmul", "softmax", "function", "f", "inner_in", "inner", "inner_out",
-          "batch", "domain")  # fmt: skip
+PLACES = (
+    "graph",
+    "x",
+    "w",
+    "k",
+    "h",
+    "s",
+    "y",
+    "z",
+    "matmul",
+    "softmax",
+    "function",
+    "f",
+    "inner_in",
+    "inner",
+    "inner_out",
+    "batch",
+    "domain",
+)
 #: Lines of a program, ends of comments, words of C and of our own texts.
 HOSTILE = (
-    "n\n  operator y tile[evil=1]\n    compute y: f32[evil:1] = x[0]\n    writes y", "*/ int evil(); /*", "a\\\n#define evil",
-    "// evil\r\nevil();", "  # evil", '"quoted"', "'", "\x00", "\u2028evil", "\x85evil", "\x1b[31mevil", "\u202eevil", " ",
-    "x y", "int", "for", "lambda", "None", "inf", "nan", "main", "rm_max_i64", "p0", "s0", "task", "scratch", "\u00e9",
-    "\u53d8\u91cf", "x[0]", "row v0: y[0:1:1]", "z_max", "z_sum", "z_exp", "n_conv", "x_2", "y_copy", "__a0", "__g0", "t0",
-    "x_partial", "a" * 300, "a" * 299 + "b", "9", "{p}", "%s", "@NAME@",
-)  # fmt: skip
+    "n\n  operator y tile[evil=1]\n    compute y: f32[evil:1] = x[0]\n    writes y",
+    "*/ int evil(); /*",
+    "a\\\n#define evil",
+    "// evil\r\nevil();",
+    "  # evil",
+    '"quoted"',
+    "'",
+    "\x00",
+    "\u2028evil",
+    "\x85evil",
+    "\x1b[31mevil",
+    "\u202eevil",
+    " ",
+    "x y",
+    "int",
+    "for",
+    "lambda",
+    "None",
+    "inf",
+    "nan",
+    "main",
+    "rm_max_i64",
+    "p0",
+    "s0",
+    "task",
+    "scratch",
+    "\u00e9",
+    "\u53d8\u91cf",
+    "x[0]",
+    "row v0: y[0:1:1]",
+    "z_max",
+    "z_sum",
+    "z_exp",
+    "n_conv",
+    "x_2",
+    "y_copy",
+    "__a0",
+    "__g0",
+    "t0",
+    "x_partial",
+    "a" * 300,
+    "a" * 299 + "b",
+    "9",
+    "{p}",
+    "%s",
+    "@NAME@",
+)
 
 
 def named(names: Mapping[str, str]) -> onnx.ModelProto:
@@ -44,8 +102,10 @@ def named(names: Mapping[str, str]) -> onnx.ModelProto:
     ports = [helper.make_tensor_value_info(n["x"], floats, [n["batch"], 8])]
     outs = [helper.make_tensor_value_info(n[o], floats, [n["batch"], 6]) for o in ("y", "z")]
     constants = [numpy_helper.from_array(VALUES[c], n[c]) for c in ("w", "k")]
-    body = [helper.make_node("Relu", [n["inner_in"]], [n["inner"]], name=n["matmul"]),
-            helper.make_node("Neg", [n["inner"]], [n["inner_out"]])]  # fmt: skip
+    body = [
+        helper.make_node("Relu", [n["inner_in"]], [n["inner"]], name=n["matmul"]),
+        helper.make_node("Neg", [n["inner"]], [n["inner_out"]]),
+    ]
     standard = helper.make_opsetid("", 18)
     function = helper.make_function(n["domain"], n["function"], [n["inner_in"]], [n["inner_out"]], body, [standard])
     nodes = [
@@ -55,8 +115,9 @@ def named(names: Mapping[str, str]) -> onnx.ModelProto:
         helper.make_node("Softmax", [n["y"]], [n["z"]], name=n["softmax"], axis=1),
     ]
     graph = helper.make_graph(nodes, n["graph"], ports, outs, constants)
-    return helper.make_model(graph, opset_imports=[standard, helper.make_opsetid(n["domain"], 1)], functions=[function],
-                             ir_version=9)  # fmt: skip
+    return helper.make_model(
+        graph, opset_imports=[standard, helper.make_opsetid(n["domain"], 1)], functions=[function], ir_version=9
+    )
 
 
 VALUES = {"w": RNG.standard_normal((8, 6)).astype(np.float32), "k": RNG.standard_normal(6).astype(np.float32)}
@@ -119,8 +180,10 @@ def check_program(program: RProgram) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_no_name_is_a_line_of_a_program(tmp_path: Path, sources: list[str], device: str, place: str) -> None:
     """A name with line breaks once replaced an operator of the kept program by another one with C text as an axis' name."""
-    evil = ("r\n    connect h <thread> y\n    writes y\n  operator evil_0 tile[evil();n=3]\n"
-            "    compute evil_0: f32[evil();n:3] = x[0, 0]")  # fmt: skip
+    evil = (
+        "r\n    connect h <thread> y\n    writes y\n  operator evil_0 tile[evil();n=3]\n"
+        "    compute evil_0: f32[evil();n:3] = x[0, 0]"
+    )
     names = {place: evil}
     kept = list(check(named(names), names, tmp_path / "m.onnx", device))
     assert str(kept[0].programs[0]) == str(kept[1].programs[0])
@@ -151,8 +214,12 @@ def test_no_name_commands_a_terminal(tmp_path: Path, monkeypatch: Patch, capsys:
     evil = "\x1b[2J\x1b]0;evil\x07\u202e\x9b31m"
     path = tmp_path / "m.onnx"
     path.write_bytes(named(dict.fromkeys(("graph", "y"), evil)).SerializeToString())
-    for words in (("run", path, "--device", "toy", "--shape", "x:3x8"), ("inspect", path, "--device", "toy", "--shape", "x:3x8"),
-                  ("run", path, "--device", "toy"), ("run", path, "--device", "toy", "--shape", f"{evil}:3x8")):  # fmt: skip
+    for words in (
+        ("run", path, "--device", "toy", "--shape", "x:3x8"),
+        ("inspect", path, "--device", "toy", "--shape", "x:3x8"),
+        ("run", path, "--device", "toy"),
+        ("run", path, "--device", "toy", "--shape", f"{evil}:3x8"),
+    ):
         _, out, err = command(monkeypatch, capsys, *words)
         assert not set("\x1b\x07\u202e\x9b") & set(out + err), (words, out, err)
     broken = named({"matmul": f"{evil}\nevil"})
@@ -164,7 +231,7 @@ def test_no_name_commands_a_terminal(tmp_path: Path, monkeypatch: Patch, capsys:
 def test_a_compiled_file_keeps_the_names_of_the_model(tmp_path: Path) -> None:
     from rammer.compiled.artifact import save_artifact
 
-    names = {"x": "x\n\"é", "y": "*/ y"}
+    names = {"x": 'x\n"é', "y": "*/ y"}
     exe = rammer.compile(named(names), device="rocm")
     save_artifact(tmp_path / "m.rammer", exe.artifact(exe.compile_only({names["x"]: (3, 8)})))
     assert [v.external for v in load_artifact(tmp_path / "m.rammer").compiled.graph.outputs] == ["*/ y", "z"]

@@ -68,8 +68,9 @@ def no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("gone, package", [(no_nvrtc_library, "nvidia-cuda-nvrtc"), (no_bindings, "cuda-bindings")])
-def test_compiling_for_cuda_without_its_compiler(gone: Callable[[pytest.MonkeyPatch], None], package: str, path: Path,
-                                                 monkeypatch: pytest.MonkeyPatch, rammers: Typed) -> None:  # fmt: skip
+def test_compiling_for_cuda_without_its_compiler(
+    gone: Callable[[pytest.MonkeyPatch], None], package: str, path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed
+) -> None:
     gone(monkeypatch)
     for tune in ("off", "quick"):
         done = rammers("compile", path, "--device", "cuda", "--target", "sm_90a", "--tune", tune)
@@ -77,8 +78,9 @@ def test_compiling_for_cuda_without_its_compiler(gone: Callable[[pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("gpus, reason", [(1, "needs cupy: pip install -e 'plugins/cuda[cu13]'"), (0, "no unit was found")])
-def test_a_gpu_without_cupy_and_no_driver(gpus: int, reason: str, path: Path, monkeypatch: pytest.MonkeyPatch,
-                                          rammers: Typed) -> None:  # fmt: skip
+def test_a_gpu_without_cupy_and_no_driver(
+    gpus: int, reason: str, path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed
+) -> None:
     monkeypatch.setattr("rammer_cuda.hardware.gpu_count", lambda: gpus)
     monkeypatch.setitem(sys.modules, "cupy", None)
     told(rammers("run", path, "--device", "cuda"), 3, "device cuda is not available", reason)
@@ -114,8 +116,9 @@ def test_no_opencl_runtime(none: str, path: Path, monkeypatch: pytest.MonkeyPatc
     told(done, 3, "missing-dependency", "needs an OpenCL runtime that has a unit: pip install intel-opencl-rt")
 
 
-@pytest.mark.parametrize("words", [("compare", "--device", "toy", "--against", "onnxruntime"),
-                                   ("bench", "--device", "toy", "--peer", "onnxruntime")])  # fmt: skip
+@pytest.mark.parametrize(
+    "words", [("compare", "--device", "toy", "--against", "onnxruntime"), ("bench", "--device", "toy", "--peer", "onnxruntime")]
+)
 def test_no_onnxruntime(words: tuple[str, ...], path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     told(rammers(words[0], path, *words[1:]), 3, "onnxruntime is not installed", "pip install onnxruntime")
@@ -123,11 +126,22 @@ def test_no_onnxruntime(words: tuple[str, ...], path: Path, monkeypatch: pytest.
 
 # --- what fails ----------------------------------------------------------------------------------------
 
-OUTSIDE = [DriverError("CL_OUT_OF_RESOURCES"), sqlite3.OperationalError("disk I/O error"),
-           OSError(errno.ENODEV, "No such device"), subprocess.TimeoutExpired("clang", 9)]  # fmt: skip
-PLACES = [(rammer_toy.ToyBackend, "candidates"), (rammer_toy.ToyBackend, "kernel"), (rammer_toy.ToyBackend, "load"),
-          (rammer_toy.ToyBackend, "fingerprint"), (rammer_toy.ToyProgram, "run"), (rammer_toy.ToyBackend, "profiler"),
-          (rammer_toy.ToyProfiler, "task_time"), (rammer_toy.ToyProfiler, "resources")]  # fmt: skip
+OUTSIDE = [
+    DriverError("CL_OUT_OF_RESOURCES"),
+    sqlite3.OperationalError("disk I/O error"),
+    OSError(errno.ENODEV, "No such device"),
+    subprocess.TimeoutExpired("clang", 9),
+]
+PLACES = [
+    (rammer_toy.ToyBackend, "candidates"),
+    (rammer_toy.ToyBackend, "kernel"),
+    (rammer_toy.ToyBackend, "load"),
+    (rammer_toy.ToyBackend, "fingerprint"),
+    (rammer_toy.ToyProgram, "run"),
+    (rammer_toy.ToyBackend, "profiler"),
+    (rammer_toy.ToyProfiler, "task_time"),
+    (rammer_toy.ToyProfiler, "resources"),
+]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], problem: Exception) -> None:
@@ -139,8 +153,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], problem: E
 
 
 @pytest.mark.parametrize("where", PLACES, ids=lambda where: f"{where[0].__name__}.{where[1]}")
-def test_a_driver_that_fails_anywhere(where: tuple[type, str], path: Path, monkeypatch: pytest.MonkeyPatch,
-                                      rammers: Typed) -> None:  # fmt: skip
+def test_a_driver_that_fails_anywhere(
+    where: tuple[type, str], path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed
+) -> None:
     for problem in OUTSIDE:
         with monkeypatch.context() as patch:
             failing(patch, where, problem)
@@ -149,8 +164,9 @@ def test_a_driver_that_fails_anywhere(where: tuple[type, str], path: Path, monke
 
 
 @pytest.mark.parametrize("where", PLACES[:5], ids=lambda where: f"{where[0].__name__}.{where[1]}")
-def test_what_is_our_own_fault_keeps_its_traceback(where: tuple[type, str], path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                   rammers: Typed) -> None:  # fmt: skip
+def test_what_is_our_own_fault_keeps_its_traceback(
+    where: tuple[type, str], path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed
+) -> None:
     failing(monkeypatch, where, KeyError("h0"))
     done = rammers("run", path, "--device", "toy", "--tune", "quick")
     assert done.code == 4 and "Traceback" in done.err and "rammer: internal error: 'h0'" in done.err
@@ -170,9 +186,13 @@ def test_a_driver_that_fails_in_bound_calls(path: Path, monkeypatch: pytest.Monk
     exe, given = rammer.compile(path, device="toy"), arrays()
     bound = exe.bind(given)
     calls: dict[str, Callable[[], object]] = {
-        "run": bound.run, "seconds": bound.seconds, "to_host": bound.to_host, "write": lambda: bound.write(given),
-        "synchronize": bound.synchronize, "close": bound.close,
-    }  # fmt: skip
+        "run": bound.run,
+        "seconds": bound.seconds,
+        "to_host": bound.to_host,
+        "write": lambda: bound.write(given),
+        "synchronize": bound.synchronize,
+        "close": bound.close,
+    }
     for name, call in calls.items():
         with monkeypatch.context() as patch:
             failing(patch, (HostBound, name), DriverError("lost"))
@@ -228,7 +248,11 @@ def test_a_store_whose_disk_fails_while_it_is_used(tmp_path: Path, capsys: pytes
             raise sqlite3.OperationalError("disk I/O error")
 
     uses: tuple[Callable[[KernelStore], object], ...] = (
-        lambda s: s.get("k"), lambda s: s.put("k", ()), KernelStore.count, KernelStore.clear)  # fmt: skip
+        lambda s: s.get("k"),
+        lambda s: s.put("k", ()),
+        KernelStore.count,
+        KernelStore.clear,
+    )
     for number, use in enumerate(uses):
         store = KernelStore(tmp_path / f"{number}.sqlite")
         store._db = Broken()  # type: ignore[assignment]
@@ -236,11 +260,17 @@ def test_a_store_whose_disk_fails_while_it_is_used(tmp_path: Path, capsys: pytes
         assert "is ignored: disk I/O error" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("problem", [OSError(errno.ENOSPC, "No space left on device", "/there"),
-                                     sqlite3.DatabaseError("database disk image is malformed"),
-                                     ModuleNotFoundError("No module named 'fast'", name="fast")])  # fmt: skip
-def test_the_system_fails_where_nobody_foresaw_it(problem: Exception, path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                  rammers: Typed) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    "problem",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/there"),
+        sqlite3.DatabaseError("database disk image is malformed"),
+        ModuleNotFoundError("No module named 'fast'", name="fast"),
+    ],
+)
+def test_the_system_fails_where_nobody_foresaw_it(
+    problem: Exception, path: Path, monkeypatch: pytest.MonkeyPatch, rammers: Typed
+) -> None:
     def fails(*args: object, **named: object) -> Any:
         raise problem
 

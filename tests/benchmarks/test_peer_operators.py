@@ -29,16 +29,24 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def model(op: str, shape: tuple[int, ...], constants: list[np.ndarray | None], outputs: int = 1, swapped: bool = False,
-          **attributes: Any) -> ModelProto:  # fmt: skip
+def model(
+    op: str,
+    shape: tuple[int, ...],
+    constants: list[np.ndarray | None],
+    outputs: int = 1,
+    swapped: bool = False,
+    **attributes: Any,
+) -> ModelProto:
     """One operator on ``x`` and constants (None: left out), then outputs ``y0`` ..."""
     names = ["x", *("" if c is None else f"c{i}" for i, c in enumerate(constants))]
     node = helper.make_node(op, names[::-1] if swapped else names, [f"y{i}" for i in range(outputs)], **attributes)
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)],
         [numpy_helper.from_array(c, f"c{i}") for i, c in enumerate(constants) if c is not None],
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -46,18 +54,26 @@ X = (2, 6, 5, 7)
 SAME: dict[str, Any] = {"kernel_shape": [2, 3], "strides": [1, 2]}
 FLOOR: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 CASES = {
-    "Sum of one": model("Sum", X, []), "Sum of four": model("Sum", X, [normal(), normal(7), normal(6, 1, 1)]),
-    "Max": model("Max", X, [normal(7), normal()]), "Min": model("Min", X, [normal(5, 1)]),
-    "HardSigmoid": model("HardSigmoid", X, []), "HardSigmoid sixth": model("HardSigmoid", X, [], alpha=1 / 6),
+    "Sum of one": model("Sum", X, []),
+    "Sum of four": model("Sum", X, [normal(), normal(7), normal(6, 1, 1)]),
+    "Max": model("Max", X, [normal(7), normal()]),
+    "Min": model("Min", X, [normal(5, 1)]),
+    "HardSigmoid": model("HardSigmoid", X, []),
+    "HardSigmoid sixth": model("HardSigmoid", X, [], alpha=1 / 6),
     "HardSigmoid steep": model("HardSigmoid", X, [], alpha=0.7, beta=0.3),
     "Split equal": model("Split", X, [], outputs=3, axis=1, num_outputs=3),
     "Split uneven": model("Split", X, [], outputs=3, axis=3, num_outputs=3),
     "Split sizes": model("Split", X, [ints(1, 4)], outputs=2, axis=-2),
-    "Unsqueeze": model("Unsqueeze", X, [ints(-1, 0)]), "Expand": model("Expand", (2, 1, 3), [ints(4, 2, 5, 1)]),
-    "Cast": model("Cast", X, [], to=TensorProto.INT64), "Pow": model("Pow", X, [np.float32(2)]),
-    "Sub of a number": model("Sub", X, [np.array(1.5, np.float32)], swapped=True), "Reciprocal": model("Reciprocal", X, []),
-    "ReduceMean": model("ReduceMean", X, [ints(1, -1)], keepdims=0), "ReduceSum": model("ReduceSum", X, []),
-    "ReduceSum of nothing": model("ReduceSum", X, [], noop_with_empty_axes=1), "ReduceMax": model("ReduceMax", X, [ints(2)]),
+    "Unsqueeze": model("Unsqueeze", X, [ints(-1, 0)]),
+    "Expand": model("Expand", (2, 1, 3), [ints(4, 2, 5, 1)]),
+    "Cast": model("Cast", X, [], to=TensorProto.INT64),
+    "Pow": model("Pow", X, [np.float32(2)]),
+    "Sub of a number": model("Sub", X, [np.array(1.5, np.float32)], swapped=True),
+    "Reciprocal": model("Reciprocal", X, []),
+    "ReduceMean": model("ReduceMean", X, [ints(1, -1)], keepdims=0),
+    "ReduceSum": model("ReduceSum", X, []),
+    "ReduceSum of nothing": model("ReduceSum", X, [], noop_with_empty_axes=1),
+    "ReduceMax": model("ReduceMax", X, [ints(2)]),
     "GlobalMaxPool": model("GlobalMaxPool", X, []),
     "Resize": model("Resize", X, [None, np.array([1, 1, 2, 3], np.float32)], **FLOOR),
     "Resize sizes": model("Resize", X, [None, None, ints(2, 6, 10, 7)], **FLOOR),
@@ -67,10 +83,16 @@ CASES = {
     "Conv upper": model("Conv", X, [normal(4, 3, 2, 3)], auto_pad="SAME_UPPER", group=2, kernel_shape=[2, 3]),
     "ConvTranspose": model("ConvTranspose", X, [normal(6, 2, 3, 2), normal(4)], group=2, strides=[2, 3], pads=[1, 0, 1, 0]),
     "Pad by reflection": model("Pad", (2, 3, 9), [ints(0, 0, 4, 0, 0, 2)], mode="reflect"),
-    "Gather one": model("Gather", X, [np.array(-2)], axis=1), "Gather some": model("Gather", X, [ints(3, -1, 0)], axis=3),
-    "LSTM from a state": model("LSTM", (4, 2, 3), [normal(1, 20, 3), normal(1, 20, 5), normal(1, 40), None, normal(1, 2, 5),
-                                                   normal(1, 2, 5)], outputs=3, hidden_size=5),
-}  # fmt: skip
+    "Gather one": model("Gather", X, [np.array(-2)], axis=1),
+    "Gather some": model("Gather", X, [ints(3, -1, 0)], axis=3),
+    "LSTM from a state": model(
+        "LSTM",
+        (4, 2, 3),
+        [normal(1, 20, 3), normal(1, 20, 5), normal(1, 40), None, normal(1, 2, 5), normal(1, 2, 5)],
+        outputs=3,
+        hidden_size=5,
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -87,25 +109,36 @@ def test_operator_agrees_with_onnxruntime(case: str) -> None:
 def test_shapes_fold() -> None:
     """Shape, arithmetic on it, Range and ConstantOfShape are known when the model is built."""
     nodes = [
-        helper.make_node("Shape", ["x"], ["s"], start=1), helper.make_node("ConstantOfShape", ["s"], ["zeros"]),
-        helper.make_node("Gather", ["s", "one"], ["n"]), helper.make_node("Range", ["zero", "n", "one"], ["r"]),
-        helper.make_node("Cast", ["r"], ["f"], to=TensorProto.FLOAT), helper.make_node("Add", ["zeros", "f"], ["t"]),
+        helper.make_node("Shape", ["x"], ["s"], start=1),
+        helper.make_node("ConstantOfShape", ["s"], ["zeros"]),
+        helper.make_node("Gather", ["s", "one"], ["n"]),
+        helper.make_node("Range", ["zero", "n", "one"], ["r"]),
+        helper.make_node("Cast", ["r"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["zeros", "f"], ["t"]),
         helper.make_node("Add", ["x", "t"], ["y"]),
-    ]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 4])],
-                              [helper.make_empty_tensor_value_info("y")],
-                              [numpy_helper.from_array(np.array(v), n) for n, v in (("zero", 0), ("one", 1))])  # fmt: skip
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 4])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.array(v), n) for n, v in (("zero", 0), ("one", 1))],
+    )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     feeds = {"x": normal(2, 3, 4)}
     have = open_peer("torch", proto, feeds, "cpu").outputs()["y"]
     np.testing.assert_array_equal(have, feeds["x"] + np.arange(4, dtype=np.float32))
 
 
-@pytest.mark.parametrize(("op", "constants", "attributes"), [
-    ("Resize", [None, np.array([1, 1, 1.5, 2], np.float32)], FLOOR),
-    ("Resize", [None, np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"}),
-    ("ConvTranspose", [normal(6, 2, 3, 2)], {"pads": [0, 0, 1, 0]}), ("Pad", [ints(0, 0, 1, 0, 0, 0, 0, 0)], {"mode": "reflect"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "constants", "attributes"),
+    [
+        ("Resize", [None, np.array([1, 1, 1.5, 2], np.float32)], FLOOR),
+        ("Resize", [None, np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"}),
+        ("ConvTranspose", [normal(6, 2, 3, 2)], {"pads": [0, 0, 1, 0]}),
+        ("Pad", [ints(0, 0, 1, 0, 0, 0, 0, 0)], {"mode": "reflect"}),
+    ],
+)
 def test_forms_that_are_not_covered_are_named(op: str, constants: list[np.ndarray | None], attributes: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=f"the torch peer covers {op} "):
         open_peer("torch", model(op, X, constants, **attributes), {"x": normal(*X)}, "cpu")

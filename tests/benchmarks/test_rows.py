@@ -26,8 +26,11 @@ FAILED = Row("r1", "m", "float32", "jax", "gpu", failure="jax is not installed")
 
 
 def test_ratio_is_against_the_best_peer_of_the_same_model_precision_and_hardware() -> None:
-    others = [replace(FAST, model="n", median=0.1), replace(FAST, precision="tf32", median=0.1),
-              replace(FAST, hardware="cpu", median=0.1)]  # fmt: skip
+    others = [
+        replace(FAST, model="n", median=0.1),
+        replace(FAST, precision="tf32", median=0.1),
+        replace(FAST, hardware="cpu", median=0.1),
+    ]
     rows = [OURS_ROW, SLOW, FAST, FAILED, *others]
     assert ratio(OURS_ROW, rows) == "2.00x (torch-graph)"
     assert ratio(SLOW, rows) == "4.00x"
@@ -96,8 +99,19 @@ def test_a_run_resumes_and_again_measures_anew(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(peers, "open_peer", fake.peer)
     monkeypatch.setattr(peers, "open_rammer", fake.rammer)
     monkeypatch.setattr(peers, "_reference", lambda *_: {"y": np.ones(2)})
-    common = ["--quick", "--models", "nerf_mlp", "--iterations", "3", "--duration", "0",
-              "--out", str(tmp_path / "r.jsonl"), "--folder", str(tmp_path)]  # fmt: skip
+    common = [
+        "--quick",
+        "--models",
+        "nerf_mlp",
+        "--iterations",
+        "3",
+        "--duration",
+        "0",
+        "--out",
+        str(tmp_path / "r.jsonl"),
+        "--folder",
+        str(tmp_path),
+    ]
 
     def call(*more: str) -> str:
         result = CliRunner().invoke(peers.main, [*common, *more])

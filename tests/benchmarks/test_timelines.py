@@ -29,8 +29,12 @@ def test_a_profile_is_split_by_launch() -> None:
     def event(name: str, ts: float, correlation: int, **more: object) -> dict[str, object]:
         return {"cat": "kernel", "name": name, "ts": ts, "dur": 2.0, "args": {"correlation": correlation, **more}}
 
-    events = [event("k", 10.0, 1, grid=[2, 3, 1]), event("l", 13.0, 1, grid=[1, 1, 1]), event("k", 50.0, 2, grid=[2, 3, 1]),
-              {"cat": "cpu_op", "name": "x", "ts": 0.0, "dur": 1.0}]  # fmt: skip
+    events = [
+        event("k", 10.0, 1, grid=[2, 3, 1]),
+        event("l", 13.0, 1, grid=[1, 1, 1]),
+        event("k", 50.0, 2, grid=[2, 3, 1]),
+        {"cat": "cpu_op", "name": "x", "ts": 0.0, "dur": 1.0},
+    ]
     runs = replays(events)
     assert [len(r) for r in runs] == [2, 1]
     chosen = typical(runs)

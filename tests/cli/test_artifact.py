@@ -46,8 +46,10 @@ def test_it_keeps_the_policy(rammer: Command, model: Path, tmp_path: Path) -> No
 def test_other_devices_and_hardware_are_refused(rammer: Command, compiled: Path) -> None:
     done = rammer("run", compiled, "--device", "ipu_sim")
     assert done.code == 2
-    assert done.err == (f"rammer: error: {compiled} was compiled for device toy, not for ipu_sim\n"
-                        "  hint: leave out --device, or compile the model for that device\n")  # fmt: skip
+    assert done.err == (
+        f"rammer: error: {compiled} was compiled for device toy, not for ipu_sim\n"
+        "  hint: leave out --device, or compile the model for that device\n"
+    )
     done = rammer("run", compiled, "--option", "memory=1000000")
     assert done.code == 2
     assert done.err.startswith(
@@ -77,8 +79,9 @@ def test_it_keeps_the_options(rammer: Command, model: Path, tmp_path: Path) -> N
     assert rammer("run", path, "--option", "tiles=7").code == 0
     done = rammer("run", path, "--option", "tiles=8", "--option", "no_stream=1")
     assert done.code == 2
-    assert done.err.startswith(f"rammer: error: {path} was compiled with --option tiles=7, "
-                               "not with --option no_stream=1 --option tiles=8\n")  # fmt: skip
+    assert done.err.startswith(
+        f"rammer: error: {path} was compiled with --option tiles=7, not with --option no_stream=1 --option tiles=8\n"
+    )
     # The compiled program does not depend on this one.
     assert rammer("run", path, "--option", "no_stream=1").code == 0
     assert api.compile(path).device_options == {"tiles": "7"}
@@ -91,8 +94,10 @@ def test_it_keeps_the_precision(rammer: Command, model: Path, tmp_path: Path) ->
     for other in ("float32", "tf32"):
         done = rammer("run", path, "--precision", other)
         assert (done.code, done.out) == (2, "")
-        assert done.err == (f"rammer: error: {path} was compiled in float16, not in {other}\n  at: --precision\n"
-                            "  hint: leave out --precision, or compile the model again with it\n")  # fmt: skip
+        assert done.err == (
+            f"rammer: error: {path} was compiled in float16, not in {other}\n  at: --precision\n"
+            "  hint: leave out --precision, or compile the model again with it\n"
+        )
     assert json.loads(rammer("run", path, "--save-outputs", good, "--json", "-").out)["precision"] == "float16"
     outputs = dict(np.load(good))
     for scale, code in ((1.005, 0), (1.02, 1)):
@@ -109,8 +114,10 @@ def test_it_keeps_the_layout(rammer: Command, tmp_path: Path) -> None:
     assert done.code == 0 and "float32, 3 buffers channels last, " in done.out
     done = rammer("run", compiled, "--layout", "auto")
     assert (done.code, done.out) == (2, "")
-    assert done.err == (f"rammer: error: {compiled} was compiled before, with its layout\n  at: --layout\n"
-                        "  hint: leave out --layout, or compile the model again with it\n")  # fmt: skip
+    assert done.err == (
+        f"rammer: error: {compiled} was compiled before, with its layout\n  at: --layout\n"
+        "  hint: leave out --layout, or compile the model again with it\n"
+    )
 
 
 def test_a_file_for_a_named_target_runs_on_what_is_here(rammer: Command, model: Path, tmp_path: Path) -> None:
@@ -135,8 +142,10 @@ def test_wrong_shapes_are_refused(rammer: Command, compiled: Path) -> None:
 
 def test_what_needs_the_model_says_so(rammer: Command, compiled: Path) -> None:
     done = rammer("inspect", compiled)
-    assert (done.code, done.err) == (2, f"rammer: error: {compiled} is a compiled model\n"
-                                        "  hint: this needs the ONNX model that it was compiled from\n")  # fmt: skip
+    assert (done.code, done.err) == (
+        2,
+        f"rammer: error: {compiled} is a compiled model\n  hint: this needs the ONNX model that it was compiled from\n",
+    )
 
 
 def rewritten(path: Path, name: str, change: str, into: str) -> None:
@@ -166,8 +175,10 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path) -> None:
     compiled.write_bytes(whole)
     rewritten(compiled, "head.json", '"format": 5', '"format": 99')
     done = rammer("run", compiled)
-    assert (done.code, done.err) == (2, f"rammer: error: {compiled} has format 99, this rammer reads 5\n"
-                                        "  hint: compile the model again\n")  # fmt: skip
+    assert (done.code, done.err) == (
+        2,
+        f"rammer: error: {compiled} has format 99, this rammer reads 5\n  hint: compile the model again\n",
+    )
 
 
 def test_what_is_whole_by_the_zip_alone_is_refused(rammer: Command, compiled: Path) -> None:
@@ -192,8 +203,7 @@ def test_a_damaged_constant_is_named(rammer: Command, compiled: Path) -> None:
     data[place] ^= 1
     compiled.write_bytes(bytes(data))
     assert rammer("run", compiled).err == (
-        f"rammer: error: {compiled} is not a compiled model: constant w_k is damaged\n"
-        "  hint: compile the model again\n"
+        f"rammer: error: {compiled} is not a compiled model: constant w_k is damaged\n  hint: compile the model again\n"
     )
 
 

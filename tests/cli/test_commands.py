@@ -51,8 +51,15 @@ def test_devices_as_json(rammer: Command) -> None:
     rows = {r["device"]: r for r in json.loads(rammer("devices", "--json", "--no-test").out)}
     memory = rows["toy:0"].pop("memory")
     assert memory.endswith("iB")
-    assert rows["toy:0"] == {"device": "toy:0", "state": "ok", "name": "the host, by NumPy", "kind": "cpu", "veus": "-",
-                             "self_test": "skipped", "detail": {}}  # fmt: skip
+    assert rows["toy:0"] == {
+        "device": "toy:0",
+        "state": "ok",
+        "name": "the host, by NumPy",
+        "kind": "cpu",
+        "veus": "-",
+        "self_test": "skipped",
+        "detail": {},
+    }
     assert rows["ipu_sim:0"]["kind"] == "simulator" and rows["ipu_sim:0"]["detail"]
 
 
@@ -91,8 +98,13 @@ def test_compare_finds_a_mismatch(rammer: Command, model: Path, tmp_path: Path) 
 def test_compare_says_what_a_reference_refuses(rammer: Command, tmp_path: Path, against: str) -> None:
     rows = helper.make_tensor_value_info("rows", TensorProto.INT64, [4])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 2])
-    graph = helper.make_graph([helper.make_node("Gather", ["table", "rows"], ["y"])], "g", [rows], [y],
-                              [numpy_helper.from_array(np.ones((3, 2), np.float32), "table")])  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "rows"], ["y"])],
+        "g",
+        [rows],
+        [y],
+        [numpy_helper.from_array(np.ones((3, 2), np.float32), "table")],
+    )
     path = tmp_path / "gather.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     done = rammer("compare", path, "--device", "ipu_sim", "--range", "rows:90..99", "--against", against)
@@ -101,16 +113,24 @@ def test_compare_says_what_a_reference_refuses(rammer: Command, tmp_path: Path, 
 
 def test_compare_needs_a_reference(rammer: Command, model: Path) -> None:
     done = rammer("compare", model, "--device", "toy", "--against", "tensorflow")
-    assert (done.code, done.err) == (2, "rammer: error: unknown reference 'tensorflow'\n"
-                                        "  hint: use onnxruntime, reference or a file F.npz\n")  # fmt: skip
+    assert (done.code, done.err) == (
+        2,
+        "rammer: error: unknown reference 'tensorflow'\n  hint: use onnxruntime, reference or a file F.npz\n",
+    )
 
 
 # --- inspect ------------------------------------------------------------------------------------------
 
-FIRST_WORDS = {"graph": "graph little(", "compute": "computegraph little(", "tile": "tilegraph little on toy",
-               "kernels": "operator ", "source": "// ",
-               "program": "program little policy wavefront on 2 vEUs", "schedule": "schedule little on 2 vEUs",
-               "trace": '{"displayTimeUnit": "ns", "traceEvents": ['}  # fmt: skip
+FIRST_WORDS = {
+    "graph": "graph little(",
+    "compute": "computegraph little(",
+    "tile": "tilegraph little on toy",
+    "kernels": "operator ",
+    "source": "// ",
+    "program": "program little policy wavefront on 2 vEUs",
+    "schedule": "schedule little on 2 vEUs",
+    "trace": '{"displayTimeUnit": "ns", "traceEvents": [',
+}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -142,8 +162,24 @@ def test_inspect_is_deterministic(rammer: Command, model: Path) -> None:
 
 
 def test_bench_tables(rammer: Command, model: Path, tmp_path: Path) -> None:
-    words = ("--device", "toy", "--device", "ipu_sim", "--peer", "onnxruntime", "--iterations", 3, "--duration", 0,
-             "--warmup", 1, "--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md")  # fmt: skip
+    words = (
+        "--device",
+        "toy",
+        "--device",
+        "ipu_sim",
+        "--peer",
+        "onnxruntime",
+        "--iterations",
+        3,
+        "--duration",
+        0,
+        "--warmup",
+        1,
+        "--json",
+        tmp_path / "b.json",
+        "--markdown",
+        tmp_path / "b.md",
+    )
     done = rammer("bench", model, *words)
     assert done.code == 0
     measured, simulated = done.out.split("\n\n")
@@ -167,8 +203,10 @@ def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: C
     words = ("--device", "ipu_sim", "--peer", "onnxruntime", "--precision", "float16", "--markdown", table)
     done = rammer("bench", model, *words)
     assert (done.code, done.out) == (2, "") and not table.exists()
-    assert done.err == ("rammer: error: ONNX Runtime on the CPU is no float16 peer\n  at: --peer onnxruntime\n"
-                        "  hint: leave it out, or compare in float32\n")  # fmt: skip
+    assert done.err == (
+        "rammer: error: ONNX Runtime on the CPU is no float16 peer\n  at: --peer onnxruntime\n"
+        "  hint: leave it out, or compare in float32\n"
+    )
     table.mkdir()
     done = rammer("bench", model, "--device", "toy", "--iterations", 1, "--duration", 0, "--markdown", table)
     assert (done.code, done.err) == (2, f"rammer: error: cannot write {table}: Is a directory\n")
@@ -177,7 +215,7 @@ def test_bench_refuses_a_peer_without_the_precision_before_it_measures(rammer: C
 EXECUTORS = {
     "executor=waves": "unknown executor 'waves'\n  at: --option executor\n  hint: one of: auto, graph, persistent",
     "speed=1": "device cuda has no option 'speed'\n  at: --option\n"
-               "  hint: it takes executor=auto|graph|persistent and watchdog=SECONDS",
+    "  hint: it takes executor=auto|graph|persistent and watchdog=SECONDS",
 }
 
 
@@ -213,8 +251,9 @@ def test_the_installed_command(model: Path) -> None:
     command = Path(sys.executable).with_name("rammer")
     done = subprocess.run([command, "run", model, "--device", "toy"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    done = subprocess.run([sys.executable, "-m", "rammer.cli.main", "run", "none.onnx"], capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "rammer.cli.main", "run", "none.onnx"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "rammer: error: model file not found\n  at: none.onnx\n  hint: check the path\n"
 

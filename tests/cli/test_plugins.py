@@ -57,8 +57,11 @@ def test_a_name_must_do(name: str, tmp_path: Path) -> None:
 
 
 def test_a_name_must_be_free(rammer: Command, tmp_path: Path) -> None:
-    for name, words in (("toy", "there is a device 'toy' already"), ("cuda", "there is a device 'cuda' already"),
-                        ("core", "rammer-core is rammer itself")):  # fmt: skip
+    for name, words in (
+        ("toy", "there is a device 'toy' already"),
+        ("cuda", "there is a device 'cuda' already"),
+        ("core", "rammer-core is rammer itself"),
+    ):
         done = rammer("plugins", "new", name, "--into", tmp_path)
         assert done.code == 2 and words in done.err
     assert not list(tmp_path.iterdir())

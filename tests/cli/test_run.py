@@ -42,8 +42,7 @@ def test_simulated_times_say_so(rammer: Command, model: Path) -> None:
     assert "on the device (simulated)" in rammer("run", model, "--device", "ipu_sim").out
 
 
-def test_the_default_is_the_first_measured_device(rammer: Command, model: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_the_default_is_the_first_measured_device(rammer: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMMER_DISABLE", "cuda rocm")
     assert "device    toy:0" in rammer("run", model).out
     monkeypatch.setenv("RAMMER_DISABLE", "cuda,rocm,toy")
@@ -68,8 +67,7 @@ def test_files_in_and_out(rammer: Command, model: Path, tmp_path: Path) -> None:
     given = MODEL.inputs(RNG, {})
     np.savez(tmp_path / "in.npz", **given)
     np.save(tmp_path / "x.npy", given["x"])
-    all_files = ("--inputs", tmp_path / "in.npz", "--save-outputs", tmp_path / "out.npz", "--save-inputs",
-                 tmp_path / "kept.npz")  # fmt: skip
+    all_files = ("--inputs", tmp_path / "in.npz", "--save-outputs", tmp_path / "out.npz", "--save-inputs", tmp_path / "kept.npz")
     assert rammer("run", model, "--device", "toy", *all_files).code == 0
     want = run_onnxruntime(read_model(model), given)
     have = dict(np.load(tmp_path / "out.npz"))
@@ -127,24 +125,25 @@ BAD_OPTIONS = {
     ("--shape", "x=3"): "--shape 'x=3' is not NAME:EXTENTxEXTENT...\n  hint: for example --shape x:1x3x224x224",
     ("--range", "i:4"): "--range 'i:4' is not NAME:LOW..HIGH\n  hint: for example --range tokens:0..256",
     ("--range", "i:0.2..0.7"): "no int64 lies in 1..1 throughout\n  at: --range\n"
-                               "  hint: choose whole numbers from -9223372036854775808 to 9223372036854775807",
+    "  hint: choose whole numbers from -9223372036854775808 to 9223372036854775807",
     ("--input", "x=a.npy"): "--input 'x=a.npy' is not NAME=@FILE.npy\n  hint: for example --input x=@image.npy",
     ("--option", "memory"): "--option 'memory' is not KEY=VALUE",
     ("--option", "speed=1"): "device toy has no option 'speed'\n  hint: --option memory=BYTES",
     ("--policy", "wavefrnt"): "unknown policy 'wavefrnt'\n  at: --policy\n"
-                              "  hint: did you mean wavefront? Known: sequential, wavefront, ios, auto",
+    "  hint: did you mean wavefront? Known: sequential, wavefront, ios, auto",
     ("--precision", "float16"): "device toy (NumPy on the host) does not compute in float16\n  at: --precision\n"
-                                "  hint: it has float32",
+    "  hint: it has float32",
     ("--trace", "trace.json"): "device toy:0 does not record when its tasks run\n  at: --trace\n"
-                               "  hint: rammer inspect --stage trace shows the predicted schedule of any device",
+    "  hint: rammer inspect --stage trace shows the predicted schedule of any device",
     ("--option", "executor=graph"): "device toy has no option 'executor'\n  hint: --option memory=BYTES",
     ("--range", "q:0..1"): "--range names 'q', which is no input of the model\n  hint: its inputs are: i, x",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("words", BAD_OPTIONS, ids=" ".join)
-def test_bad_options(rammer: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                     words: tuple[str, str]) -> None:  # fmt: skip
+def test_bad_options(
+    rammer: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = rammer("run", model, "--device", "toy", "--save-outputs", "y.npz", "--json", "report.json", *words)
     assert (done.code, done.out, done.err) == (2, "", f"rammer: error: {BAD_OPTIONS[words]}\n")

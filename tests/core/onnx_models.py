@@ -21,8 +21,14 @@ def tensor(name: str, shape: Any, dtype: int = FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def model(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[str], opset: int = 21,
-          constants: dict[str, np.ndarray] | None = None, **more: Any) -> onnx.ModelProto:  # fmt: skip
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[str],
+    opset: int = 21,
+    constants: dict[str, np.ndarray] | None = None,
+    **more: Any,
+) -> onnx.ModelProto:
     weights = [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()]
     graph = helper.make_graph(nodes, "g", inputs, [onnx.ValueInfoProto(name=o) for o in outputs], weights)
     imports = [helper.make_opsetid("", opset), *more.pop("imports", [])]

@@ -27,8 +27,12 @@ def norm(channels: int, prefix: str = "") -> dict[str, np.ndarray]:
     return {f"{prefix}{n}": normal(channels) for n in "sbm"} | {f"{prefix}v": np.abs(normal(channels)) + 0.1}
 
 
-def graph_of(nodes: list[onnx.NodeProto], shape: tuple[int, ...], constants: dict[str, np.ndarray] | None = None,
-             outputs: tuple[str, ...] = ("y",)) -> Graph:  # fmt: skip
+def graph_of(
+    nodes: list[onnx.NodeProto],
+    shape: tuple[int, ...],
+    constants: dict[str, np.ndarray] | None = None,
+    outputs: tuple[str, ...] = ("y",),
+) -> Graph:
     """A graph with the input x; every operator is kept as it is."""
     weights = [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
@@ -43,12 +47,18 @@ def ops(graph: Graph) -> list[str]:
 
 def to_model(graph: Graph) -> onnx.ModelProto:
     """``graph`` as an ONNX model under the Graph's names."""
+
     def port(value: Value) -> onnx.ValueInfoProto:
         return onnx.ValueInfoProto(name=value.name, type=type_proto(np.dtype(value.type.dtype), value.type.shape))
 
     weights = [numpy_helper.from_array(a, n) for n, a in graph.constants.items()]
-    proto = helper.make_graph([node_proto(n) for n in graph.nodes], graph.name, [port(v) for v in graph.inputs],
-                              [port(v) for v in graph.outputs], weights)  # fmt: skip
+    proto = helper.make_graph(
+        [node_proto(n) for n in graph.nodes],
+        graph.name,
+        [port(v) for v in graph.inputs],
+        [port(v) for v in graph.outputs],
+        weights,
+    )
     return helper.make_model(proto, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=10)
 
 

@@ -13,17 +13,24 @@ from rammer.passes.batchnorm import FoldAffine
 from rammer.passes.pipeline import Pipeline, default_passes
 
 
-@pytest.mark.parametrize("op, weight, channels, attributes", [
-    ("Conv", (6, 4, 3, 3), 6, {"pads": [1, 1, 1, 1]}), ("Conv", (6, 2, 3, 3), 6, {"group": 2}),
-    ("ConvTranspose", (4, 6, 2, 2), 6, {"strides": [2, 2]}), ("ConvTranspose", (4, 3, 2, 2), 6, {"group": 2}),
-    ("Gemm", (4, 6), 6, {}), ("Gemm", (6, 4), 6, {"transB": 1, "alpha": 0.5, "beta": 2.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, weight, channels, attributes",
+    [
+        ("Conv", (6, 4, 3, 3), 6, {"pads": [1, 1, 1, 1]}),
+        ("Conv", (6, 2, 3, 3), 6, {"group": 2}),
+        ("ConvTranspose", (4, 6, 2, 2), 6, {"strides": [2, 2]}),
+        ("ConvTranspose", (4, 3, 2, 2), 6, {"group": 2}),
+        ("Gemm", (4, 6), 6, {}),
+        ("Gemm", (6, 4), 6, {"transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ],
+)
 @pytest.mark.parametrize("biased", [False, True])
-def test_batch_norm_folds_into(op: str, weight: tuple[int, ...], channels: int, attributes: dict[str, Any],
-                               biased: bool) -> None:  # fmt: skip
+def test_batch_norm_folds_into(op: str, weight: tuple[int, ...], channels: int, attributes: dict[str, Any], biased: bool) -> None:
     constants = norm(channels) | {"w": normal(*weight)} | ({"c": normal(channels)} if biased else {})
-    nodes = [helper.make_node(op, ["x", "w", *(["c"] if biased else [])], ["t"], **attributes),
-             helper.make_node("BatchNormalization", ["t", *NORM], ["y"], epsilon=1e-3)]  # fmt: skip
+    nodes = [
+        helper.make_node(op, ["x", "w", *(["c"] if biased else [])], ["t"], **attributes),
+        helper.make_node("BatchNormalization", ["t", *NORM], ["y"], epsilon=1e-3),
+    ]
     before = graph_of(nodes, (2, 4) if op == "Gemm" else (2, 4, 5, 5), constants)
     after = FoldAffine()(before)
     assert ops(after) == [op] and len(after.constants) == 2
@@ -42,8 +49,12 @@ def test_constants_per_channel_fold_into_conv(op: str, swapped: int, shape: tupl
 
 
 def test_a_chain_folds_at_once() -> None:
-    nodes = [helper.make_node("Conv", ["x", "w"], ["t"]), helper.make_node("BatchNormalization", ["t", *NORM], ["u"]),
-             helper.make_node("Mul", ["u", "k"], ["p"]), helper.make_node("Add", ["p", "c"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["t"]),
+        helper.make_node("BatchNormalization", ["t", *NORM], ["u"]),
+        helper.make_node("Mul", ["u", "k"], ["p"]),
+        helper.make_node("Add", ["p", "c"], ["y"]),
+    ]
     constants = norm(6) | {"w": normal(6, 4, 1, 1), "k": normal(6, 1, 1), "c": normal(6, 1, 1)}
     before = graph_of(nodes, (1, 4, 3, 3), constants)
     after, reports = Pipeline(default_passes()).run(before)
@@ -52,14 +63,17 @@ def test_a_chain_folds_at_once() -> None:
     agree(before, after)
 
 
-@pytest.mark.parametrize("nodes, constants", [
-    ([("Conv", ["x", "w"], "t"), ("Mul", ["t", "k"], "y")], {"k": normal(1, 1, 1, 4)}),  # per column
-    ([("Conv", ["x", "w"], "t"), ("Mul", ["t", "k"], "y")], {"k": normal(2, 6, 1, 1)}),  # broadcasts the batch
-    ([("Conv", ["x", "w"], "t"), ("Div", ["k", "t"], "y")], {"k": normal(6, 1, 1)}),  # a reciprocal
-    ([("Conv", ["x", "w"], "t"), ("Div", ["t", "k"], "y")], {"k": np.zeros((6, 1, 1), np.float32)}),
-    ([("Conv", ["x", "w"], "t"), ("Mul", ["t", "k"], "u"), ("Add", ["u", "t"], "y")], {"k": normal(6, 1, 1)}),
-    ([("Conv", ["x", "w"], "t"), ("Mul", ["t", "t"], "y")], {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "nodes, constants",
+    [
+        ([("Conv", ["x", "w"], "t"), ("Mul", ["t", "k"], "y")], {"k": normal(1, 1, 1, 4)}),  # per column
+        ([("Conv", ["x", "w"], "t"), ("Mul", ["t", "k"], "y")], {"k": normal(2, 6, 1, 1)}),  # broadcasts the batch
+        ([("Conv", ["x", "w"], "t"), ("Div", ["k", "t"], "y")], {"k": normal(6, 1, 1)}),  # a reciprocal
+        ([("Conv", ["x", "w"], "t"), ("Div", ["t", "k"], "y")], {"k": np.zeros((6, 1, 1), np.float32)}),
+        ([("Conv", ["x", "w"], "t"), ("Mul", ["t", "k"], "u"), ("Add", ["u", "t"], "y")], {"k": normal(6, 1, 1)}),
+        ([("Conv", ["x", "w"], "t"), ("Mul", ["t", "t"], "y")], {}),
+    ],
+)
 def test_what_must_not_fold(nodes: list[Any], constants: dict[str, np.ndarray]) -> None:
     protos = [helper.make_node(op, inputs, [output]) for op, inputs, output in nodes]
     graph = graph_of(protos, (1, 4, 4, 4), {"w": normal(6, 4, 1, 1), **constants})
@@ -74,8 +88,10 @@ def test_an_output_in_between_stays() -> None:
 
 @pytest.mark.parametrize("pads, folds", [([0, 0, 0, 0], True), ([1, 1, 1, 1], False)])
 def test_a_shift_before_a_conv_needs_no_padding(pads: list[int], folds: bool) -> None:
-    nodes = [helper.make_node("BatchNormalization", ["x", *NORM], ["t"]),
-             helper.make_node("Conv", ["t", "w", "c"], ["y"], pads=pads, group=2)]  # fmt: skip
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *NORM], ["t"]),
+        helper.make_node("Conv", ["t", "w", "c"], ["y"], pads=pads, group=2),
+    ]
     before = graph_of(nodes, (1, 4, 5, 5), norm(4) | {"w": normal(6, 2, 3, 3), "c": normal(6)})
     after = FoldAffine()(before)
     assert ops(after) == (["Conv"] if folds else ["BatchNormalization", "Conv"])
@@ -91,8 +107,11 @@ def test_a_scale_before_a_padded_conv_folds() -> None:
 
 
 def test_shared_weights_stay_for_the_other_reader() -> None:
-    nodes = [helper.make_node("Conv", ["x", "w"], ["t"]), helper.make_node("Mul", ["t", "k"], ["y"]),
-             helper.make_node("Conv", ["x", "w"], ["z"], strides=[2, 2])]  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["t"]),
+        helper.make_node("Mul", ["t", "k"], ["y"]),
+        helper.make_node("Conv", ["x", "w"], ["z"], strides=[2, 2]),
+    ]
     before = graph_of(nodes, (1, 4, 4, 4), {"k": normal(6, 1, 1), "w": normal(6, 4, 1, 1)}, outputs=("y", "z"))
     after = FoldAffine()(before)
     assert ops(after) == ["Conv", "Conv"]

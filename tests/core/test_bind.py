@@ -20,10 +20,13 @@ from rammer.testing import models as zoo
 
 def test_shape_arithmetic_folds() -> None:
     nodes = [
-        helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Gather", ["s", "i"], ["n"]),
-        helper.make_node("Unsqueeze", ["n", "zero"], ["n1"]), helper.make_node("Concat", ["n1", "rest"], ["t"], axis=0),
-        helper.make_node("Reshape", ["x", "t"], ["y"]), helper.make_node("ConstantOfShape", ["t"], ["unused"]),
-    ]  # fmt: skip
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "i"], ["n"]),
+        helper.make_node("Unsqueeze", ["n", "zero"], ["n1"]),
+        helper.make_node("Concat", ["n1", "rest"], ["t"], axis=0),
+        helper.make_node("Reshape", ["x", "t"], ["y"]),
+        helper.make_node("ConstantOfShape", ["t"], ["unused"]),
+    ]
     constants = {"i": np.array(0), "zero": np.array([0]), "rest": np.array([-1])}
     graph = bound(model(nodes, [tensor("x", ["n", 3, 4])], ["y"], constants=constants), x=(5, 3, 4))
     assert ops(graph) == ["Reshape"] and str(graph.outputs[0]) == "y: f32[5,12]"
@@ -31,17 +34,26 @@ def test_shape_arithmetic_folds() -> None:
 
 
 def test_random_and_large_values_do_not_fold() -> None:
-    nodes = [helper.make_node("RandomNormal", [], ["r"], shape=[3]),
-             helper.make_node("ConstantOfShape", ["big"], ["z"]), helper.make_node("ReduceSum", ["z"], ["s"]),
-             helper.make_node("Add", ["r", "s"], ["a"]), helper.make_node("Add", ["a", "x"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("RandomNormal", [], ["r"], shape=[3]),
+        helper.make_node("ConstantOfShape", ["big"], ["z"]),
+        helper.make_node("ReduceSum", ["z"], ["s"]),
+        helper.make_node("Add", ["r", "s"], ["a"]),
+        helper.make_node("Add", ["a", "x"], ["y"]),
+    ]
     graph = bound(model(nodes, [tensor("x", [3])], ["y"], constants={"big": np.array([1 << 25])}))
     assert ops(graph) == ["RandomNormal", "ConstantOfShape", "ReduceSum", "Add", "Add"]
 
 
 def branches() -> tuple[onnx.GraphProto, onnx.GraphProto]:
     """Both read the outer ``x``; both use the inner name ``t``."""
-    yes = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["t"])], "yes", [], [tensor("t", None)],
-                            [numpy_helper.from_array(np.float32(2), "two")])  # fmt: skip
+    yes = helper.make_graph(
+        [helper.make_node("Mul", ["x", "two"], ["t"])],
+        "yes",
+        [],
+        [tensor("t", None)],
+        [numpy_helper.from_array(np.float32(2), "two")],
+    )
     no = helper.make_graph([helper.make_node("Neg", ["x"], ["t"])], "no", [], [tensor("t", None)])
     return yes, no
 
@@ -49,8 +61,11 @@ def branches() -> tuple[onnx.GraphProto, onnx.GraphProto]:
 @pytest.mark.parametrize("size, expected", [(4, "Mul"), (2, "Neg")])
 def test_if_with_a_known_condition_is_inlined(size: int, expected: str) -> None:
     yes, no = branches()
-    nodes = [helper.make_node("Size", ["x"], ["n"]), helper.make_node("Greater", ["n", "three"], ["c"]),
-             helper.make_node("If", ["c"], ["y"], then_branch=yes, else_branch=no)]  # fmt: skip
+    nodes = [
+        helper.make_node("Size", ["x"], ["n"]),
+        helper.make_node("Greater", ["n", "three"], ["c"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=yes, else_branch=no),
+    ]
     graph = bound(model(nodes, [tensor("x", ["n"])], ["y"], constants={"three": np.array(3)}), x=(size,))
     assert ops(graph) == [expected, "Identity"]
     x = np.random.default_rng().standard_normal(size).astype(np.float32)
@@ -69,10 +84,19 @@ def test_local_functions_are_inlined() -> None:
     np.testing.assert_allclose(evaluate_graph(graph, {"x": x})["y"], t * t + t, rtol=1e-6)
 
 
-@pytest.mark.parametrize("op, attributes", [
-    ("Gelu", {"approximate": "tanh"}), ("Gelu", {}), ("HardSwish", {}), ("Mish", {}), ("Softmax", {"axis": 1}),
-    ("Celu", {"alpha": 0.7}), ("MeanVarianceNormalization", {"axes": [0, 2]}), ("LogSoftmax", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, attributes",
+    [
+        ("Gelu", {"approximate": "tanh"}),
+        ("Gelu", {}),
+        ("HardSwish", {}),
+        ("Mish", {}),
+        ("Softmax", {"axis": 1}),
+        ("Celu", {"alpha": 0.7}),
+        ("MeanVarianceNormalization", {"axes": [0, 2]}),
+        ("LogSoftmax", {}),
+    ],
+)
 def test_schema_functions_expand_to_the_same_values(op: str, attributes: dict[str, Any]) -> None:
     proto = model([helper.make_node(op, ["x"], ["y"], name="f", **attributes)], [tensor("x", [2, 3, 4])], ["y"])
     kept, expanded = bind(read_model(proto), {}, {("", op)}), bind(read_model(proto), {}, ())

@@ -19,9 +19,12 @@ from rammer.testing.conformance import Subject
 from rammer.testing.small_models import SmallModel
 
 TWICE = SmallModel("twice", "(float[3,4] x) => (float[3,4] y, float[4,3] t) { y = Add(x, x)\n t = Transpose(y) }")
-THROUGH = SmallModel("through", """(float[3] x, float[2] w_c) => (float[3] y, float[3] x, float[2] w_c) {
+THROUGH = SmallModel(
+    "through",
+    """(float[3] x, float[2] w_c) => (float[3] y, float[3] x, float[2] w_c) {
     y = Neg(x)
-}""")
+}""",
+)
 rng = np.random.default_rng()
 
 

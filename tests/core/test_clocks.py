@@ -32,8 +32,11 @@ def plain_clocks(program: RProgram) -> dict[Key, list[int]] | None:
         for veu, row in enumerate(program.rows):
             while cursor[veu] < len(row):
                 task = row[cursor[veu]]
-                needed = [(counters[w.counter].operator, i) for w in task.waits
-                          for i in range(counters[w.counter].first, counters[w.counter].last)]  # fmt: skip
+                needed = [
+                    (counters[w.counter].operator, i)
+                    for w in task.waits
+                    for i in range(counters[w.counter].first, counters[w.counter].last)
+                ]
                 if any(key not in after for key in needed):
                     break
                 now[veu] = [max(parts) for parts in zip(now[veu], *(after[key] for key in needed), strict=True)]
@@ -74,8 +77,9 @@ def turned(program: RProgram, random: Random) -> RProgram:
     rows = [list(row) for row in program.rows]
     row = random.choice([r for r in rows if len(r) > 1] or [rows[0]])
     a, b = random.randrange(len(row)), random.randrange(len(row))
-    row[a], row[b] = (row[b], row[a]) if random.random() < 0.5 else (
-        replace(row[a], waits=row[b].waits), replace(row[b], waits=row[a].waits))  # fmt: skip
+    row[a], row[b] = (
+        (row[b], row[a]) if random.random() < 0.5 else (replace(row[a], waits=row[b].waits), replace(row[b], waits=row[a].waits))
+    )
     return replace(program, rows=tuple(map(tuple, rows)))
 
 
@@ -117,7 +121,8 @@ def plainly_wrong(program: RProgram) -> bool:
     full = {c.name: c.total for c in program.counters}
     listed = [(t.operator, t.index) for row in program.rows for t in row]
     return sorted(listed) != sorted((o.name, i) for o in program.operators for i in range(o.task_count)) or any(
-        full.get(w.counter) != w.threshold for row in program.rows for t in row for w in t.waits)  # fmt: skip
+        full.get(w.counter) != w.threshold for row in program.rows for t in row for w in t.waits
+    )
 
 
 def test_tasks_are_refused_as_plain_loops_do() -> None:
@@ -129,8 +134,17 @@ def test_tasks_are_refused_as_plain_loops_do() -> None:
             task, other = program.rows[veu][place], random.choice([t for row in program.rows for t in row])
             index = random.choice([-1, 0, 1, 2, 99, 1 << 62, 1 << 70])
             wait = Wait(random.choice([c.name for c in program.counters] + ["nobody"]), random.choice([1, 2, 3, 4]))
-            changed = random.choice([(), (task, task), (other,), (replace(task, index=index),), (Task("nobody", 0),),
-                                     (replace(task, waits=(*task.waits, wait)),), (task,)])  # fmt: skip
+            changed = random.choice(
+                [
+                    (),
+                    (task, task),
+                    (other,),
+                    (replace(task, index=index),),
+                    (Task("nobody", 0),),
+                    (replace(task, waits=(*task.waits, wait)),),
+                    (task,),
+                ]
+            )
             edited = with_task(program, veu, place, *changed)
             wrong = plainly_wrong(edited)
             refused += wrong

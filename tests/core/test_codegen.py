@@ -35,9 +35,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng()
 
 
-CONV = (
-    "c: f32[n:2, m:6, h:9, w:11] = sum[q:4, r:3, s:3] pad(x[n, q, h + r - 1, w + s - 1], 0.0) * k[m, q, r, s]"
-)
+CONV = "c: f32[n:2, m:6, h:9, w:11] = sum[q:4, r:3, s:3] pad(x[n, q, h + r - 1, w + s - 1], 0.0) * k[m, q, r, s]"
 EPILOGUE = [
     "b: f32[n:2, m:6, h:9, w:11] = c[n, m, h, w] + bias[m]",
     "y: f32[n:2, m:6, h:9, w:11] = max(b[n, m, h, w], 0.0)",
@@ -53,8 +51,10 @@ def test_conv_bias_relu(rng: np.random.Generator, tile: tuple[int, ...], layer: 
 
 def test_grouped_strided_dilated_conv(rng: np.random.Generator) -> None:
     values = {"x": rand(rng, 1, 6, 12, 13), "k": rand(rng, 8, 3, 3, 2)}
-    text = "y: f32[n:1, m:8, h:5, w:6] = sum[q:3, r:3, s:2] " \
-        "pad(x[n, m // 4 * 3 + q, h * 2 + r * 2 - 1, w * 2 + s * 3 - 2], 0.0) * k[m, q, r, s]"  # fmt: skip
+    text = (
+        "y: f32[n:1, m:8, h:5, w:6] = sum[q:3, r:3, s:2] "
+        "pad(x[n, m // 4 * 3 + q, h * 2 + r * 2 - 1, w * 2 + s * 3 - 2], 0.0) * k[m, q, r, s]"
+    )
     for tile in ((1, 8, 5, 6), (1, 3, 2, 4)):
         check(case([text], values, tile))
 
@@ -126,18 +126,23 @@ def test_max_pool_propagates_nan(rng: np.random.Generator) -> None:
 
 
 def test_global_average_pool(rng: np.random.Generator) -> None:
-    texts = ["s: f32[n:2, c:5, i:1, j:1] = sum[h:7, w:9] x[n, c, h, w]",
-             "y: f32[n:2, c:5, i:1, j:1] = s[n, c, i, j] * 0.015873016"]  # fmt: skip
+    texts = [
+        "s: f32[n:2, c:5, i:1, j:1] = sum[h:7, w:9] x[n, c, h, w]",
+        "y: f32[n:2, c:5, i:1, j:1] = s[n, c, i, j] * 0.015873016",
+    ]
     check(case(texts, {"x": rand(rng, 2, 5, 7, 9)}, (1, 2, 1, 1)))
 
 
-@pytest.mark.parametrize(("line", "shape"), [
-    ("y: f32[j:24] = sum[i:40003] x[i, j]", (40003, 24)),
-    ("y: f32[j:5] = sum[i:30000] x[i, j * 2]", (30000, 10)),
-    ("y: f32[c:16] = sum[h:200, w:160] x[h, w, c]", (200, 160, 16)),
-    ("y: f32[j:9] = sum[q:5000, r:3, s:3] pad(x[q + r - 1, j + s - 1], 0.0)", (5000, 9)),
-    ("y: f32[c:8] = sum[h:5, w:6000] x[w * 2, c] * z[h]", (12000, 8)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "shape"),
+    [
+        ("y: f32[j:24] = sum[i:40003] x[i, j]", (40003, 24)),
+        ("y: f32[j:5] = sum[i:30000] x[i, j * 2]", (30000, 10)),
+        ("y: f32[c:16] = sum[h:200, w:160] x[h, w, c]", (200, 160, 16)),
+        ("y: f32[j:9] = sum[q:5000, r:3, s:3] pad(x[q + r - 1, j + s - 1], 0.0)", (5000, 9)),
+        ("y: f32[c:8] = sum[h:5, w:6000] x[w * 2, c] * z[h]", (12000, 8)),
+    ],
+)
 def test_long_sums_keep_their_bits(rng: np.random.Generator, line: str, shape: tuple[int, ...]) -> None:
     """Numbers of one sign, by the ten thousand: added one after another they are off by 1e-6 to 6e-6."""
     values = {"x": rng.random(shape).astype(F)} | ({"z": rng.random(5).astype(F)} if "z[" in line else {})
@@ -163,8 +168,7 @@ def test_gather_reads_data_dependent_rows(rng: np.random.Generator) -> None:
 
 
 def test_argmax(rng: np.random.Generator) -> None:
-    texts = ["m: f32[i:6] = max[j:10] x[i, j]",
-             "y: i64[i:6] = min[j:10] where(eq(x[i, j], m[i]), j, 9223372036854775807)"]  # fmt: skip
+    texts = ["m: f32[i:6] = max[j:10] x[i, j]", "y: i64[i:6] = min[j:10] where(eq(x[i, j], m[i]), j, 9223372036854775807)"]
     for layer in ("thread", "veu"):
         check(case(texts, {"x": rand(rng, 6, 10)}, (4,), layer))
 
@@ -174,9 +178,7 @@ def test_piecewise_concat(rng: np.random.Generator) -> None:
     values = {"a": rand(rng, 4, 4), "b": rand(rng, 5, 4)}
     check(case([text], values, (2, 3)))
     check(case(["a: f32[i:4, j:4] = exp(p[i, j])", text], {"p": values["a"], "b": values["b"]}, (2, 3)))
-    check(
-        case(["a: f32[i:4, j:4] = exp(p[i, j])", text], {"p": values["a"], "b": values["b"]}, (2, 3), "veu")
-    )
+    check(case(["a: f32[i:4, j:4] = exp(p[i, j])", text], {"p": values["a"], "b": values["b"]}, (2, 3), "veu"))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
@@ -185,8 +187,16 @@ def test_integer_operations_wrap_and_divide_as_numpy(rng: np.random.Generator, d
     a = rng.integers(info.min, info.max, 64, dtype=dtype, endpoint=True)
     b = rng.integers(max(info.min, -9), 9, 64, dtype=dtype)
     b[b == 0] = 1
-    short = {"int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32",
-             "int64": "i64", "uint64": "u64"}[dtype]  # fmt: skip
+    short = {
+        "int8": "i8",
+        "uint8": "u8",
+        "int16": "i16",
+        "uint16": "u16",
+        "int32": "i32",
+        "uint32": "u32",
+        "int64": "i64",
+        "uint64": "u64",
+    }[dtype]
     small = rng.integers(0, 4, 64).astype(dtype)
     bodies = ["a[i] + b[i]", "a[i] - b[i]", "a[i] * b[i]", "a[i] % b[i]", "fmod(a[i], b[i])", "a[i] // b[i]"]
     bodies += ["max(a[i], b[i])", "min(a[i], b[i])", "and_(a[i], b[i])", "xor(a[i], b[i])", "pow(b[i], c[i])"]

@@ -29,12 +29,43 @@ LAYERS = (
 )
 DEVICE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)
 FAMILIES = (
-    "conv_", "convtranspose", "maxpool_2d", "averagepool_2d", "globalaveragepool", "softmax_",
-    "logsoftmax_", "resize_", "gather_", "gather_elements", "scatter_elements", "layer_normalization",
-    "argmax", "reduce_mean", "cumsum", "transpose_", "pad", "tile", "where", "slice", "concat",
-    "depthtospace", "instancenorm", "batchnorm", "gemm", "matmul", "einsum", "lstm", "onehot", "clip",
-    "gelu", "mod_", "bitshift", "trilu", "lrn", "attention_4d",
-)  # fmt: skip
+    "conv_",
+    "convtranspose",
+    "maxpool_2d",
+    "averagepool_2d",
+    "globalaveragepool",
+    "softmax_",
+    "logsoftmax_",
+    "resize_",
+    "gather_",
+    "gather_elements",
+    "scatter_elements",
+    "layer_normalization",
+    "argmax",
+    "reduce_mean",
+    "cumsum",
+    "transpose_",
+    "pad",
+    "tile",
+    "where",
+    "slice",
+    "concat",
+    "depthtospace",
+    "instancenorm",
+    "batchnorm",
+    "gemm",
+    "matmul",
+    "einsum",
+    "lstm",
+    "onehot",
+    "clip",
+    "gelu",
+    "mod_",
+    "bitshift",
+    "trilu",
+    "lrn",
+    "attention_4d",
+)
 
 
 def chosen(nodes: Sequence[Any], family: str, count: int = 2) -> list[Any]:
@@ -71,9 +102,7 @@ def cases(test: Any, rng: np.random.Generator) -> Iterator[Case]:
             yield Case(tiled, compute.types, {}, {n: stored[n] for n in tiled.inputs})
 
 
-@pytest.mark.parametrize(
-    "target", [C99, replace(C99, name="c99_scalar", vectors=()), THREADED], ids=lambda t: t.name
-)
+@pytest.mark.parametrize("target", [C99, replace(C99, name="c99_scalar", vectors=()), THREADED], ids=lambda t: t.name)
 def test_operators_of_onnx_node_tests(nodes: Sequence[Any], target: CTarget) -> None:
     rng = np.random.default_rng()
     items = [c for family in FAMILIES for t in chosen(nodes, family) for c in cases(t, rng)]

@@ -24,9 +24,7 @@ def values(seed: int, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
 @given(st.data())
 def test_windows(data: st.DataObject) -> None:
     """Depthwise windows with a map before and after, any stride, padding and dilation."""
-    stride, pad, kernel, dilation = (
-        data.draw(st.integers(a, b)) for a, b in ((1, 3), (0, 3), (1, 4), (1, 2))
-    )
+    stride, pad, kernel, dilation = (data.draw(st.integers(a, b)) for a, b in ((1, 3), (0, 3), (1, 4), (1, 2)))
     height, width = data.draw(st.integers(7, 12)), data.draw(st.integers(7, 40))
     span = (kernel - 1) * dilation + 1
     h, w = ((n + 2 * pad - span) // stride + 1 for n in (height, width))
@@ -39,9 +37,7 @@ def test_windows(data: st.DataObject) -> None:
         f"y: f32[n:2, c:3, h:{h}, w:{w}] = max(b[n, c, h, w] + z[c], 0.0)",
     ]
     if data.draw(st.booleans()):
-        texts[1] = (
-            f"b: f32[n:2, c:3, h:{h}, w:{w}] = max[r:{kernel}, s:{kernel}] {body.replace('0.0', '-inf')}"
-        )
+        texts[1] = f"b: f32[n:2, c:3, h:{h}, w:{w}] = max[r:{kernel}, s:{kernel}] {body.replace('0.0', '-inf')}"
     tile = tuple(data.draw(st.integers(1, n)) for n in (2, 3, h, w))
     layers = {pair: data.draw(st.sampled_from(["thread", "veu"])) for pair in (("a", "b"), ("b", "y"))}
     outputs = data.draw(st.sampled_from([("y",), ("b", "y")]))
@@ -76,12 +72,21 @@ def test_contractions(data: st.DataObject) -> None:
 def test_rearrangements(data: st.DataObject) -> None:
     """Index arithmetic without sums: shuffles, shifts, reversals, nearest resizing, broadcasts."""
     c, h, w = data.draw(st.integers(1, 6)) * 2, data.draw(st.integers(2, 9)), data.draw(st.integers(2, 30))
-    source = data.draw(st.sampled_from([
-        f"x[i % 2 * {c // 2} + i // 2, j, k]", f"x[i, {h - 1} - j, k]", f"x[i, j, {w - 1} - k]",
-        "pad(x[i, j - 1, k + 1], 3.0)", f"pad(x[i, j, k - {w // 2}], 0.0)", "x[i, j // 2, k // 2]",
-        "x[i, 0, k]",
-        f"x[(i + 1) % {c}, (j - 3) % {h}, k]", "where(lt(k, j), x[i, j, k], 0.0)",
-    ]))  # fmt: skip
+    source = data.draw(
+        st.sampled_from(
+            [
+                f"x[i % 2 * {c // 2} + i // 2, j, k]",
+                f"x[i, {h - 1} - j, k]",
+                f"x[i, j, {w - 1} - k]",
+                "pad(x[i, j - 1, k + 1], 3.0)",
+                f"pad(x[i, j, k - {w // 2}], 0.0)",
+                "x[i, j // 2, k // 2]",
+                "x[i, 0, k]",
+                f"x[(i + 1) % {c}, (j - 3) % {h}, k]",
+                "where(lt(k, j), x[i, j, k], 0.0)",
+            ]
+        )
+    )
     texts = [
         f"x: f32[i:{c}, j:{h}, k:{w}] = v[i, j, k] + v[i, j, 0]",
         f"y: f32[i:{c}, j:{h}, k:{w}] = {source} * 2.0 + x[i, j, k]",

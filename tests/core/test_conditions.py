@@ -42,8 +42,12 @@ def test_the_guard_of_a_softmax_is_one_map() -> None:
 
 
 def test_conditions_of_conditions() -> None:
-    nodes = [helper.make_node("Greater", ["x", "zero"], ["a"]), helper.make_node("IsInf", ["x"], ["b"]),
-             helper.make_node("Or", ["a", "b"], ["c"]), helper.make_node("Where", ["c", "zero", "x"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("Greater", ["x", "zero"], ["a"]),
+        helper.make_node("IsInf", ["x"], ["b"]),
+        helper.make_node("Or", ["a", "b"], ["c"]),
+        helper.make_node("Where", ["c", "zero", "x"], ["y"]),
+    ]
     assert kinds(nodes) == ["float32"]
 
 
@@ -62,12 +66,17 @@ def test_attention_as_torch_exports_it_is_one_kernel(masked: bool) -> None:
     constants = {"heads": heads, "s": np.array(0.42, np.float32), "low": np.array(-3e38, np.float32), **ZERO}
     for name, perm in zip("qkv", ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
         constants |= {f"w{name}": normal(128, 128), f"b{name}": normal(128)}
-        nodes += [helper.make_node("MatMul", ["x", f"w{name}"], [f"{name}0"]),
-                  helper.make_node("Add", [f"{name}0", f"b{name}"], [f"{name}1"]),
-                  helper.make_node("Reshape", [f"{name}1", "heads"], [f"{name}2"]),
-                  helper.make_node("Transpose", [f"{name}2"], [f"{name}3"], perm=perm)]  # fmt: skip
-    nodes += [helper.make_node("Mul", ["q3", "s"], ["q"]), helper.make_node("Mul", ["k3", "s"], ["k"]),
-              helper.make_node("MatMul", ["q", "k"], ["r"])]  # fmt: skip
+        nodes += [
+            helper.make_node("MatMul", ["x", f"w{name}"], [f"{name}0"]),
+            helper.make_node("Add", [f"{name}0", f"b{name}"], [f"{name}1"]),
+            helper.make_node("Reshape", [f"{name}1", "heads"], [f"{name}2"]),
+            helper.make_node("Transpose", [f"{name}2"], [f"{name}3"], perm=perm),
+        ]
+    nodes += [
+        helper.make_node("Mul", ["q3", "s"], ["q"]),
+        helper.make_node("Mul", ["k3", "s"], ["k"]),
+        helper.make_node("MatMul", ["q", "k"], ["r"]),
+    ]
     if masked:
         nodes += [helper.make_node("Where", ["mask", "zero", "low"], ["m"]), helper.make_node("Add", ["r", "m"], ["t"])]
     nodes += [helper.make_node("Softmax", ["t" if masked else "r"], ["p"]), *GUARD]

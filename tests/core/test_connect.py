@@ -25,9 +25,10 @@ ROWS, WIDTH = 96, 8
 
 def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:
     layers = (
-        MemoryLayer("memory", "device", 1 << 40, 1e10), MemoryLayer("local", "veu", local, 1e11),
+        MemoryLayer("memory", "device", 1 << 40, 1e10),
+        MemoryLayer("local", "veu", local, 1e11),
         MemoryLayer("register", "thread", 4096, 1e12),
-    )  # fmt: skip
+    )
     return VDevice("test", "for tests", 4, layers, 1e10, launch)
 
 
@@ -40,21 +41,25 @@ def mlp(layers: int, rows: int = ROWS, width: int = WIDTH) -> SmallModel:
     return SmallModel("mlp", text)
 
 
-def attention(rows: int = 24, keys: int = 20, softmax: str = "Softmax<axis=-1>(a)", kept: bool = False,
-              before: str = "") -> SmallModel:  # fmt: skip
+def attention(
+    rows: int = 24, keys: int = 20, softmax: str = "Softmax<axis=-1>(a)", kept: bool = False, before: str = ""
+) -> SmallModel:
     """Scaled and masked scores of two heads, row-wise work, context; ``kept`` makes the probabilities a result, too,
     ``before`` is a map on the queries."""
-    return SmallModel("attention", f"""(float[1,2,{rows},8] q, float[1,2,8,{keys}] k, float[1,2,{keys},6] v,
+    return SmallModel(
+        "attention",
+        f"""(float[1,2,{rows},8] q, float[1,2,8,{keys}] k, float[1,2,{keys},6] v,
         float[1,1,1,{keys}] mask)
-        => (float[1,2,{rows},6] c{f', float[1,2,{rows},{keys}] p' if kept else ''}) {{
+        => (float[1,2,{rows},6] c{f", float[1,2,{rows},{keys}] p" if kept else ""}) {{
         scale = Constant<value_float=0.25>()
-        {f'qb = {before}(q)' if before else ''}
-        s = MatMul({'qb' if before else 'q'}, k)
+        {f"qb = {before}(q)" if before else ""}
+        s = MatMul({"qb" if before else "q"}, k)
         m = Mul(s, scale)
         a = Add(m, mask)
         p = {softmax}
         c = MatMul(p, v)
-    }}""")
+    }}""",
+    )
 
 
 def graph_of(model: SmallModel) -> ComputeGraph:
@@ -98,11 +103,14 @@ def test_chains_end() -> None:
 
 
 def test_a_value_read_elsewhere_ends_the_chain() -> None:
-    model = SmallModel("kept", f"""(float[{ROWS},8] x, float[8,8] w_1, float[8,8] w_2)
+    model = SmallModel(
+        "kept",
+        f"""(float[{ROWS},8] x, float[8,8] w_1, float[8,8] w_2)
         => (float[{ROWS},8] y, float[{ROWS},8] h) {{
         h = MatMul(x, w_1)
         y = MatMul(h, w_2)
-    }}""")
+    }}""",
+    )
     assert len(groups(graph_of(model), device())) == 2
 
 

@@ -78,7 +78,7 @@ CASES = [
     Case("GatherElements", 13, (np.arange(12).reshape(3, 4), np.array([[2, -1], [0, 0]])), {"axis": 0}),
     Case("Unique", 11, (np.array([[1, 2, 1], [0, 2, 0]], F32),), {"axis": 0, "sorted": 0}, 4),
     Case("Softplus", 7, (np.array([-20, -50], F32),)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -91,8 +91,16 @@ def test_folded_as_onnx_runtime(case: Case) -> None:
 
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
-@pytest.mark.parametrize("attributes", [{"direction": "reverse"}, {"direction": "bidirectional"}, {"clip": 0.3},
-                                        {"activations": ["Relu", "Softsign", "HardSigmoid"]}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"direction": "reverse"},
+        {"direction": "bidirectional"},
+        {"clip": 0.3},
+        {"activations": ["Relu", "Softsign", "HardSigmoid"]},
+    ],
+    ids=str,
+)
 def test_folded_recurrent_layers(op: str, attributes: dict[str, Any]) -> None:
     gates, functions = {"RNN": (1, 1), "GRU": (3, 2), "LSTM": (4, 3)}[op]
     rng = np.random.default_rng()
@@ -113,15 +121,20 @@ def test_bodies_use_the_same_operators() -> None:
     rng = np.random.default_rng()
     state = [2, 1, 3]
     weights = [numpy_helper.from_array(rng.uniform(-1, 1, (1, 3, 3)).astype(F32), n) for n in ("w", "r")]
-    nodes = [helper.make_node("RNN", ["x", "w", "r"], ["o"], hidden_size=3, direction="reverse"),
-             helper.make_node("Softplus", ["o"], ["p"])]  # fmt: skip
+    nodes = [
+        helper.make_node("RNN", ["x", "w", "r"], ["o"], hidden_size=3, direction="reverse"),
+        helper.make_node("Softplus", ["o"], ["p"]),
+    ]
     shown = helper.make_tensor_value_info("p", TensorProto.FLOAT, [2, 1, 1, 3])
     yes = helper.make_graph(nodes, "yes", [], [shown], weights)
-    no = helper.make_graph([helper.make_node("Constant", [], ["p"], value=numpy_helper.from_array(np.zeros((2, 1, 1, 3), F32)))],
-                           "no", [], [shown])  # fmt: skip
+    no = helper.make_graph(
+        [helper.make_node("Constant", [], ["p"], value=numpy_helper.from_array(np.zeros((2, 1, 1, 3), F32)))], "no", [], [shown]
+    )
     node = helper.make_node("If", ["c"], ["y"], then_branch=yes, else_branch=no)
-    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, state),
-             helper.make_tensor_value_info("c", TensorProto.BOOL, [])]  # fmt: skip
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, state),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ]
     graph = helper.make_graph([node], "g", ports, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 1, 1, 3])])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=8)
     feeds = {"x": rng.uniform(-1, 1, state).astype(F32) - 9, "c": np.array(True)}
@@ -139,8 +152,14 @@ def test_what_is_known_to_be_wrong_is_refused() -> None:
         check_host(node, {"x": TensorType("float32", x.shape), "g": TensorType("float32", grid.shape)})
     with pytest.raises(BadInput, match="no trustworthy implementation"):
         HostNode(node, {"y": TensorType("float32", (1, 1, 1, 1))}).run({"x": x, "g": grid})
-    said = ours(Case("LSTM", 14, (np.ones((1, 1, 1), F32), np.ones((1, 4, 1), F32), np.ones((1, 4, 1), F32)),
-                     {"hidden_size": 1, "activations": ["Sigmoid", "Tanh", "Swash"]}))  # fmt: skip
+    said = ours(
+        Case(
+            "LSTM",
+            14,
+            (np.ones((1, 1, 1), F32), np.ones((1, 4, 1), F32), np.ones((1, 4, 1), F32)),
+            {"hidden_size": 1, "activations": ["Sigmoid", "Tanh", "Swash"]},
+        )
+    )
     assert said.values is None and not said.broken and "Swash" in said.why
 
 

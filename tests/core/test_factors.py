@@ -22,8 +22,10 @@ def attention(biased: bool, shared: bool = False) -> Graph:
     nodes += [helper.make_node("Add", ["b", "p"], ["t"])] if biased else [helper.make_node("Identity", ["p"], ["t"])]
     nodes.append(helper.make_node("Split", ["t", "sizes"], ["q", "k", "v"], axis=-1))
     for name, perm in zip("qkv", ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
-        nodes += [helper.make_node("Reshape", [name, "split"], [f"{name}4"]),
-                  helper.make_node("Transpose", [f"{name}4"], [f"{name}h"], perm=perm)]  # fmt: skip
+        nodes += [
+            helper.make_node("Reshape", [name, "split"], [f"{name}4"]),
+            helper.make_node("Transpose", [f"{name}4"], [f"{name}h"], perm=perm),
+        ]
     nodes += [helper.make_node("Mul", ["qh", "s"], ["qs"]), helper.make_node("Div", ["kh", "d"], ["ks"])]
     nodes += [helper.make_node("MatMul", ["qs", "ks"], ["scores"]), helper.make_node("MatMul", ["scores", "vh"], ["y"])]
     nodes += [helper.make_node("Neg", ["qh"], ["z"])] if shared else []
@@ -49,9 +51,13 @@ def test_a_value_that_somebody_else_reads_stays() -> None:
 
 def test_a_scale_of_channels_behind_a_permutation() -> None:
     """As a block of ConvNeXt ends."""
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Add", ["p", "b"], ["t"]),
-             helper.make_node("Transpose", ["t"], ["c"], perm=[0, 3, 1, 2]), helper.make_node("Mul", ["s", "c"], ["m"]),
-             helper.make_node("Relu", ["m"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Add", ["p", "b"], ["t"]),
+        helper.make_node("Transpose", ["t"], ["c"], perm=[0, 3, 1, 2]),
+        helper.make_node("Mul", ["s", "c"], ["m"]),
+        helper.make_node("Relu", ["m"], ["y"]),
+    ]
     before = graph_of(nodes, (1, 4, 4, 5), {"w": normal(5, 6), "b": normal(6), "s": normal(6, 1, 1)})
     after = FoldFactors()(before)
     assert ops(after) == ["MatMul", "Add", "Transpose", "Relu"]
@@ -60,8 +66,11 @@ def test_a_scale_of_channels_behind_a_permutation() -> None:
 
 @pytest.mark.parametrize("factor", [np.inf, np.nan, 1e-30, 1e38])
 def test_a_factor_that_weights_cannot_take_stays(factor: float) -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Mul", ["p", "s"], ["m"]),
-             helper.make_node("Neg", ["m"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Mul", ["p", "s"], ["m"]),
+        helper.make_node("Neg", ["m"], ["y"]),
+    ]
     weights = np.float32([[1e-20, 1.0], [30.0, 0.0]])
     before = graph_of(nodes, (3, 2), {"w": weights, "s": np.array(factor, np.float32)})
     assert FoldFactors()(before) is before
@@ -69,8 +78,11 @@ def test_a_factor_that_weights_cannot_take_stays(factor: float) -> None:
 
 @pytest.mark.parametrize("shape", [(5, 1), (2, 5, 3), (3,)])
 def test_a_factor_that_differs_between_rows_or_widens_stays(shape: tuple[int, ...]) -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Mul", ["p", "s"], ["m"]),
-             helper.make_node("Neg", ["m"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Mul", ["p", "s"], ["m"]),
+        helper.make_node("Neg", ["m"], ["y"]),
+    ]
     columns = 1 if shape == (3,) else 3
     before = graph_of(nodes, (1, 5, 4), {"w": normal(4, columns), "s": normal(*shape)})
     assert FoldFactors()(before) is before
@@ -120,4 +132,3 @@ def test_random_chains_keep_their_values(seed: int) -> None:
     before = graph_of(nodes, first, constants, tuple(f"y{i}" for i in range(len(ends) + 1)))
     agree(before, FoldFactors()(before))
     agree(before, Pipeline(default_passes()).run(before)[0])
-

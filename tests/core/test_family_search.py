@@ -95,8 +95,10 @@ def test_an_unsure_comparison_is_not_judged_and_a_sure_one_is() -> None:
 @pytest.mark.parametrize("late", ["", "all", "each", "1", "2"])
 def test_operands_lie_between_guards_as_they_were_placed(late: str) -> None:
     operator, binding = product(8)
-    binding = replace(binding, storages={**binding.storages, "x": Storage("x", "b", 131, (4, 8), (11, 1)),
-                                         "y": Storage("y", "c", 7, (4, 3), (1, 5))})  # fmt: skip
+    binding = replace(
+        binding,
+        storages={**binding.storages, "x": Storage("x", "b", 131, (4, 8), (11, 1)), "y": Storage("y", "c", 7, (4, 3), (1, 5))},
+    )
     tiled = replace(operator, tile=(2, 3))
     place = placed(tiled, binding, {}, 4, late)
     verify(replace(place.program, outputs=()))  # whose ports are more than what is written

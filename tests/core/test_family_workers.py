@@ -20,9 +20,14 @@ def searched(then: Then, seconds: float = 3.0, size: int = 1, stop: bool = False
     return hunt(partial(begin, then), seconds, size, stop, {"device": "toy", "seeds": [1]})
 
 
-@pytest.mark.parametrize(("then", "said"), [
-    (leaves, ""), (dies, "process ended with -11"), (fails, "process ended with 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        (leaves, ""),
+        (dies, "process ended with -11"),
+        (fails, "process ended with 1"),
+    ],
+)
 def test_a_process_that_dies_is_started_again_and_its_counts_are_kept(then: Then, said: str) -> None:
     outcome = searched(then, 6.0)
     started = outcome.facts["started"]

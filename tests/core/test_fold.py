@@ -77,8 +77,11 @@ def test_mistakes_are_refused() -> None:
     first, *rest = program.rows[0]
     last = program.operators[-1]
     stuck = replace(first, waits=(Wait(last.name, last.task_count),))
-    circle = replace(program, rows=((stuck, *rest), *program.rows[1:]),
-                     counters=(*program.counters, Counter(last.name, last.name, 0, last.task_count)))  # fmt: skip
+    circle = replace(
+        program,
+        rows=((stuck, *rest), *program.rows[1:]),
+        counters=(*program.counters, Counter(last.name, last.name, 0, last.task_count)),
+    )
     with pytest.raises(ValueError, match="in a circle"):
         fold(circle, 1)
 

@@ -35,9 +35,13 @@ outer<beta: float = 0.25>(a) => (b) { c = own.leaky(a)  b = own.leaky<alpha: flo
 
 @pytest.mark.parametrize(
     ("call", "slope"),
-    [("y = own.leaky(x)", 0.5), ("y = own.leaky<alpha=2.0>(x)", 2.0), ("y = own.outer(x)", 0.125),
-     ("y = own.outer<beta=1.0>(x)", 0.5)],
-)  # fmt: skip
+    [
+        ("y = own.leaky(x)", 0.5),
+        ("y = own.leaky<alpha=2.0>(x)", 2.0),
+        ("y = own.outer(x)", 0.125),
+        ("y = own.outer<beta=1.0>(x)", 0.5),
+    ],
+)
 def test_a_function_attribute_left_out_has_its_default(call: str, slope: float) -> None:
     np.testing.assert_array_equal(_run(parser.parse_model(FUNCTIONS % call), x=X), np.where(X < 0, slope * X, X))
 

@@ -107,8 +107,13 @@ class Point:
 
 def opened(plugin: object, policy: str = "wavefront") -> Executable:
     model: onnx.ModelProto = parser.parse_model(MODEL)
-    return open_executable(model, "ipu_sim", Request(policy=policy, device_options={"tiles": "4"}), store=KernelStore(None),
-                           registry=Registry([Point("extra", plugin)]))  # fmt: skip
+    return open_executable(
+        model,
+        "ipu_sim",
+        Request(policy=policy, device_options={"tiles": "4"}),
+        store=KernelStore(None),
+        registry=Registry([Point("extra", plugin)]),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -166,16 +171,26 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("hook", "problem", "result", "words"), [
-    *((hook, kind("no"), None, f"{kind.__name__}: no") for hook in EXTENSIONS for kind in (RuntimeError, SystemExit)),
-    *((hook, None, result, words) for hook, result, words in WRONG)])  # fmt: skip
-def test_a_hook_that_fails_is_named_and_the_others_go_on(hook: str, problem: BaseException | None, result: Any, words: str,
-                                                         capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("hook", "problem", "result", "words"),
+    [
+        *((hook, kind("no"), None, f"{kind.__name__}: no") for hook in EXTENSIONS for kind in (RuntimeError, SystemExit)),
+        *((hook, None, result, words) for hook, result, words in WRONG),
+    ],
+)
+def test_a_hook_that_fails_is_named_and_the_others_go_on(
+    hook: str, problem: BaseException | None, result: Any, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = Extending()
     points = [Point("bad", failing(hook, problem, result)), Point("extra", good)]
     registry = Registry(points)
-    exe = open_executable(parser.parse_model(MODEL), "ipu_sim", Request(policy="reluctant", device_options={"tiles": "4"}),
-                          store=KernelStore(None), registry=registry)  # fmt: skip
+    exe = open_executable(
+        parser.parse_model(MODEL),
+        "ipu_sim",
+        Request(policy="reluctant", device_options={"tiles": "4"}),
+        store=KernelStore(None),
+        registry=registry,
+    )
     key = registry.extension_key()
     assert exe.run({"x": np.array([-2, -1, 1, 2], np.float32)})["y"].tolist() == [2, 1, 0, 0]
     assert good.seen and next(iter(exe.cache.values())).compiled.programs[0].policy == "reluctant"
@@ -193,15 +208,24 @@ def raises(*args: object) -> Any:
     raise KeyError("not today")
 
 
-@pytest.mark.parametrize(("hook", "value"), [
-    ("rammer_passes", [type("Fails", (Witness,), {"__call__": raises})([])]),
-    ("rammer_policies", [type("Fails", (Reluctant,), {"__call__": raises})()]),
-    ("rammer_lowerings", {("", "Abs"): raises})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hook", "value"),
+    [
+        ("rammer_passes", [type("Fails", (Witness,), {"__call__": raises})([])]),
+        ("rammer_policies", [type("Fails", (Reluctant,), {"__call__": raises})()]),
+        ("rammer_lowerings", {("", "Abs"): raises}),
+    ],
+)
 def test_what_a_plugin_added_is_named_where_it_fails(hook: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
     registry = Registry([Point("bad", failing(hook, None, value)), Point("extra", Plain())])
     policy = "reluctant" if hook == "rammer_policies" else "wavefront"
-    exe = open_executable(parser.parse_model(MODEL), "ipu_sim", Request(policy=policy, device_options={"tiles": "4"}),
-                          store=KernelStore(None), registry=registry)  # fmt: skip
+    exe = open_executable(
+        parser.parse_model(MODEL),
+        "ipu_sim",
+        Request(policy=policy, device_options={"tiles": "4"}),
+        store=KernelStore(None),
+        registry=registry,
+    )
     with pytest.raises(DeviceFailure, match="plugin bad fails: KeyError: 'not today'") as caught:
         exe.run({"x": np.zeros(4, np.float32)})
     assert caught.value.hint == "leave it out: RAMMER_DISABLE=bad"
@@ -266,10 +290,17 @@ def test_the_api_version_is_a_number_in_the_plugins_text() -> None:
     with pytest.raises(TypeError, match="'api'"):
         Device("chip", "", list, list)  # type: ignore[call-arg, arg-type]
     root = Path(__file__).parents[2]
-    files = [*root.glob("plugins/*/rammer_*/plugin.py"), *root.glob("core/rammer/plugin-template/rammer_*/__init__.py"),
-             *root.glob("tests/c_plugin/rammer_*/__init__.py")]  # fmt: skip
-    calls = [node for f in files for node in ast.walk(ast.parse(f.read_text()))
-             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Device"]  # fmt: skip
+    files = [
+        *root.glob("plugins/*/rammer_*/plugin.py"),
+        *root.glob("core/rammer/plugin-template/rammer_*/__init__.py"),
+        *root.glob("tests/c_plugin/rammer_*/__init__.py"),
+    ]
+    calls = [
+        node
+        for f in files
+        for node in ast.walk(ast.parse(f.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Device"
+    ]
     versions = [k.value for c in calls for k in c.keywords if k.arg == "api"]
     assert len(files) == len(versions) == 5
     assert all(isinstance(v, ast.Constant) and v.value == API_VERSION for v in versions)

@@ -32,8 +32,12 @@ def tensor(name: str, shape: Any, dtype: int = FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def model(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[str],
-          constants: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:  # fmt: skip
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[str],
+    constants: dict[str, np.ndarray] | None = None,
+) -> onnx.ModelProto:
     weights = [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()]
     graph = helper.make_graph(nodes, "g", inputs, [onnx.ValueInfoProto(name=o) for o in outputs], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -75,20 +79,27 @@ def test_several_and_absent_results() -> None:
 
 
 def test_a_scalar_stays_a_scalar() -> None:
-    graph = check(model([helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], [tensor("x", [4])], ["y"]),
-                  {"x": normal(4)})  # fmt: skip
+    graph = check(model([helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], [tensor("x", [4])], ["y"]), {"x": normal(4)})
     assert run(graph, {"x": normal(4)})["y"].shape == ()
 
 
 @pytest.mark.parametrize("condition", [True, False])
 def test_if_with_captured_values(condition: bool) -> None:
     """The branches read outer values, one of them computed by a node that a pass merges with another."""
-    yes = helper.make_graph([helper.make_node("Add", ["a.1", "k"], ["t"])], "yes", [], [tensor("t", [4])],
-                            [numpy_helper.from_array(np.float32(2), "k")])  # fmt: skip
+    yes = helper.make_graph(
+        [helper.make_node("Add", ["a.1", "k"], ["t"])],
+        "yes",
+        [],
+        [tensor("t", [4])],
+        [numpy_helper.from_array(np.float32(2), "k")],
+    )
     no = helper.make_graph([helper.make_node("Sub", ["x", "b.1"], ["t"])], "no", [], [tensor("t", [4])])
-    nodes = [helper.make_node("Exp", ["x"], ["b.1"]), helper.make_node("Exp", ["x"], ["a.1"]),
-             helper.make_node("If", ["c"], ["u"], then_branch=yes, else_branch=no),
-             helper.make_node("Sub", ["u", "b.1"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("Exp", ["x"], ["b.1"]),
+        helper.make_node("Exp", ["x"], ["a.1"]),
+        helper.make_node("If", ["c"], ["u"], then_branch=yes, else_branch=no),
+        helper.make_node("Sub", ["u", "b.1"], ["y"]),
+    ]
     proto = model(nodes, [tensor("x", [4]), tensor("c", [], TensorProto.BOOL)], ["y"])
     graph = check(proto, {"x": normal(4), "c": np.array(condition)})
     node = next(n for n in graph.nodes if n.op == "If")
@@ -100,10 +111,15 @@ def test_if_with_captured_values(condition: bool) -> None:
 
 def test_scan() -> None:
     body = helper.make_graph(
-        [helper.make_node("Mul", ["s", "outer"], ["d"]), helper.make_node("Add", ["d", "i"], ["n"]),
-         helper.make_node("Identity", ["n"], ["o"])],
-        "body", [tensor("s", [2]), tensor("i", [2])], [tensor("n", [2]), tensor("o", [2])],
-    )  # fmt: skip
+        [
+            helper.make_node("Mul", ["s", "outer"], ["d"]),
+            helper.make_node("Add", ["d", "i"], ["n"]),
+            helper.make_node("Identity", ["n"], ["o"]),
+        ],
+        "body",
+        [tensor("s", [2]), tensor("i", [2])],
+        [tensor("n", [2]), tensor("o", [2])],
+    )
     node = helper.make_node("Scan", ["s0", "xs"], ["last", "all"], body=body, num_scan_inputs=1)
     inputs = [tensor("s0", [2]), tensor("xs", [5, 2]), tensor("outer", [2])]
     check(model([node], inputs, ["last", "all"]), {"s0": normal(2), "xs": normal(5, 2), "outer": normal(2)})
@@ -123,9 +139,20 @@ def test_failures_name_the_node() -> None:
         HostNode(node, types).run({"x": np.ones((2, 3), np.float32)})
 
 
-@pytest.mark.parametrize("value", [
-    3, -1.5, "text", (1, 2, 3), (0.5, 1.5), ("a", "b"), np.arange(6.0).reshape(2, 3), np.array(7), (),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        3,
+        -1.5,
+        "text",
+        (1, 2, 3),
+        (0.5, 1.5),
+        ("a", "b"),
+        np.arange(6.0).reshape(2, 3),
+        np.array(7),
+        (),
+    ],
+)
 def test_attributes_read_back(value: Any) -> None:
     again = attribute_value(attribute_proto("a", value))
     assert type(again) is type(value)

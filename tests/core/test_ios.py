@@ -23,11 +23,28 @@ from rammer.testing.programs import adding, device, kernel, random_net, recurren
 After = Mapping[str, Sequence[str]]
 
 #: Fire module with complex bypass (SqueezeNet): the bypass convolution joins after the concat.
-SQUEEZE = {"squeeze": [], "expand1": ["squeeze"], "expand3": ["squeeze"], "concat": ["expand1", "expand3"],
-           "bypass": [], "add": ["concat", "bypass"]}  # fmt: skip
+SQUEEZE = {
+    "squeeze": [],
+    "expand1": ["squeeze"],
+    "expand3": ["squeeze"],
+    "concat": ["expand1", "expand3"],
+    "bypass": [],
+    "add": ["concat", "bypass"],
+}
 #: Inception V3's widest block (Mixed_7b): four branches, two of them forked, and their concat.
-INCEPTION = {"a": [], "b": [], "b13": ["b"], "b31": ["b"], "c": [], "c33": ["c"], "c13": ["c33"], "c31": ["c33"],
-             "pool": [], "p": ["pool"], "concat": ["a", "b13", "b31", "c13", "c31", "p"]}  # fmt: skip
+INCEPTION = {
+    "a": [],
+    "b": [],
+    "b13": ["b"],
+    "b31": ["b"],
+    "c": [],
+    "c33": ["c"],
+    "c13": ["c33"],
+    "c31": ["c33"],
+    "pool": [],
+    "p": ["pool"],
+    "concat": ["a", "b13", "b31", "c13", "c31", "p"],
+}
 
 
 def unpruned(after: After) -> tuple[int, int, int]:
@@ -236,16 +253,17 @@ def test_programs_of_ios_verify() -> None:
 def plain_graph(size: int, after: Callable[[int], Sequence[int]]) -> OperatorGraph:
     random = Random(size)
     kernels = {
-        f"o{i}": (kernel(adding(f"o{i}", random.randint(1, 9), ["x"], 1), random.uniform(1e-6, 5e-6)),)
-        for i in range(size)
+        f"o{i}": (kernel(adding(f"o{i}", random.randint(1, 9), ["x"], 1), random.uniform(1e-6, 5e-6)),) for i in range(size)
     }
     return OperatorGraph(kernels, {f"o{i}": tuple(f"o{j}" for j in after(i)) for i in range(size)})
 
 
 WIDE: Mapping[str, Callable[[int], Sequence[int]]] = {
-    "apart": lambda i: (), "four chains": lambda i: (i - 4,) if i > 3 else (), "fork": lambda i: (0,) if i else (),
+    "apart": lambda i: (),
+    "four chains": lambda i: (i - 4,) if i > 3 else (),
+    "fork": lambda i: (0,) if i else (),
     "fork and join": lambda i: () if i == 0 else (0,) if i < 39 else range(1, 39),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("shape", WIDE)

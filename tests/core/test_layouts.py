@@ -94,10 +94,16 @@ def test_channels_last_is_nhwc() -> None:
     assert channels_last((2, 3, 4, 5, 6)) == (360, 1, 90, 18, 3)
 
 
-@pytest.mark.parametrize(("offset", "shape", "strides"), [
-    (0, (2, 3, 20), (60, 20, 1)), (0, (6, 4, 5), (20, 5, 1)), (0, (2, 3, 5, 4), (60, 20, 4, 1)), (119, (120,), (-1,)),
-    (0, (3,), (6,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides"),
+    [
+        (0, (2, 3, 20), (60, 20, 1)),
+        (0, (6, 4, 5), (20, 5, 1)),
+        (0, (2, 3, 5, 4), (60, 20, 4, 1)),
+        (119, (120,), (-1,)),
+        (0, (3,), (6,)),
+    ],
+)
 def test_a_tensor_that_somebody_reads_across_axes_stays(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     """Joined axes, other rows, everything backwards, a diagonal."""
     have = plan_of([dense("x", "x", (2, 3, 4, 5)), dense("b", "b", (2, 3, 4, 5)), Storage("v", "b", offset, shape, strides)])
@@ -115,10 +121,13 @@ def test_empty_images_stay() -> None:
     assert assign_layouts(have, [convolution("b", "x", (1, 3, 0, 5))]).storages == have.storages
 
 
-@pytest.mark.parametrize("line", [
-    "s: f32[b:2, h:3, i:4, j:4] = sum[k:5] q[b, h, i, k] * t[b, h, j, k]",
-    "s: f32[b:2, i:4, o:6] = sum[h:3, k:5] q[b, h, i, k] * w[o, h, k]",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "s: f32[b:2, h:3, i:4, j:4] = sum[k:5] q[b, h, i, k] * t[b, h, j, k]",
+        "s: f32[b:2, i:4, o:6] = sum[h:3, k:5] q[b, h, i, k] * w[o, h, k]",
+    ],
+)
 def test_attention_has_no_images(line: str) -> None:
     """Four axes, but no sum over the second, or one over the last as well."""
     compute = Compute.parse(line)
@@ -151,8 +160,10 @@ def test_auto_costs_no_more_than_none_all_or_one_change(length: int, data: st.Da
         return asked[key]
 
     def cost(moved: frozenset[str]) -> float:
-        return sum(price(o, {t: replace(s, strides=channels_last(s.shape)) if t in moved else s
-                             for t, s in plan.storages.items()}) for o in operators)  # fmt: skip
+        return sum(
+            price(o, {t: replace(s, strides=channels_last(s.shape)) if t in moved else s for t, s in plan.storages.items()})
+            for o in operators
+        )
 
     chosen = moved_in(assign_layouts(plan, operators, price).storages)
     names = [o.name for o in operators]

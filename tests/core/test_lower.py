@@ -28,9 +28,7 @@ def _graph(*nodes: Node, shape: tuple[int, ...] = (3, 4)) -> Graph:
 
 
 def test_chain() -> None:
-    graph = _graph(
-        Node("Softmax", ("x",), ("s",), {}, "a", "", 21), Node("Softmax", ("s",), ("y",), {}, "b", "", 21)
-    )
+    graph = _graph(Node("Softmax", ("x",), ("s",), {}, "a", "", 21), Node("Softmax", ("s",), ("y",), {}, "b", "", 21))
     lowered = lower(graph)
     names = [c.name for c in lowered.computes]
     assert len(set(names)) == len(names) == 8
@@ -43,9 +41,7 @@ def test_chain() -> None:
 
 def test_intermediates_avoid_names_of_the_graph() -> None:
     """A model may call a value just as a lowering would call an intermediate."""
-    graph = _graph(
-        Node("Identity", ("x",), ("y_max",), {}), Node("Softmax", ("y_max",), ("y",), {}, "", "", 21)
-    )
+    graph = _graph(Node("Identity", ("x",), ("y_max",), {}), Node("Softmax", ("y_max",), ("y",), {}, "", "", 21))
     names = [c.name for c in lower(graph).computes]
     assert len(set(names)) == len(names)
 

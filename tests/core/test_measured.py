@@ -28,9 +28,11 @@ def test_figures() -> None:
     program = two()
     a, b = (o.name for o in program.operators)
     spans = [
-        Span(0, a, 0, 0.0, 2.0), Span(0, a, 1, 1.0, 3.0),  # two at once on unit 0: 3 s busy
-        Span(1, a, 2, 0.0, 1.0), Span(1, b, 0, 5.0, 10.0),  # 6 s busy; nothing anywhere from 3 to 5
-    ]  # fmt: skip
+        Span(0, a, 0, 0.0, 2.0),
+        Span(0, a, 1, 1.0, 3.0),  # two at once on unit 0: 3 s busy
+        Span(1, a, 2, 0.0, 1.0),
+        Span(1, b, 0, 5.0, 10.0),  # 6 s busy; nothing anywhere from 3 to 5
+    ]
     found = summarise(program, spans, units=3)
     assert np.isclose(found.span, 10) and np.isclose(found.utilisation, 9 / 30) and np.isclose(found.idle, 0.2)
     times = {o.name: o for o in found.operators}

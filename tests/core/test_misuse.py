@@ -34,11 +34,28 @@ def test_the_survey_sees_what_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.ends["faults"] and "exit code 9" in next(iter(found.faults))
 
 
-@pytest.mark.parametrize("kind", [
-    "without strides", "strides twice", "strides=[]", "strides=[9223372036854775807]", "group=-1", "auto_pad=b'nonsense'",
-    "labelled", "refers to a function's", "an unknown attribute", "input 1 left out", "inputs from 1 on", "an input more",
-    "an output more", "input 0 of one rank more", "input 0 as a scalar", "input 1 empty along 0", "input 0 of nan everywhere",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "without strides",
+        "strides twice",
+        "strides=[]",
+        "strides=[9223372036854775807]",
+        "group=-1",
+        "auto_pad=b'nonsense'",
+        "labelled",
+        "refers to a function's",
+        "an unknown attribute",
+        "input 1 left out",
+        "inputs from 1 on",
+        "an input more",
+        "an output more",
+        "input 0 of one rank more",
+        "input 0 as a scalar",
+        "input 1 empty along 0",
+        "input 0 of nan everywhere",
+    ],
+)
 def test_kinds_of_misuse(kind: str) -> None:
     case = next(c for n in range(50) if "strides" in (c := drawn("Conv", 0, n)).attributes and c.attributes["strides"])
     assert any(kind in misuse.what for misuse in misuses(case, Random(0)))

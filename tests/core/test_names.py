@@ -17,9 +17,26 @@ from rammer.ir.program import Port, RProgram
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import random_net
 
-WORDS = ("", "int", "for", "nan", "a b", "a-b", "a_b", "a_b_2", "9", "\u00e9", "rm_max", "  # x", '"x"', " x",
-         "x\nrow v0: x[0:1:1]",
-         "p on 3 vEUs, predicted 1 s", "x\u2028y", "\ud800")  # fmt: skip
+WORDS = (
+    "",
+    "int",
+    "for",
+    "nan",
+    "a b",
+    "a-b",
+    "a_b",
+    "a_b_2",
+    "9",
+    "\u00e9",
+    "rm_max",
+    "  # x",
+    '"x"',
+    " x",
+    "x\nrow v0: x[0:1:1]",
+    "p on 3 vEUs, predicted 1 s",
+    "x\u2028y",
+    "\ud800",
+)
 ODD = st.one_of(st.text(), st.sampled_from(WORDS))
 
 
@@ -74,9 +91,12 @@ def test_a_program_with_foreign_strings_reads_back(policy: str, origin: str, ext
 def test_nothing_is_made_under_another_name(name: str) -> None:
     axis = Axis("i", 2)
     good = Compute("y", "float32", (axis,), Const(1.0))
-    for make in (lambda: Axis(name, 2), lambda: Compute(name, "float32", (axis,), Const(1.0)),
-                 lambda: ROperator(name, (good,), (), ("y",)),
-                 lambda: ROperator("y", (good,), (), ("y",), (2,), "f", ((name, 1),)),
-                 lambda: Compute("y", "float32", (axis,), Ref(name))):  # fmt: skip
+    for make in (
+        lambda: Axis(name, 2),
+        lambda: Compute(name, "float32", (axis,), Const(1.0)),
+        lambda: ROperator(name, (good,), (), ("y",)),
+        lambda: ROperator("y", (good,), (), ("y",), (2,), "f", ((name, 1),)),
+        lambda: Compute("y", "float32", (axis,), Ref(name)),
+    ):
         with pytest.raises(ValueError, match=r".*"):
             make()

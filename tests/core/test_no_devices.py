@@ -26,9 +26,11 @@ ALLOWED = {
     ("testing/cage.py", "PYOPENCL_NO_CACHE"): "a package's pickles would look like a deed of the file under test",
     ("testing/mutants/__main__.py", "ipu_sim"): "a default that a user may change",
     ("testing/mutants/__main__.py", "OpenCL"): "in a help text",
-    **{("testing/mutants/campaign.py", name): "must not be imported before a fork"
-       for name in ("pyopencl", "cuda", "cupy", "pocl", "rammer_rocm", "rammer_cuda")},
-}  # fmt: skip
+    **{
+        ("testing/mutants/campaign.py", name): "must not be imported before a fork"
+        for name in ("pyopencl", "cuda", "cupy", "pocl", "rammer_rocm", "rammer_cuda")
+    },
+}
 
 
 def named(tree: ast.AST) -> Iterator[str]:
@@ -51,8 +53,19 @@ def test_the_core_names_no_device() -> None:
     assert found(CORE) == {*ALLOWED}, "a device in the core, or an exception that nothing needs"
 
 
-@pytest.mark.parametrize("code", ["KNOWN = {'cuda': 1}", "if device == 'rocm': pass", "OPENCL = 1", "import pyopencl", "f(gpu=1)",
-                                  "x = f'{y} on sm_90'", "from a import cuda_text", "def on_gpu(): pass"])  # fmt: skip
+@pytest.mark.parametrize(
+    "code",
+    [
+        "KNOWN = {'cuda': 1}",
+        "if device == 'rocm': pass",
+        "OPENCL = 1",
+        "import pyopencl",
+        "f(gpu=1)",
+        "x = f'{y} on sm_90'",
+        "from a import cuda_text",
+        "def on_gpu(): pass",
+    ],
+)
 def test_the_search_finds(code: str, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(f'"""An example for cuda."""\n# for cuda\n{code}\n')
     assert len(found(tmp_path)) == 1

@@ -53,7 +53,7 @@ POOLS = [
     (2, 1, {"strides": [2], "auto_pad": "SAME_UPPER"}, [0]),
     (2, 1, {"strides": [2], "auto_pad": "SAME_LOWER"}, [1]),
     (2, 3, {"strides": [2]}, []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("n", "kernel", "attributes", "starts"), POOLS, ids=str)
@@ -78,12 +78,16 @@ def test_columns_first_and_a_window_on_nothing_but_nan() -> None:
     check(case, np.full((1, 2, 1, 1), 7, F32), np.array([[[[4]], [[10]]]]))
 
 
-@pytest.mark.parametrize(("n", "kernel", "attributes", "starts"), [
-    (3, 1, {"strides": [3], "auto_pad": "SAME_UPPER"}, [0]),  # a convolution pads and never crops
-    (5, 2, {"strides": [2], "auto_pad": "SAME_LOWER"}, [-1, 1, 3]),
-    (3, 2, {"dilations": [2], "auto_pad": "SAME_UPPER"}, [-1, 0, 1]),
-    (2, 3, {"strides": [3]}, []),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "kernel", "attributes", "starts"),
+    [
+        (3, 1, {"strides": [3], "auto_pad": "SAME_UPPER"}, [0]),  # a convolution pads and never crops
+        (5, 2, {"strides": [2], "auto_pad": "SAME_LOWER"}, [-1, 1, 3]),
+        (3, 2, {"dilations": [2], "auto_pad": "SAME_UPPER"}, [-1, 0, 1]),
+        (2, 3, {"strides": [3]}, []),
+    ],
+    ids=str,
+)
 def test_conv(n: int, kernel: int, attributes: dict[str, Any], starts: list[int]) -> None:
     x, w = np.arange(1, n + 1, dtype=F32), np.array([1, 10, 100, 1000][:kernel], F32)
     step = attributes.get("dilations", [1])[0]
@@ -95,10 +99,12 @@ def test_conv(n: int, kernel: int, attributes: dict[str, Any], starts: list[int]
 def test_where_no_window_fits_every_convolution_has_no_elements(n: int, want: int | None) -> None:
     """floor((n - 3) / 2) + 1, and ONNX's inference says 1 where that rounds up; less than no elements there are not."""
     x, w, one, zero = row(*range(n), dtype=np.uint8), row(1, 2, 3, dtype=np.uint8), F32(1), np.uint8(0)
-    cases = [Case("Conv", 11, (x.astype(F32), w.astype(F32)), {"strides": [2]}),
-             Case("ConvInteger", 10, (x, w), {"strides": [2]}),
-             Case("QLinearConv", 10, tuple(map(np.asarray, (x, one, zero, w, one, zero, one, zero))), {"strides": [2]}),
-             Case("MaxPool", 12, (x,), {"kernel_shape": [3], "strides": [2]})]  # fmt: skip
+    cases = [
+        Case("Conv", 11, (x.astype(F32), w.astype(F32)), {"strides": [2]}),
+        Case("ConvInteger", 10, (x, w), {"strides": [2]}),
+        Case("QLinearConv", 10, tuple(map(np.asarray, (x, one, zero, w, one, zero, one, zero))), {"strides": [2]}),
+        Case("MaxPool", 12, (x,), {"kernel_shape": [3], "strides": [2]}),
+    ]
     for case in cases:
         said = ours(case)
         if want is None:
@@ -116,11 +122,21 @@ def test_conv_transpose_pads_behind() -> None:
     check(Case("ConvTranspose", 11, (x, row(1, 10)), attributes), row(2, 10))
 
 
-@pytest.mark.parametrize(("attributes", "weights"), [
-    ({"group": 0}, (4, 4, 1)), ({"group": -1}, (4, 4, 1)), ({"group": 2}, (4, 4, 1)), ({"group": 3}, (4, 1, 1)),
-    ({"kernel_shape": [2]}, (4, 4, 1)), ({"strides": [0]}, (4, 4, 1)), ({"strides": [1, 1]}, (4, 4, 1)),
-    ({}, (4, 4, 9)), ({"auto_pad": "SAME"}, (4, 4, 1)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("attributes", "weights"),
+    [
+        ({"group": 0}, (4, 4, 1)),
+        ({"group": -1}, (4, 4, 1)),
+        ({"group": 2}, (4, 4, 1)),
+        ({"group": 3}, (4, 1, 1)),
+        ({"kernel_shape": [2]}, (4, 4, 1)),
+        ({"strides": [0]}, (4, 4, 1)),
+        ({"strides": [1, 1]}, (4, 4, 1)),
+        ({}, (4, 4, 9)),
+        ({"auto_pad": "SAME"}, (4, 4, 1)),
+    ],
+    ids=str,
+)
 def test_wrong_convolutions_are_refused(attributes: dict[str, Any], weights: tuple[int, ...]) -> None:
     for op in ("Conv", "ConvTranspose"):
         if (op == "ConvTranspose" and weights[2] == 9) or (op, attributes.get("group")) == ("ConvTranspose", 2):
@@ -227,11 +243,17 @@ def test_weights_of_half_precision_are_float32(mode: str) -> None:
 
 def test_a_split_may_leave_parts_out() -> None:
     x = np.arange(10, dtype=F32).reshape(2, 5)
-    nodes = [helper.make_node("Split", ["x"], ["", "b", ""], axis=1, num_outputs=3),
-             helper.make_node("Split", ["x", "n"], ["c", "", "d"], axis=1)]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [2, 5])],
-                              [onnx.ValueInfoProto(name=n) for n in "bcd"],
-                              [numpy_helper.from_array(np.array([1, 3, 1]), "n")])  # fmt: skip
+    nodes = [
+        helper.make_node("Split", ["x"], ["", "b", ""], axis=1, num_outputs=3),
+        helper.make_node("Split", ["x", "n"], ["c", "", "d"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [2, 5])],
+        [onnx.ValueInfoProto(name=n) for n in "bcd"],
+        [numpy_helper.from_array(np.array([1, 3, 1]), "n")],
+    )
     bound = bind(read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])), {})
     values = run_graph(lower(bound), {"x": x})
     for name, want in (("b", x[:, 2:4]), ("c", x[:, :1]), ("d", x[:, 4:])):

@@ -26,9 +26,11 @@ def weight(seed: int) -> np.ndarray:
 
 def branch(seed: int) -> onnx.GraphProto:
     """A sub-graph with a large initialiser and a large Constant; both branches use the same names."""
-    nodes = [helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(weight(seed), "c")),
-             helper.make_node("MatMul", ["h", "c"], ["p"]),
-             helper.make_node("MatMul", ["p", "inner"], ["q"])]  # fmt: skip
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(weight(seed), "c")),
+        helper.make_node("MatMul", ["h", "c"], ["p"]),
+        helper.make_node("MatMul", ["p", "inner"], ["q"]),
+    ]
     inner = numpy_helper.from_array(weight(seed + 1), "inner")
     return helper.make_graph(nodes, "b", [], [helper.make_tensor_value_info("q", FLOAT, None)], [inner])
 
@@ -45,9 +47,12 @@ def old_model(then: int = 5) -> onnx.ModelProto:
         helper.make_node("Softmax", ["i"], ["y"], axis=1),
     ]
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", FLOAT, [3, SIDE]), helper.make_tensor_value_info("flag", BOOL, [])],
-        [helper.make_tensor_value_info("y", FLOAT, [3, SIDE])], [numpy_helper.from_array(weight(0), "w")],
-    )  # fmt: skip
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", FLOAT, [3, SIDE]), helper.make_tensor_value_info("flag", BOOL, [])],
+        [helper.make_tensor_value_info("y", FLOAT, [3, SIDE])],
+        [numpy_helper.from_array(weight(0), "w")],
+    )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8)
     proto.metadata_props.add(key="k", value="v")
     return proto
@@ -86,8 +91,10 @@ def test_values_come_back(flag: bool) -> None:
     untouched = proto.SerializeToString()
     loaded = read_model(proto)
     assert proto.SerializeToString() == untouched
-    feeds: dict[str, Any] = {"x": np.random.default_rng().standard_normal((3, SIDE)).astype(np.float32) / SIDE,
-                             "flag": np.array(flag)}  # fmt: skip
+    feeds: dict[str, Any] = {
+        "x": np.random.default_rng().standard_normal((3, SIDE)).astype(np.float32) / SIDE,
+        "flag": np.array(flag),
+    }
     wanted = zoo.forward(proto, feeds)["y"]
     np.testing.assert_allclose(zoo.forward(loaded.proto, feeds)["y"], wanted, rtol=1e-4, atol=1e-6)
 

@@ -32,8 +32,11 @@ from rammer.testing import models as zoo
 def foldable() -> Graph:
     """y = x + (a * b), z = -(a * b), with both constants."""
     types = {n: TensorType("float32", (4,)) for n in "xabcyz"}
-    nodes = (Node("Mul", ("a", "b"), ("c",), {}, "m", "", 14), Node("Add", ("x", "c"), ("y",), {}, "p", "", 14),
-             Node("Neg", ("c",), ("z",), {}, "n", "", 13))  # fmt: skip
+    nodes = (
+        Node("Mul", ("a", "b"), ("c",), {}, "m", "", 14),
+        Node("Add", ("x", "c"), ("y",), {}, "p", "", 14),
+        Node("Neg", ("c",), ("z",), {}, "n", "", 13),
+    )
     outputs = tuple(Value(n, types[n], n) for n in "yz")
     return Graph("g", (Value("x", types["x"], "x"),), outputs, nodes, types, {"a": normal(4), "b": normal(4)}, 21)
 
@@ -50,8 +53,7 @@ def test_fold() -> None:
 
 def test_random_operators_do_not_fold() -> None:
     types = {"r": TensorType("float32", (2,)), "y": TensorType("float32", (2,))}
-    nodes = (Node("RandomUniform", (), ("r",), {"shape": (2,)}, "r", "", 1),
-             Node("Neg", ("r",), ("y",), {}, "n", "", 13))  # fmt: skip
+    nodes = (Node("RandomUniform", (), ("r",), {"shape": (2,)}, "r", "", 1), Node("Neg", ("r",), ("y",), {}, "n", "", 13))
     graph = Graph("g", (), (Value("y", types["y"], "y"),), nodes, types, {}, 21)
     assert Fold()(graph) is graph and CommonSubexpressions()(graph) is graph
 
@@ -62,19 +64,25 @@ def test_random_operators_do_not_fold() -> None:
 def test_cse_merges_nodes_and_constants() -> None:
     w = normal(4)
     nodes = [
-        helper.make_node("Add", ["x", "w1"], ["a"]), helper.make_node("Add", ["x", "w2"], ["b"]),
-        helper.make_node("Exp", ["a"], ["c"]), helper.make_node("Exp", ["b"], ["d"]),
+        helper.make_node("Add", ["x", "w1"], ["a"]),
+        helper.make_node("Add", ["x", "w2"], ["b"]),
+        helper.make_node("Exp", ["a"], ["c"]),
+        helper.make_node("Exp", ["b"], ["d"]),
         helper.make_node("Mul", ["c", "d"], ["y"]),
-    ]  # fmt: skip
+    ]
     before = graph_of(nodes, (4,), {"w1": w, "w2": w.copy()})
     after = CommonSubexpressions()(before)
     assert ops(after) == ["Add", "Exp", "Mul"] and list(after.constants) == ["w1"]
     agree(before, after, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("left, right", [
-    ({"axes": np.array([0])}, {"axes": np.array([1])}), ({"keepdims": 0}, {"keepdims": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "left, right",
+    [
+        ({"axes": np.array([0])}, {"axes": np.array([1])}),
+        ({"keepdims": 0}, {"keepdims": 1}),
+    ],
+)
 def test_cse_tells_attributes_and_operands_apart(left: dict[str, Any], right: dict[str, Any]) -> None:
     nodes: list[onnx.NodeProto] = []
     constants: dict[str, np.ndarray] = {}
@@ -94,15 +102,21 @@ def test_cse_keeps_every_output() -> None:
 
 
 def test_constants_of_different_type_stay_apart() -> None:
-    nodes = [helper.make_node("Gather", ["x", "i"], ["a"]), helper.make_node("Gather", ["x", "j"], ["b"]),
-             helper.make_node("Add", ["a", "b"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("Gather", ["x", "i"], ["a"]),
+        helper.make_node("Gather", ["x", "j"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
     graph = graph_of(nodes, (4,), {"i": np.array([1, 0], np.int64), "j": np.array([1, 0, 0, 0], np.int32)[:2]})
     assert CommonSubexpressions()(graph) is graph
 
 
 def test_dce() -> None:
-    nodes = (Node("Exp", ("x",), ("dead",), {}, "", "", 13), Node("Neg", ("dead",), ("dead2",), {}, "", "", 13),
-             Node("MaxPool", ("x",), ("y", "index"), {"kernel_shape": (2,)}, "", "", 12))  # fmt: skip
+    nodes = (
+        Node("Exp", ("x",), ("dead",), {}, "", "", 13),
+        Node("Neg", ("dead",), ("dead2",), {}, "", "", 13),
+        Node("MaxPool", ("x",), ("y", "index"), {"kernel_shape": (2,)}, "", "", 12),
+    )
     types = {n: TensorType("float32", (1, 1, 4)) for n in ("x", "dead", "dead2")}
     types |= {"y": TensorType("float32", (1, 1, 3)), "index": TensorType("int64", (1, 1, 3))}
     x, y = (Value(n, types[n], n) for n in "xy")
@@ -124,34 +138,54 @@ def test_dce_keeps_an_unread_result_that_is_not_optional() -> None:
 ONE, ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 
 
-@pytest.mark.parametrize("op, constants, attributes", [
-    ("Identity", {}, {}), ("Dropout", {}, {}), ("Cast", {}, {"to": TensorProto.FLOAT}),
-    ("Dropout", {"r": np.float32(0.5), "t": np.array(False)}, {}),
-    ("Reshape", {"s": np.array([2, 1, -1])}, {}), ("Transpose", {}, {"perm": [0, 1, 2]}),
-    ("Transpose", {}, {"perm": [1, 0, 2]}), ("Expand", {"s": np.array([2, 1, 3])}, {}), ("Concat", {}, {"axis": 1}),
-    ("Sum", {}, {}), ("Max", {}, {}), ("Tile", {"n": np.array([1, 1, 1])}, {}),
-    ("Slice", {"b": np.array([0]), "end": np.array([99]), "a": np.array([2]), "s": np.array([1])}, {}),
-    ("Mul", {"k": ONE}, {}), ("Div", {"k": ONE}, {}), ("Sub", {"k": ZERO}, {}), ("Add", {"k": -ZERO}, {}),
-    ("Pow", {"k": ONE}, {}), ("Pad", {"p": np.zeros(6, np.int64)}, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, constants, attributes",
+    [
+        ("Identity", {}, {}),
+        ("Dropout", {}, {}),
+        ("Cast", {}, {"to": TensorProto.FLOAT}),
+        ("Dropout", {"r": np.float32(0.5), "t": np.array(False)}, {}),
+        ("Reshape", {"s": np.array([2, 1, -1])}, {}),
+        ("Transpose", {}, {"perm": [0, 1, 2]}),
+        ("Transpose", {}, {"perm": [1, 0, 2]}),
+        ("Expand", {"s": np.array([2, 1, 3])}, {}),
+        ("Concat", {}, {"axis": 1}),
+        ("Sum", {}, {}),
+        ("Max", {}, {}),
+        ("Tile", {"n": np.array([1, 1, 1])}, {}),
+        ("Slice", {"b": np.array([0]), "end": np.array([99]), "a": np.array([2]), "s": np.array([1])}, {}),
+        ("Mul", {"k": ONE}, {}),
+        ("Div", {"k": ONE}, {}),
+        ("Sub", {"k": ZERO}, {}),
+        ("Add", {"k": -ZERO}, {}),
+        ("Pow", {"k": ONE}, {}),
+        ("Pad", {"p": np.zeros(6, np.int64)}, {}),
+    ],
+)
 def test_identities(op: str, constants: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
     shape = (1, 1, 3) if attributes.get("perm") == [1, 0, 2] else (2, 1, 3)
     node = helper.make_node(op, ["e", *constants], ["m"], **attributes)
-    before = graph_of([helper.make_node("Exp", ["x"], ["e"]), node, helper.make_node("Neg", ["m"], ["y"])], shape,
-                      constants)  # fmt: skip
+    before = graph_of([helper.make_node("Exp", ["x"], ["e"]), node, helper.make_node("Neg", ["m"], ["y"])], shape, constants)
     after = RemoveIdentities()(before)
     assert ops(after) == ["Exp", "Neg"]
     agree(before, after, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("op, constants, attributes", [
-    ("Transpose", {}, {"perm": [1, 0]}), ("Mul", {"k": np.ones((2, 2, 2), np.float32)}, {}), ("Add", {"k": ZERO}, {}),
-    ("Slice", {"b": np.array([-1]), "e": np.array([-99]), "a": np.array([0]), "s": np.array([-1])}, {}),
-    ("Pad", {"p": np.array([1, 0, -1, 0])}, {}), ("Div", {"k": ZERO}, {}), ("Cast", {}, {"to": TensorProto.DOUBLE}),
-    ("Dropout", {"r": np.float32(0.5), "t": np.array(True)}, {}), ("Reshape", {"s": np.array([4])}, {}),
-])  # fmt: skip
-def test_what_looks_like_an_identity_and_is_none(op: str, constants: dict[str, np.ndarray],
-                                                 attributes: dict[str, Any]) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    "op, constants, attributes",
+    [
+        ("Transpose", {}, {"perm": [1, 0]}),
+        ("Mul", {"k": np.ones((2, 2, 2), np.float32)}, {}),
+        ("Add", {"k": ZERO}, {}),
+        ("Slice", {"b": np.array([-1]), "e": np.array([-99]), "a": np.array([0]), "s": np.array([-1])}, {}),
+        ("Pad", {"p": np.array([1, 0, -1, 0])}, {}),
+        ("Div", {"k": ZERO}, {}),
+        ("Cast", {}, {"to": TensorProto.DOUBLE}),
+        ("Dropout", {"r": np.float32(0.5), "t": np.array(True)}, {}),
+        ("Reshape", {"s": np.array([4])}, {}),
+    ],
+)
+def test_what_looks_like_an_identity_and_is_none(op: str, constants: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
     graph = graph_of([helper.make_node(op, ["x", *constants], ["y"], **attributes)], (2, 2), constants)
     assert RemoveIdentities()(graph) is graph
 
@@ -162,8 +196,12 @@ def test_left_operand_that_is_a_divisor_is_no_identity() -> None:
 
 
 def test_outputs_keep_their_names() -> None:
-    nodes = [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["n"]),
-             helper.make_node("Identity", ["n"], ["z"]), helper.make_node("Dropout", ["n"], ["w"])]  # fmt: skip
+    nodes = [
+        helper.make_node("Identity", ["x"], ["y"]),
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node("Identity", ["n"], ["z"]),
+        helper.make_node("Dropout", ["n"], ["w"]),
+    ]
     before = graph_of(nodes, (4,), outputs=("y", "z", "w"))
     after = RemoveIdentities()(before)
     # y copies an input and w a value that is output z already: both need a node.
@@ -189,8 +227,14 @@ def random_graphs(draw: st.DrawFn) -> Graph:
         op = draw(st.sampled_from([*BINARY, *OTHERS]))
         source = draw(st.sampled_from(values[-4:]))
         other = draw(st.sampled_from([*values[-3:], "k0", "k1", "k2", "one"]))
-        inputs = {"Conv": [source, "w0"], "Pad": [source, "w1"], "BatchNormalization": [source, *NORM],
-                  "Identity": [source], "Sum": [source], "Tanh": [source]}.get(op, [source, other])  # fmt: skip
+        inputs = {
+            "Conv": [source, "w0"],
+            "Pad": [source, "w1"],
+            "BatchNormalization": [source, *NORM],
+            "Identity": [source],
+            "Sum": [source],
+            "Tanh": [source],
+        }.get(op, [source, other])
         attributes = {"pads": [1, 1, 1, 1]} if op == "Pad" else {}
         if op in BINARY and draw(st.booleans()):
             inputs.reverse()
@@ -218,6 +262,7 @@ def test_pipeline_keeps_the_values_of_random_graphs(before: Graph) -> None:
 
 def wide(graph: Graph) -> Graph:
     """``graph`` with all floats in float64."""
+
     def kind(t: TensorType) -> TensorType:
         return TensorType("float64", t.shape) if t.dtype == "float32" else t
 
@@ -271,9 +316,14 @@ def test_spelling_reads_back() -> None:
 # Real models ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, nodes, reports", [
-    ("shufflenet", 154, "affine"), ("inception_v2", 164, "affine"), ("squeezenet", 65, "identity"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, nodes, reports",
+    [
+        ("shufflenet", 154, "affine"),
+        ("inception_v2", 164, "affine"),
+        ("squeezenet", 65, "identity"),
+    ],
+)
 def test_light_models_compute_the_same(name: str, nodes: int, reports: str) -> None:
     model = zoo.strip_final_softmax(zoo.reseed(zoo.light_model(name), int(rng.integers(1 << 30))))
     kept = {("", n.op_type) for n in model.graph.node}

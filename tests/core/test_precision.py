@@ -31,21 +31,26 @@ from rammer.profile.tune import Tuner
 from rammer.runtime.session import open_executable
 from rammer.testing.small_models import SmallModel
 
-LITTLE = SmallModel("little", """(float[1,3,8,8] x, int64[2] i, float[4,3,3,3] w_k, float[4] w_b)
+LITTLE = SmallModel(
+    "little",
+    """(float[1,3,8,8] x, int64[2] i, float[4,3,3,3] w_k, float[4] w_b)
     => (float[1,4,6,6] y, float[1,2,6,6] z, float[1,4,6,6] s) {
     c = Conv(x, w_k, w_b)
     y = Relu(c)
     z = Gather<axis=1>(y, i)
     s = Softmax<axis=-1>(c)
-}""", below=4)  # fmt: skip
+}""",
+    below=4,
+)
 
 
 def narrowed(graph: Graph) -> Graph:
     return Pipeline((NarrowFloats(), *default_passes())).run(Pipeline(default_passes()).run(graph)[0])[0]
 
 
-def graph_of(nodes: list[Node], types: dict[str, TensorType], inputs: str, outputs: str,
-             constants: dict[str, np.ndarray] | None = None) -> Graph:  # fmt: skip
+def graph_of(
+    nodes: list[Node], types: dict[str, TensorType], inputs: str, outputs: str, constants: dict[str, np.ndarray] | None = None
+) -> Graph:
     values = [tuple(Value(n, types[n], n) for n in names.split()) for names in (inputs, outputs)]
     return Graph("g", values[0], values[1], tuple(nodes), types, constants or {}, 21)
 
@@ -86,11 +91,18 @@ def test_constants_that_float16_cannot_hold_stay_float32(value: float, kept: boo
 
 def test_operators_typed_by_the_model_and_steering_operands_stay() -> None:
     shape = TensorType("float32", (1, 1, 4, 4))
-    types = {"x": shape, "r": TensorType("float32", (1, 1, 6, 6)), "y": TensorType("float32", (1, 1, 6, 6)),
-             "f": TensorType("float32", (4,)), "s": TensorType("float32", ())}  # fmt: skip
+    types = {
+        "x": shape,
+        "r": TensorType("float32", (1, 1, 6, 6)),
+        "y": TensorType("float32", (1, 1, 6, 6)),
+        "f": TensorType("float32", (4,)),
+        "s": TensorType("float32", ()),
+    }
     types |= {n: TensorType("float32", ()) for n in ("a", "b", "d")}
-    nodes = [Node("Resize", ("x", "", "f"), ("r",), {"mode": "nearest"}, "n", "", 19),
-             Node("Neg", ("r",), ("y",), {}, "m", "", 13)]  # fmt: skip
+    nodes = [
+        Node("Resize", ("x", "", "f"), ("r",), {"mode": "nearest"}, "n", "", 19),
+        Node("Neg", ("r",), ("y",), {}, "m", "", 13),
+    ]
     scales = np.array([1, 1, 1.5, 1.5], np.float32)
     half = NarrowFloats()(graph_of(nodes, types, "x", "y", {"f": scales}))
     resize = next(n for n in half.nodes if n.op == "Resize")

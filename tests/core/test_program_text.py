@@ -20,8 +20,13 @@ from rammer.testing.programs import Net, adding, random_net, recurrent_net, summ
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 30), st.sampled_from(sorted(policies())),
-       st.sampled_from(PRECISIONS))  # fmt: skip
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 12),
+    st.integers(1, 30),
+    st.sampled_from(sorted(policies())),
+    st.sampled_from(PRECISIONS),
+)
 def test_text_reloads_to_an_equal_program(seed: int, operators: int, veus: int, policy: str, precision: str) -> None:
     program = replace(random_net(Random(seed), operators).program(parse_policy(policy), veus), precision=precision)
     again = RProgram.parse(str(program))

@@ -22,9 +22,10 @@ from rammer.tile.connect import connect
 from rammer.tile.traffic import task_cost
 
 LAYERS = (
-    MemoryLayer("memory", "device", 1 << 40, 1e10), MemoryLayer("local", "veu", 1 << 20, 1e11),
+    MemoryLayer("memory", "device", 1 << 40, 1e10),
+    MemoryLayer("local", "veu", 1 << 20, 1e11),
     MemoryLayer("register", "thread", 4096, 1e12),
-)  # fmt: skip
+)
 DEVICE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)
 WEIGHTS = "float[6] f, float[6] g, float[8,6,{k},{k}] w_0, float[4,8,3,3] w_1"
 
@@ -33,7 +34,9 @@ def block(kernel: int = 1, more: str = "", out: str = "") -> SmallModel:
     """A dense layer: maps that no convolution's weights can take in, a convolution, ReLU, and a padded one. The shift is
     such that the maps make no 0 of padding."""
     pads = f"pads = [{', '.join([str(kernel // 2)] * 4)}]"
-    return SmallModel("block", f"""(float[1,6,7,5] x, {WEIGHTS.format(k=kernel)}) => (float[1,4,7,5] y{out}) {{
+    return SmallModel(
+        "block",
+        f"""(float[1,6,7,5] x, {WEIGHTS.format(k=kernel)}) => (float[1,4,7,5] y{out}) {{
         fs = Constant <value = float[6,1,1] {{0.5, 1.5, -1.0, 2.0, 1.0, -0.5}}> ()
         gs = Constant <value = float[6,1,1] {{1.0, 0.5, 2.0, 0.25, 1.5, 3.0}}> ()
         a = Mul(x, fs)
@@ -43,7 +46,8 @@ def block(kernel: int = 1, more: str = "", out: str = "") -> SmallModel:
         d = Relu(c)
         y = Conv <pads = [1, 1, 1, 1]> (d, w_1)
         {more}
-    }}""")
+    }}""",
+    )
 
 
 def graph_of(model: SmallModel) -> ComputeGraph:

@@ -34,9 +34,7 @@ def test_not_onnx(tmp_path: Path, data: bytes) -> None:
 
 
 def test_empty() -> None:
-    assert message(b"") == (
-        "the model file is empty\n  at: the model in memory\n  hint: download or export the model again"
-    )
+    assert message(b"") == ("the model file is empty\n  at: the model in memory\n  hint: download or export the model again")
 
 
 def test_truncated_inside_the_graph() -> None:
@@ -62,8 +60,7 @@ def test_every_truncation_is_bad_input() -> None:
 def test_unknown_operator_names_the_nearest() -> None:
     proto = model([helper.make_node("Reluu", ["x"], ["y"], name="act1")], [tensor("x", [2])], ["y"])
     assert message(proto) == (
-        "unknown operator Reluu in domain ai.onnx, opset 21\n  at: node act1 (Reluu)\n"
-        "  hint: the nearest known operator is Relu"
+        "unknown operator Reluu in domain ai.onnx, opset 21\n  at: node act1 (Reluu)\n  hint: the nearest known operator is Relu"
     )
 
 
@@ -84,16 +81,18 @@ def test_operator_newer_than_the_opset() -> None:
 
 
 def test_unknown_operator_inside_a_branch() -> None:
-    branch = helper.make_graph([helper.make_node("Addd", ["x", "x"], ["b"], name="n")], "b", [],
-                               [tensor("b", [2])])  # fmt: skip
+    branch = helper.make_graph([helper.make_node("Addd", ["x", "x"], ["b"], name="n")], "b", [], [tensor("b", [2])])
     node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
     proto = model([node], [tensor("x", [2]), tensor("c", [], BOOL)], ["y"])
     assert message(proto).startswith("unknown operator Addd in domain ai.onnx, opset 21\n  at: node n (Addd)\n")
 
 
 def test_cycle() -> None:
-    nodes = [helper.make_node("Add", ["x", "c"], ["a"], name="A"), helper.make_node("Relu", ["a"], ["b"], name="B"),
-             helper.make_node("Neg", ["b"], ["c"], name="C")]  # fmt: skip
+    nodes = [
+        helper.make_node("Add", ["x", "c"], ["a"], name="A"),
+        helper.make_node("Relu", ["a"], ["b"], name="B"),
+        helper.make_node("Neg", ["b"], ["c"], name="C"),
+    ]
     assert message(model(nodes, [tensor("x", [2])], ["c"])) == (
         "the graph has a cycle: A -> B -> C -> A\n  at: graph g\n  hint: export the model again"
     )
@@ -128,14 +127,15 @@ SUPPORTED = "float16, float32, float64, bool, int8, int16, int32, int64, uint8, 
 def test_unsupported_input_type(code: int, shown: str) -> None:
     proto = model([helper.make_node("Identity", ["x"], ["y"])], [tensor("x", [2], code)], ["y"])
     assert message(proto) == (
-        f"input 'x' has element type {shown}, which is not supported\n  at: input x\n"
-        f"  hint: supported are tensors of {SUPPORTED}"
+        f"input 'x' has element type {shown}, which is not supported\n  at: input x\n  hint: supported are tensors of {SUPPORTED}"
     )
 
 
 def test_sequence_inside() -> None:
-    nodes = [helper.make_node("SequenceConstruct", ["x", "x"], ["s"], name="seq"),
-             helper.make_node("SequenceAt", ["s", "i"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["s"], name="seq"),
+        helper.make_node("SequenceAt", ["s", "i"], ["y"]),
+    ]
     proto = model(nodes, [tensor("x", [2])], ["y"], constants={"i": np.array(0)})
     assert message(proto) == (
         "SequenceConstruct gives 's' the type sequence, which is not supported\n  at: node seq (SequenceConstruct)\n"
@@ -146,17 +146,25 @@ def test_sequence_inside() -> None:
 _F, _I, _B = FLOAT, TensorProto.INT32, BOOL
 
 
-@pytest.mark.parametrize(("op", "kinds", "opset", "says"), [
-    ("Elu", (_I,), 17, "Elu does not take int32 as its input 'X'"),
-    ("HardSigmoid", (_I,), 17, "HardSigmoid does not take int32 as its input 'X'"),
-    ("IsNaN", (_I,), 17, "IsNaN does not take int32 as its input 'X'"),
-    ("Round", (_I,), 17, "Round does not take int32 as its input 'X'"),
-    ("ArgMax", (_B,), 17, "ArgMax does not take bool as its input 'data'"),
-    ("Relu", (_I,), 13, "Relu does not take int32 as its input 'X'"),
-    ("Clip", (_F, _I), 17, "Clip has inputs of float32 and, as its 'min', int32, which must be of one element type"),
-    ("Where", (_B, _F, _I), 17, "Where has inputs of float32 and, as its 'Y', int32, which must be of one element type"),
-    ("Concat", (_F, _F, _I), 17, "Concat has inputs of float32 and, as its 'inputs', int32, which must be of one element type"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "kinds", "opset", "says"),
+    [
+        ("Elu", (_I,), 17, "Elu does not take int32 as its input 'X'"),
+        ("HardSigmoid", (_I,), 17, "HardSigmoid does not take int32 as its input 'X'"),
+        ("IsNaN", (_I,), 17, "IsNaN does not take int32 as its input 'X'"),
+        ("Round", (_I,), 17, "Round does not take int32 as its input 'X'"),
+        ("ArgMax", (_B,), 17, "ArgMax does not take bool as its input 'data'"),
+        ("Relu", (_I,), 13, "Relu does not take int32 as its input 'X'"),
+        ("Clip", (_F, _I), 17, "Clip has inputs of float32 and, as its 'min', int32, which must be of one element type"),
+        ("Where", (_B, _F, _I), 17, "Where has inputs of float32 and, as its 'Y', int32, which must be of one element type"),
+        (
+            "Concat",
+            (_F, _F, _I),
+            17,
+            "Concat has inputs of float32 and, as its 'inputs', int32, which must be of one element type",
+        ),
+    ],
+)
 @pytest.mark.parametrize("known", [False, True])
 def test_element_types_that_the_schema_excludes(op: str, kinds: tuple[int, ...], opset: int, says: str, known: bool) -> None:
     # The same where operands are constants, which would else be folded first.
@@ -164,8 +172,13 @@ def test_element_types_that_the_schema_excludes(op: str, kinds: tuple[int, ...],
     attributes = {"axis": 0} if op == "Concat" else {}
     made = [helper.make_tensor(n, k, [2], [0, 1]) for n, k in zip(names, kinds, strict=True)]
     inputs = [] if known else [helper.make_tensor_value_info(n, k, [2]) for n, k in zip(names, kinds, strict=True)]
-    graph = helper.make_graph([helper.make_node(op, names, ["y"], "n", **attributes)], "g", inputs,
-                              [helper.make_empty_tensor_value_info("y")], made if known else [])  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], "n", **attributes)],
+        "g",
+        inputs,
+        [helper.make_empty_tensor_value_info("y")],
+        made if known else [],
+    )
     text = message(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]).SerializeToString())
     assert text.startswith(f"{says}\n  at: node n ({op})\n  hint: "), text
 
@@ -181,10 +194,13 @@ def test_a_split_into_another_number_of_parts(count: int) -> None:
 def test_element_types_follow_attributes_and_bodies() -> None:
     """Cast says what it makes, and an If what its branches do: Relu after it takes float32, not int32."""
     for code, good in ((TensorProto.FLOAT, True), (TensorProto.INT32, False)):
-        branch = helper.make_graph([helper.make_node("Cast", ["x"], ["b"], to=code)], "b", [],
-                                   [helper.make_tensor_value_info("b", code, [2])])  # fmt: skip
-        nodes = [helper.make_node("If", ["c"], ["z"], "if", then_branch=branch, else_branch=branch),
-                 helper.make_node("Relu", ["z"], ["y"], "last")]  # fmt: skip
+        branch = helper.make_graph(
+            [helper.make_node("Cast", ["x"], ["b"], to=code)], "b", [], [helper.make_tensor_value_info("b", code, [2])]
+        )
+        nodes = [
+            helper.make_node("If", ["c"], ["z"], "if", then_branch=branch, else_branch=branch),
+            helper.make_node("Relu", ["z"], ["y"], "last"),
+        ]
         graph = helper.make_graph(nodes, "g", [tensor("x", [2]), tensor("c", [], BOOL)], [tensor("y", [2])])
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
         if good:
@@ -202,8 +218,12 @@ def test_data_dependent_shape() -> None:
 
 
 def test_operands_that_do_not_fit() -> None:
-    proto = model([helper.make_node("Add", ["x", "w"], ["y"], name="a")], [tensor("x", ["n"])], ["y"],
-                  constants={"w": np.zeros(3, np.float32)})  # fmt: skip
+    proto = model(
+        [helper.make_node("Add", ["x", "w"], ["y"], name="a")],
+        [tensor("x", ["n"])],
+        ["y"],
+        constants={"w": np.zeros(3, np.float32)},
+    )
     text = message(proto, {"x": (2,)})
     assert text.startswith("Add does not accept its operands (x: f32[2], w: f32[3]): ")
     assert text.endswith("\n  at: node a (Add)\n  hint: check the input shapes given with --shape")
@@ -313,9 +333,7 @@ def test_dynamic_dimension_spells_the_option() -> None:
 
 def test_wrong_shapes() -> None:
     proto = relu(["n", 3])
-    assert message(proto, {"y": (1,)}) == (
-        "the model has no input 'y'\n  at: shape of y\n  hint: the inputs are x"
-    )
+    assert message(proto, {"y": (1,)}) == ("the model has no input 'y'\n  at: shape of y\n  hint: the inputs are x")
     assert message(proto, {"x": (1, 2, 3)}) == (
         "shape 1x2x3 of input 'x' has rank 3, the model wants rank 2\n  at: x: float32[n,3]\n  hint: --shape x:1x3"
     )

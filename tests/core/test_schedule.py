@@ -51,9 +51,7 @@ def test_every_policy_places_every_task_once(seed: int, operators: int, veus: in
 def test_sequential_deals_tasks_round_robin() -> None:
     graph = graph_of({"a": [simple("a", 5, 2e-6, 4e-6)], "b": [simple("b", 2, 1e-6)]}, {"a": (), "b": ("a",)})
     schedule = Sequential()(graph, device(4, launch=1e-6))
-    assert schedule.rows == (
-        (("a", 0), ("a", 4), ("b", 0)), (("a", 1), ("b", 1)), (("a", 2),), (("a", 3),)
-    )  # fmt: skip
+    assert schedule.rows == ((("a", 0), ("a", 4), ("b", 0)), (("a", 1), ("b", 1)), (("a", 2),), (("a", 3),))
     assert schedule.stages == (("a",), ("b",)) and schedule.barriers
     # a: two rounds with every vEU busy; b: one round; a launch each.
     assert schedule.predicted == pytest.approx(2 * 4e-6 + 1e-6 + 2 * 1e-6)
@@ -73,9 +71,7 @@ def test_wavefront_runs_a_wave_side_by_side() -> None:
     schedule = Wavefront()(graph, device(4, launch=0.5e-6))
     assert schedule.stages == (("a", "b"), ("c",)) and not schedule.barriers
     # The long tasks of a go first; b's four tasks pile up beside them.
-    assert [row[:-1] for row in schedule.rows] == [
-        (("a", 0),), (("a", 1),), (("b", 0), ("b", 1)), (("b", 2), ("b", 3))
-    ]  # fmt: skip
+    assert [row[:-1] for row in schedule.rows] == [(("a", 0),), (("a", 1),), (("b", 0), ("b", 1)), (("b", 2), ("b", 3))]
     assert loads(schedule, {"a": 4e-6, "b": 2e-6, "c": 1e-6}) == pytest.approx([5e-6] * 4)
     assert schedule.predicted == pytest.approx(4e-6 + 1e-6 + 2 * 0.5e-6)
     assert Sequential()(graph, device(4, launch=0.5e-6)).predicted == pytest.approx(4e-6 + 2e-6 + 1e-6 + 3 * 0.5e-6)
@@ -190,8 +186,9 @@ def test_auto_keeps_the_best_prediction() -> None:
     assert schedule.predicted == best == policy(graph, unit).predicted == Auto()(graph, unit).predicted
 
 
-@pytest.mark.parametrize("text", ["sequential", "wavefront", "wavefront{lean=0}", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}",
-                                  "ios{r=3,s=8,seconds=1}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["sequential", "wavefront", "wavefront{lean=0}", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}", "ios{r=3,s=8,seconds=1}"]
+)
 def test_policies_parse_from_their_spelling(text: str) -> None:
     policy = parse_policy(text)
     assert str(policy) == policy.name == text
@@ -204,15 +201,18 @@ def test_left_out_arguments_take_defaults() -> None:
     assert parse_policy(" ios { r = 1 , s = 2 } ") == IOS(1, 2)
 
 
-@pytest.mark.parametrize(("text", "what", "hint"), [
-    ("wavefornt", "unknown policy 'wavefornt'", "did you mean wavefront?"),
-    ("ios{q=3}", "policy ios has no argument 'q'", "it takes r, s, seconds"),
-    ("sequential{r=3}", "policy sequential has no argument 'r'", "it takes no arguments"),
-    ("ios{r=x}", "argument r of policy ios must be an integer, got 'x'", ""),
-    ("ios{r=0}", "policy ios: r and s must be at least 1, got r=0, s=8", ""),
-    ("wavefront{lean=2}", "policy wavefront: lean must be 0 or 1, got 2", ""),
-    ("ios{r=3", "not a policy: 'ios{r=3'", "write NAME"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ("wavefornt", "unknown policy 'wavefornt'", "did you mean wavefront?"),
+        ("ios{q=3}", "policy ios has no argument 'q'", "it takes r, s, seconds"),
+        ("sequential{r=3}", "policy sequential has no argument 'r'", "it takes no arguments"),
+        ("ios{r=x}", "argument r of policy ios must be an integer, got 'x'", ""),
+        ("ios{r=0}", "policy ios: r and s must be at least 1, got r=0, s=8", ""),
+        ("wavefront{lean=2}", "policy wavefront: lean must be 0 or 1, got 2", ""),
+        ("ios{r=3", "not a policy: 'ios{r=3'", "write NAME"),
+    ],
+)
 def test_bad_spellings_say_what_is_wrong(text: str, what: str, hint: str) -> None:
     with pytest.raises(BadInput) as error:
         parse_policy(text)

@@ -17,16 +17,25 @@ FLAT, FULL = np.array([10, 4]), np.array([2, 5, 6])
 
 def rows(after: list[NodeProto], **more: np.ndarray):  # type: ignore[no-untyped-def]
     """A product of flattened rows with its axes given back as ``r``, and what follows."""
-    nodes = [helper.make_node("Reshape", ["x", "flat"], ["f"]), helper.make_node("Gemm", ["f", "w", "b"], ["g"]),
-             helper.make_node("Reshape", ["g", "full"], ["r"]), *after]  # fmt: skip
+    nodes = [
+        helper.make_node("Reshape", ["x", "flat"], ["f"]),
+        helper.make_node("Gemm", ["f", "w", "b"], ["g"]),
+        helper.make_node("Reshape", ["g", "full"], ["r"]),
+        *after,
+    ]
     return graph_of(nodes, (2, 5, 4), {"flat": FLAT, "full": FULL, "w": normal(4, 6), "b": normal(6), **more})
 
 
 def test_an_activation_and_a_residual_come_before_the_reshape() -> None:
     """As in a block of GPT-2."""
-    gelu = [helper.make_node("Mul", ["r", "half"], ["a"]), helper.make_node("Tanh", ["r"], ["t"]),
-            helper.make_node("Add", ["t", "one"], ["u"]), helper.make_node("Mul", ["a", "u"], ["v"]),
-            helper.make_node("Add", ["v", "late"], ["s"]), helper.make_node("Neg", ["s"], ["y"])]  # fmt: skip
+    gelu = [
+        helper.make_node("Mul", ["r", "half"], ["a"]),
+        helper.make_node("Tanh", ["r"], ["t"]),
+        helper.make_node("Add", ["t", "one"], ["u"]),
+        helper.make_node("Mul", ["a", "u"], ["v"]),
+        helper.make_node("Add", ["v", "late"], ["s"]),
+        helper.make_node("Neg", ["s"], ["y"]),
+    ]
     more = {"half": np.array(0.5, np.float32), "one": normal(1, 1, 6), "late": normal(2, 5, 6)}
     before = rows(gelu, **more)
     after = SinkReshapes()(before)
@@ -45,8 +54,11 @@ def test_an_operand_that_varies_along_split_axes_keeps_the_reshape(shape: tuple[
 def test_a_result_of_the_graph_and_what_follows_no_product_stay() -> None:
     before = rows([helper.make_node("Relu", ["r"], ["y"])])
     assert SinkReshapes()(before) is before
-    nodes = [helper.make_node("Reshape", ["x", "flat"], ["f"]), helper.make_node("Relu", ["f"], ["s"]),
-             helper.make_node("Neg", ["s"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("Reshape", ["x", "flat"], ["f"]),
+        helper.make_node("Relu", ["f"], ["s"]),
+        helper.make_node("Neg", ["s"], ["y"]),
+    ]
     before = graph_of(nodes, (2, 5, 4), {"flat": FLAT})
     assert SinkReshapes()(before) is before
 

@@ -33,8 +33,7 @@ def staged(capacity: int) -> VDevice:
 def test_split_equals_whole(parts: int, combiner: str) -> None:
     g = graph(12, combiner)
     partial, final = rfactor(g.computes[0], "k", parts)
-    split = ComputeGraph("s", g.inputs, g.outputs, (partial, final, g.computes[1]),
-                         {**g.types, partial.name: partial.type})  # fmt: skip
+    split = ComputeGraph("s", g.inputs, g.outputs, (partial, final, g.computes[1]), {**g.types, partial.name: partial.type})
     verify_compute_graph(split)
     rng = np.random.default_rng()
     inputs = {n: rng.standard_normal(g.types[n].shape) for n in g.inputs}

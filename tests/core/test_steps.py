@@ -26,17 +26,23 @@ def recurrent(op: str, layers: int, steps: int = 4, batch: int = 1, hidden: int 
     weights.append(numpy_helper.from_array(np.array([0, 0, -1]), "shape"))
     for n in range(layers):
         width = hidden if n == 0 else hidden * directions
-        shapes = {"w": (directions, gates * hidden, width), "r": (directions, gates * hidden, hidden),
-                  "b": (directions, 2 * gates * hidden)}  # fmt: skip
+        shapes = {
+            "w": (directions, gates * hidden, width),
+            "r": (directions, gates * hidden, hidden),
+            "b": (directions, 2 * gates * hidden),
+        }
         weights += [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), f"{k}{n}") for k, s in shapes.items()]
         nodes.append(helper.make_node(op, [x, f"w{n}", f"r{n}", f"b{n}"], [f"y{n}"], hidden_size=hidden, direction=direction))
         nodes.append(helper.make_node("Transpose", [f"y{n}"], [f"t{n}"], perm=[0, 2, 1, 3]))
         nodes.append(helper.make_node("Reshape", [f"t{n}", "shape"], [f"s{n}"]))
         x = f"s{n}"
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
-             for n, s in (("x", [steps, batch, hidden]), (x, [steps, batch, hidden * directions]))]  # fmt: skip
-    model = helper.make_model(helper.make_graph(nodes, "g", ports[:1], ports[1:], weights),
-                              opset_imports=[helper.make_opsetid("", 21)])  # fmt: skip
+    ports = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
+        for n, s in (("x", [steps, batch, hidden]), (x, [steps, batch, hidden * directions]))
+    ]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", ports[:1], ports[1:], weights), opset_imports=[helper.make_opsetid("", 21)]
+    )
     onnx.checker.check_model(model)
     return lower(Pipeline(default_passes()).run(bind(read_model(model), {}))[0])
 

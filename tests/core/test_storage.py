@@ -295,6 +295,7 @@ def test_addresses_are_decided_exactly() -> None:
 @st.composite
 def chains(draw: st.DrawFn) -> ComputeGraph:
     """Random shape operators, element-wise operators and concatenations over a pool of tensors."""
+
     def dims() -> tuple[int, ...]:
         return tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3)))
 

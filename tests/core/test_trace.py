@@ -28,8 +28,9 @@ def check(program: RProgram, seconds: dict[str, float], found: list[Span]) -> No
         for task in row:
             span = place[task.operator, task.index]
             assert span.veu == veu
-            ends = [place[c.operator, i].end for w in task.waits for c in [program.counter[w.counter]]
-                    for i in range(c.first, c.last)]  # fmt: skip
+            ends = [
+                place[c.operator, i].end for w in task.waits for c in [program.counter[w.counter]] for i in range(c.first, c.last)
+            ]
             assert span.start == max([free, *ends])
             assert span.end == span.start + seconds[task.operator]
             free = span.end

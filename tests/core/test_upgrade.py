@@ -29,27 +29,37 @@ X = np.random.default_rng().standard_normal((1, 4, 4, 4)).astype(np.float32)
 SCALES = {"s": np.array([1, 1, 1.5, 2.5], np.float32)}
 
 
-@pytest.mark.parametrize("op, inputs, constants, opset, attributes", [
-    ("Resize", ["x", "s"], SCALES, 10, {"mode": "linear"}),
-    ("Resize", ["x", "s"], SCALES, 10, {"mode": "nearest"}),
-    ("Resize", ["x", "s"], {"s": np.array([1, 1, 0.5, 0.7], np.float32)}, 10, {"mode": "nearest"}),
-    ("Upsample", ["x", "s"], SCALES, 9, {"mode": "linear"}),
-    ("Upsample", ["x"], {}, 7, {"mode": "linear", "scales": [1.0, 1.0, 2.0, 2.0]}),
-    ("Hardmax", ["x"], {}, 7, {}),
-    ("Hardmax", ["x"], {}, 12, {"axis": 2}),
-    ("LogSoftmax", ["x"], {}, 12, {}),
-    ("GroupNormalization", ["x", "s", "b"], {"s": X[0, 0, 0, :2], "b": X[0, 1, 0, :2]}, 18, {"num_groups": 2}),
-    ("RoiAlign", ["x", "r", "i"], {"r": np.array([[0, 0, 3, 3]], np.float32), "i": np.array([0])}, 10,
-     {"output_height": 2, "output_width": 2}),
-    ("Slice", ["x"], {}, 9, {"starts": [1, -2], "ends": [3, 99], "axes": [2, 3]}),
-    ("ReduceLogSumExp", ["x"], {}, 11, {"axes": [1, 2], "keepdims": 0}),
-    ("BatchNormalization", ["x", *"sbmv"], {n: np.abs(X[0, i, 0]) for i, n in enumerate("sbmv")}, 7, {}),
-])  # fmt: skip
-def test_upgrade_agrees_with_onnx_runtime(op: str, inputs: list[str], constants: dict[str, np.ndarray], opset: int,
-                                          attributes: dict[str, Any]) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    "op, inputs, constants, opset, attributes",
+    [
+        ("Resize", ["x", "s"], SCALES, 10, {"mode": "linear"}),
+        ("Resize", ["x", "s"], SCALES, 10, {"mode": "nearest"}),
+        ("Resize", ["x", "s"], {"s": np.array([1, 1, 0.5, 0.7], np.float32)}, 10, {"mode": "nearest"}),
+        ("Upsample", ["x", "s"], SCALES, 9, {"mode": "linear"}),
+        ("Upsample", ["x"], {}, 7, {"mode": "linear", "scales": [1.0, 1.0, 2.0, 2.0]}),
+        ("Hardmax", ["x"], {}, 7, {}),
+        ("Hardmax", ["x"], {}, 12, {"axis": 2}),
+        ("LogSoftmax", ["x"], {}, 12, {}),
+        ("GroupNormalization", ["x", "s", "b"], {"s": X[0, 0, 0, :2], "b": X[0, 1, 0, :2]}, 18, {"num_groups": 2}),
+        (
+            "RoiAlign",
+            ["x", "r", "i"],
+            {"r": np.array([[0, 0, 3, 3]], np.float32), "i": np.array([0])},
+            10,
+            {"output_height": 2, "output_width": 2},
+        ),
+        ("Slice", ["x"], {}, 9, {"starts": [1, -2], "ends": [3, 99], "axes": [2, 3]}),
+        ("ReduceLogSumExp", ["x"], {}, 11, {"axes": [1, 2], "keepdims": 0}),
+        ("BatchNormalization", ["x", *"sbmv"], {n: np.abs(X[0, i, 0]) for i, n in enumerate("sbmv")}, 7, {}),
+    ],
+)
+def test_upgrade_agrees_with_onnx_runtime(
+    op: str, inputs: list[str], constants: dict[str, np.ndarray], opset: int, attributes: dict[str, Any]
+) -> None:
     """Each of these changed its form or meaning on the way to opset 21."""
-    proto = model([helper.make_node(op, inputs, ["y"], name="n", **attributes)], [tensor("x", [1, 4, 4, 4])], ["y"],
-                  opset, constants)  # fmt: skip
+    proto = model(
+        [helper.make_node(op, inputs, ["y"], name="n", **attributes)], [tensor("x", [1, 4, 4, 4])], ["y"], opset, constants
+    )
     proto.ir_version = 8
     loaded = read_model(proto)
     assert loaded.opset == TARGET_OPSET

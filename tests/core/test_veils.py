@@ -25,8 +25,13 @@ SLICED = helper.make_node("Slice", ["m", "s", "e", "a", "t"], ["y"])
 
 def model(before: Sequence[NodeProto], shape: Sequence[int], constants: Mapping[str, Any], opset: int = 13) -> ModelProto:
     tensors = [numpy_helper.from_array(np.asarray(v), n) for n, v in {**BOUNDS, **constants}.items()]
-    graph = helper.make_graph([*before, SLICED], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], tensors)  # fmt: skip
+    graph = helper.make_graph(
+        [*before, SLICED],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        tensors,
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
@@ -37,13 +42,18 @@ def node(op: str, *constants: str, **attributes: Any) -> list[NodeProto]:
 KERNEL = {"c": np.ones((1, 1, 5, 5), np.float32)}
 #: Operators whose inferred result has fewer than no elements along an axis.
 BELOW = {
-    "pad": (node("Pad", "c"), {"c": np.array([0, 0, 0, -3, 0, 0, 0, -3])}), "conv": (node("Conv", "c"), KERNEL),
-    "transposed": (node("ConvTranspose", "c", pads=[9] * 4), KERNEL), "pool": (node("MaxPool", kernel_shape=[5, 5]), {}),
-    "lp pool": (node("LpPool", kernel_shape=[5, 5]), {}), "expand": (node("Expand", "c"), {"c": np.array([1, 1, 2, -4])}),
+    "pad": (node("Pad", "c"), {"c": np.array([0, 0, 0, -3, 0, 0, 0, -3])}),
+    "conv": (node("Conv", "c"), KERNEL),
+    "transposed": (node("ConvTranspose", "c", pads=[9] * 4), KERNEL),
+    "pool": (node("MaxPool", kernel_shape=[5, 5]), {}),
+    "lp pool": (node("LpPool", kernel_shape=[5, 5]), {}),
+    "expand": (node("Expand", "c"), {"c": np.array([1, 1, 2, -4])}),
     "resize": (node("Resize", "", "", "c"), {"c": np.array([1, 1, 2, -4])}),
-    "unpool": ([helper.make_node("MaxUnpool", ["x", "c"], ["m"], kernel_shape=[2, 2], pads=[9] * 4)],
-               {"c": np.zeros((1, 1, 2, 2), np.int64)}),
-}  # fmt: skip
+    "unpool": (
+        [helper.make_node("MaxUnpool", ["x", "c"], ["m"], kernel_shape=[2, 2], pads=[9] * 4)],
+        {"c": np.zeros((1, 1, 2, 2), np.int64)},
+    ),
+}
 
 
 def bound(made: ModelProto, **shapes: tuple[int, ...]) -> Graph:
@@ -81,11 +91,15 @@ def test_extents_declared_below_0_are_open(extent: int, opset: int, tmp_path: Pa
 
 def test_extents_declared_in_a_body_are_open(tmp_path: Path) -> None:
     inner = helper.make_graph(
-        [helper.make_node("Slice", ["h", "s", "e", "a", "t"], ["o"]), helper.make_node("Identity", ["k"], ["k2"])], "b",
-        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("k", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("h", TensorProto.FLOAT, [-1, -1])],
-        [helper.make_tensor_value_info("k2", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("o", TensorProto.FLOAT, None)])  # fmt: skip
+        [helper.make_node("Slice", ["h", "s", "e", "a", "t"], ["o"]), helper.make_node("Identity", ["k"], ["k2"])],
+        "b",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("k", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("h", TensorProto.FLOAT, [-1, -1]),
+        ],
+        [helper.make_tensor_value_info("k2", TensorProto.BOOL, []), helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
+    )
     loop = helper.make_node("Loop", ["n", "", "x"], ["m"], body=inner)
 
     def work() -> int:
@@ -114,8 +128,10 @@ READERS = {
 
 def _inside(kind: str, nodes: Sequence[NodeProto], constants: Mapping[str, Any], opset: int) -> ModelProto:
     bounds = {"s": np.array([0]), "e": np.array([9]), "a": np.array([-1])}
-    held = [helper.make_node("Constant", [], [n], value=numpy_helper.from_array(np.asarray(v)))
-            for n, v in {**bounds, **constants}.items()]  # fmt: skip
+    held = [
+        helper.make_node("Constant", [], [n], value=numpy_helper.from_array(np.asarray(v)))
+        for n, v in {**bounds, **constants}.items()
+    ]
     result, cond = helper.make_empty_tensor_value_info("y"), helper.make_tensor_value_info("c", TensorProto.BOOL, [])
     body = helper.make_graph([*held, *nodes], "body", [], [result])
     if kind == "Loop":
@@ -148,16 +164,18 @@ def test_extents_inferred_below_0_in_bodies_are_bad_input(tmp_path: Path) -> Non
 #: Operators whose results ONNX leaves without a type, with what they read: a sparse initialiser, a body that contradicts itself,
 #: and one without inference.
 UNTYPED: dict[str, tuple[str, dict[str, Any]]] = {
-    "Einsum": ("w", {"equation": "ab->ab"}), "MeanVarianceNormalization": ("x", {"axes": [0]}),
+    "Einsum": ("w", {"equation": "ab->ab"}),
+    "MeanVarianceNormalization": ("x", {"axes": [0]}),
     "Normalizer": ("x", {"domain": "ai.onnx.ml", "norm": "L2"}),
-}  # fmt: skip
+}
 
 
 def _untyped(producer: str, reader: NodeProto, inside: bool, opset: int) -> ModelProto:
     source, attributes = UNTYPED[producer]
     nodes = [helper.make_node(producer, [source], ["m"], **attributes), reader]
-    sparse = helper.make_sparse_tensor(numpy_helper.from_array(np.ones(2, np.float32), "w"),
-                                       numpy_helper.from_array(np.array([0, 4])), [2, 3])  # fmt: skip
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(np.ones(2, np.float32), "w"), numpy_helper.from_array(np.array([0, 4])), [2, 3]
+    )
     x = helper.make_tensor_value_info("x", TensorProto.DOUBLE, [2, 3])
     ends = [helper.make_empty_tensor_value_info("y")]
     if inside:
@@ -195,8 +213,11 @@ def _plausible(schema: defs.OpSchema) -> list[AttributeProto]:
     """Every attribute of an operator, with a value of its kind."""
     kinds: dict[str, Any] = {"INT": 1, "INTS": [1, 1], "FLOAT": 1.0, "FLOATS": [1.0], "STRING": "a", "STRINGS": ["a"]}
     known = [(n, kinds.get(a.type.name), a) for n, a in schema.attributes.items()]
-    return [a.default_value if a.default_value.type else helper.make_attribute(n, v) for n, v, a in known
-            if a.default_value.type or v is not None]  # fmt: skip
+    return [
+        a.default_value if a.default_value.type else helper.make_attribute(n, v)
+        for n, v, a in known
+        if a.default_value.type or v is not None
+    ]
 
 
 def test_no_operator_ends_the_process_over_operands_without_a_type(tmp_path: Path) -> None:

@@ -84,8 +84,10 @@ def test_a_wrong_threshold(threshold: int) -> None:
 def test_a_counter_with_fewer_tasks() -> None:
     program = relay()
     counters = tuple(Counter("a", "a", 0, 3) if c.name == "a" else c for c in program.counters)
-    rows = tuple(tuple(replace(t, waits=tuple(replace(w, threshold=3) if w.counter == "a" else w for w in t.waits))
-                       for t in row) for row in program.rows)  # fmt: skip
+    rows = tuple(
+        tuple(replace(t, waits=tuple(replace(w, threshold=3) if w.counter == "a" else w for w in t.waits)) for t in row)
+        for row in program.rows
+    )
     fails(replace(program, counters=counters, rows=rows), r"b\[0\] reads a before a has surely written it")
 
 
@@ -250,9 +252,13 @@ def test_spinning_rows_must_leave_room_for_the_rest() -> None:
 # --- speed ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("layers", "steps", "tasks", "veus", "limit"), [
-    (10, 10, 100, 1216, 5.0), (10, 100, 100, 132, 10.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layers", "steps", "tasks", "veus", "limit"),
+    [
+        (10, 10, 100, 1216, 5.0),
+        (10, 100, 100, 132, 10.0),
+    ],
+)
 def test_large_programs_verify_quickly(layers: int, steps: int, tasks: int, veus: int, limit: float) -> None:
     program = recurrent_net(layers, steps, tasks).program(Wavefront(), veus)
     start = time.process_time()

@@ -30,8 +30,10 @@ def test_recurrent_layers_start_from_an_expanded_constant(device: str, kind: str
     gates, states = {"LSTM": (4, 2), "GRU": (3, 1)}[kind]
     sizes = {"w": (1, gates * 4, 5), "r": (1, gates * 4, 4), "zero": (1, 1, 1)}
     constants = {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()} | {"size": np.array([1, 2, 4])}
-    nodes = [helper.make_node("Expand", ["zero", "size"], ["h"]),
-             helper.make_node(kind, ["x", "w", "r", "", "", *["h"] * states], ["y", "last"], hidden_size=4)]  # fmt: skip
+    nodes = [
+        helper.make_node("Expand", ["zero", "size"], ["h"]),
+        helper.make_node(kind, ["x", "w", "r", "", "", *["h"] * states], ["y", "last"], hidden_size=4),
+    ]
     proto = model(nodes, [tensor("x", (3, 2, 5))], ["y", "last"], constants=constants)
     assert not failure(opened(device), device, 0, proto)
 
@@ -42,6 +44,8 @@ def test_a_constant_is_read_whole_and_as_a_view(device: str) -> None:
     rng = np.random.default_rng()
     sizes = {"w": (1, 16, 5), "r": (1, 16, 4), "h": (1, 2, 4)}
     constants = {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
-    nodes = [helper.make_node("LSTM", ["x", "w", "r", "", "", "h", "h"], ["", "last"], hidden_size=4),
-             helper.make_node("Add", ["last", "h"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("LSTM", ["x", "w", "r", "", "", "h", "h"], ["", "last"], hidden_size=4),
+        helper.make_node("Add", ["last", "h"], ["y"]),
+    ]
     assert not failure(opened(device), device, 0, model(nodes, [tensor("x", (3, 2, 5))], ["y"], constants=constants))

@@ -49,8 +49,7 @@ def dense_block(batch: int) -> Net:
     """DenseNet: each operator reads the channels before its own and writes the next ones of one concat buffer."""
     net = Net().tensor("x", batch, 2)
     net.buffers["cat"] = ("float32", batch * 4)
-    for name, first, channels in (("c0", 0, 2), ("c1", 2, 1), ("c2", 3, 1), ("upto0", 0, 1), ("upto1", 2, 1),
-                                  ("whole", 0, 4)):  # fmt: skip
+    for name, first, channels in (("c0", 0, 2), ("c1", 2, 1), ("c2", 3, 1), ("upto0", 0, 1), ("upto1", 2, 1), ("whole", 0, 4)):
         net.storages[name] = Storage(name, "cat", first, (batch, channels), (4, 1))
     net.add(copying("c0", (batch, 2), "x", (1, 2)))
     net.add(copying("c1", (batch, 1), "upto0", (1, 1)))
@@ -86,9 +85,15 @@ def test_a_row_waits_once_and_not_for_what_is_implied() -> None:
     program = net.program(Wavefront(), 2)
     assert program.counters == (Counter("a", "a", 0, 4), Counter("b", "b", 0, 4), Counter("c", "c", 0, 4))
     assert [(t.operator, t.index, t.waits) for t in program.rows[0]] == [
-        ("a", 0, ()), ("a", 1, ()), ("b", 0, (Wait("a", 4),)), ("b", 1, ()),
-        ("c", 0, (Wait("b", 4),)), ("c", 1, ()), ("d", 0, (Wait("c", 4),)), ("d", 1, ()),
-    ]  # fmt: skip
+        ("a", 0, ()),
+        ("a", 1, ()),
+        ("b", 0, (Wait("a", 4),)),
+        ("b", 1, ()),
+        ("c", 0, (Wait("b", 4),)),
+        ("c", 1, ()),
+        ("d", 0, (Wait("c", 4),)),
+        ("d", 1, ()),
+    ]
 
 
 def test_one_row_needs_no_waits() -> None:

@@ -70,8 +70,24 @@ class ViewModel:
     def step(self) -> None:
         """One more node that fits what is there."""
         x = self.rng.choice(list(self.shapes))
-        kinds = (self.expand, self.slice, self.transpose, self.reshape, self.concat, self.split, self.unsqueeze, self.squeeze,
-                 self.gather, self.map, self.pair, self.product, self.reduce, self.pad, self.lstm, self.tile)  # fmt: skip
+        kinds = (
+            self.expand,
+            self.slice,
+            self.transpose,
+            self.reshape,
+            self.concat,
+            self.split,
+            self.unsqueeze,
+            self.squeeze,
+            self.gather,
+            self.map,
+            self.pair,
+            self.product,
+            self.reduce,
+            self.pad,
+            self.lstm,
+            self.tile,
+        )
         self.rng.choice(kinds)(x, self.shapes[x])
 
     def expand(self, x: str, shape: Shape) -> None:
@@ -105,8 +121,11 @@ class ViewModel:
 
     def concat(self, x: str, shape: Shape) -> None:
         axis = self.rng.randrange(len(shape))
-        fitting = [n for n, s in self.shapes.items() if len(s) == len(shape)
-                   and all(a == b for d, (a, b) in enumerate(zip(s, shape, strict=True)) if d != axis)]  # fmt: skip
+        fitting = [
+            n
+            for n, s in self.shapes.items()
+            if len(s) == len(shape) and all(a == b for d, (a, b) in enumerate(zip(s, shape, strict=True)) if d != axis)
+        ]
         parts = [x, *self.rng.choices(fitting, k=self.rng.randint(1, 2))]
         self.rng.shuffle(parts)
         target = (*shape[:axis], sum(self.shapes[p][axis] for p in parts), *shape[axis + 1 :])

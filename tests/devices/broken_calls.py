@@ -118,8 +118,14 @@ class Overtaken(rammer_toy.ToyProgram):
         def after(call: Any) -> Any:
             return lambda *given: (wait(), call(*given))[1]
 
-        return Proxy(bound, run=lambda: queued.append(queue.submit(later)), synchronize=wait,
-                     seconds=after(bound.seconds), to_host=after(bound.to_host), close=after(bound.close))  # type: ignore[return-value]  # fmt: skip
+        return Proxy(
+            bound,
+            run=lambda: queued.append(queue.submit(later)),
+            synchronize=wait,
+            seconds=after(bound.seconds),
+            to_host=after(bound.to_host),
+            close=after(bound.close),
+        )  # type: ignore[return-value]
 
 
 class Impatient(rammer_toy.ToyProgram):
@@ -141,9 +147,15 @@ class Impatient(rammer_toy.ToyProgram):
 
             return waiting
 
-        return Proxy(bound, run=lambda: queued.append(queue.submit(later)), synchronize=lambda: None,
-                     seconds=after(bound.seconds), to_host=after(bound.to_host), close=after(bound.close),
-                     write=after(bound.write))  # type: ignore[return-value]  # fmt: skip
+        return Proxy(
+            bound,
+            run=lambda: queued.append(queue.submit(later)),
+            synchronize=lambda: None,
+            seconds=after(bound.seconds),
+            to_host=after(bound.to_host),
+            close=after(bound.close),
+            write=after(bound.write),
+        )  # type: ignore[return-value]
 
 
 class OneOutput(rammer_toy.ToyProgram):

@@ -201,8 +201,7 @@ class WholeTiles(rammer_toy.ToyProgram):
     def whole(operator: rammer_toy.ROperator, index: int) -> bool:
         """Whether no axis clips the tile, or none is whole."""
         box = operator.task_box(index)
-        return all(hi - lo == t or t > a.extent
-                   for (lo, hi), t, a in zip(box, operator.tile, operator.anchor.axes, strict=True))  # fmt: skip
+        return all(hi - lo == t or t > a.extent for (lo, hi), t, a in zip(box, operator.tile, operator.anchor.axes, strict=True))
 
 
 class Spills(Rows):

@@ -194,8 +194,10 @@ class TilesFromZero(rammer_toy.ToyProgram):
         def local(o: ROperator) -> ROperator:
             if any(isinstance(e, Cast) and isinstance(e.arg, ex.Ref) for c in o.computes for e in ex.walk(c.body)) and o.tile:
                 first = {a.name: op("mod", ex.Ref(a.name), ex.integer(t)) for a, t in zip(o.anchor.axes, o.tile, strict=True)}
+
                 def rule(e: Expr) -> Expr | None:
                     return Cast(e.dtype, first[e.arg.axis]) if isinstance(e, Cast) and isinstance(e.arg, ex.Ref) else None
+
                 return replace(o, computes=tuple(replace(c, body=ex.transform(c.body, rule)) for c in o.computes))
             return o
 

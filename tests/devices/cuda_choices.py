@@ -20,8 +20,9 @@ WARPGROUPS = tuple(f for f in PRODUCTS if f not in WARPS)
 OTHERS = tuple(f for f in FAMILIES if f.name and f.first is None and not f.product)
 
 
-def choices(backend: CudaBackend, operator: ROperator, binding: Binding, families: Iterable[Family],
-            count: int = 200) -> list[Choice]:  # fmt: skip
+def choices(
+    backend: CudaBackend, operator: ROperator, binding: Binding, families: Iterable[Family], count: int = 200
+) -> list[Choice]:
     """The first ``count`` that can be written and that fit, best predicted first."""
     return list(islice(backend.choices(operator, binding, *families), count))
 

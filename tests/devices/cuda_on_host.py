@@ -109,14 +109,24 @@ def problem_of(kernel: TaskKernel, tiled: ROperator, trial: Trial) -> str:
     place = placed(tiled, binding, trial.constants, tiled.task_count)
     for number, feed in enumerate(trial.feeds):
         given = images(place, feed.inputs)
-        results = {n: np.full(place.program.buffer[f"b_{n}"].nbytes, 0xFF, np.uint8).view(binding.types[n].dtype)
-                   for n in tiled.outputs}  # fmt: skip
+        results = {
+            n: np.full(place.program.buffer[f"b_{n}"].nbytes, 0xFF, np.uint8).view(binding.types[n].dtype) for n in tiled.outputs
+        }
         fixed = {n: np.ascontiguousarray(v) for n, v in trial.constants.items()}
         buffers = {**given, **results, **fixed}
         addresses = {n: b.ctypes.data + place.program.storage[n].offset * b.itemsize for n, b in buffers.items()}
         arguments = host_arguments(kernel.arguments, fixed)
-        launch_on_host(on_host(kernel), kernel.entry, arguments, tiled.task_count, kernel.threads, binding, addresses,
-                       list(given.values()), (number % 2 == 0, number % 2 == 1))  # fmt: skip
+        launch_on_host(
+            on_host(kernel),
+            kernel.entry,
+            arguments,
+            tiled.task_count,
+            kernel.threads,
+            binding,
+            addresses,
+            list(given.values()),
+            (number % 2 == 0, number % 2 == 1),
+        )
         if problem := judge(place, results, feed.wanted):
             return f"run {number}: {problem}"
     return ""

@@ -160,12 +160,14 @@ template <int S, int ASTEP, int BSTEP> static void rm_products_{name}(float (&d)
 """
 
 
-def run_warpgroups(kernel: TaskKernel, operator: ROperator, binding: Binding, values: Mapping[str, Array],
-                   late_copies: bool, late_products: bool) -> dict[str, Array]:  # fmt: skip
+def run_warpgroups(
+    kernel: TaskKernel, operator: ROperator, binding: Binding, values: Mapping[str, Array], late_copies: bool, late_products: bool
+) -> dict[str, Array]:
     """All tasks of ``kernel``, whose sums are not split; its outputs by name. AssertionError where threads wait for ever."""
     arguments, switches = host_arguments(kernel.arguments, values), (late_copies, late_products)
-    return run_on_host(on_host(kernel), kernel.entry, arguments, operator.task_count, kernel.threads, binding, values,
-                       switches=switches)  # fmt: skip
+    return run_on_host(
+        on_host(kernel), kernel.entry, arguments, operator.task_count, kernel.threads, binding, values, switches=switches
+    )
 
 
 def race_of_warpgroups(kernel: TaskKernel, binding: Binding, values: Mapping[str, Array], late_copies: bool) -> str:

@@ -43,9 +43,12 @@ def normalised(m: int, c: int, size: int, kernel: int, stride: int = 1, first: b
     axes = f"n:1, m:{m}, h:{(size - 1) // stride + 1}, w:{(size - 1) // stride + 1}"
     load = f"pad(v[n, c, {', '.join(index)}], 0.0)" if kernel > 1 else f"v[n, c, h * {stride}, w * {stride}]"
     factors = [load, "w[m, c, kh, kw]"] if first else ["w[m, c, kh, kw]", load]
-    texts = [f"u: f32[{image}] = (x[n, c, h, w] * f[c]) + g[c]", f"v: f32[{image}] = max(u[n, c, h, w], 0.0)",
-             f"t: f32[{axes}] = sum[c:{c}, kh:{kernel}, kw:{kernel}] {' * '.join(factors)}",
-             f"y: f32[{axes}] = t[n, m, h, w] + b[m]"]  # fmt: skip
+    texts = [
+        f"u: f32[{image}] = (x[n, c, h, w] * f[c]) + g[c]",
+        f"v: f32[{image}] = max(u[n, c, h, w], 0.0)",
+        f"t: f32[{axes}] = sum[c:{c}, kh:{kernel}, kw:{kernel}] {' * '.join(factors)}",
+        f"y: f32[{axes}] = t[n, m, h, w] + b[m]",
+    ]
     computes = tuple(Compute.parse(t) for t in texts)
     links = tuple(Connection(p, q.name, "thread") for p, q in (("u", computes[1]), ("v", computes[2]), ("t", computes[3])))
     shapes = {"x": (1, c, size, size), "f": (c,), "g": (c,), "w": (m, c, kernel, kernel), "b": (m,)}
@@ -60,14 +63,24 @@ def bound(operator: ROperator, shapes: dict[str, tuple[int, ...]], constants: fr
 
 
 CASES = {
-    "pointwise": conv(48, 32, 12, 1), "three by three": conv(20, 16, 13, 3), "first layer": conv(16, 3, 17, 7, stride=2),
-    "grouped": conv(32, 8, 9, 3, groups=2), "strided": conv(24, 40, 11, 3, stride=2), "deep": conv(16, 512, 7, 1),
-    "matmul": matmul(37, 70, 52, False), "constant": matmul(16, 96, 40, True), "row": matmul(1, 256, 100, True),
-}  # fmt: skip
+    "pointwise": conv(48, 32, 12, 1),
+    "three by three": conv(20, 16, 13, 3),
+    "first layer": conv(16, 3, 17, 7, stride=2),
+    "grouped": conv(32, 8, 9, 3, groups=2),
+    "strided": conv(24, 40, 11, 3, stride=2),
+    "deep": conv(16, 512, 7, 1),
+    "matmul": matmul(37, 70, 52, False),
+    "constant": matmul(16, 96, 40, True),
+    "row": matmul(1, 256, 100, True),
+}
 #: Maps before a contraction: batch normalisation and ReLU. "row" has fewer channels than a block of products, "odd" rows that
 #: no copy of 16 bytes fits, "first layer" a flat walk.
 PROLOGUES = {
-    "pointwise": normalised(48, 64, 12, 1), "odd": normalised(24, 40, 7, 1), "row": normalised(32, 10, 8, 1),
-    "strided": normalised(20, 33, 9, 1, stride=2), "three by three": normalised(20, 32, 13, 3),
-    "first layer": normalised(16, 3, 17, 7, stride=2), "turned": normalised(48, 70, 10, 3, first=False),
-}  # fmt: skip
+    "pointwise": normalised(48, 64, 12, 1),
+    "odd": normalised(24, 40, 7, 1),
+    "row": normalised(32, 10, 8, 1),
+    "strided": normalised(20, 33, 9, 1, stride=2),
+    "three by three": normalised(20, 32, 13, 3),
+    "first layer": normalised(16, 3, 17, 7, stride=2),
+    "turned": normalised(48, 70, 10, 3, first=False),
+}

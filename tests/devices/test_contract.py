@@ -42,7 +42,9 @@ def test_conformance(device: str, check: str) -> None:
 
 # --- one program text for all devices -----------------------------------------------------------------
 
-NET = SmallModel("net", """(float[1,3,12,12] x, float[8,3,3,3] w_k, float[8] w_b, float[10,432] w_f, float[10] w_g)
+NET = SmallModel(
+    "net",
+    """(float[1,3,12,12] x, float[8,3,3,3] w_k, float[8] w_b, float[10,432] w_f, float[10] w_g)
     => (float[1,10] y) {
     c = Conv<pads=[1,1,1,1]>(x, w_k, w_b)
     r = Relu(c)
@@ -56,7 +58,8 @@ NET = SmallModel("net", """(float[1,3,12,12] x, float[8,3,3,3] w_k, float[8] w_b
     flat = Flatten(middle)
     g = Gemm<transB=1>(flat, w_f, w_g)
     y = Softmax<axis=1>(g)
-}""")
+}""",
+)
 
 
 @cache
@@ -119,8 +122,11 @@ def test_the_kit_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[:2]] == [["manifest", "ok"], ["names", "ok"]]
     assert main(["--device", "toy", "--option", "memory=1000", "--check", "model product"]) == 1
     assert "1 of 1 checks failed" in capsys.readouterr().out
-    for wrong, words in ((["--check", "nothing"], "no check 'nothing'"), (["--option", "memory"], "KEY=VALUE"),
-                         (["--option", "speed=1"], "no option 'speed'")):  # fmt: skip
+    for wrong, words in (
+        (["--check", "nothing"], "no check 'nothing'"),
+        (["--option", "memory"], "KEY=VALUE"),
+        (["--option", "speed=1"], "no option 'speed'"),
+    ):
         assert main(["--device", "toy", *wrong]) == 2
         assert words in capsys.readouterr().err
 

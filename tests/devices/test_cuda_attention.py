@@ -37,8 +37,18 @@ def beside(name: str, heads: int, rows: int, width: int) -> Storage:
     return Storage(name, f"b_{name}", 0, (1, heads, rows, width), (0, width, heads * width, 1))
 
 
-def attend(heads: int, rows: int, keys: int, depth: int, width: int, kind: str = "f32", mask: str = "", turned: bool = False,
-           softmax: bool = True, behind: bool = False) -> Case:  # fmt: skip
+def attend(
+    heads: int,
+    rows: int,
+    keys: int,
+    depth: int,
+    width: int,
+    kind: str = "f32",
+    mask: str = "",
+    turned: bool = False,
+    softmax: bool = True,
+    behind: bool = False,
+) -> Case:
     """Scaled scores, an additive ``mask`` (its indices), softmax in float32 (or a division by the sum of squares), context."""
     h, m, n = f"h:{heads}", f"m:{rows}", f"n:{keys}"
     full, row = f"b:1, {h}, {m}, {n}", f"b:1, {h}, {m}"
@@ -46,27 +56,43 @@ def attend(heads: int, rows: int, keys: int, depth: int, width: int, kind: str =
     to = (lambda x: f"cast(float32, {x})") if kind == "f16" else (lambda x: x)
     back = (lambda x: f"cast(float16, {x})") if kind == "f16" else (lambda x: x)
     scale = "const(float16, 0.125)" if kind == "f16" else "0.125"
-    texts = [f"s: {kind}[{full}] = sum[k:{depth}] q[b, h, m, k] * t[b, h, k, n]",
-             f"a: {kind}[{full}] = (s[b, h, m, n] * {scale}){add}"]  # fmt: skip
+    texts = [
+        f"s: {kind}[{full}] = sum[k:{depth}] q[b, h, m, k] * t[b, h, k, n]",
+        f"a: {kind}[{full}] = (s[b, h, m, n] * {scale}){add}",
+    ]
     if softmax:
-        texts += [f"x: f32[{row}] = max[{n}] {to('a[b, h, m, n]')}",
-                  f"e: f32[{full}] = exp({to('a[b, h, m, n]')} - x[b, h, m])",
-                  f"z: f32[{row}] = sum[{n}] e[b, h, m, n]", f"p: {kind}[{full}] = {back('e[b, h, m, n] / z[b, h, m]')}"]
+        texts += [
+            f"x: f32[{row}] = max[{n}] {to('a[b, h, m, n]')}",
+            f"e: f32[{full}] = exp({to('a[b, h, m, n]')} - x[b, h, m])",
+            f"z: f32[{row}] = sum[{n}] e[b, h, m, n]",
+            f"p: {kind}[{full}] = {back('e[b, h, m, n] / z[b, h, m]')}",
+        ]
     else:
-        texts += [f"z: f32[{row}] = sum[{n}] {to('a[b, h, m, n]')} * {to('a[b, h, m, n]')}",
-                  f"r: f32[{row}] = 1.0 / sqrt(z[b, h, m] + 0.5)",
-                  f"p: {kind}[{full}] = {back(to('a[b, h, m, n]') + ' * r[b, h, m]')}"]
+        texts += [
+            f"z: f32[{row}] = sum[{n}] {to('a[b, h, m, n]')} * {to('a[b, h, m, n]')}",
+            f"r: f32[{row}] = 1.0 / sqrt(z[b, h, m] + 0.5)",
+            f"p: {kind}[{full}] = {back(to('a[b, h, m, n]') + ' * r[b, h, m]')}",
+        ]
     texts.append(f"c: {kind}[b:1, {h}, {m}, j:{width}] = sum[l:{keys}] p[b, h, m, l] * v[b, h, l, j]")
     if behind:
         texts.append(f"y: {kind}[b:1, {h}, {m}, j:{width}] = c[b, h, m, j] + bias[j]")
     computes = tuple(Compute.parse(t) for t in texts)
     names = {c.name for c in computes}
-    links = tuple(Connection(r, c.name, "thread" if (r, c.name) in (("s", "a"), ("z", "r"), ("c", "y")) else "veu")
-                  for c in computes for r in c.reads if r in names)  # fmt: skip
+    links = tuple(
+        Connection(r, c.name, "thread" if (r, c.name) in (("s", "a"), ("z", "r"), ("c", "y")) else "veu")
+        for c in computes
+        for r in c.reads
+        if r in names
+    )
     last = computes[-1].name
     operator = ROperator(last, computes, links, (last,))
-    shapes = {"q": (1, heads, rows, depth), "t": (1, heads, depth, keys), "v": (1, heads, keys, width),
-              "mask": (1, 1, 1 if "m" not in mask.split(", ") else rows, keys), "bias": (width,)}  # fmt: skip
+    shapes = {
+        "q": (1, heads, rows, depth),
+        "t": (1, heads, depth, keys),
+        "v": (1, heads, keys, width),
+        "mask": (1, 1, 1 if "m" not in mask.split(", ") else rows, keys),
+        "bias": (width,),
+    }
     types = {n: TensorType(LONG[kind], shapes[n]) for n in operator.inputs} | {c.name: c.type for c in computes}
     storages = {n: dense(n, f"b_{n}", types[n].shape) for n in operator.inputs if n in ("mask", "bias", "t")}
     storages |= {"q": beside("q", heads, rows, depth), "v": beside("v", heads, keys, width)}
@@ -77,15 +103,19 @@ def attend(heads: int, rows: int, keys: int, depth: int, width: int, kind: str =
 
 
 CASES = {
-    "bert": attend(12, 128, 128, 64, 64), "bert half": attend(12, 128, 128, 64, 64, "f16"),
-    "ragged": attend(2, 19, 37, 24, 40, mask="b, 0, 0, n"), "ragged half": attend(2, 19, 37, 24, 40, "f16", "b, 0, 0, n"),
-    "odd": attend(3, 33, 21, 7, 5), "odd half": attend(3, 33, 21, 7, 5, "f16"),
+    "bert": attend(12, 128, 128, 64, 64),
+    "bert half": attend(12, 128, 128, 64, 64, "f16"),
+    "ragged": attend(2, 19, 37, 24, 40, mask="b, 0, 0, n"),
+    "ragged half": attend(2, 19, 37, 24, 40, "f16", "b, 0, 0, n"),
+    "odd": attend(3, 33, 21, 7, 5),
+    "odd half": attend(3, 33, 21, 7, 5, "f16"),
     "turned": attend(2, 16, 40, 16, 16, mask="b, 0, m, n", turned=True),
     "turned half": attend(2, 16, 40, 16, 16, "f16", "b, 0, m, n", turned=True),
     "norm": attend(2, 20, 24, 16, 32, softmax=False, behind=True),
     "norm half": attend(2, 20, 24, 16, 32, "f16", softmax=False),
-    "long": attend(1, 40, 1024, 32, 32), "long half": attend(1, 40, 1000, 32, 32, "f16"),
-}  # fmt: skip
+    "long": attend(1, 40, 1024, 32, 32),
+    "long half": attend(1, 40, 1000, 32, 32, "f16"),
+}
 SMALL = [n for n in CASES if "bert" not in n and "long" not in n]
 
 

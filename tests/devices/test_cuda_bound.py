@@ -20,12 +20,15 @@ from rammer.testing.small_models import SmallModel
 pytestmark = pytest.mark.cuda
 
 SIZE = 256
-MODEL = SmallModel("net", f"""(float[{SIZE},{SIZE}] x, float[{SIZE},{SIZE}] w) => (float[{SIZE},{SIZE}] y, float[{SIZE}] s) {{
+MODEL = SmallModel(
+    "net",
+    f"""(float[{SIZE},{SIZE}] x, float[{SIZE},{SIZE}] w) => (float[{SIZE},{SIZE}] y, float[{SIZE}] s) {{
     m = MatMul(x, w)
     y = Relu(m)
     axis = Constant<value = int64[1] {{1}}>()
     s = ReduceSum<keepdims=0>(y, axis)
-}}""")
+}}""",
+)
 rng = np.random.default_rng()
 
 

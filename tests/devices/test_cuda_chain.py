@@ -33,8 +33,10 @@ from rammer_cuda.contraction.warpgroup import RESULT_ORDER, halves
 
 WIDE = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
-    "padded": conv(32, 64, 16, 3), "patches": conv(64, 96, 12, 3, groups=2), "rows of 7": conv(24, 64, 7, 3),
-}  # fmt: skip
+    "padded": conv(32, 64, 16, 3),
+    "patches": conv(64, 96, 12, 3, groups=2),
+    "rows of 7": conv(24, 64, 7, 3),
+}
 
 
 def mlp(rows: int, widths: tuple[int, ...], residual: bool = False) -> tuple[ROperator, Binding]:
@@ -65,9 +67,13 @@ def mlp(rows: int, widths: tuple[int, ...], residual: bool = False) -> tuple[ROp
 
 
 CHAINS = {
-    "square": mlp(300, (64, 64, 64, 64)), "ragged": mlp(130, (60, 40, 24, 4)), "residual": mlp(257, (16, 72, 8), True),
-    "odd": mlp(64, (7, 33, 5)), "few rows": mlp(3, (32, 32, 32)), "deep": mlp(200, (64,) * 10),
-}  # fmt: skip
+    "square": mlp(300, (64, 64, 64, 64)),
+    "ragged": mlp(130, (60, 40, 24, 4)),
+    "residual": mlp(257, (16, 72, 8), True),
+    "odd": mlp(64, (7, 33, 5)),
+    "few rows": mlp(3, (32, 32, 32)),
+    "deep": mlp(200, (64,) * 10),
+}
 
 
 def target(name: str = "sm_90a") -> CudaBackend:

@@ -22,9 +22,13 @@ from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
 SMALL = "matmul b=1 m=35 depth=37 width=13 off=1 +add @float32 seed=5"
-CASES = (SMALL, "matmul b=1 m=64 depth=64 width=64 off=1 +add @float16 seed=5", SMALL.replace("float32", "bfloat16"),
-         "conv n=1 c=64 m=64 h=14 w=14 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +bias +add @tf32 seed=5",
-         "conv n=1 c=64 m=64 h=14 w=14 k=1 s=1 d=1 p=0 q=-1 g=1 off=1 +bias +add @float32 seed=5")  # fmt: skip
+CASES = (
+    SMALL,
+    "matmul b=1 m=64 depth=64 width=64 off=1 +add @float16 seed=5",
+    SMALL.replace("float32", "bfloat16"),
+    "conv n=1 c=64 m=64 h=14 w=14 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +bias +add @tf32 seed=5",
+    "conv n=1 c=64 m=64 h=14 w=14 k=1 s=1 d=1 p=0 q=-1 g=1 off=1 +bias +add @float32 seed=5",
+)
 
 
 def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperator, Subject]]:
@@ -42,8 +46,7 @@ def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperat
 
 def late(kernel: TaskKernel, subject: Subject) -> list[int]:
     """The numbers of the arguments behind the operands that are read and that others write."""
-    return [k for k, a in enumerate(kernel.arguments)
-            if k >= 2 and not a.written and a.tensor not in subject.binding.constants]  # fmt: skip
+    return [k for k, a in enumerate(kernel.arguments) if k >= 2 and not a.written and a.tensor not in subject.binding.constants]
 
 
 def innermost_loops(text: str) -> Iterator[str]:

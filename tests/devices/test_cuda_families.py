@@ -92,8 +92,9 @@ def test_rows_are_seen() -> None:
 
 
 def test_reductions_over_different_rows_are_no_row_form() -> None:
-    case = operator(["m: f32[i:4] = max[j:6] x[i, j]", "e: f32[i:4, j:6] = x[i, j] - m[i]", "y: f32[j:6] = sum[i:4] e[i, j]"],
-                    {"x": (4, 6)})  # fmt: skip
+    case = operator(
+        ["m: f32[i:4] = max[j:6] x[i, j]", "e: f32[i:4, j:6] = x[i, j] - m[i]", "y: f32[j:6] = sum[i:4] e[i, j]"], {"x": (4, 6)}
+    )
     assert row_form(case[0]) is None
 
 
@@ -155,11 +156,16 @@ def test_kernels_agree_with_float64_on_the_host(case: str) -> None:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-@pytest.mark.parametrize(("case", "tile", "config"), [
-    ("depthwise", (1, 1, 7, 17), {"high": 2, "wide": 2}), ("average", (1, 2, 5, 17), {"high": 4, "wide": 1}),
-    ("four", (4, 7), {"lanes": 16, "columns": 2}), ("odd softmax", (2, 77), {"lanes": 16, "vector": 1}),
-    ("pool", (1, 5, 1, 1), {"lanes": 8, "vector": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "tile", "config"),
+    [
+        ("depthwise", (1, 1, 7, 17), {"high": 2, "wide": 2}),
+        ("average", (1, 2, 5, 17), {"high": 4, "wide": 1}),
+        ("four", (4, 7), {"lanes": 16, "columns": 2}),
+        ("odd softmax", (2, 77), {"lanes": 16, "vector": 1}),
+        ("pool", (1, 5, 1, 1), {"lanes": 8, "vector": 1}),
+    ],
+)
 def test_a_task_writes_its_own_part_alone(case: str, tile: tuple[int, ...], config: dict[str, int]) -> None:
     """All of it and nothing else, also where strips and rows do not divide tiles, nor tiles the tensor."""
     untiled, binding = CASES[case]

@@ -85,7 +85,11 @@ def test_a_cell_multiplies_no_results_of_its_own(rows: int) -> None:
 def test_what_a_gpu_lacks_is_not_offered() -> None:
     old, new = target("sm_80"), target()
     assert {f.name for f in new.usable} - {f.name for f in old.usable} == {
-        "gemm_chain", "gemm_wgmma3", "gemm_wgmma1", "gemm_wgmma_f16"}  # fmt: skip
+        "gemm_chain",
+        "gemm_wgmma3",
+        "gemm_wgmma1",
+        "gemm_wgmma_f16",
+    }
     turing = replace(TARGETS["sm_80"], architecture="sm_75")
     assert "attention" in {f.name for f in old.usable} - {f.name for f in FAMILIES if f.needs(turing)}, "it multiplies in tf32"
     for operator, binding in CHAINS.values():
@@ -99,8 +103,9 @@ def test_nobody_asks_for_a_family_by_its_name() -> None:
     own = {"attention", "cell", "chain", "contraction", "generic", "rows", "window"}
     files = [p for p in sorted(root.rglob("*.py")) if p.parent.name not in own]
     assert len(files) > 30
-    found = [f"{p.relative_to(root)}: {line.strip()}" for p in files for line in p.read_text().splitlines()
-             if BY_NAME.search(line)]  # fmt: skip
+    found = [
+        f"{p.relative_to(root)}: {line.strip()}" for p in files for line in p.read_text().splitlines() if BY_NAME.search(line)
+    ]
     assert not found, found
 
 
@@ -121,8 +126,10 @@ def test_a_new_family_is_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
     def small(operator: ROperator, binding: Binding, gpu: object) -> float:
         return 1e-9
 
-    new = (replace(generic, name="refusing", candidates=refusing, seconds=small, kernel=refuse, times=None),
-           replace(generic, name="eager", candidates=eager, seconds=small, times=None))  # fmt: skip
+    new = (
+        replace(generic, name="refusing", candidates=refusing, seconds=small, kernel=refuse, times=None),
+        replace(generic, name="eager", candidates=eager, seconds=small, times=None),
+    )
     monkeypatch.setattr(module, "FAMILIES", (*FAMILIES, *new))
     for family in new:
         monkeypatch.setitem(families._BY_NAME, family.name, family)
@@ -172,9 +179,12 @@ def test_equal_operators_share_a_text_and_have_their_own_tensors(monkeypatch: py
     computes = tuple(replace(c, name=names[c.name], body=rename_tensors(c.body, names)) for c in tiled.computes)
     links = tuple(replace(e, producer=names[e.producer], consumer=names[e.consumer]) for e in tiled.connections)
     other = replace(tiled, computes=computes, connections=links, outputs=tuple(names[o] for o in tiled.outputs))
-    both = replace(binding, types=binding.types | {names[n]: v for n, v in binding.types.items()},
-                   storages=binding.storages | {names[n]: v for n, v in binding.storages.items()},
-                   constants=binding.constants | {names[n] for n in binding.constants})  # fmt: skip
+    both = replace(
+        binding,
+        types=binding.types | {names[n]: v for n, v in binding.types.items()},
+        storages=binding.storages | {names[n]: v for n, v in binding.storages.items()},
+        constants=binding.constants | {names[n] for n in binding.constants},
+    )
     writer, count = source.Writer(), len(written)
     first, second = writer.written(tiled, both), writer.written(other, both)
     assert len(written) == count + 1 and first.text == second.text

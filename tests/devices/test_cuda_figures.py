@@ -18,10 +18,18 @@ from rammer_cuda.gpu import TARGETS, Gpu
 #: An architecture's name, or an SM's shared memory or registers.
 FIGURE = re.compile(r'"sm_\d|\b(?:163|164|227|228|64) << 10|\b65_?536\b')
 #: What an H200 answers, and one of today's whose figures no target has.
-H200 = {"COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MULTIPROCESSOR_COUNT": 132, "CLOCK_RATE": 1_980_000,
-        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10, "L2_CACHE_SIZE": 50 << 20, "MEMORY_CLOCK_RATE": 3_125_000,
-        "GLOBAL_MEMORY_BUS_WIDTH": 6144, "MAX_REGISTERS_PER_MULTIPROCESSOR": 64 << 10,
-        "MAX_THREADS_PER_MULTIPROCESSOR": 2048}  # fmt: skip
+H200 = {
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+    "MULTIPROCESSOR_COUNT": 132,
+    "CLOCK_RATE": 1_980_000,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
+    "L2_CACHE_SIZE": 50 << 20,
+    "MEMORY_CLOCK_RATE": 3_125_000,
+    "GLOBAL_MEMORY_BUS_WIDTH": 6144,
+    "MAX_REGISTERS_PER_MULTIPROCESSOR": 64 << 10,
+    "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
+}
 ADA = {"COMPUTE_CAPABILITY_MINOR": 9, "COMPUTE_CAPABILITY_MAJOR": 8, "MAX_THREADS_PER_MULTIPROCESSOR": 1536}
 
 
@@ -38,11 +46,18 @@ def test_the_driver_and_the_target_describe_one_gpu(monkeypatch: pytest.MonkeyPa
     assert (other.architecture, other.threads, other.lanes) == ("sm_89", 1536, 128)
 
 
-@pytest.mark.parametrize(("architecture", "has"), [
-    ("sm_75", ""), ("sm_80", "tf32"), ("sm_89", "tf32"), ("sm_90", "tf32 clusters dependents"),
-    ("sm_90a", "tf32 clusters dependents warpgroups"), ("sm_100a", "tf32 clusters dependents"),
-    ("sm_120a", "tf32 clusters dependents"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "has"),
+    [
+        ("sm_75", ""),
+        ("sm_80", "tf32"),
+        ("sm_89", "tf32"),
+        ("sm_90", "tf32 clusters dependents"),
+        ("sm_90a", "tf32 clusters dependents warpgroups"),
+        ("sm_100a", "tf32 clusters dependents"),
+        ("sm_120a", "tf32 clusters dependents"),
+    ],
+)
 def test_what_an_architecture_has(architecture: str, has: str) -> None:
     unit = replace(TARGETS["sm_80"], architecture=architecture)
     features = ("tf32", "clusters", "dependents", "warpgroups")
@@ -54,7 +69,8 @@ def test_no_family_has_figures_of_its_own() -> None:
     folder = Path(gpu.__file__).parent
     files = [p for p in sorted(folder.rglob("*.py")) if p.name != "gpu.py"]
     assert len(files) > 40
-    found = [f"{p.relative_to(folder)}: {line.strip()}" for p in files
-             for line in p.read_text().splitlines() if FIGURE.search(line)]  # fmt: skip
+    found = [
+        f"{p.relative_to(folder)}: {line.strip()}" for p in files for line in p.read_text().splitlines() if FIGURE.search(line)
+    ]
     # What chains are written for is looked up; what one fit took for the memory of every SM is a number of that fit.
     assert found == ['chain/kernel.py: SM = TARGETS["sm_90a"]', "contraction/cost.py: ROOM = 227 << 10"]

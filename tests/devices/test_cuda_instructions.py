@@ -17,13 +17,20 @@ from rammer_cuda.contraction.packing import Arrangement, Cores, Rows, Turned
 
 #: Arrangements of constants, with the elements that a place names together.
 PACKED: list[tuple[Arrangement, type, int]] = [
-    (Rows(), np.float32, 1), (Rows(True), np.float32, 1), (Rows(True), np.float16, 1), (Turned(4), np.float32, 1),
-    (Cores(4), np.float32, 4), (Cores(8), np.float16, 8),
-]  # fmt: skip
+    (Rows(), np.float32, 1),
+    (Rows(True), np.float32, 1),
+    (Rows(True), np.float16, 1),
+    (Turned(4), np.float32, 1),
+    (Cores(4), np.float32, 4),
+    (Cores(8), np.float16, 8),
+]
 #: Those of copies alone, with the products and elements that a place names together.
 COPIED: list[tuple[Arrangement, int, int]] = [
-    *((a, lot, 1) for a, _, lot in PACKED), (Rows(least=4), 1, 1), (Turned(8), 8, 1), (Cores(8, across=True), 1, 8),
-]  # fmt: skip
+    *((a, lot, 1) for a, _, lot in PACKED),
+    (Rows(least=4), 1, 1),
+    (Turned(8), 8, 1),
+    (Cores(8, across=True), 1, 8),
+]
 
 
 def place(arrangement: Arrangement, k: int, e: int, unit: int, block: int) -> int:
@@ -46,8 +53,9 @@ def test_constants_lie_where_kernels_read_them(arrangement: Arrangement, dtype: 
 
 @pytest.mark.parametrize("arrangement, products, elements", COPIED)
 @pytest.mark.parametrize("unit, block", [(8, 16), (24, 32), (128, 64)])
-def test_copies_fill_a_block_and_none_meets_another(arrangement: Arrangement, products: int, elements: int, unit: int,
-                                                    block: int) -> None:  # fmt: skip
+def test_copies_fill_a_block_and_none_meets_another(
+    arrangement: Arrangement, products: int, elements: int, unit: int, block: int
+) -> None:
     lots = [(k, e) for k in range(0, block, products) for e in range(0, unit, elements)]
     places = {place(arrangement, k, e, unit, block) + i for k, e in lots for i in range(products * elements)}
     assert len(places) == block * unit and max(places) < arrangement.size(unit, block)

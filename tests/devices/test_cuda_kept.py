@@ -46,8 +46,19 @@ def compiled(model: onnx.ModelProto) -> tuple[RProgram, Binding]:
 
 def launched(kernels: dict[str, TaskKernel]) -> list[tuple[object, ...]]:
     """All that a launch needs of every kernel; how an argument is packed by the key that stands for it."""
-    return [(n, k.entry, k.text, k.threads, k.shared, k.dynamic, k.blocks,
-             [(a.tensor, a.written, a.packing and a.packing.key) for a in k.arguments]) for n, k in kernels.items()]  # fmt: skip
+    return [
+        (
+            n,
+            k.entry,
+            k.text,
+            k.threads,
+            k.shared,
+            k.dynamic,
+            k.blocks,
+            [(a.tensor, a.written, a.packing and a.packing.key) for a in k.arguments],
+        )
+        for n, k in kernels.items()
+    ]
 
 
 def test_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,8 +101,15 @@ def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_
     made = launched(kept.kept_kernels(program, binding, Writer()))
     (file,) = (tmp_path / "binaries" / "cuda").iterdir()
     whole = file.read_text()
-    for junk in ("", "null", "[]", '{"kernels": []}', '{"kernels": [], "operators": {}}', '{"kernels": [{"like": "nobody"}], '
-                 '"operators": {}}', whole.replace('"threads"', '"thread"', 1)):  # fmt: skip
+    for junk in (
+        "",
+        "null",
+        "[]",
+        '{"kernels": []}',
+        '{"kernels": [], "operators": {}}',
+        '{"kernels": [{"like": "nobody"}], "operators": {}}',
+        whole.replace('"threads"', '"thread"', 1),
+    ):
         file.write_text(junk)
         assert launched(kept.kept_kernels(program, binding, Writer())) == made, junk[:60]
         assert file.read_text() == whole
@@ -124,10 +142,15 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
     made, plan = launched(kept.kept_kernels(program, binding, Writer())), launches.kept_launches(program)
     files = {p.name.split(".")[-2]: p for p in (tmp_path / "binaries" / "cuda").iterdir()}
     for what, changes in {
-        "kernels": (('"entry": "', '"entry": "evil();'), ('"entry": "', '"entry": "other'), ('"threads": ', '"threads": 9999999'),
-                    ('"written": [false', '"written": [true'), ('"operators": {', '"operator": {')),
+        "kernels": (
+            ('"entry": "', '"entry": "evil();'),
+            ('"entry": "', '"entry": "other'),
+            ('"threads": ', '"threads": 9999999'),
+            ('"written": [false', '"written": [true'),
+            ('"operators": {', '"operator": {'),
+        ),
         "launches": (("[0, ", "[0, 99999999"), ("[0, ", "[1, "), ("[[", "[[1, 2, 3], [")),
-    }.items():  # fmt: skip
+    }.items():
         text = str(cached_text(files[what]))
         for change in changes:
             assert change[0] in text

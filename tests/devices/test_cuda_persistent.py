@@ -285,8 +285,9 @@ def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch
     monkeypatch.setattr(select, "PersistentProgram", refuse)
     monkeypatch.setattr(select.Remembered, "read", lambda self: None)
     chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
-    assert chosen.notes == ("executor graph, since the persistent one cannot: 132 rows need as many blocks at once, "
-                            "this GPU runs 66",)  # fmt: skip
+    assert chosen.notes == (
+        "executor graph, since the persistent one cannot: 132 rows need as many blocks at once, this GPU runs 66",
+    )
 
 
 @pytest.mark.parametrize("faster", ["graph", "persistent"])

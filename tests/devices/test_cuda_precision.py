@@ -75,8 +75,11 @@ def test_tf32_is_never_offered_unasked() -> None:
     backend = open_backend(OpenOptions(target="sm_90a"))
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES["three by three"]
-    for precision, families in (("float32", {"gemm", "gemm_tf32x3"}), ("tf32", {"gemm", "gemm_tf32"}),
-                                ("bfloat16", {"gemm", "gemm_tf32", "gemm_bf16"})):
+    for precision, families in (
+        ("float32", {"gemm", "gemm_tf32x3"}),
+        ("tf32", {"gemm", "gemm_tf32"}),
+        ("bfloat16", {"gemm", "gemm_tf32", "gemm_bf16"}),
+    ):
         offered = choices(backend, operator, replace(binding, precision=precision), WARPS, 400)
         assert {c.operator.family for c in offered} == families
     assert "gemm_tf32" not in {o.family for o in backend.candidates(operator, binding)}

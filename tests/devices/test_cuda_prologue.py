@@ -117,7 +117,7 @@ def test_families_that_know_no_maps_decline() -> None:
         ("x[n, c, h, w] * f[c]", "x[n, c, h, w] * q[n, c, h, w]", "maps over 2 tensors"),
         ("t[n, m, h, w] + b[m]", "t[n, m, h, w] + v[n, m, h, w]", "no operand of t alone"),
     ],
-)  # fmt: skip
+)
 def test_other_maps_are_declined(old: str, new: str, why: str) -> None:
     operator, binding = PROLOGUES["pointwise"]
     computes = tuple(Compute.parse(str(c).replace(old, new)) for c in operator.computes)
@@ -185,8 +185,9 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
 @pytest.mark.parametrize(("late_copies", "late_products"), [(False, True), (True, False)])
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 2e-6), ("tf32", 2e-3)])
 @pytest.mark.parametrize("case", ["strided", "three by three"])
-def test_warpgroup_kernels_agree_with_float64_on_the_host(case: str, precision: str, tolerance: float, late_copies: bool,
-                                                          late_products: bool) -> None:  # fmt: skip
+def test_warpgroup_kernels_agree_with_float64_on_the_host(
+    case: str, precision: str, tolerance: float, late_copies: bool, late_products: bool
+) -> None:
     """With one warpgroup that copies and with two, with patches and without; buffers are soon used again."""
     operator, binding = PROLOGUES[case]
     rng = np.random.default_rng()

@@ -56,8 +56,17 @@ def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
 
 # Copies that arrive late, or products that do, in turns: `make test-all` takes them the other way round as well.
 @pytest.mark.parametrize("late_copies", [(False, True), pytest.param((True, False), marks=pytest.mark.large)])
-@pytest.mark.parametrize("precision, case", [("float32", "patches"), ("float32", "strided"), ("float32", "padded"),
-                                             ("tf32", "three by three"), ("tf32", "patches"), ("float16", "linear")])  # fmt: skip
+@pytest.mark.parametrize(
+    "precision, case",
+    [
+        ("float32", "patches"),
+        ("float32", "strided"),
+        ("float32", "padded"),
+        ("tf32", "three by three"),
+        ("tf32", "patches"),
+        ("float16", "linear"),
+    ],
+)
 def test_warpgroup_products(precision: str, case: str, late_copies: tuple[bool, bool]) -> None:
     found, binding = wide(precision, case)
     assert found
@@ -77,8 +86,9 @@ def without_wait(name: str) -> Callable[[str], str]:
     return lambda text: text.replace(f"rm_barrier_wait({name} +", f"if (0) rm_barrier_wait({name} +")
 
 
-@pytest.mark.parametrize("edit", [without_last_barrier, without_wait("full"), without_wait("empty")],
-                         ids=["sums", "full", "empty"])  # fmt: skip
+@pytest.mark.parametrize(
+    "edit", [without_last_barrier, without_wait("full"), without_wait("empty")], ids=["sums", "full", "empty"]
+)
 def test_a_missing_barrier_is_found(edit: Callable[[str], str]) -> None:
     (tiled, *_), binding = wide("float32", "patches")
     kernel = task_kernel(tiled, binding)

@@ -38,8 +38,10 @@ def test_leaders_come_first_and_refused_ones_count_for_nothing(seed: int) -> Non
     groups, refused, written = list[list[Choice]](), set[str](), list[str]()
     for g in range(int(rng.integers(1, 5))):
         seconds = np.sort(rng.choice(400, int(rng.integers(0, 30)), replace=False) + 400 * 0.001 * (g + 1)) * 1e-7
-        mine = [Choice(float(s), ROperator(f"g{g}n{n}", (point,), (), ("y",), family=f"f{g}_{rng.integers(1, 4)}"))
-                for n, s in enumerate(seconds)]  # fmt: skip
+        mine = [
+            Choice(float(s), ROperator(f"g{g}n{n}", (point,), (), ("y",), family=f"f{g}_{rng.integers(1, 4)}"))
+            for n, s in enumerate(seconds)
+        ]
         groups.append(mine)
         refused |= {c.operator.name for c in mine if seed % 2 and rng.random() < 0.3}
     most = [int(rng.integers(1, 8)) for _ in groups]

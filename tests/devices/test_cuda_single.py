@@ -46,20 +46,26 @@ def half(texts: list[str], shapes: dict[str, tuple[int, ...]], constants: str = 
 
 TF32 = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
-    "padded": conv(32, 64, 16, 3), "patches": conv(24, 64, 7, 3), "groups": conv(64, 96, 12, 3, groups=2),
-    "tokens": matmul(128, 256, 96, True), "crowded": conv(128, 128, 28, 3),
-}  # fmt: skip
+    "padded": conv(32, 64, 16, 3),
+    "patches": conv(24, 64, 7, 3),
+    "groups": conv(64, 96, 12, 3, groups=2),
+    "tokens": matmul(128, 256, 96, True),
+    "crowded": conv(128, 128, 28, 3),
+}
 #: Both operands in both orders, constants on either side, ragged tiles and depths, a residual and an activation.
 HALVES = {
-    "linear": half(["s: f16[i:128, j:96] = sum[k:392] x[i, k] * w[k, j]", "y: f16[i:128, j:96] = max(s[i, j] + b[j], 0.0)"],
-                   {"x": (128, 392), "w": (392, 96), "b": (96,)}, "wb"),
+    "linear": half(
+        ["s: f16[i:128, j:96] = sum[k:392] x[i, k] * w[k, j]", "y: f16[i:128, j:96] = max(s[i, j] + b[j], 0.0)"],
+        {"x": (128, 392), "w": (392, 96), "b": (96,)},
+        "wb",
+    ),
     "weights first": half(["y: f16[c:80, p:64] = sum[k:72] w[c, k] * x[k, p]"], {"w": (80, 72), "x": (72, 64)}, "w"),
     "scores": half(["y: f16[h:2, i:72, j:40] = sum[d:64] q[h, i, d] * k[h, j, d]"], {"q": (2, 72, 64), "k": (2, 40, 64)}),
     "context": half(["y: f16[h:2, i:72, j:64] = sum[k:120] p[h, i, k] * v[h, k, j]"], {"p": (2, 72, 120), "v": (2, 120, 64)}),
     "heads": half(["y: f16[h:2, i:64, j:48] = sum[k:64] p[h, i, k] * v[k, h, j]"], {"p": (2, 64, 64), "v": (64, 2, 48)}),
     "turned": half(["y: f16[i:64, j:136] = sum[k:40] x[k, i] * z[k, j]"], {"x": (40, 64), "z": (40, 136)}),
     "wide": half(["y: f16[i:256, j:192] = sum[k:256] x[k, i] * z[j, k]"], {"x": (256, 256), "z": (192, 256)}),
-}  # fmt: skip
+}
 ALL = {("tf32", n): (o, replace(b, precision="tf32")) for n, (o, b) in TF32.items()}
 ALL |= {("float16", n): c for n, c in HALVES.items()}
 
@@ -115,10 +121,21 @@ TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 # Late products with the first kernel and late copies with the second; `make test-all` takes them the other way round as well.
 @pytest.mark.parametrize("late_copies", [(False, True), pytest.param((True, False), marks=pytest.mark.large)])
-@pytest.mark.parametrize("precision, case", [
-    ("tf32", "three by three"), ("tf32", "patches"), ("tf32", "tokens"), ("float32", "patches"), ("float16", "linear"),
-    ("float16", "weights first"), ("float16", "scores"), ("float16", "context"), ("float16", "heads"), ("float16", "turned"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "precision, case",
+    [
+        ("tf32", "three by three"),
+        ("tf32", "patches"),
+        ("tf32", "tokens"),
+        ("float32", "patches"),
+        ("float16", "linear"),
+        ("float16", "weights first"),
+        ("float16", "scores"),
+        ("float16", "context"),
+        ("float16", "heads"),
+        ("float16", "turned"),
+    ],
+)
 def test_kernels_on_host_threads(precision: str, case: str, late_copies: tuple[bool, bool]) -> None:
     operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
     found = kinds([alone(c) for c in choices(backend(), operator, binding, WARPGROUPS, 60)])
@@ -141,13 +158,20 @@ def test_core_matrices_of_float16_hold_eight_products_of_a_column() -> None:
     assert packed.reshape(-1)[(3 * 24 + 21) * 8 + 6] == values[24 + 6, 21]
 
 
-@pytest.mark.parametrize("case, turned", [("linear", (False, False)), ("scores", (False, False)), ("context", (False, True)),
-                                          ("turned", (True, True)), ("wide", (True, False))])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, turned",
+    [
+        ("linear", (False, False)),
+        ("scores", (False, False)),
+        ("context", (False, True)),
+        ("turned", (True, True)),
+        ("wide", (True, False)),
+    ],
+)
 @pytest.mark.parametrize("down", [False, True])
 def test_operands_stay_in_the_order_in_which_they_come(case: str, turned: tuple[bool, bool], down: bool) -> None:
     operator, binding = HALVES[case]
-    found = next(c.operator for c in choices(backend(), operator, binding, WARPGROUPS)
-                 if dict(c.operator.config)["down"] == down)  # fmt: skip
+    found = next(c.operator for c in choices(backend(), operator, binding, WARPGROUPS) if dict(c.operator.config)["down"] == down)
     text = task_kernel(found, binding).text
     swapped = turned if down else turned[::-1]
     assert f"_{'nt'[swapped[0]]}{'nt'[swapped[1]]}<" in text
@@ -158,8 +182,7 @@ def test_neighbouring_threads_write_one_core_matrix(deep: bool) -> None:
     """Eight threads of a quarter warp write 128 consecutive bytes: every bank once; and all copies fill the block."""
     case = "scores" if deep else "turned"
     operator, binding = HALVES[case]
-    found = next(c.operator for c in choices(backend(), operator, binding, WARPGROUPS)
-                 if dict(c.operator.config)["down"])  # fmt: skip
+    found = next(c.operator for c in choices(backend(), operator, binding, WARPGROUPS) if dict(c.operator.config)["down"])
     product = product_of(found, binding, "float16")
     pipeline = Contraction(product, binding, WGMMA_F16, WGMMA_F16.block(product)).pipeline
     assert isinstance(pipeline, Producers)

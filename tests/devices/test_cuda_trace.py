@@ -51,8 +51,9 @@ def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, targe
     binding = Binding(program.types, program.storage, frozenset(segment.constants))
     for kernel in {k.entry: k for k in Writer().all(program.operators, binding).values()}.values():
         plain, with_records = translation_unit([kernel]), translation_unit([traced(kernel)])
-        assert "globaltimer" not in plain and kernel.text == traced(kernel).text.partition("RmSpan rm_span(rm_records)\n")[2] \
-            .replace(", RmRecord *rm_records", "")
+        assert "globaltimer" not in plain and kernel.text == traced(kernel).text.partition("RmSpan rm_span(rm_records)\n")[
+            2
+        ].replace(", RmRecord *rm_records", "")
         found = compile_cubin(with_records, target).resources[kernel.entry]
         assert found.registers > 0
         assert b"rm_records" not in compile_cubin(plain, target).code

@@ -26,11 +26,17 @@ def cases() -> dict[str, Case]:
     def rand(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32)
 
-    softmax = ["m: f32[i:9] = max[j:70] x[i, j]", "e: f32[i:9, j:70] = exp(x[i, j] - m[i])",
-               "s: f32[i:9] = sum[j:70] e[i, j]", "y: f32[i:9, j:70] = e[i, j] / s[i]"]  # fmt: skip
+    softmax = [
+        "m: f32[i:9] = max[j:70] x[i, j]",
+        "e: f32[i:9, j:70] = exp(x[i, j] - m[i])",
+        "s: f32[i:9] = sum[j:70] e[i, j]",
+        "y: f32[i:9, j:70] = e[i, j] / s[i]",
+    ]
     window = "pad(x[n, q, h + r - 1, w + s - 1], 0.0)"
-    conv = [f"c: f32[n:1, m:8, h:9, w:21] = sum[q:4, r:3, s:3] {window} * k[m, q, r, s]",
-            "y: f32[n:1, m:8, h:9, w:21] = max(c[n, m, h, w] + b[m], 0.0)"]  # fmt: skip
+    conv = [
+        f"c: f32[n:1, m:8, h:9, w:21] = sum[q:4, r:3, s:3] {window} * k[m, q, r, s]",
+        "y: f32[n:1, m:8, h:9, w:21] = max(c[n, m, h, w] + b[m], 0.0)",
+    ]
     pool = "y: f32[n:1, c:3, h:5, w:20] = max[r:3, s:3] pad(x[n, c, h * 2 + r - 1, w * 2 + s - 1], -inf)"
     mean = ["s: f32[n:2, c:5] = sum[h:7, w:7] x[n, c, h, w]", "y: f32[n:2, c:5] = s[n, c] / 49.0"]
     wild = "y: f32[i:40] = where(isnan(tanh(x[i])), erf(x[i]), pow(abs(x[i]), 1.5)) + round(x[i]) % 3.0"
@@ -42,9 +48,7 @@ def cases() -> dict[str, Case]:
         "softmax": case(softmax, {"x": rand(9, 70)}, (4, 70), "veu"),
         "softmax in place": case(softmax, {"x": rand(9, 70)}, (2, 70), "thread"),
         "conv": case(conv, {"x": rand(1, 4, 9, 21), "k": rand(8, 4, 3, 3), "b": rand(8)}, (1, 4, 4, 21)),
-        "conv staged": case(
-            conv, {"x": rand(1, 4, 9, 21), "k": rand(8, 4, 3, 3), "b": rand(8)}, (1, 8, 4, 21), "veu"
-        ),
+        "conv staged": case(conv, {"x": rand(1, 4, 9, 21), "k": rand(8, 4, 3, 3), "b": rand(8)}, (1, 8, 4, 21), "veu"),
         "product": case(
             ["y: f32[i:32, j:32] = sum[k:50] a[i, k] * b[j, k]"],
             {"a": rand(32, 50), "b": rand(32, 50)},
@@ -62,10 +66,7 @@ def cases() -> dict[str, Case]:
 def kernel(target: CTarget, function: CFunction, item: Case, head: str, group: str) -> str:
     """A kernel that runs every task, one after another, on one group."""
     types = item.binding.types
-    pointers = ", ".join(
-        f"{target.global_} {target.types[types[n].dtype]} *p{k}"
-        for k, (n, _) in enumerate(function.arguments)
-    )
+    pointers = ", ".join(f"{target.global_} {target.types[types[n].dtype]} *p{k}" for k, (n, _) in enumerate(function.arguments))
     passed = "".join(f"p{k}, " for k in range(len(function.arguments)))
     loop = f"for (int k = 0; k < {item.operator.task_count}; ++k) {function.name}({passed}scratch, k);"
     return f"{function.text}\n{head} k_{function.name}({pointers}) {{ {group} {loop} }}\n"
@@ -102,8 +103,10 @@ def test_opencl_computes_the_reference(device: Any, threads: int) -> None:
     for name, function in functions.items():
         item = items[name]
         types = item.binding.types
-        host = {n: np.array(item.values[n]) if n in item.values else np.zeros(types[n].shape, types[n].dtype)
-                for n, _ in function.arguments}  # fmt: skip
+        host = {
+            n: np.array(item.values[n]) if n in item.values else np.zeros(types[n].shape, types[n].dtype)
+            for n, _ in function.arguments
+        }
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
         buffers = {n: cl.Buffer(context, flags, hostbuf=np.ascontiguousarray(v)) for n, v in host.items()}
         entry = cl.Kernel(program, f"k_{function.name}")
@@ -125,8 +128,7 @@ def test_nvrtc_compiles_the_cuda_dialect(arch: str) -> None:
     items = cases()
     functions = {n: emit(i.operator, i.binding, CUDA) for n, i in items.items()}
     text = "".join(
-        kernel(CUDA, f, items[n], 'extern "C" __global__ void', "extern __shared__ char scratch[];")
-        for n, f in functions.items()
+        kernel(CUDA, f, items[n], 'extern "C" __global__ void', "extern __shared__ char scratch[];") for n, f in functions.items()
     )
     try:
         code = core.Program(CUDA.preamble + text, "c++", core.ProgramOptions(arch=arch)).compile("cubin")
@@ -148,9 +150,7 @@ def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any) -> None:
     source = tmp_path / "codelets.cpp"
     half = "struct half { half() = default; explicit half(float); operator float() const; };\n"  # Poplar's own type
     source.write_text(half + IPU.preamble + "".join(emit(i.operator, i.binding, IPU).text for i in items.values()))
-    done = subprocess.run(
-        [compiler, "-std=c++17", "-fsyntax-only", str(source)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([compiler, "-std=c++17", "-fsyntax-only", str(source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -20,10 +20,7 @@ from rammer_ipu_sim.executor import LoadedProgram
 from rammer_ipu_sim.testing import Array, error, operator, program, reference
 
 CHIP = configured({"tiles": "8", "sram": "65536"})
-CONV = (
-    "conv: f32[n:1, m:6, h:9, w:7] = sum[c:3, r:3, s:3] "
-    "pad(x[n, c, h * 2 + r + -1, w + s + -1], 0.0) * k[m, c, r, s]"
-)
+CONV = "conv: f32[n:1, m:6, h:9, w:7] = sum[c:3, r:3, s:3] pad(x[n, c, h * 2 + r + -1, w + s + -1], 0.0) * k[m, c, r, s]"
 BIAS = "bias: f32[n:1, m:6, h:9, w:7] = conv[n, m, h, w] + b[m]"
 RELU = "y: f32[n:1, m:6, h:9, w:7] = max(bias[n, m, h, w], 0.0)"
 POOL = "z: f32[n:1, m:6, h:9, w:7] = max[r:3, s:3] pad(y[n, m, h + r + -1, w + s + -1], -inf)"
@@ -37,8 +34,14 @@ def types(values: Mapping[str, Array]) -> dict[str, TensorType]:
     return {n: TensorType(v.dtype.name, v.shape) for n, v in values.items()}
 
 
-def simulate(operators: Sequence[ROperator], inputs: Mapping[str, Array], constants: Mapping[str, Array],
-             output: str, veus: int = 5, reuse: bool = False) -> tuple[Array, RProgram]:  # fmt: skip
+def simulate(
+    operators: Sequence[ROperator],
+    inputs: Mapping[str, Array],
+    constants: Mapping[str, Array],
+    output: str,
+    veus: int = 5,
+    reuse: bool = False,
+) -> tuple[Array, RProgram]:
     p = program(operators, types(inputs), types(constants), [output], veus, reuse)
     loaded = LoadedProgram(RProgram.parse(str(p)), constants, CHIP)
     return loaded.run(inputs).outputs[output], p
@@ -51,9 +54,7 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("tile", [(1, 6, 9, 7), (1, 2, 4, 7), (1, 4, 1, 3), (1, 1, 1, 1)])
-def test_convolution_with_padding_and_a_pool_in_any_tiling(
-    rng: np.random.Generator, tile: tuple[int, ...], fused: bool
-) -> None:
+def test_convolution_with_padding_and_a_pool_in_any_tiling(rng: np.random.Generator, tile: tuple[int, ...], fused: bool) -> None:
     inputs = {"x": floats(rng, 1, 3, 17, 7)}
     constants = {"k": floats(rng, 6, 3, 3, 3), "b": floats(rng, 6)}
     chain = [operator("A", [CONV, BIAS, RELU], tile), operator("B", [POOL], (1, 4, 5, 3))]
@@ -69,9 +70,7 @@ def test_convolution_with_padding_and_a_pool_in_any_tiling(
     veus=st.integers(1, 8),
     seed=st.integers(0, 1 << 30),
 )
-def test_any_tiles_on_any_rows_in_any_order(
-    tile: tuple[int, ...], pool: tuple[int, ...], veus: int, seed: int
-) -> None:
+def test_any_tiles_on_any_rows_in_any_order(tile: tuple[int, ...], pool: tuple[int, ...], veus: int, seed: int) -> None:
     rng, random = np.random.default_rng(seed), Random(seed)
     inputs = {"x": floats(rng, 1, 3, 17, 7)}
     constants = {"k": floats(rng, 6, 3, 3, 3), "b": floats(rng, 6)}
@@ -193,9 +192,7 @@ def test_tasks_of_one_row_see_their_predecessors_without_waits(rng: np.random.Ge
     inputs = {"t0": floats(rng, 8)}
     p = program(chain, types(inputs), {}, ["t4"], 1)
     rows = tuple(tuple(type(t)(t.operator, t.index) for t in row) for row in p.rows)
-    bare = RProgram(
-        p.name, p.policy, p.inputs, p.outputs, p.buffers, p.storages, p.operators, p.counters, rows
-    )
+    bare = RProgram(p.name, p.policy, p.inputs, p.outputs, p.buffers, p.storages, p.operators, p.counters, rows)
     loaded = LoadedProgram(bare, {}, CHIP)
     assert loaded.kernels == 4
     assert error(loaded.run(inputs).outputs["t4"], inputs["t0"] + 4) <= 1e-6

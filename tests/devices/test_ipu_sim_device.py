@@ -60,9 +60,7 @@ def test_vdevice() -> None:
     assert all(layer.source for layer in device.layers)
 
 
-@pytest.mark.parametrize(
-    "options", [{"tiles": "0"}, {"sram": "x"}, {"sram": "1001"}, {"colour": "red"}, {"no_stream": "7"}]
-)
+@pytest.mark.parametrize("options", [{"tiles": "0"}, {"sram": "x"}, {"sram": "1001"}, {"colour": "red"}, {"no_stream": "7"}])
 def test_bad_options(options: dict[str, str]) -> None:
     with pytest.raises(BadInput):
         SimulatorBackend(OpenOptions(options=options))
@@ -116,9 +114,7 @@ def test_reductions_deeper_than_a_tile() -> None:
     backend = SimulatorBackend(OpenOptions(options={"tiles": "16", "sram": "8192"}))
     rng = np.random.default_rng()
     graph = wide_graph(rng)
-    segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(
-        graph, (Port("x", "x"),), (Port("y", "y"),)
-    )
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(graph, (Port("x", "x"),), (Port("y", "y"),))
     assert len(segment.program.operators) == 2
     x = rng.standard_normal((2, 1000)).astype(np.float32)
     result = backend.load(segment.program, segment.constants).run({"x": x})
@@ -152,9 +148,7 @@ def test_self_test(options: OpenOptions) -> None:
 def test_inputs_are_checked_and_closing_ends_runs() -> None:
     backend = SimulatorBackend(SMALL)
     graph = tiny_graph(1)
-    segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(
-        graph, (Port("x", "x"),), (Port("y", "y"),)
-    )
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(graph, (Port("x", "x"),), (Port("y", "y"),))
     loaded = backend.load(segment.program, segment.constants)
     with pytest.raises(BadInput, match="missing"):
         loaded.run({})

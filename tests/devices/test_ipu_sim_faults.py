@@ -81,9 +81,7 @@ def test_memory_taken_too_early_shows() -> None:
     # t1's place holds t4 by then: 4 + 4, not 4 + 1.
     assert not error(have, np.full(8, 5.0)) <= 1e-5
     roomy = program([*chain, last], {"t0": kind}, {}, ["y"], 2)
-    assert np.array_equal(
-        LoadedProgram(roomy, {}, CHIP).run({"t0": np.zeros(8, np.float32)}).outputs["y"], np.full(8, 5.0)
-    )
+    assert np.array_equal(LoadedProgram(roomy, {}, CHIP).run({"t0": np.zeros(8, np.float32)}).outputs["y"], np.full(8, 5.0))
 
 
 def test_the_arena_is_poisoned_after_its_last_reader() -> None:
@@ -126,10 +124,11 @@ def test_homes_of_disjoint_buffers_are_disjoint() -> None:
     random = Random()
     for _ in range(30):
         buffers = [
-            Buffer(f"b{i}", random.choice(["float32", "int64", "bool"]), random.randint(0, 400), "arena",
-                   64 * random.randint(0, 40))
+            Buffer(
+                f"b{i}", random.choice(["float32", "int64", "bool"]), random.randint(0, 400), "arena", 64 * random.randint(0, 40)
+            )
             for i in range(12)
-        ]  # fmt: skip
+        ]
         tiles = random.randint(1, 9)
         homes = plan_homes(buffers, tiles)
         for a in buffers:
@@ -179,9 +178,7 @@ def chip(sram: int) -> Chip:
 def test_a_task_that_does_not_fit_is_named() -> None:
     # A's task: 3x10 of x, 10x10 of w, 3x10 of a, all float32.
     need = 4 * (30 + 100 + 30)
-    with pytest.raises(
-        DeviceFailure, match=rf"out of memory: task A\[0\] on tile 0 needs {need} bytes.*limit is 512"
-    ):
+    with pytest.raises(DeviceFailure, match=rf"out of memory: task A\[0\] on tile 0 needs {need} bytes.*limit is 512"):
         LoadedProgram(build(), data()[1], chip(512))
 
 

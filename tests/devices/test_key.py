@@ -29,8 +29,13 @@ from rammer.profile.store import KernelStore
 
 Case = tuple[ROperator, Binding]
 #: What a key says of a stored tensor or of the whole, each of which some device's choice depends on.
-FACTS = {"constant": r" constant", "reused": r" reused", "alignment": r" from \d+", "strides": r" strides \[[^]]*\]",
-         "precision": r" (float32|tf32)$"}  # fmt: skip
+FACTS = {
+    "constant": r" constant",
+    "reused": r" reused",
+    "alignment": r" from \d+",
+    "strides": r" strides \[[^]]*\]",
+    "precision": r" (float32|tf32)$",
+}
 DEVICES = {"cuda": "sm_90a", "ipu_sim": "", "rocm": ""}
 
 
@@ -49,8 +54,13 @@ def base_cases() -> list[Case]:
     rows = [families.softmax(12, 128), families.layer_norm(9, 96), families.channel_softmax(9, 24), families.taken(6, 5, 24)]
     others = [families.depthwise(6, 12, 3, 1), families.max_pool(5, 14, 7), families.scale_shift(6, 8), families.turned(24, 16)]
     vectors = [families.matvec(1, 256, 64), families.matvec(4, 128, 32), families.matvec(2, 128, 32, turned=True)]
-    matrices = [products.matmul(64, 64, 64, False), products.matmul(32, 128, 48, True), products.conv(16, 16, 9, 3),
-                products.conv(32, 32, 6, 1), products.normalised(16, 32, 8, 1)]  # fmt: skip
+    matrices = [
+        products.matmul(64, 64, 64, False),
+        products.matmul(32, 128, 48, True),
+        products.conv(16, 16, 9, 3),
+        products.conv(32, 32, 6, 1),
+        products.normalised(16, 32, 8, 1),
+    ]
     found = [*rows, *others, *vectors, *matrices, *families.HALVES.values(), lstm_cell(64, 96)]
     return [(operator.renamed(f"operator_{n}"), binding) for n, (operator, binding) in enumerate(found)]
 
@@ -59,10 +69,15 @@ def lstm_cell(hidden: int, depth: int) -> Case:
     """The gates of a cell of one row, and its new state."""
     g, j = "g:4", f"j:{hidden}"
     return families.operator(
-        [f"a: f32[{g}, n:1, {j}] = sum[k:{depth}] x[n, k] * w[g, j, k]",
-         f"b: f32[{g}, n:1, {j}] = sum[k:{hidden}] h[n, k] * r[g, j, k]",
-         f"s: f32[{g}, n:1, {j}] = a[g, n, j] + b[g, n, j]", f"y: f32[n:1, {j}] = s[0, n, j] * tanh(s[1, n, j])"],
-        {"x": (1, depth), "h": (1, hidden), "w": (4, hidden, depth), "r": (4, hidden, hidden)}, "wr")  # fmt: skip
+        [
+            f"a: f32[{g}, n:1, {j}] = sum[k:{depth}] x[n, k] * w[g, j, k]",
+            f"b: f32[{g}, n:1, {j}] = sum[k:{hidden}] h[n, k] * r[g, j, k]",
+            f"s: f32[{g}, n:1, {j}] = a[g, n, j] + b[g, n, j]",
+            f"y: f32[n:1, {j}] = s[0, n, j] * tanh(s[1, n, j])",
+        ],
+        {"x": (1, depth), "h": (1, hidden), "w": (4, hidden, depth), "r": (4, hidden, hidden)},
+        "wr",
+    )
 
 
 def altered(case: Case, rng: Random, facts: Sequence[str] = tuple(FACTS)) -> Case:
@@ -200,8 +215,10 @@ def test_a_kernel_is_measured_with_its_alignment(device: str) -> None:
     operator, binding = families.scale_shift(6, 8)
     tiled = replace(operator, tile=(1, 1, 8, 8))
     for offset in (0, 1, 3, 8, 23):
-        moved = {n: replace(s, offset=offset, strides=tuple(-x for x in s.strides)) if n == "x" else replace(s, offset=offset)
-                 for n, s in binding.storages.items()}  # fmt: skip
+        moved = {
+            n: replace(s, offset=offset, strides=tuple(-x for x in s.strides)) if n == "x" else replace(s, offset=offset)
+            for n, s in binding.storages.items()
+        }
         moved["x"] = replace(moved["x"], offset=offset + 383)
         case = replace(binding, storages=moved, constants=frozenset() if device == "toy" else binding.constants)
         if device == "cuda":

@@ -26,9 +26,14 @@ CASES = [
     Case("MaxPool", 22, (np.arange(40, dtype=F32).reshape(1, 2, 4, 5) % 7,), {"kernel_shape": [2, 3], "pads": [1, 1, 0, 0]}, 2),
     Case("LRN", 13, (np.arange(1, 9, dtype=F32).reshape(1, 2, 2, 2),), {"size": 1, "alpha": 0.5}),
     Case("Conv", 11, (np.ones((1, 1, 2), F32), np.ones((1, 1, 3), F32)), {"strides": [3]}),
-    Case("RNN", 14, (np.ones((3, 2, 2), F32), np.ones((1, 3, 2), F32), np.ones((1, 3, 3), F32), None, np.array([1, 3], np.int32)),
-         {"hidden_size": 3, "direction": "reverse", "clip": 0.5}, 2),
-]  # fmt: skip
+    Case(
+        "RNN",
+        14,
+        (np.ones((3, 2, 2), F32), np.ones((1, 3, 2), F32), np.ones((1, 3, 3), F32), None, np.array([1, 3], np.int32)),
+        {"hidden_size": 3, "direction": "reverse", "clip": 0.5},
+        2,
+    ),
+]
 
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])

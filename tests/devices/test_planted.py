@@ -27,8 +27,11 @@ LOOKING = 25.0
 FIRST = (
     *(("gemm_wgmma_f16", "float16", f"free {late}") for late in ("all", "each", "1", "2")),
     *((f, "float16", "offset") for f in ("gemm_f16", "rowwise")),
-    ("cell", "float32", "bare"), ("cell", "float32", "late 1"), ("gemv", "float32", "late 1"), ("gemm", "float32", "partial"),
-)  # fmt: skip
+    ("cell", "float32", "bare"),
+    ("cell", "float32", "late 1"),
+    ("gemv", "float32", "late 1"),
+    ("gemm", "float32", "partial"),
+)
 
 
 class Looking(Hunt):

@@ -36,8 +36,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
         pytest.skip("executor=single is for CPUs")
 
 
-def operator(name: str, lines: Sequence[str], tile: tuple[int, ...], layer: str = "thread", family: str = "",
-             **config: int) -> ROperator:  # fmt: skip
+def operator(
+    name: str, lines: Sequence[str], tile: tuple[int, ...], layer: str = "thread", family: str = "", **config: int
+) -> ROperator:
     """An operator whose Computes all meet at ``layer``."""
     computes = tuple(Compute.parse(line) for line in lines)
     inside = {c.name for c in computes}
@@ -45,8 +46,9 @@ def operator(name: str, lines: Sequence[str], tile: tuple[int, ...], layer: str 
     return ROperator(name, computes, edges, (computes[-1].name,), tile, family, tuple(sorted(config.items())))
 
 
-def chain(operators: Sequence[ROperator], inputs: Mapping[str, tuple[int, ...]],
-          constants: Mapping[str, tuple[int, ...]], veus: int = 2) -> RProgram:  # fmt: skip
+def chain(
+    operators: Sequence[ROperator], inputs: Mapping[str, tuple[int, ...]], constants: Mapping[str, tuple[int, ...]], veus: int = 2
+) -> RProgram:
     """A program that runs the operators one after another, each after all of the previous one."""
     shapes = {**inputs, **constants, **{o.anchor.name: o.anchor.shape for o in operators}}
     last = operators[-1].anchor.name
@@ -65,8 +67,9 @@ def chain(operators: Sequence[ROperator], inputs: Mapping[str, tuple[int, ...]],
             rows[veu] += [Task(o.name, i, waits if i == veu else ()) for i in mine]
     storages = tuple(dense(n, f"b_{n}", s) for n, s in shapes.items())
     ports = tuple(Port(n.upper(), n) for n in inputs)
-    return RProgram("test", "test", ports, (Port("OUT", last),), tuple(buffers), storages, tuple(operators),
-                    counters, tuple(map(tuple, rows)))  # fmt: skip
+    return RProgram(
+        "test", "test", ports, (Port("OUT", last),), tuple(buffers), storages, tuple(operators), counters, tuple(map(tuple, rows))
+    )
 
 
 def check(backend: Backend, program: RProgram, constants: Mapping[str, Array], runs: int = 2) -> None:
@@ -75,8 +78,7 @@ def check(backend: Backend, program: RProgram, constants: Mapping[str, Array], r
     assert isinstance(loaded, OpenClProgram)
     generator = np.random.default_rng()
     for _ in range(runs):
-        inputs = {p.external: generator.standard_normal(program.types[p.tensor].shape).astype(np.float32)
-                  for p in program.inputs}  # fmt: skip
+        inputs = {p.external: generator.standard_normal(program.types[p.tensor].shape).astype(np.float32) for p in program.inputs}
         loaded.poison()
         result = loaded.run(inputs)
         values: dict[str, Array] = {**constants, **{p.tensor: inputs[p.external] for p in program.inputs}}
@@ -125,8 +127,9 @@ def conv_constants(y: str, c: int, m: int, k: int, groups: int = 1) -> dict[str,
         (4, 6, 12, 5, 3, 1, (1, 6, 2, 3)),
     ],
 )
-def test_convolution(backend: Backend, family: str, c: int, m: int, size: int, k: int, stride: int, groups: int,
-                     tile: tuple[int, ...]) -> None:  # fmt: skip
+def test_convolution(
+    backend: Backend, family: str, c: int, m: int, size: int, k: int, stride: int, groups: int, tile: tuple[int, ...]
+) -> None:
     o = operator("A", conv("x", "y", c, m, size, k, stride, groups), tile, family=family, mr=6, nv=2)
     shapes = conv_constants("y", c, m, k, groups)
     check(backend, chain([o], {"x": (1, c, size, size)}, shapes), values(shapes))
@@ -140,11 +143,18 @@ def test_two_layers_wait_for_each_other(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("constant", [False, True])
-@pytest.mark.parametrize(("m", "n", "k", "tile", "mr", "nv"), [
-    (17, 45, 31, (9, 20), 4, 2), (1, 77, 50, (1, 33), 1, 8), (40, 1, 30, (40, 1), 8, 1), (5, 64, 8, (5, 64), 5, 3),
-])  # fmt: skip
-def test_matrix_product(backend: Backend, m: int, n: int, k: int, tile: tuple[int, ...], mr: int, nv: int,
-                        constant: bool) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tile", "mr", "nv"),
+    [
+        (17, 45, 31, (9, 20), 4, 2),
+        (1, 77, 50, (1, 33), 1, 8),
+        (40, 1, 30, (40, 1), 8, 1),
+        (5, 64, 8, (5, 64), 5, 3),
+    ],
+)
+def test_matrix_product(
+    backend: Backend, m: int, n: int, k: int, tile: tuple[int, ...], mr: int, nv: int, constant: bool
+) -> None:
     o = operator("A", [f"y: f32[i:{m}, j:{n}] = sum[k:{k}] a[i, k] * b[k, j]"], tile, family="panel", mr=mr, nv=nv)
     shapes = {"a": (m, k)} if constant else {"a": (m, k), "b": (k, n)}
     fixed = {"b": (k, n)} if constant else {}
@@ -238,8 +248,9 @@ def test_random_tiles_of_panels(backend: Backend) -> None:
         (2, 3, 40, 3, (1, 3, 1, 17), 3, 2),
     ],
 )
-def test_one_copy_serves_all_taps(backend: Backend, c: int, m: int, size: int, k: int, tile: tuple[int, ...], mr: int,
-                                  nv: int) -> None:  # fmt: skip
+def test_one_copy_serves_all_taps(
+    backend: Backend, c: int, m: int, size: int, k: int, tile: tuple[int, ...], mr: int, nv: int
+) -> None:
     o = operator("A", conv("x", "y", c, m, size, k), tile, family="panel", mr=mr, nv=nv, window=1)
     shapes = conv_constants("y", c, m, k)
     check(backend, chain([o], {"x": (1, c, size, size)}, shapes), values(shapes))
@@ -280,8 +291,12 @@ def test_strided_storages() -> None:
         operator(name, [f"{y}: f32[n:2, c:3, w:20] = x[n, c, w] * {factor}"], (1, 3, 20))
         for name, y, factor in (("A", "p", 2.0), ("B", "q", 3.0))
     ]
-    storages = (dense("x", "in", (2, 3, 20)), Storage("p", "out", 0, (2, 3, 20), (120, 20, 1)),
-                Storage("q", "out", 60, (2, 3, 20), (120, 20, 1)), dense("y", "out", (2, 6, 20)))  # fmt: skip
+    storages = (
+        dense("x", "in", (2, 3, 20)),
+        Storage("p", "out", 0, (2, 3, 20), (120, 20, 1)),
+        Storage("q", "out", 60, (2, 3, 20), (120, 20, 1)),
+        dense("y", "out", (2, 6, 20)),
+    )
     buffers = (Buffer("in", "float32", 120, "input"), Buffer("out", "float32", 240, "output"))
     rows = (tuple(Task(o.name, i) for o in halves for i in range(2)), ())
     program = RProgram("t", "t", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, tuple(halves), (), rows)

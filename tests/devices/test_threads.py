@@ -71,17 +71,26 @@ def retired(self: Specialised) -> bool:
 MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
     "no lock": (GuardedLoaded, "turn", no_turn, "threads: runs", "runs of product in threads are wrong"),
     "bound calls take no turn": (
-        GuardedBound, "run", lambda self: self._plain.run(), "threads: bound calls", "wrong runs of bound calls"),
+        GuardedBound,
+        "run",
+        lambda self: self._plain.run(),
+        "threads: bound calls",
+        "wrong runs of bound calls",
+    ),
     "writes between programs": (
-        ModelBound, "_turn", lambda self: nullcontext(), "threads: bound calls", "neither of two written sets"),
-    "compiled by everybody": (
-        executable, "compiling", lambda backend: nullcontext(), "threads: first runs", "were compiled"),
+        ModelBound,
+        "_turn",
+        lambda self: nullcontext(),
+        "threads: bound calls",
+        "neither of two written sets",
+    ),
+    "compiled by everybody": (executable, "compiling", lambda backend: nullcontext(), "threads: first runs", "were compiled"),
     "runs after close": (GuardedLoaded, "turn", always, "closed", "after shutdown"),
     "opens again after close": (Executable, "close", emptied, "closed", "no DeviceFailure that says 'closed'"),
     "views": (rammer_toy.ToyProgram, "run", views, "own outputs", "share memory"),
     "nothing is freed": (Executable, "_trim", lambda self, newest: None, "resident", "3 sets of shapes stay"),
     "bound programs are freed": (Specialised, "retire", retired, "resident", "closed"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -97,7 +106,7 @@ def test_the_kit_finds(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thread_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_checks, "PATIENCE", 0.5)
     subject = Subject("toy")
-    job, = thread_checks.jobs_of(subject, "softmax")
+    (job,) = thread_checks.jobs_of(subject, "softmax")
     special = job.exe.prepare(job.inputs(subject.rng))
     (program,) = special.loaded.values()
     with program.lock, pytest.raises(ConformanceError, match="threads have not ended"):  # type: ignore[attr-defined]
@@ -146,8 +155,13 @@ def test_nothing_is_closed_from_within_its_own_call(who: str, monkeypatch: pytes
     inputs = MODELS["softmax"].inputs(subject.rng, {})
     special, bound = exe.prepare(inputs), exe.bind(inputs)
     (program,) = special.loaded.values()
-    close = {"executable": exe.close, "specialised": special.close, "program": program.close, "bound call": bound.close,
-             "bound program": bound.bounds[0].close}[who]  # fmt: skip
+    close = {
+        "executable": exe.close,
+        "specialised": special.close,
+        "program": program.close,
+        "bound call": bound.close,
+        "bound program": bound.bounds[0].close,
+    }[who]
     calls: list[Callable[[], Any]] = [lambda: exe.run(inputs), lambda: special.run(inputs), lambda: program.run(inputs)]
     with monkeypatch.context() as patch:
         patch.setattr(rammer_toy.ToyProgram, "run", lambda self, given: close())

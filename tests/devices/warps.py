@@ -105,11 +105,23 @@ def instruction(name: str, i: Mma, value: str) -> str:
     for side, fragment in (("a", i.a), ("b", i.b)):
         holder[side] = {(r, c): thread * 8 + e for thread, e, r, c in fragment.places(i.threads)}
     holder["c"] = {(thread, e): r * i.n + c for thread, e, r, c in i.c.places(i.threads)}
-    tables = {n: "}, {".join(", ".join(str(v) for (r, _), v in sorted(held.items()) if r == row)
-                             for row in sorted({r for r, _ in held})) for n, held in holder.items()}  # fmt: skip
+    tables = {
+        n: "}, {".join(
+            ", ".join(str(v) for (r, _), v in sorted(held.items()) if r == row) for row in sorted({r for r, _ in held})
+        )
+        for n, held in holder.items()
+    }
     each = i.a.elements // 4
-    values = {"name": name, "m": i.m, "n": i.n, "k": i.k, "each": each, **{n: f"{{{t}}}" for n, t in tables.items()},
-              "value": value, **{p: f", {p} % 2" if each == 2 else "" for p in "xy"}}
+    values = {
+        "name": name,
+        "m": i.m,
+        "n": i.n,
+        "k": i.k,
+        "each": each,
+        **{n: f"{{{t}}}" for n, t in tables.items()},
+        "value": value,
+        **{p: f", {p} % 2" if each == 2 else "" for p in "xy"},
+    }
     return re.sub(r"@(\w+)@", lambda m: str(values[m[1]]), _MMA)
 
 

@@ -1,9 +1,9 @@
 """Freeze what the compiler makes, or compare it with what is frozen; nothing here needs a GPU.
 
-    python tests/golden                             compare everything; exit code 1 where anything differs
-    python tests/golden kernels models --model nerf_mlp --workers 1
-    python tests/golden --bless                     write the files anew, or the named parts of them
-    python tests/golden --dump before               write the texts themselves, too: diff -r before after
+python tests/golden                             compare everything; exit code 1 where anything differs
+python tests/golden kernels models --model nerf_mlp --workers 1
+python tests/golden --bless                     write the files anew, or the named parts of them
+python tests/golden --dump before               write the texts themselves, too: diff -r before after
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from golden_run import PARTS, Made, compiled, cubins, incomparable, texts
 @click.option("--device", "devices", multiple=True, type=click.Choice(tuple(DEVICES)), help="These devices; else all.")
 @click.option("--dump", type=click.Path(path_type=Path), help="Where to write texts, programs and whole rankings.")
 @click.option("--workers", default=os.cpu_count() or 1, show_default="cores", type=click.IntRange(1), help="Side by side.")
-def main(parts: tuple[str, ...], bless: bool, models: tuple[str, ...], devices: tuple[str, ...], dump: Path | None,
-         workers: int) -> None:  # fmt: skip
+def main(
+    parts: tuple[str, ...], bless: bool, models: tuple[str, ...], devices: tuple[str, ...], dump: Path | None, workers: int
+) -> None:
     """Make the parts, then freeze or compare them."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ["RAMMER_CACHE"] = cache  # nothing that an earlier run kept decides what this one makes

@@ -50,10 +50,12 @@ WHOLE = {"persistent": (True, False), "counters": (False, False), "recorded": (T
 #: What stands before all kernels of a translation unit.
 FRAME = "frame"
 #: Whose code is not compared: NVRTC 13.0 makes one of two of the same text, by chance. Registers are compared.
-VARYING = frozenset({
-    "depthwise n=8 c=13 h=1 w=13 k=3 s=3 d=1 p=1 q=-1 off=4 +relu +slice +fuse @tf32 layout=nhwc seed=217287 op=1 "
-    "pick=gemm:8x1x1x5:tm=8,tn=4,bk=16,split=1,slices=2,stages=4",
-})
+VARYING = frozenset(
+    {
+        "depthwise n=8 c=13 h=1 w=13 k=3 s=3 d=1 p=1 q=-1 off=4 +relu +slice +fuse @tf32 layout=nhwc seed=217287 op=1 "
+        "pick=gemm:8x1x1x5:tm=8,tn=4,bk=16,split=1,slices=2,stages=4",
+    }
+)
 #: The operators of cases, by their text.
 _KNOWN: dict[str, list[Subject]] = {}
 
@@ -158,6 +160,9 @@ def _walk(line: str, case: Case, words: bool, recorded: bool) -> Written:
     table = make_table(flow.program, parts.number, places, parts.held())
     text = kernel_text(parts.bodies, table.form, parts.threads, recorded)
     packed = (_argument(a, binding) for arguments in parts.arguments.values() for a in arguments if a.packing is not None)
-    facts = {"launch": f"{parts.threads} threads, {parts.shared} bytes", "arguments": ", ".join(dict.fromkeys(packed)),
-             "table": digest(b"".join(a.tobytes() for a in (table.entries, table.runs, table.first)))}  # fmt: skip
+    facts = {
+        "launch": f"{parts.threads} threads, {parts.shared} bytes",
+        "arguments": ", ".join(dict.fromkeys(packed)),
+        "table": digest(b"".join(a.tobytes() for a in (table.entries, table.runs, table.first))),
+    }
     return Written(line, text, text, "rm_persistent", facts)

@@ -41,14 +41,20 @@ from zoo import ZOO
 
 #: A CPU: eight cores of 3 GHz with 16 lanes and 1 MiB of L2 each.
 CPU = VDevice(
-    "opencl_cpu", "eight cores", 8,
+    "opencl_cpu",
+    "eight cores",
+    8,
     (
         MemoryLayer("dram", "device", 16 << 30, 47e9, 64),
         MemoryLayer("cache", "veu", 1 << 20, 768e9, 64),
         MemoryLayer("register", "thread", 2048, 1536e9, 64),
     ),
-    flops=96e9, launch=3e-6, vector=16, resident=8, precisions=("float32", "float16"),
-)  # fmt: skip
+    flops=96e9,
+    launch=3e-6,
+    vector=16,
+    resident=8,
+    precisions=("float32", "float16"),
+)
 
 
 class Described(OpenClBackend):
@@ -67,7 +73,7 @@ DEVICES: Mapping[str, tuple[Callable[[], Backend], tuple[str, ...]]] = {
     "rocm gfx90a": (lambda: Described(CARDS["gfx90a"].vdevice("gfx90a")), ("float32",)),
     "ipu_sim": (lambda: SimulatorBackend(OpenOptions()), ("float32",)),
     "toy": (lambda: ToyBackend(OpenOptions(options={"memory": str(16 << 30)})), ("float32",)),
-}  # fmt: skip
+}
 #: Models that are frozen: the zoo.
 MODELS = tuple(ZOO)
 #: Models that are others with another batch size.
@@ -101,8 +107,12 @@ class Outcome:
 
 def jobs(models: Collection[str] = MODELS) -> list[Job]:
     """All compilations of some models, those of one together; with another batch size only in the devices' first precision."""
-    return [Job(device, p, model) for model in models for device, (_, precisions) in DEVICES.items()
-            for p in (precisions[:1] if model in BATCHED else precisions)]  # fmt: skip
+    return [
+        Job(device, p, model)
+        for model in models
+        for device, (_, precisions) in DEVICES.items()
+        for p in (precisions[:1] if model in BATCHED else precisions)
+    ]
 
 
 @lru_cache(1)
@@ -166,9 +176,10 @@ def _microseconds(kernel: RKernel | None, backend: Backend) -> str:
 
 #: Parts of a program's text by the first word of their lines.
 PARTS = {
-    "memory": ("input", "output", "buffer", "storage"), "operators": ("operator", "compute", "connect", "writes"),
+    "memory": ("input", "output", "buffer", "storage"),
+    "operators": ("operator", "compute", "connect", "writes"),
     "schedule": ("counter", "row"),
-}  # fmt: skip
+}
 
 
 def program_record(programs: Sequence[RProgram]) -> dict[str, Any]:
@@ -181,8 +192,11 @@ def program_record(programs: Sequence[RProgram]) -> dict[str, Any]:
     operators = [o for p in programs for o in p.operators]
     families = Counter(o.family or "generic" for o in operators)
     return {
-        "programs": len(programs), "families": dict(sorted(families.items())), "tasks": sum(p.task_count for p in programs),
-        "vEUs": max((p.veus for p in programs), default=0), "arena": sum(p.arena_bytes for p in programs),
+        "programs": len(programs),
+        "families": dict(sorted(families.items())),
+        "tasks": sum(p.task_count for p in programs),
+        "vEUs": max((p.veus for p in programs), default=0),
+        "arena": sum(p.arena_bytes for p in programs),
         "microseconds": " ".join(digits(p.predicted) for p in programs),
         **{part: digest("\n".join(lines)) for part, lines in texts.items()},
-    }  # fmt: skip
+    }

@@ -145,8 +145,10 @@ def test_a_schedule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_machine_code_differs_by_what_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by names and comments; but by a constant, a launch bound and the room for shared memory."""
-    plain_text = 'extern "C" __global__ void k(float *x) { __shared__ float s[64]; s[threadIdx.x] = x[threadIdx.x] * 2.5f; ' \
-                 "__syncthreads(); x[threadIdx.x] = s[63 - threadIdx.x]; }"  # fmt: skip
+    plain_text = (
+        'extern "C" __global__ void k(float *x) { __shared__ float s[64]; s[threadIdx.x] = x[threadIdx.x] * 2.5f; '
+        "__syncthreads(); x[threadIdx.x] = s[63 - threadIdx.x]; }"
+    )
 
     def made(*edits: tuple[str, str]) -> str:
         text = plain_text
@@ -182,10 +184,14 @@ def test_texts_are_words() -> None:
 
 
 def test_differences_are_told_in_words() -> None:
-    old = [{"model": "m", "operator": "o", "candidates": ["a:1: 1.5", "b:2: 2.5", "c:3: 3"], "behind": ""},
-           {"model": "m", "operator": "p", "candidates": ["a:1: 1.5"], "behind": "2 aa"}]  # fmt: skip
-    new = [{"model": "m", "operator": "o", "candidates": ["b:2: 2.5", "a:1: 1.6", "c:3: 3"], "behind": ""},
-           {"model": "m", "operator": "q", "candidates": [], "behind": ""}]  # fmt: skip
+    old = [
+        {"model": "m", "operator": "o", "candidates": ["a:1: 1.5", "b:2: 2.5", "c:3: 3"], "behind": ""},
+        {"model": "m", "operator": "p", "candidates": ["a:1: 1.5"], "behind": "2 aa"},
+    ]
+    new = [
+        {"model": "m", "operator": "o", "candidates": ["b:2: 2.5", "a:1: 1.6", "c:3: 3"], "behind": ""},
+        {"model": "m", "operator": "q", "candidates": [], "behind": ""},
+    ]
     lines = report(differences("ranks", old, new)).splitlines()
     assert lines[:2] == ["ranks m p: all: is no longer made", "ranks m q: all: is new"]
     assert "ranks m o: ranking: position 1 is b:2:, was a:1: (now at position 2)" in lines

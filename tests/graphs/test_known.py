@@ -32,29 +32,44 @@ def node(op: str, *inputs: Any, opset: int = 17, **attributes: Any) -> Case:
 f = values
 TABLE = {
     # Products of two vectors have no axes, products over nothing no terms.
-    "dot": node("MatMul", f(5), f(5)), "vector matrix": node("MatMul", f(5), f(5, 3)),
+    "dot": node("MatMul", f(5), f(5)),
+    "vector matrix": node("MatMul", f(5), f(5, 3)),
     "matrix vector": node("MatMul", f(3, 5), f(5)),
-    "einsum dot": node("Einsum", f(5), f(5), equation="i,i->"), "einsum implicit": node("Einsum", f(5), f(5), equation="i,i"),
-    "no terms": node("MatMul", f(3, 0), f(0, 4)), "no terms, bias": node("Gemm", f(3, 0), f(0, 4), f(4)),
-    "dot of nothing": node("MatMul", f(0), f(0)), "einsum of nothing": node("Einsum", f(0), f(0), equation="i,i->"),
+    "einsum dot": node("Einsum", f(5), f(5), equation="i,i->"),
+    "einsum implicit": node("Einsum", f(5), f(5), equation="i,i"),
+    "no terms": node("MatMul", f(3, 0), f(0, 4)),
+    "no terms, bias": node("Gemm", f(3, 0), f(0, 4), f(4)),
+    "dot of nothing": node("MatMul", f(0), f(0)),
+    "einsum of nothing": node("Einsum", f(0), f(0), equation="i,i->"),
     # Tensors without elements.
-    "no rows": node("MatMul", f(0, 3), f(3, 4)), "no columns": node("MatMul", f(2, 3), f(3, 0)), "map": node("Relu", f(0, 3)),
-    "sum": node("ReduceSum", f(3, 0), opset=11, axes=[1]), "softmax": node("Softmax", f(0, 3)),
+    "no rows": node("MatMul", f(0, 3), f(3, 4)),
+    "no columns": node("MatMul", f(2, 3), f(3, 0)),
+    "map": node("Relu", f(0, 3)),
+    "sum": node("ReduceSum", f(3, 0), opset=11, axes=[1]),
+    "softmax": node("Softmax", f(0, 3)),
     "softmax of none": node("Softmax", f(3, 0)),
-    "empty piece": node("Concat", f(2, 0), f(2, 3), axis=1), "empty pieces": node("Concat", f(2, 0), f(2, 0), axis=1),
-    "transpose": node("Transpose", f(2, 0, 3)), "conv, no batch": node("Conv", f(0, 2, 5, 5), f(3, 2, 3, 3)),
-    "conv, no features": node("Conv", f(1, 2, 5, 5), f(0, 2, 3, 3)), "layer norm": node("LayerNormalization", f(0, 3), f(3)),
-    "gather none": node("Gather", f(3, 2), np.zeros(0, np.int64)), "pool": node("MaxPool", f(0, 2, 5, 5), kernel_shape=[2, 2]),
-    "arg max": node("ArgMax", f(0, 3), axis=1), "pad": node("Pad", f(0, 3), opset=10, pads=[1, 1, 1, 1]),
-    "copy": node("Identity", f(0)), "flatten": node("Flatten", f(2, 0, 3)), "lrn": node("LRN", f(0, 2, 3, 3), size=3),
+    "empty piece": node("Concat", f(2, 0), f(2, 3), axis=1),
+    "empty pieces": node("Concat", f(2, 0), f(2, 0), axis=1),
+    "transpose": node("Transpose", f(2, 0, 3)),
+    "conv, no batch": node("Conv", f(0, 2, 5, 5), f(3, 2, 3, 3)),
+    "conv, no features": node("Conv", f(1, 2, 5, 5), f(0, 2, 3, 3)),
+    "layer norm": node("LayerNormalization", f(0, 3), f(3)),
+    "gather none": node("Gather", f(3, 2), np.zeros(0, np.int64)),
+    "pool": node("MaxPool", f(0, 2, 5, 5), kernel_shape=[2, 2]),
+    "arg max": node("ArgMax", f(0, 3), axis=1),
+    "pad": node("Pad", f(0, 3), opset=10, pads=[1, 1, 1, 1]),
+    "copy": node("Identity", f(0)),
+    "flatten": node("Flatten", f(2, 0, 3)),
+    "lrn": node("LRN", f(0, 2, 3, 3), size=3),
     "rnn, no batch": node("RNN", f(2, 0, 3), f(1, 4, 3), f(1, 4, 4), hidden_size=4),
     # Zeros between no elements, and shapes that an upgrade restores.
     "spread nothing": node("ConvTranspose", f(0, 1, 0), f(1, 1, 2), dilations=[2], strides=[3]),
     "spread nothing but a kernel": node("ConvTranspose", f(1, 1, 0), f(1, 1, 2), dilations=[2], strides=[2]),
-    "flat softmax": node("Softmax", f(1, 2, 0), opset=11), "flat hardmax": node("Hardmax", f(2, 1, 0), opset=11, axis=2),
+    "flat softmax": node("Softmax", f(1, 2, 0), opset=11),
+    "flat hardmax": node("Hardmax", f(2, 1, 0), opset=11, axis=2),
     "flat log softmax": node("LogSoftmax", f(0), opset=11, axis=0),
     "instance norm": node("InstanceNormalization", f(0, 2, 3), f(2), f(2)),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -86,8 +86,14 @@ def test_no_number_as_an_integer_is_undefined(judge: Judge, monkeypatch: pytest.
     for last in (0, -(2**31), 7):
         assert _kind(judge, monkeypatch, case, np.array([1, 1, last], np.int32)) == "ok"
     assert _kind(judge, monkeypatch, case, np.array([1, 2, 0], np.int32)) == "device"
-    masked = _case(Call("Pow", ("x", "e"), ("p",)), Call("BitwiseAnd", ("p", "m"), ("y",)), opset=18, e=np.array([-1.5], f32),
-                   x=np.array([0, 4], np.int32), m=np.array([-(2**31), 7], np.int32))  # fmt: skip
+    masked = _case(
+        Call("Pow", ("x", "e"), ("p",)),
+        Call("BitwiseAnd", ("p", "m"), ("y",)),
+        opset=18,
+        e=np.array([-1.5], f32),
+        x=np.array([0, 4], np.int32),
+        m=np.array([-(2**31), 7], np.int32),
+    )
     for first in (0, -(2**31)):  # what hangs on it is undefined in every bit
         assert _kind(judge, monkeypatch, masked, np.array([first, 0], np.int32)) == "ok"
     assert _kind(judge, monkeypatch, masked, np.array([0, 1], np.int32)) == "device"

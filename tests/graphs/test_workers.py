@@ -16,8 +16,9 @@ from rammer.testing.graphs.record import CASES, Record
 from rammer.testing.graphs.workers import GRACE, campaign
 
 ONLY = ("Sin", "Cos", "Neg", "Abs", "Relu")
-BAD = Plan(Setting("bad_device"), seed=14, graphs=16, seconds=60, voices=False, shrink=1, only=ONLY, plugins=("bad_device",),
-           longest=1)  # fmt: skip
+BAD = Plan(
+    Setting("bad_device"), seed=14, graphs=16, seconds=60, voices=False, shrink=1, only=ONLY, plugins=("bad_device",), longest=1
+)
 
 
 @pytest.fixture(autouse=True)

@@ -49,8 +49,9 @@ class Recurrent(nn.Module):
         return (y, *(state if isinstance(state, tuple) else (state,))) if self.whole else y
 
 
-def recurrent(kind: type[nn.Module], layers: int, size: tuple[int, int, int], whole: bool = False, dynamic: bool = False,
-              **more: Any) -> Export:  # fmt: skip
+def recurrent(
+    kind: type[nn.Module], layers: int, size: tuple[int, int, int], whole: bool = False, dynamic: bool = False, **more: Any
+) -> Export:
     """``size``: steps, batch and features, in the order of the layer's input; the hidden size is that of the input."""
     layer = kind(size[-1], size[-1], layers, **more)
     outputs = ("y", "h", "c")[: (3 if kind is nn.LSTM else 2) if whole else 1]
@@ -83,8 +84,18 @@ class Named(nn.Module):
 
 def bert(full: bool, dynamic: bool = False) -> Export:
     """BertModel with an attention mask."""
-    small = {} if full else {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-                             "vocab_size": 100, "max_position_embeddings": 64}  # fmt: skip
+    small = (
+        {}
+        if full
+        else {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "vocab_size": 100,
+            "max_position_embeddings": 64,
+        }
+    )
     config = transformers.BertConfig(**small)
     shape = (1, 128) if full else (2, 40)  # longer than what NumPy chooses among
     inputs = {"input_ids": torch.randint(0, config.vocab_size, shape), "attention_mask": torch.ones(shape, dtype=torch.int64)}
@@ -110,8 +121,19 @@ def gpt2(full: bool, past: bool = False, dynamic: bool = False) -> Export:
 
 def vit(full: bool) -> Export:
     """ViTForImageClassification."""
-    small = {} if full else {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-                             "image_size": 32, "patch_size": 8, "num_labels": 10}  # fmt: skip
+    small = (
+        {}
+        if full
+        else {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "image_size": 32,
+            "patch_size": 8,
+            "num_labels": 10,
+        }
+    )
     config = transformers.ViTConfig(**small)
     model = Named(transformers.ViTForImageClassification(config), ("logits",), ("pixel_values",))
     return Export(model, {"pixel_values": torch.randn(1, 3, config.image_size, config.image_size)}, ("y",))
@@ -295,16 +317,33 @@ def export(made: Export, exporter: str, path: Path) -> None:
     logging.disable(logging.WARNING)  # what packages are not installed
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        torch.onnx.export(randomised(made.model.eval()), values, str(path), input_names=names, output_names=list(made.outputs),
-                          opset_version=OPSET[exporter], dynamo=exporter == "dynamo", external_data=False, **more)  # fmt: skip
+        torch.onnx.export(
+            randomised(made.model.eval()),
+            values,
+            str(path),
+            input_names=names,
+            output_names=list(made.outputs),
+            opset_version=OPSET[exporter],
+            dynamo=exporter == "dynamo",
+            external_data=False,
+            **more,
+        )
     onnx.save(stripped(onnx.load(str(path))), str(path))
 
 
 def stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Without the exporter's notes, which hold source lines and folders."""
     del proto.metadata_props[:]
-    parts: list[Any] = [proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output,
-                        *proto.graph.initializer, *proto.functions, *(n for f in proto.functions for n in f.node)]  # fmt: skip
+    parts: list[Any] = [
+        proto.graph,
+        *proto.graph.node,
+        *proto.graph.value_info,
+        *proto.graph.input,
+        *proto.graph.output,
+        *proto.graph.initializer,
+        *proto.functions,
+        *(n for f in proto.functions for n in f.node),
+    ]
     for part in parts:
         part.doc_string = ""
         if hasattr(part, "metadata_props"):

@@ -34,8 +34,10 @@ def sampled(path: Path) -> bool:
 
 def shapes_of(proto: onnx.ModelProto, column: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the inputs, dynamic axes at one of their sizes."""
-    return {i.name: tuple(SIZES[d.dim_param][column] if d.dim_param else d.dim_value for d in i.type.tensor_type.shape.dim)
-            for i in proto.graph.input}  # fmt: skip
+    return {
+        i.name: tuple(SIZES[d.dim_param][column] if d.dim_param else d.dim_value for d in i.type.tensor_type.shape.dim)
+        for i in proto.graph.input
+    }
 
 
 def random_inputs(proto: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -72,8 +74,9 @@ def test_an_export_agrees_with_onnxruntime(path: Path, device: str) -> None:
         pytest.skip("not in the simulator's sample")
     proto = onnx.load(path)
     options = {"tiles": "64"} if device == "ipu_sim" else {}
-    exe = Executable(open_source(path), registry.open(device, options=options), device, CompileOptions(), registry,
-                     store=KernelStore(None))  # fmt: skip
+    exe = Executable(
+        open_source(path), registry.open(device, options=options), device, CompileOptions(), registry, store=KernelStore(None)
+    )
     shapes = [shapes_of(proto, column) for column in (0, 1)]
     for chosen in shapes[: 1 if shapes[0] == shapes[1] else 2]:
         inputs = random_inputs(proto, chosen)

@@ -62,12 +62,17 @@ def test_what_a_driver_reserves_is_not_the_files(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(("start", "said"), [
-    (lambda: np.zeros(1 << 60, np.uint8), "exit code 70"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
-    (lambda: time.sleep(60), "it was late"),
-])  # fmt: skip
-def test_a_run_that_cannot_begin_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object],
-                                               said: str) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (lambda: np.zeros(1 << 60, np.uint8), "exit code 70"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+        (lambda: time.sleep(60), "it was late"),
+    ],
+)
+def test_a_run_that_cannot_begin_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object], said: str
+) -> None:
     monkeypatch.setattr(cage, "_opened", lambda device: start())
     with pytest.raises(cage.Machinery, match=f"a run did not begin: .*{said}"):
         cage.caged(["run"], tmp_path, seconds=0.4 if said == "it was late" else 30)

@@ -13,8 +13,19 @@ COUNT = 30
 
 def test_mutants(tmp_path: Path) -> None:
     # A process of its own: what this one has mapped counts against the children's memory, and it may have threads.
-    words = [sys.executable, "-m", "rammer.testing.mutants", "--option", "tiles=8", "--count", str(COUNT),
-             "--seed", "20", "--keep", str(tmp_path / "kept")]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "rammer.testing.mutants",
+        "--option",
+        "tiles=8",
+        "--count",
+        str(COUNT),
+        "--seed",
+        "20",
+        "--keep",
+        str(tmp_path / "kept"),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{COUNT} mutants, " in done.stdout

@@ -32,11 +32,16 @@ def voices() -> Iterator[Voices]:
     made.outside.close()
 
 
-@pytest.mark.parametrize("body, answer, said", [
-    ("y = Celu<alpha = 2.0>(x)", None, ""), ("y = Celu<alpha = 2.0>(x)", 1.0, "lowering"),
-    ("y = Celu<alpha = 2.0>(x)", float("nan"), "lowering"), ("s = Sin(x) y = Relu(s)", 0.5, "lowering"),
-    ("k = Constant<value = float[3] {1, 2, 3}>() y = Add(x, k)", 1.0, NOT_JUDGED),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body, answer, said",
+    [
+        ("y = Celu<alpha = 2.0>(x)", None, ""),
+        ("y = Celu<alpha = 2.0>(x)", 1.0, "lowering"),
+        ("y = Celu<alpha = 2.0>(x)", float("nan"), "lowering"),
+        ("s = Sin(x) y = Relu(s)", 0.5, "lowering"),
+        ("k = Constant<value = float[3] {1, 2, 3}>() y = Add(x, k)", 1.0, NOT_JUDGED),
+    ],
+)
 def test_values_of_models(voices: Voices, tmp_path: Path, body: str, answer: float | None, said: str) -> None:
     """``answer`` is a wrong last element; a model that ONNX refuses is not judged."""
     x = np.array([-1.0, 0.5, 2.0, -3.0], np.float32)
@@ -88,8 +93,21 @@ def test_runs_that_cannot_begin_are_no_findings(tmp_path: Path, monkeypatch: pyt
 def test_several_processes(tmp_path: Path, count: int, seconds: int) -> None:
     """They share the count, and end when the time is up whatever they are at."""
     start, report = time.monotonic(), tmp_path / "report"
-    words = [sys.executable, "-m", "rammer.testing.mutants", "--kind", "model", "--processes", "2", "--count", str(count),
-             "--seconds", str(seconds), "--report", str(report)]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "rammer.testing.mutants",
+        "--kind",
+        "model",
+        "--processes",
+        "2",
+        "--count",
+        str(count),
+        "--seconds",
+        str(seconds),
+        "--report",
+        str(report),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=seconds + 60)
     said = json.loads(report.read_text().splitlines()[-1])
     assert done.returncode == (0 if said["mutants"] else 2) and said["running"] == 0, done.stdout + done.stderr

@@ -33,9 +33,18 @@ PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compi
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write rows and environment as JSON.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table as Markdown.")
 @compile_options
-def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str, ...], warmup: int, iterations: int,
-            seconds: float, json_file: Path | None, markdown_file: Path | None, shapes: tuple[str, ...],
-            request: Request) -> None:  # fmt: skip
+def command(
+    models: tuple[Path, ...],
+    devices: tuple[str, ...],
+    peers: tuple[str, ...],
+    warmup: int,
+    iterations: int,
+    seconds: float,
+    json_file: Path | None,
+    markdown_file: Path | None,
+    shapes: tuple[str, ...],
+    request: Request,
+) -> None:
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
     The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
@@ -47,8 +56,11 @@ def command(models: tuple[Path, ...], devices: tuple[str, ...], peers: tuple[str
     effort = Effort(warmup, iterations, seconds)
     precision, layout = request.chosen.precision, request.layout
     if precision != DEFAULT.precision and "onnxruntime" in peers:
-        raise BadInput(f"ONNX Runtime on the CPU is no {precision} peer", "--peer onnxruntime",
-                       f"leave it out, or compare in {DEFAULT.precision}")  # fmt: skip
+        raise BadInput(
+            f"ONNX Runtime on the CPU is no {precision} peer",
+            "--peer onnxruntime",
+            f"leave it out, or compare in {DEFAULT.precision}",
+        )
     on_device = set(peers) != {"onnxruntime"}
     rows: list[Row] = []
     for model, choice in zip(models, _choices(models, shapes), strict=True):
@@ -71,8 +83,10 @@ def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputCho
     ports = [{p.name for p in open_source(model).head.inputs} for model in models]
     unknown = sorted(set(given) - set().union(*ports))
     if unknown:
-        raise BadInput(f"--shape names {unknown[0]!r}, which is no input of any model",
-                       hint=f"their inputs are: {', '.join(sorted(set().union(*ports)))}")  # fmt: skip
+        raise BadInput(
+            f"--shape names {unknown[0]!r}, which is no input of any model",
+            hint=f"their inputs are: {', '.join(sorted(set().union(*ports)))}",
+        )
     return [InputChoice(shapes={n: s for n, s in given.items() if n in names}) for names in ports]
 
 
@@ -84,8 +98,7 @@ def _device(model: Path, device: str, request: Request, choice: InputChoice, eff
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name
-    row = bench_device(model.stem, device, hardware, special, inputs, exe.backend.vdevice.simulated, effort,
-                       on_device)  # fmt: skip
+    row = bench_device(model.stem, device, hardware, special, inputs, exe.backend.vdevice.simulated, effort, on_device)
     exe.close()
     return row
 

@@ -88,8 +88,6 @@ def describe_array(name: str, array: Array) -> list[str]:
         return [name, f"{array.dtype} {shape}", "-", "-", "-"]
     floating = array.dtype.kind == "f"
     nans = int(np.isnan(array).sum()) if floating else 0
-    finite: Mapping[str, float] = (
-        {"low": float(np.nanmin(array)), "high": float(np.nanmax(array))} if nans < array.size else {}
-    )
+    finite: Mapping[str, float] = {"low": float(np.nanmin(array)), "high": float(np.nanmax(array))} if nans < array.size else {}
     show = [f"{finite[k]:.6g}" if k in finite else "nan" for k in ("low", "high")]
     return [name, f"{array.dtype} {shape}", *show, str(nans)]

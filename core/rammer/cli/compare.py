@@ -23,13 +23,25 @@ from rammer.report.table import plain
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
-@click.option("--against", default="onnxruntime", show_default=True, metavar="REFERENCE",
-              help="onnxruntime, reference (ONNX's own, in Python) or F.npz.")
+@click.option(
+    "--against",
+    default="onnxruntime",
+    show_default=True,
+    metavar="REFERENCE",
+    help="onnxruntime, reference (ONNX's own, in Python) or F.npz.",
+)
 @input_options
 @compile_options
 @tolerance_options
-def command(model: Path, devices: tuple[str, ...], against: str, rtol: float | None, atol: float | None,
-            choice: InputChoice, request: Request) -> None:  # fmt: skip
+def command(
+    model: Path,
+    devices: tuple[str, ...],
+    against: str,
+    rtol: float | None,
+    atol: float | None,
+    choice: InputChoice,
+    request: Request,
+) -> None:
     """Compare MODEL's outputs on each DEVICE with a reference; exit code 1 on a mismatch.
 
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime

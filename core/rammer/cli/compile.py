@@ -47,12 +47,21 @@ def command(model: Path, device: str, target: str, output: Path | None, shapes: 
         click.echo(f"wrote {output} ({size(output.stat().st_size)})")
 
 
-HEADERS = ["operator", "tile", "family", "tasks", "threads", "registers", "scalar", "local", "spills",
-           "predicted"]
+HEADERS = ["operator", "tile", "family", "tasks", "threads", "registers", "scalar", "local", "spills", "predicted"]
 
 
 def _row(kernel: RKernel) -> list[str]:
     operator, r = kernel.operator, kernel.resources
     known = ["?" if v < 0 else str(v) for v in (r.registers, r.scalar_registers, r.spills)]
-    return [operator.name, "x".join(map(str, operator.tile)), operator.family or "generic", str(operator.task_count),
-            str(r.threads), known[0], known[1], str(r.local_bytes), known[2], duration(kernel.crowded)]  # fmt: skip
+    return [
+        operator.name,
+        "x".join(map(str, operator.tile)),
+        operator.family or "generic",
+        str(operator.task_count),
+        str(r.threads),
+        known[0],
+        known[1],
+        str(r.local_bytes),
+        known[2],
+        duration(kernel.crowded),
+    ]

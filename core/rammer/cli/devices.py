@@ -37,16 +37,30 @@ def _rows(registry: Registry, status: DeviceStatus, test: bool) -> list[dict[str
     for unit in status.hardware:
         spec = f"{status.name}:{unit.index}"
         veus, verdict = _try(registry, spec) if test else ("-", "skipped")
-        result.append(
-            _row(spec, status.state, unit.name, unit.kind, size(unit.memory), veus, verdict, detail=dict(unit.detail))
-        )
+        result.append(_row(spec, status.state, unit.name, unit.kind, size(unit.memory), veus, verdict, detail=dict(unit.detail)))
     return result
 
 
-def _row(device: str, state: str, name: str = "-", kind: str = "-", memory: str = "-", veus: str = "-",
-         self_test: str = "-", detail: dict[str, str] | None = None) -> dict[str, Any]:  # fmt: skip
-    return {"device": device, "state": state, "name": name, "kind": kind, "memory": memory, "veus": veus,
-            "self_test": self_test, "detail": detail or {}}  # fmt: skip
+def _row(
+    device: str,
+    state: str,
+    name: str = "-",
+    kind: str = "-",
+    memory: str = "-",
+    veus: str = "-",
+    self_test: str = "-",
+    detail: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    return {
+        "device": device,
+        "state": state,
+        "name": name,
+        "kind": kind,
+        "memory": memory,
+        "veus": veus,
+        "self_test": self_test,
+        "detail": detail or {},
+    }
 
 
 def _try(registry: Registry, spec: str) -> tuple[str, str]:
@@ -58,5 +72,3 @@ def _try(registry: Registry, spec: str) -> tuple[str, str]:
         return str(backend.vdevice.veus), self_test(backend)
     except Exception as problem:
         return "-", f"FAILED: {problem}".splitlines()[0]
-
-

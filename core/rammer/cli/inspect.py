@@ -17,12 +17,12 @@ from rammer.report.stages import STAGES, write_dump
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--device", default="", metavar="NAME[:INDEX]", help="Default: the first working device with a clock.")
 @click.option("--target", default="", metavar="NAME", help="Compile for named hardware without running it, e.g. sm_90a.")
-@click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True,
-              help="What to print.")
+@click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
 @click.option("--dump", type=click.Path(path_type=Path), help="Write the numbered text of every step to this folder.")
 @compile_options
-def command(model: Path, device: str, target: str, stage: str, dump: Path | None, shapes: tuple[str, ...],
-            request: Request) -> None:  # fmt: skip
+def command(
+    model: Path, device: str, target: str, stage: str, dump: Path | None, shapes: tuple[str, ...], request: Request
+) -> None:
     """Print one STAGE of MODEL on its way to the device.
 
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
@@ -36,4 +36,3 @@ def command(model: Path, device: str, target: str, stage: str, dump: Path | None
     if dump is not None:
         for path in write_dump(dump, compiled, exe.backend.vdevice):
             click.echo(f"wrote {path}", err=True)
-

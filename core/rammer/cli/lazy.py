@@ -8,9 +8,15 @@ import click
 
 #: Command -> module under ``rammer.cli`` whose ``command`` it is.
 COMMANDS = {
-    "devices": "devices", "run": "run", "compare": "compare", "inspect": "inspect", "bench": "bench",
-    "compile": "compile", "cache": "cache", "plugins": "plugins",
-}  # fmt: skip
+    "devices": "devices",
+    "run": "run",
+    "compare": "compare",
+    "inspect": "inspect",
+    "bench": "bench",
+    "compile": "compile",
+    "cache": "cache",
+    "plugins": "plugins",
+}
 
 
 class LazyGroup(click.Group):

@@ -38,8 +38,11 @@ def main() -> None:
     except RammerError as problem:
         sys.exit(_tell(problem))
     except MemoryError as problem:
-        print(f"rammer: error: out of memory on the host: {problem or 'no more can be allocated'}\n"
-              "  hint: use a smaller batch or input, or a machine with more memory", file=sys.stderr)  # fmt: skip
+        print(
+            f"rammer: error: out of memory on the host: {problem or 'no more can be allocated'}\n"
+            "  hint: use a smaller batch or input, or a machine with more memory",
+            file=sys.stderr,
+        )
         sys.exit(DeviceFailure.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -29,20 +29,43 @@ def compile_options(fn: F) -> F:
 
     made = cast(F, taking)
     for option in (
-        click.option("--option", "options", multiple=True, metavar="KEY=VALUE",
-                     help="Option of the device; repeatable. An unknown one is refused with those there are."),
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Option of the device; repeatable. An unknown one is refused with those there are.",
+        ),
         click.option("--shape", "shapes", multiple=True, metavar="NAME:1x3x224x224", help="Shape of a dynamic input."),
-        click.option("--tune", type=click.Choice(["off", "quick", "full"]), default="off", show_default=True,
-                     help="off: cost model only; quick: measure 4 tiles an operator; full: 12."),
-        click.option("--layout", type=click.Choice(LAYOUTS), default="keep", show_default=True,
-                     help="Images inside the program: in the model's order, channels last, or by tensor what is faster."),
-        click.option("--precision", type=click.Choice(PRECISIONS),
-                     help="tf32, bfloat16: matrix products round their operands; float16: tensors are stored in 16 bits. "
-                          "Default: float32, or what a compiled file was compiled in."),
-        click.option("--policy", default="wavefront", show_default=True, metavar="NAME",
-                     help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto."),
+        click.option(
+            "--tune",
+            type=click.Choice(["off", "quick", "full"]),
+            default="off",
+            show_default=True,
+            help="off: cost model only; quick: measure 4 tiles an operator; full: 12.",
+        ),
+        click.option(
+            "--layout",
+            type=click.Choice(LAYOUTS),
+            default="keep",
+            show_default=True,
+            help="Images inside the program: in the model's order, channels last, or by tensor what is faster.",
+        ),
+        click.option(
+            "--precision",
+            type=click.Choice(PRECISIONS),
+            help="tf32, bfloat16: matrix products round their operands; float16: tensors are stored in 16 bits. "
+            "Default: float32, or what a compiled file was compiled in.",
+        ),
+        click.option(
+            "--policy",
+            default="wavefront",
+            show_default=True,
+            metavar="NAME",
+            help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto.",
+        ),
         click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
-    ):  # fmt: skip
+    ):
         made = option(made)
     return made
 
@@ -80,11 +103,16 @@ def input_options(fn: F) -> F:
     made = cast(F, taking)
     for option in (
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random inputs."),
-        click.option("--range", "ranges", multiple=True, metavar="NAME:0..256",
-                     help="Range of a random input (high end excluded for integers)."),
+        click.option(
+            "--range",
+            "ranges",
+            multiple=True,
+            metavar="NAME:0..256",
+            help="Range of a random input (high end excluded for integers).",
+        ),
         click.option("--input", "single", multiple=True, metavar="NAME=@F.npy", help="One input from a .npy file."),
         click.option("--inputs", "npz", type=click.Path(path_type=Path), help="All inputs from an .npz file."),
-    ):  # fmt: skip
+    ):
         made = option(made)
     return made
 
@@ -100,8 +128,9 @@ class InputChoice:
     seed: int = 0
 
 
-def parse_inputs(npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...], ranges: tuple[str, ...],
-                 seed: int) -> InputChoice:  # fmt: skip
+def parse_inputs(
+    npz: Path | None, single: tuple[str, ...], shapes: tuple[str, ...], ranges: tuple[str, ...], seed: int
+) -> InputChoice:
     """Options as typed -> InputChoice. BadInput shows the form that was expected."""
     return InputChoice(npz, dict(map(_file, single)), parse_shapes(shapes), dict(map(_range, ranges)), seed)
 

@@ -45,8 +45,10 @@ def list_plugins() -> None:
     """
     registry = Registry()
     hooks = [name for name in vars(Hooks) if name.startswith("rammer_")]
-    rows = [[name, registry.versions.get(name) or "-", "ok", ", ".join(h for h in hooks if hasattr(plugin, h))]
-            for name, plugin in registry.manager.list_name_plugin()]  # fmt: skip
+    rows = [
+        [name, registry.versions.get(name) or "-", "ok", ", ".join(h for h in hooks if hasattr(plugin, h))]
+        for name, plugin in registry.manager.list_name_plugin()
+    ]
     rows += [[s.name, registry.versions.get(s.name) or "-", s.state, s.reason] for s in registry.broken.values()]
     if rows:
         click.echo(plain(sorted(rows), ["plugin", "version", "state", "fills"]))
@@ -63,8 +65,10 @@ def new(name: str, into: Path) -> None:
     Example: rammer plugins new mychip
     """
     target = write_plugin(name, into, Registry())
-    click.echo(f"wrote {target}: {', '.join(named(f, name) for f in FILES)}\n"
-               f"next: pip install -e {quote(f'{target}[test]')} && pytest {quote(str(target))}")  # fmt: skip
+    click.echo(
+        f"wrote {target}: {', '.join(named(f, name) for f in FILES)}\n"
+        f"next: pip install -e {quote(f'{target}[test]')} && pytest {quote(str(target))}"
+    )
 
 
 def write_plugin(name: str, into: Path, registry: Registry) -> Path:
@@ -91,8 +95,11 @@ def check_name(name: str, registry: Registry) -> None:
     """BadInput where ``name`` cannot be a device's, a package's and a part of a class's name, or is taken."""
     simple = re.fullmatch(r"[a-z](_?[a-z0-9])+", name, re.ASCII)
     if not simple or iskeyword(name) or len(name) > LONGEST:
-        raise BadInput(f"{name[:LONGEST]!r} is no name for a device", where="plugins new NAME",
-                       hint=f"2 to {LONGEST} small letters, digits and single underscores, a letter first: my_chip")  # fmt: skip
+        raise BadInput(
+            f"{name[:LONGEST]!r} is no name for a device",
+            where="plugins new NAME",
+            hint=f"2 to {LONGEST} small letters, digits and single underscores, a letter first: my_chip",
+        )
     if name in registry.devices:
         raise BadInput(f"there is a device {name!r} already", hint="give another name")
     if name == "core":

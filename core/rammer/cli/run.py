@@ -40,13 +40,27 @@ from rammer.runtime.specialised import Specialised, Timing
 @click.option("--save-outputs", type=click.Path(path_type=Path), help="Write the outputs to an .npz file.")
 @click.option("--expected", type=click.Path(path_type=Path), help="Compare with the outputs in this .npz file.")
 @tolerance_options
-@click.option("--trace", "trace_file", type=click.Path(path_type=Path),
-              help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, "
-                   "a summary here.")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(path_type=Path),
+    help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, a summary here.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
-def command(model: Path, device: str, iterations: int, save_inputs: Path | None, save_outputs: Path | None,
-            expected: Path | None, rtol: float | None, atol: float | None, trace_file: Path | None,
-            json_file: Path | None, choice: InputChoice, request: Request) -> None:  # fmt: skip
+def command(
+    model: Path,
+    device: str,
+    iterations: int,
+    save_inputs: Path | None,
+    save_outputs: Path | None,
+    expected: Path | None,
+    rtol: float | None,
+    atol: float | None,
+    trace_file: Path | None,
+    json_file: Path | None,
+    choice: InputChoice,
+    request: Request,
+) -> None:
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
     Example: rammer run model.onnx --device rocm --shape x:1x3x224x224 --iterations 20
@@ -87,9 +101,7 @@ def run_repeatedly(special: Specialised, inputs: dict[str, Array], count: int) -
     return outputs, timings
 
 
-def build_report(
-    exe: Executable, special: Specialised, outputs: dict[str, Array], timings: list[Timing]
-) -> dict[str, Any]:
+def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array], timings: list[Timing]) -> dict[str, Any]:
     """Everything that ``run`` prints, as plain data."""
     hardware, device = exe.backend.hardware, exe.backend.vdevice
     return {
@@ -110,9 +122,10 @@ def build_report(
         "latency_seconds": median(t.total for t in timings),
         "iterations": len(timings),
         "notes": list(timings[-1].notes),
-        "outputs": [dict(zip(["name", "type", "min", "max", "nan"], describe_array(n, a), strict=True))
-                    for n, a in outputs.items()],
-    }  # fmt: skip
+        "outputs": [
+            dict(zip(["name", "type", "min", "max", "nan"], describe_array(n, a), strict=True)) for n, a in outputs.items()
+        ],
+    }
 
 
 def show(report: dict[str, Any], quiet: bool = False) -> None:
@@ -142,8 +155,11 @@ def _layout(report: dict[str, Any]) -> str:
 def tracer(exe: Executable) -> Tracer:
     """The opened device as one that records task times; BadInput where it does not."""
     if not isinstance(exe.backend, Tracer):
-        raise BadInput(f"device {exe.device} does not record when its tasks run", "--trace",
-                       "rammer inspect --stage trace shows the predicted schedule of any device")  # fmt: skip
+        raise BadInput(
+            f"device {exe.device} does not record when its tasks run",
+            "--trace",
+            "rammer inspect --stage trace shows the predicted schedule of any device",
+        )
     return exe.backend
 
 

@@ -22,13 +22,26 @@ Span: TypeAlias = "tuple[Expr, Expr]"
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _FOLD: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "min": min, "max": max,
-    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b,
-}  # fmt: skip
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "min": min,
+    "max": max,
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+}
 _EVALUATE: dict[str, Callable[..., Numbers]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
-    "floordiv": np.floor_divide, "mod": np.mod, "where": np.where, "lt": np.less, "eq": np.equal,
-}  # fmt: skip
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "where": np.where,
+    "lt": np.less,
+    "eq": np.equal,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +92,7 @@ def linear(e: Expr) -> tuple[dict[Expr, int], int]:
     return {ex.rebuild(e, tuple(tidy(k) for k in ex.children(e))) if whole else e: 1}, 0
 
 
-def _plus(terms: dict[Expr, int], constant: int, other: tuple[dict[Expr, int], int],
-          factor: int) -> tuple[dict[Expr, int], int]:  # fmt: skip
+def _plus(terms: dict[Expr, int], constant: int, other: tuple[dict[Expr, int], int], factor: int) -> tuple[dict[Expr, int], int]:
     total = {t: terms.get(t, 0) + factor * other[0].get(t, 0) for t in {**terms, **other[0]}}
     return {t: c for t, c in total.items() if c}, constant + factor * other[1]
 
@@ -167,12 +179,7 @@ def _combine(fn: str, p: Span, q: Span) -> Span | None:
         corners = [fold("mul", a, b) for a in p for b in q]
         return _chain("min", corners), _chain("max", corners)
     divisor = q[0]
-    if (
-        fn not in ("floordiv", "mod")
-        or q[0] != q[1]
-        or not isinstance(divisor, Const)
-        or int(divisor.value) <= 0
-    ):
+    if fn not in ("floordiv", "mod") or q[0] != q[1] or not isinstance(divisor, Const) or int(divisor.value) <= 0:
         return None
     quotients = fold("floordiv", p[0], divisor), fold("floordiv", p[1], divisor)
     if fn == "floordiv":
@@ -181,9 +188,7 @@ def _combine(fn: str, p: Span, q: Span) -> Span | None:
     if quotients[0] == quotients[1]:
         return fold("mod", p[0], divisor), fold("mod", p[1], divisor)
     same = Op("eq", quotients)
-    return Op("where", (same, fold("mod", p[0], divisor), integer(0))), Op(
-        "where", (same, fold("mod", p[1], divisor), last)
-    )
+    return Op("where", (same, fold("mod", p[0], divisor), integer(0))), Op("where", (same, fold("mod", p[1], divisor), last))
 
 
 def _chain(fn: str, parts: Sequence[Expr]) -> Expr:

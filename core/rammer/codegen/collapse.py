@@ -44,10 +44,7 @@ def _joined(stage: Stage, d: int, inner: int) -> Stage:
     extents = (*stage.extents[:d], 1, stage.extents[d] * inner, *stage.extents[d + 2 :])
     sizes = tuple(a.extent for a in stage.root.axes)
     sizes = (*sizes[:d], 1, sizes[d] * inner, *sizes[d + 2 :])
-    computes = tuple(
-        replace(c, axes=tuple(Axis(a.name, n) for a, n in zip(c.axes, sizes, strict=True)))
-        for c in stage.computes
-    )
+    computes = tuple(replace(c, axes=tuple(Axis(a.name, n) for a, n in zip(c.axes, sizes, strict=True))) for c in stage.computes)
     return replace(stage, computes=computes, box=box, extents=extents)
 
 
@@ -56,9 +53,7 @@ def joined_reduction(unit: FunctionContext, c: Compute) -> Compute:
     parts = bodies(unit, (c,))
     for k in reversed(range(len(c.reduce) - 1)):
         a, b = c.reduce[k], c.reduce[k + 1]
-        if a.extent > 1 and all(
-            _walks(unit, p, f"{c.name}.{a.name}", f"{c.name}.{b.name}", b.extent) for p in parts
-        ):
+        if a.extent > 1 and all(_walks(unit, p, f"{c.name}.{a.name}", f"{c.name}.{b.name}", b.extent) for p in parts):
             both = (Axis(a.name, 1), Axis(b.name, a.extent * b.extent))
             c = replace(c, reduce=(*c.reduce[:k], *both, *c.reduce[k + 2 :]))
     return c

@@ -107,18 +107,12 @@ class FunctionContext:
             return e.dtype == "int64"
         if isinstance(e, Table):
             return e.dtype == "int64" and not isinstance(e.index, Const) and self.is_index(e.index)
-        return (
-            isinstance(e, Op)
-            and e.fn in _INDEX
-            and all(self.is_index(a) for a in e.args)
-            and bool(ex.axes_of(e))
-        )
+        return isinstance(e, Op) and e.fn in _INDEX and all(self.is_index(a) for a in e.args) and bool(ex.axes_of(e))
 
     def fits(self, e: Expr) -> bool:
         """Whether every sub-expression fits 32 bits."""
         return all(
-            (span := ex.interval(n, self.ranges)) is not None and span[0] >= -INT32 and span[1] <= INT32
-            for n in ex.walk(e)
+            (span := ex.interval(n, self.ranges)) is not None and span[0] >= -INT32 and span[1] <= INT32 for n in ex.walk(e)
         )
 
     def index(self, e: Expr) -> Val:

@@ -240,5 +240,6 @@ def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
         if load.fill is not None and (reach[0] < 0 or reach[1] >= extent):
             guards.append(Guard(form[0], form[1], extent))
     packable = load.tensor in binding.constants and not any(QUOTIENT in n for n in ex.axes_of(load))
-    return Operand(load, steps, constant, tuple(guards), packable,
-                   storage.offset % (16 // itemsize(binding.types[load.tensor].dtype)) == 0)  # fmt: skip
+    return Operand(
+        load, steps, constant, tuple(guards), packable, storage.offset % (16 // itemsize(binding.types[load.tensor].dtype)) == 0
+    )

@@ -16,8 +16,13 @@ from rammer.codegen.vectors import GNU, WIDTHS, vectors
 
 #: Suffix of helper functions by element type. Narrow integers compute in 32 bits.
 SUFFIX: dict[str, str] = {
-    "float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64", "uint32": "u32", "uint64": "u64",
-}  # fmt: skip
+    "float32": "f32",
+    "float64": "f64",
+    "int32": "i32",
+    "int64": "i64",
+    "uint32": "u32",
+    "uint64": "u64",
+}
 
 _INTEGER = """
 {q} {t} rm_div_{s}({t} a, {t} b) {{ return b == 0 ? 0 : {minus} a / b; }}
@@ -58,38 +63,60 @@ def helpers(qualifier: str, types: Mapping[str, str], overloaded: bool, double_g
         spelling = types[name]
         if name.startswith("float"):
             plain = overloaded or name == "float64"
-            text = _FLOAT.format(q=qualifier, t=spelling, s=suffix, fmod="fmod" if plain else "fmodf",
-                                 floor="floor" if plain else "floorf")  # fmt: skip
+            text = _FLOAT.format(
+                q=qualifier, t=spelling, s=suffix, fmod="fmod" if plain else "fmodf", floor="floor" if plain else "floorf"
+            )
             guarded = name == "float64" and double_guard
             parts.append(f"\n#if {double_guard}{text}#endif\n" if guarded else text)
         else:
             signed = name.startswith("int")
             wide = spelling if not signed else types["u" + name]
-            parts.append(_INTEGER.format(
-                q=qualifier, t=spelling, s=suffix, u=wide, bits=64 if name.endswith("64") else 32,
-                minus=f"b == ({spelling})-1 ? ({spelling})(0 - ({wide})a) :" if signed else "",
-                orminus="|| b == -1" if signed else ""))  # fmt: skip
+            parts.append(
+                _INTEGER.format(
+                    q=qualifier,
+                    t=spelling,
+                    s=suffix,
+                    u=wide,
+                    bits=64 if name.endswith("64") else 32,
+                    minus=f"b == ({spelling})-1 ? ({spelling})(0 - ({wide})a) :" if signed else "",
+                    orminus="|| b == -1" if signed else "",
+                )
+            )
     return "".join(parts).replace("  ", " ")
 
 
 #: Element types as C and C++ spell them. float16 is each dialect's own.
 STANDARD: Final[Mapping[str, str]] = {
-    "bool": "unsigned char", "int8": "signed char", "uint8": "unsigned char", "int16": "short",
-    "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int", "int64": "long long",
-    "uint64": "unsigned long long", "float32": "float", "float64": "double",
-}  # fmt: skip
+    "bool": "unsigned char",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+    "float32": "float",
+    "float64": "double",
+}
 
 #: Host C (C99 with GNU vectors) with one thread a task.
 C99 = CTarget(
-    name="c99", function="", global_="", local="", constant="static const",
-    thread="0", threads="1", barrier="",
+    name="c99",
+    function="",
+    global_="",
+    local="",
+    constant="static const",
+    thread="0",
+    threads="1",
+    barrier="",
     types={**STANDARD, "float16": "_Float16"},
     preamble="#include <math.h>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("static inline", STANDARD, overloaded=False)
     + vectors(GNU),
     vectors=WIDTHS,
     restrict="restrict",
-)  # fmt: skip
+)
 
 
 def one_thread(target: CTarget) -> CTarget:

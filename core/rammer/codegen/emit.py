@@ -47,13 +47,8 @@ class _Emitter:
         self.layout = Layout(self.operator, self.binding.types)
         self.stages = self.layout.stages
         tiles = scratch_of(self.stages)
-        self.scratch = (
-            tiles if self.target.single else scratch_with_partials(self.layout, self.layout.inlined)
-        )
-        self.shared = {
-            s.root.name: () if self.target.single else shared(self.layout.inlined, s, tiles)
-            for s in self.stages
-        }
+        self.scratch = tiles if self.target.single else scratch_with_partials(self.layout, self.layout.inlined)
+        self.shared = {s.root.name: () if self.target.single else shared(self.layout.inlined, s, tiles) for s in self.stages}
         inputs = tuple((name, False) for name in self.operator.inputs)
         self.arguments = inputs + tuple((name, True) for name in self.operator.outputs)
         self.globals = {name: self._global(k, name) for k, (name, _) in enumerate(self.arguments)}
@@ -97,9 +92,7 @@ class _Emitter:
         for number, (tensor, written) in enumerate(self.arguments):
             const = "" if written or not self.target.restrict else "const"
             kind = ops.ctype(self.target, self.binding.types[tensor].dtype)
-            parts.append(
-                f"{_words(self.target.global_, const, kind)} *{_words(self.target.restrict, f'p{number}')}"
-            )
+            parts.append(f"{_words(self.target.global_, const, kind)} *{_words(self.target.restrict, f'p{number}')}")
         parts += [f"{_words(self.target.local, 'char')} *scratch", "int task"]
         return f"{_words(self.target.function, 'void')} {name}({', '.join(parts)})"
 
@@ -116,9 +109,7 @@ class _Emitter:
             body.line(f"const int o{k} = {place if tile == 1 else f'({place}) * {tile}'};")
             last = False
         for name, e in self.layout.variables.items():
-            body.line(
-                f"const {self.unit.axis_type(self.unit.ranges[name][1])} {name} = {body.value(e).text};"
-            )
+            body.line(f"const {self.unit.axis_type(self.unit.ranges[name][1])} {name} = {body.value(e).text};")
 
     def _tile_pointers(self, body: Block) -> None:
         for number, stage in enumerate(s for s in self.stages if s.offset >= 0):

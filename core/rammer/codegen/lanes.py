@@ -96,19 +96,13 @@ class LaneBlock(Block):
         args = [_literal(a, self._kind(e)) if fn not in _COMPARE else _literal(a, "float32") for a in e.args]
         if fn == "where":
             mask, yes, no = (self.vector(a) for a in (e.args[0], *args[1:]))
-            return (
-                Val(f"rm_vsel{w}({mask}, {yes}, {no})", "float32", lanes=w)
-                if self._kind(e) == "float32"
-                else self._each(e)
-            )
+            return Val(f"rm_vsel{w}({mask}, {yes}, {no})", "float32", lanes=w) if self._kind(e) == "float32" else self._each(e)
         logical = fn in _LOGIC or fn == "not_"
         if logical != (self._kind(e.args[0]) == "bool"):
             return self._each(e)
         if logical:
             texts = [self.vector(a) for a in e.args]
-            return Val(
-                f"(~{texts[0]})" if fn == "not_" else f"({texts[0]} {_LOGIC[fn]} {texts[1]})", "bool", lanes=w
-            )
+            return Val(f"(~{texts[0]})" if fn == "not_" else f"({texts[0]} {_LOGIC[fn]} {texts[1]})", "bool", lanes=w)
         if fn in _INFIX or fn in _COMPARE:
             # A scalar beside a vector applies to every lane, in OpenCL C and in GNU C. Two scalars stay one: a map that
             # was inlined need not vary, though the load of it does.
@@ -140,9 +134,7 @@ class LaneBlock(Block):
             *(f"  {t}" for t in inner.lines),
             "}",
         ]
-        return self.let(
-            Val(f"rm_{'mask' if mask else 'vload'}{self.width}({name})", self._kind(e), lanes=self.width)
-        )
+        return self.let(Val(f"rm_{'mask' if mask else 'vload'}{self.width}({name})", self._kind(e), lanes=self.width))
 
     # --- loads --------------------------------------------------------------------------------
 
@@ -193,9 +185,7 @@ class LaneBlock(Block):
         tests = self._lane_tests(e)
         if tests:
             return self._masked(e, guard, step, tests)
-        text = self._row(
-            place, self.address(place, e.indices, None if guard else self.unit.shapes[e.tensor]), step
-        )
+        text = self._row(place, self.address(place, e.indices, None if guard else self.unit.shapes[e.tensor]), step)
         return Val(f"({guard} ? {text} : {self._fill(e)})" if guard else text, "float32", lanes=self.width)
 
     def _row(self, place: Place, address: str, step: int) -> str:
@@ -232,9 +222,7 @@ class LaneBlock(Block):
         """Elements between the addresses of two neighbouring lanes."""
         place = self.unit.places[tensor]
         forms = [ex.affine(i) for i in indices]
-        return sum(
-            s * f[0].get(self.lane, 0) for s, f in zip(place.strides, forms, strict=True) if f is not None
-        )
+        return sum(s * f[0].get(self.lane, 0) for s, f in zip(place.strides, forms, strict=True) if f is not None)
 
     def _produced(self, e: Load, producer: Compute) -> Val:
         guard = self.guard(e)
@@ -248,9 +236,7 @@ class LaneBlock(Block):
             inner.line(f"{name} = {inner.spread(inner.inline(producer, e.indices))};")
         return Val(name, "float32", atom=True, lanes=self.width)
 
-    def store(
-        self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]
-    ) -> None:
+    def store(self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]) -> None:
         """Write a row: one vector where the lanes are neighbours in memory, else lane by lane."""
         shared = " && ".join(f"{self.unit.index(x).text} {test}" for x, test in tests if not self._varies(x))
         single = " && ".join(f"{self.unit.index(x).text} + k {test}" for x, test in tests if self._varies(x))
@@ -263,9 +249,7 @@ class LaneBlock(Block):
         self.line(f"float {name}[{self.width}];")
         self.line(f"rm_vstore{self.width}({name}, {self.spread(value)});")
         body = f"{place.pointer}[{address} + k * {step}] = {name}[k];"
-        self.line(
-            f"{prefix}for (int k = 0; k < {self.width}; ++k) {f'if ({single}) ' if single else ''}{body}"
-        )
+        self.line(f"{prefix}for (int k = 0; k < {self.width}; ++k) {f'if ({single}) ' if single else ''}{body}")
 
     # --- producers computed in place ----------------------------------------------------------
 
@@ -323,9 +307,14 @@ class ColumnBlock(Block):
             folded = Val(f"rm_fold_{c.combiner}{width}({name})", "float32")
             self.line(self.combine(c, total, folded))
 
-    def _columns(self, c: Compute, rest: list[tuple[str, int]], lane: str,
-                 vectors: Sequence[tuple[str, Mapping[str, Expr]]],
-                 scalars: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:  # fmt: skip
+    def _columns(
+        self,
+        c: Compute,
+        rest: list[tuple[str, int]],
+        lane: str,
+        vectors: Sequence[tuple[str, Mapping[str, Expr]]],
+        scalars: Sequence[tuple[str, Mapping[str, Expr]]],
+    ) -> None:
         """Loops over the other axes, the vectors along ``lane``, then its remainder."""
         if rest:
             name, extent = rest[0]

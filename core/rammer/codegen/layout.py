@@ -96,12 +96,8 @@ class Layout:
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Stages in execution order. Raises ValueError where the operator is ill-formed."""
-        last = tuple(
-            self.computes[n] for n in self.computes if n in self.operator.outputs and n not in self.staged
-        )
-        boxes: dict[str, tuple[Bound, ...]] = {
-            n: self.tile for n in self.staged if n in self.operator.outputs
-        }
+        last = tuple(self.computes[n] for n in self.computes if n in self.operator.outputs and n not in self.staged)
+        boxes: dict[str, tuple[Bound, ...]] = {n: self.tile for n in self.staged if n in self.operator.outputs}
         for c in last:
             self._collect(c, self.tile, boxes, set())
         for number, name in reversed(list(enumerate(self.staged))):
@@ -147,9 +143,7 @@ class Layout:
             if load.tensor not in self.computes:
                 continue
             shape = self.types[load.tensor].shape
-            read = tuple(
-                clipped(span(i, axes), n, self.ranges) for i, n in zip(load.indices, shape, strict=True)
-            )
+            read = tuple(clipped(span(i, axes), n, self.ranges) for i, n in zip(load.indices, shape, strict=True))
             if load.tensor in self.inlined:
                 self._collect(self.inlined[load.tensor], read, boxes, seen)
             else:
@@ -195,9 +189,7 @@ def _check(operator: ROperator) -> None:
     for c in operator.computes:
         for name in c.reads:
             if name in inside and known.get((name, c.name)) not in ("thread", "veu"):
-                raise ValueError(
-                    f"operator {operator.name}: {name} and {c.name} meet at no layer inside a task"
-                )
+                raise ValueError(f"operator {operator.name}: {name} and {c.name} meet at no layer inside a task")
 
 
 def _placed(stages: Sequence[Stage], reads: Sequence[set[str]]) -> tuple[Stage, ...]:
@@ -229,9 +221,7 @@ def scratch_of(stages: Sequence[Stage]) -> int:
     return max(ends, default=0)
 
 
-def heads(
-    inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]
-) -> list[tuple[Compute, tuple[Expr, ...]]]:
+def heads(inlined: Mapping[str, Compute], c: Compute, point: tuple[Expr, ...]) -> list[tuple[Compute, tuple[Expr, ...]]]:
     """The reductions that ``c`` at ``point`` needs first, in order: itself, or those it reads in place."""
     found: dict[tuple[str, tuple[Expr, ...]], Compute] = {}
     _heads(inlined, c, point, found, set())

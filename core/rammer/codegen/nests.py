@@ -67,9 +67,7 @@ class Nest:
             return
         single = self.unit.target.single
         places = [t.place for _, targets in self.targets for t in targets]
-        roots = {
-            head.name: head for c, _ in self.targets for head, _ in heads(self.unit.inlined, c, _point(c))
-        }
+        roots = {head.name: head for c, _ in self.targets for head, _ in heads(self.unit.inlined, c, _point(c))}
         limit = 4 if single else math.prod(self.stage.extents) // THREADS
         plan = choose(self.unit, self.stage, list(roots.values()), places, limit, axes=1 if single else 2)
         self.blocking, self.unit.columns, self.unit.unrolled = plan.blocking, plan.columns, plan.unrolled
@@ -111,9 +109,7 @@ class Nest:
             body.line(f"const {kind} {self.names[d]} = {self._ends(body, d)[0]};")
             self._loops(body, order[1:], row)
             return
-        head = body.loop(
-            self.names[d], *self._ends(body, d), self.stage.root.axes[d].extent, self.blocking.get(d, 1)
-        )
+        head = body.loop(self.names[d], *self._ends(body, d), self.stage.root.axes[d].extent, self.blocking.get(d, 1))
         with body.nest(head) as inner:
             self._loops(inner, order[1:], row)
 
@@ -161,9 +157,7 @@ class Nest:
             with body.nest("else") as edge:
                 self._vector(edge, row, padded=True)
             return
-        tests = [
-            f"{body.value(low).text} >= 0 && {body.value(high).text} < {reach}" for low, high, reach in bounds
-        ]
+        tests = [f"{body.value(low).text} >= 0 && {body.value(high).text} < {reach}" for low, high, reach in bounds]
         with body.nest(f"else if ({' && '.join(tests)})") as edge:
             self._vector(edge, row, padded=True, whole=True)
         lane, extent = self.names[row.axis], self.stage.root.axes[row.axis].extent
@@ -198,9 +192,7 @@ class Nest:
                 group.partial(inner, number, f"t % {part.parts}", "t")
             body.line(target.barrier)
             group.tree(body, number)
-        with body.nest(
-            f"for (int u = {target.thread}; u < {math.prod(sizes)}; u += {target.threads})"
-        ) as inner:
+        with body.nest(f"for (int u = {target.thread}; u < {math.prod(sizes)}; u += {target.threads})") as inner:
             self._decode(inner, sizes)
             group.know(inner, len(self.shared), "u")
             self._elements(inner)
@@ -232,12 +224,9 @@ class Nest:
 
     def _elements(self, body: Block) -> None:
         """Compute and store every Compute of the stage at one point (or row), or at a block of them."""
-        steps = [
-            range(0, self.blocking.get(d, 1) * self.shift[d], self.shift[d]) for d in range(len(self.names))
-        ]
+        steps = [range(0, self.blocking.get(d, 1) * self.shift[d], self.shift[d]) for d in range(len(self.names))]
         points: list[tuple[Expr, ...]] = [
-            tuple(ex.add(n, k) for n, k in zip(self.names, shift, strict=True))
-            for shift in itertools.product(*steps)
+            tuple(ex.add(n, k) for n, k in zip(self.names, shift, strict=True)) for shift in itertools.product(*steps)
         ]
         if len(points) > 1:
             self._reduce_together(body, points)

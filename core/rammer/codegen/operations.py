@@ -46,9 +46,7 @@ def compute_type(dtype: str) -> str:
 def ctype(target: CTarget, dtype: str) -> str:
     """Spelling of an element type. Raises DeviceFailure where the dialect has none."""
     if dtype not in target.types:
-        raise DeviceFailure(
-            f"the {target.name} dialect has no element type {dtype}", hint="cast the tensor to float32"
-        )
+        raise DeviceFailure(f"the {target.name} dialect has no element type {dtype}", hint="cast the tensor to float32")
     return target.types[dtype]
 
 
@@ -100,8 +98,12 @@ def convert(target: CTarget, value: Val, dtype: str) -> Val:
         wrapped, plain = f"({ctype(target, kind)})({ctype(target, 'int64')})", f"({ctype(target, kind)})"
         return Val(f"(({value.text}) < 0 ? {wrapped}({value.text}) : {plain}({value.text}))", dtype)
     through = f"({ctype(target, 'int64')})" if narrow else ""
-    return Val(f"(({ctype(target, kind)}){through}{value.text})" if value.atom or value.text.startswith("(")
-               else f"(({ctype(target, kind)}){through}({value.text}))", dtype)  # fmt: skip
+    return Val(
+        f"(({ctype(target, kind)}){through}{value.text})"
+        if value.atom or value.text.startswith("(")
+        else f"(({ctype(target, kind)}){through}({value.text}))",
+        dtype,
+    )
 
 
 def function(target: CTarget, fn: str, dtype: str) -> str:
@@ -179,9 +181,7 @@ def fetch(target: CTarget, pointer: str, address: str, dtype: str) -> str:
 def put(target: CTarget, pointer: str, address: str, dtype: str, text: str) -> str:
     """Statement that writes ``pointer[address]``."""
     template = target.functions.get(f"store:{dtype}")
-    return (
-        f"{template.format(p=pointer, i=address, v=text)};" if template else f"{pointer}[{address}] = {text};"
-    )
+    return f"{template.format(p=pointer, i=address, v=text)};" if template else f"{pointer}[{address}] = {text};"
 
 
 def start(target: CTarget, c: Compute) -> str:
@@ -191,9 +191,7 @@ def start(target: CTarget, c: Compute) -> str:
             return "0" if c.combiner == "max" else "1"
         info = np.iinfo(c.dtype)
         return literal(target, int(info.min if c.combiner == "max" else info.max), c.dtype)
-    return literal(
-        target, {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}[c.combiner or "sum"], c.dtype
-    )
+    return literal(target, {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}[c.combiner or "sum"], c.dtype)
 
 
 def combine(target: CTarget, c: Compute, total: str, value: Val) -> str:

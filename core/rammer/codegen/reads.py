@@ -48,9 +48,7 @@ def bodies(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[Body]:
 
 def reads(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[Read]:
     """Every load of an element of a stage."""
-    return [
-        Read(load, b.reducer, b.weight, b.ranges) for b in bodies(unit, computes) for load in ex.loads(b.body)
-    ]
+    return [Read(load, b.reducer, b.weight, b.ranges) for b in bodies(unit, computes) for load in ex.loads(b.body)]
 
 
 def _point(c: Compute) -> tuple[Expr, ...]:

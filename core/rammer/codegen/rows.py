@@ -46,9 +46,7 @@ class Plan:
     unrolled: frozenset[str] = frozenset()
 
 
-def choose(
-    unit: FunctionContext, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int
-) -> Plan:
+def choose(unit: FunctionContext, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int) -> Plan:
     """The cheapest vectorisation of a stage by memory accesses per element, and its blocking.
 
     ``heads`` are the reductions that elements start with; blocking takes at most ``limit`` elements along
@@ -71,9 +69,7 @@ def choose(
     return Plan(None, {}, _blocking(stage, found, -1, (), limit, axes))
 
 
-def _choose_row(
-    unit: FunctionContext, stage: Stage, found: Sequence[Read], stores: Sequence[Place]
-) -> tuple[float, Row | None]:
+def _choose_row(unit: FunctionContext, stage: Stage, found: Sequence[Read], stores: Sequence[Place]) -> tuple[float, Row | None]:
     best, axis = float("inf"), -1
     if any(c.dtype != "float32" for c in stage.computes):
         return best, None
@@ -90,8 +86,9 @@ def _choose_row(
     return best, _row(unit, stage, found, axis) if axis >= 0 else None
 
 
-def _choose_columns(unit: FunctionContext, heads: Sequence[Compute], found: Sequence[Read],
-                    stores: Sequence[Place]) -> tuple[float, dict[str, Column]]:  # fmt: skip
+def _choose_columns(
+    unit: FunctionContext, heads: Sequence[Compute], found: Sequence[Read], stores: Sequence[Place]
+) -> tuple[float, dict[str, Column]]:
     """For every head the reduction axis with the cheapest accesses; {} unless all heads have one."""
     columns: dict[str, Column] = {}
     total = float(len(stores)) + sum(r.weight for r in found if not r.reducer)
@@ -123,8 +120,7 @@ def _row(unit: FunctionContext, stage: Stage, found: Sequence[Read], d: int) -> 
     return Row(d, width, (low, high) if ranges else None, certain, certain and count % width == 0)
 
 
-def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str, ...], limit: int,
-              axes: int) -> dict[int, int]:  # fmt: skip
+def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str, ...], limit: int, axes: int) -> dict[int, int]:
     """Elements computed together along axes other than ``fixed``.
 
     An axis qualifies when every task's box has the same size along it and loads of reductions repeat
@@ -153,9 +149,7 @@ def _shares_rows(found: Sequence[Read], row: Row, blocking: Mapping[int, int]) -
     return any(f"x{row.axis}" in u and f"x{d}" not in u for d in blocking for u in used)
 
 
-def _windows(
-    stage: Stage, heads: Sequence[Compute], found: Sequence[Read], row: Row
-) -> dict[int, int] | None:
+def _windows(stage: Stage, heads: Sequence[Compute], found: Sequence[Read], row: Row) -> dict[int, int] | None:
     """Neighbouring windows together: written out, they share loads where they overlap. None: no window."""
     points = max((math.prod(r.extent for r in c.reduce) for c in heads), default=0)
     if not 1 < points <= _UNROLLED:
@@ -201,9 +195,7 @@ def _address(place: Place, load: Load) -> Expr:
     return at
 
 
-def _free(
-    ranges: Mapping[str, Interval], blocking: Mapping[int, int], shift: Sequence[int]
-) -> dict[str, Span]:
+def _free(ranges: Mapping[str, Interval], blocking: Mapping[int, int], shift: Sequence[int]) -> dict[str, Span]:
     """Spans of the variables inside a block: reduction axes range freely, blocked axes over the block."""
     result: dict[str, Span] = {}
     for name, (low, high) in ranges.items():
@@ -254,10 +246,7 @@ def _interior(unit: FunctionContext, read: Read, lane: str) -> Iterator[tuple[Ex
         if apart <= 0 or (reach is not None and reach[0] >= 0 and reach[1] < extent):
             continue
         rest = tidy(Op("sub", (index, ex.mul(lane, apart))))
-        free = {
-            n: (integer(r[0]), integer(r[1])) if "." in n else (Ref(n), Ref(n))
-            for n, r in read.ranges.items()
-        }
+        free = {n: (integer(r[0]), integer(r[1])) if "." in n else (Ref(n), Ref(n)) for n, r in read.ranges.items()}
         ends = span(rest, free)
         if ends is None:
             continue

@@ -87,9 +87,7 @@ class Block:
         if isinstance(e, Cast):
             return ops.convert(self.unit.target, self.value(e.arg), e.dtype)
         if isinstance(e, Table):
-            return Val(
-                f"{self.unit.table(e.values, e.dtype)}[{self.value(e.index).text}]", e.dtype, atom=True
-            )
+            return Val(f"{self.unit.table(e.values, e.dtype)}[{self.value(e.index).text}]", e.dtype, atom=True)
         if isinstance(e, Op) and e.fn == "where":
             return self._where(e)
         if isinstance(e, Op):
@@ -102,23 +100,15 @@ class Block:
         first = next((v for v in values if v is not None), None)
         if first is None:
             kind = next(a.dtype for a in args if isinstance(a, Const))
-            return [
-                Val(ops.literal(self.unit.target, a.value, kind), kind, atom=True)
-                for a in args
-                if isinstance(a, Const)
-            ]
+            return [Val(ops.literal(self.unit.target, a.value, kind), kind, atom=True) for a in args if isinstance(a, Const)]
         small = all(v.small for v in values if v is not None) and all(
-            abs(int(a.value)) <= INT32
-            for a in args
-            if isinstance(a, Const) and not isinstance(a.value, float)
+            abs(int(a.value)) <= INT32 for a in args if isinstance(a, Const) and not isinstance(a.value, float)
         )
         target, kind = self.unit.target, first.dtype
         result = []
         for a, v in zip(args, values, strict=True):
             if isinstance(a, Const):
-                result.append(
-                    Val(ops.literal(target, a.value, "int32" if small else kind), kind, small, True)
-                )
+                result.append(Val(ops.literal(target, a.value, "int32" if small else kind), kind, small, True))
             elif v is not None:
                 result.append(v if small and v.dtype == kind else ops.convert(target, v, kind))
         return result
@@ -132,9 +122,7 @@ class Block:
         kind = (open_ or typed)[0].dtype
         target = self.unit.target
         parts = [
-            Val(ops.literal(target, a.value, kind), kind, atom=True)
-            if isinstance(a, Const)
-            else ops.convert(target, v, kind)
+            Val(ops.literal(target, a.value, kind), kind, atom=True) if isinstance(a, Const) else ops.convert(target, v, kind)
             for v, a in zip(typed, e.args[1:], strict=True)
         ]
         if not arms[0].lines and not arms[1].lines:
@@ -231,9 +219,7 @@ class Block:
             extra.insert(0, whole.text)
         return " + ".join(extra) if extra else whole.text
 
-    def store(
-        self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]
-    ) -> None:
+    def store(self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]) -> None:
         """Write ``value`` at ``point`` if all ``tests`` (axis, condition on it) hold."""
         text = ops.convert(self.unit.target, value, place.dtype).text
         statement = ops.put(self.unit.target, place.pointer, self.address(place, point), place.dtype, text)
@@ -289,9 +275,7 @@ class Block:
         inside = [(total, {**axes, **inner}) for total, axes in sums]
         self.walk(c, inside, [(names[r.name], r.extent) for r in c.reduce])
 
-    def walk(
-        self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]]
-    ) -> None:
+    def walk(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]]) -> None:
         """Loops over the axes ``over`` around the combining statements."""
         if not over:
             for total, axes in sums:
@@ -314,8 +298,9 @@ class Block:
         with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
             inner.walk(c, sums, over[1:])
 
-    def _by_blocks(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]],
-                   block: int) -> None:  # fmt: skip
+    def _by_blocks(
+        self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]], block: int
+    ) -> None:
         """``walk`` with a partial sum for every ``block`` places along the first axis."""
         (name, extent), first = over[0], self.unit.fresh("r")
         with self.nest(self.loop(first, "0", str(extent), extent, block)) as outer:

@@ -11,8 +11,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 #: Mathematical functions of the scalar language with a C spelling of their own.
-MATH = ("floor", "ceil", "round", "sqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-         "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "log1p", "expm1", "pow", "fmod", "abs")  # fmt: skip
+MATH = (
+    "floor",
+    "ceil",
+    "round",
+    "sqrt",
+    "exp",
+    "log",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "log1p",
+    "expm1",
+    "pow",
+    "fmod",
+    "abs",
+)
 
 #: Widths of the float32 vectors of a dialect.
 WIDTHS = (4, 8, 16)

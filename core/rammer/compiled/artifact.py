@@ -51,11 +51,19 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
     """Write in one step, as ``write_whole`` does. OSError if that fails."""
     compiled = artifact.compiled
     head: dict[str, Any] = {
-        "format": FORMAT, "device": artifact.device, "target": artifact.target, "fingerprint": artifact.fingerprint,
-        "policy": artifact.policy, "precision": artifact.precision, "name": compiled.graph.name,
-        "inputs": [_port(v) for v in compiled.graph.inputs], "outputs": [_port(v) for v in compiled.graph.outputs],
-        "options": dict(artifact.options), "key": artifact.key, "segments": [],
-    }  # fmt: skip
+        "format": FORMAT,
+        "device": artifact.device,
+        "target": artifact.target,
+        "fingerprint": artifact.fingerprint,
+        "policy": artifact.policy,
+        "precision": artifact.precision,
+        "name": compiled.graph.name,
+        "inputs": [_port(v) for v in compiled.graph.inputs],
+        "outputs": [_port(v) for v in compiled.graph.outputs],
+        "options": dict(artifact.options),
+        "key": artifact.key,
+        "segments": [],
+    }
 
     def fill(file: BinaryIO) -> None:
         texts = dict[str, bytes]()

@@ -60,11 +60,13 @@ class HostNode:
         except Unjudged as error:
             raise BadInput(str(error), where, "export the model without it") from error
         except NotImplementedError as error:
-            raise BadInput(f"no device and no reference implementation runs {self.node.op}", where,
-                           "export the model without it") from error  # fmt: skip
+            raise BadInput(
+                f"no device and no reference implementation runs {self.node.op}", where, "export the model without it"
+            ) from error
         except Exception as error:
-            raise BadInput(f"{self.node.op} fails on the host: {first_line(error)}", where,
-                           "check the operator's inputs") from error  # fmt: skip
+            raise BadInput(
+                f"{self.node.op} fails on the host: {first_line(error)}", where, "check the operator's inputs"
+            ) from error
         return {name: self._checked(name, values[name], where) for name in self.types}
 
     def _checked(self, name: str, value: np.ndarray, where: str) -> np.ndarray:
@@ -78,11 +80,16 @@ class HostNode:
         """JSON around the operator's protobuf; ``from_bytes`` reads it back."""
         node = self.node
         opsets = next((body.opsets for body in bodies(node)), ())
-        return json.dumps({
-            "proto": base64.b64encode(node_proto(node).SerializeToString()).decode(),
-            "inputs": node.inputs, "captures": captures(node), "opsets": opsets, "version": node.version,
-            "types": {name: str(kind) for name, kind in self.types.items()},
-        }).encode()  # fmt: skip
+        return json.dumps(
+            {
+                "proto": base64.b64encode(node_proto(node).SerializeToString()).decode(),
+                "inputs": node.inputs,
+                "captures": captures(node),
+                "opsets": opsets,
+                "version": node.version,
+                "types": {name: str(kind) for name, kind in self.types.items()},
+            }
+        ).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> HostNode:
@@ -96,8 +103,15 @@ class HostNode:
         outer = tuple(map(str, head["captures"]))
         opsets = tuple((str(domain), int(version)) for domain, version in head["opsets"])
         attributes = {a.name: _with_context(attribute_value(a), outer, opsets) for a in proto.attribute}
-        node = Node(proto.op_type, tuple(map(str, head["inputs"])), tuple(proto.output), attributes, proto.name,
-                    proto.domain, int(head["version"]))  # fmt: skip
+        node = Node(
+            proto.op_type,
+            tuple(map(str, head["inputs"])),
+            tuple(proto.output),
+            attributes,
+            proto.name,
+            proto.domain,
+            int(head["version"]),
+        )
         return HostNode(node, {str(n): TensorType.parse(t) for n, t in head["types"].items()})
 
 

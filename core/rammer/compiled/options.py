@@ -65,8 +65,11 @@ def check_precision(precision: str, device: str, vdevice: VDevice) -> None:
     if precision not in PRECISIONS:
         raise BadInput(f"unknown precision {precision!r}", "--precision", f"one of: {', '.join(PRECISIONS)}")
     if precision not in vdevice.precisions:
-        raise BadInput(f"device {device} ({vdevice.description}) does not compute in {precision}",
-                       "--precision", f"it has {', '.join(vdevice.precisions)}")  # fmt: skip
+        raise BadInput(
+            f"device {device} ({vdevice.description}) does not compute in {precision}",
+            "--precision",
+            f"it has {', '.join(vdevice.precisions)}",
+        )
 
 
 def check_layout(layout: str) -> None:

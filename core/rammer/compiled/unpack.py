@@ -38,8 +38,20 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: Bytes of a head and of a program's text: a hundred times those of the largest known.
 LONGEST_HEAD, LONGEST_PROGRAM = 64 << 20, 256 << 20
 #: What a damaged file can raise: the zip's own checks and every parser of its members.
-_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, LookupError, ValueError, TypeError,
-           AttributeError, ArithmeticError, MemoryError)  # fmt: skip
+_DAMAGE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+)
 
 
 def load_artifact(path: Path) -> Artifact:
@@ -77,8 +89,11 @@ def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
             raise _refused(path, f"operator {operator.name} is of family {operator.family}, which the device does not have")
         for key, value in operator.config:
             if value not in keys.get(key, ()):
-                raise _refused(path, f"operator {operator.name} is configured with {key}={value}, which family "
-                                     f"{operator.family or 'generic'} does not have")  # fmt: skip
+                raise _refused(
+                    path,
+                    f"operator {operator.name} is configured with {key}={value}, which family "
+                    f"{operator.family or 'generic'} does not have",
+                )
 
 
 class _Reader:
@@ -106,8 +121,10 @@ class _Reader:
         with suppress(ValueError, TypeError):
             head = loads(self.texts.get("head.json", b"{}"))
             if isinstance(head, dict) and head.get("format", FORMAT) != FORMAT:
-                raise BadInput(f"{self.path} has format {shortened(str(head['format']))}, this rammer reads {FORMAT}",
-                               hint="compile the model again")  # fmt: skip
+                raise BadInput(
+                    f"{self.path} has format {shortened(str(head['format']))}, this rammer reads {FORMAT}",
+                    hint="compile the model again",
+                )
 
     def _text(self, info: zipfile.ZipInfo) -> bytes:
         longest = LONGEST_HEAD if info.filename == "head.json" else LONGEST_PROGRAM
@@ -206,8 +223,9 @@ def _shares(index: list[list[Any]]) -> list[list[list[Any]]]:
     return result
 
 
-def _constant(path: Path, begin: int, data: NDArray[np.uint8], name: str, dtype: str, shape: list[int], place: int,
-              checksum: int) -> Array:  # fmt: skip
+def _constant(
+    path: Path, begin: int, data: NDArray[np.uint8], name: str, dtype: str, shape: list[int], place: int, checksum: int
+) -> Array:
     """A constant of a member that begins at ``begin`` of the file, read to its place in ``data``."""
     flat = data[place : place + math.prod(shape) * np.dtype(dtype).itemsize]
     read_into(path, begin + place, flat.data)

@@ -202,8 +202,11 @@ class Registry:
         if hook not in self._callers:
             plugins = self.manager.list_name_plugin()
             filling = {i.plugin_name for i in getattr(self.manager.hook, hook).get_hookimpls()}
-            self._callers[hook] = [(name, self.manager.subset_hook_caller(hook, [p for n, p in plugins if n != name]))
-                                   for name, _ in plugins if name in filling]  # fmt: skip
+            self._callers[hook] = [
+                (name, self.manager.subset_hook_caller(hook, [p for n, p in plugins if n != name]))
+                for name, _ in plugins
+                if name in filling
+            ]
         return self._callers[hook]
 
     @cached_property
@@ -214,8 +217,12 @@ class Registry:
         """Remember that a plugin failed in a hook, and say so once."""
         if (name, hook) not in self.failed:
             self.failed[name, hook] = text = f"{type(problem).__name__}: {problem}"
-            sys.stderr.write(printable(f"rammer: warning: plugin {name} fails in {hook}, and is left out of it: {text} "
-                                       f"(RAMMER_DISABLE={name} leaves it out of all)\n"))  # fmt: skip
+            sys.stderr.write(
+                printable(
+                    f"rammer: warning: plugin {name} fails in {hook}, and is left out of it: {text} "
+                    f"(RAMMER_DISABLE={name} leaves it out of all)\n"
+                )
+            )
 
     @contextmanager
     def blaming(self) -> Iterator[None]:
@@ -230,8 +237,9 @@ class Registry:
             name = next((owners[f] for f in (f.partition(".")[0] for f in reversed(frames)) if f in owners), None)
             if name is None:
                 raise
-            raise DeviceFailure(f"plugin {name} fails: {type(problem).__name__}: {problem}",
-                                hint=f"leave it out: RAMMER_DISABLE={name}") from problem  # fmt: skip
+            raise DeviceFailure(
+                f"plugin {name} fails: {type(problem).__name__}: {problem}", hint=f"leave it out: RAMMER_DISABLE={name}"
+            ) from problem
 
     def _extends(self, name: str) -> bool:
         """Whether a plugin fills a hook for devices that are not its own."""
@@ -294,8 +302,11 @@ def _operators(group: Any) -> list[ROperator]:
 
 def _conflict(name: str, owners: list[str]) -> DeviceStatus:
     text = " and ".join([", ".join(owners[:-1]), owners[-1]])
-    return DeviceStatus(name, "conflict", f"the plugins {text} have a device {name!r}; uninstall one, or leave it out: "
-                                          f"RAMMER_DISABLE={owners[-1]}")  # fmt: skip
+    return DeviceStatus(
+        name,
+        "conflict",
+        f"the plugins {text} have a device {name!r}; uninstall one, or leave it out: RAMMER_DISABLE={owners[-1]}",
+    )
 
 
 def _mismatch(name: str, device: Device) -> DeviceStatus:
@@ -333,9 +344,10 @@ def _load_error(name: str, problem: BaseException) -> DeviceStatus:
 
 def _unavailable(status: DeviceStatus) -> DeviceUnavailable:
     return DeviceUnavailable(
-        f"device {status.name} is not available: {status.state}", where=status.reason,
+        f"device {status.name} is not available: {status.state}",
+        where=status.reason,
         hint="`rammer devices` lists what works here",
-    )  # fmt: skip
+    )
 
 
 def _unknown(name: str, known: list[str]) -> BadInput:

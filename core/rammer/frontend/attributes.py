@@ -27,33 +27,79 @@ _SCATTERED: Final[Words] = ("none", "add", "mul", "max", "min")
 _DIRECTIONS: Final[Words] = ("forward", "reverse", "bidirectional")
 #: The words that an attribute may be, by attribute and operator.
 _WORDS: Final[Mapping[str, Mapping[str, Words]]] = {
-    "auto_pad": dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"),
-                              _PADDINGS),
+    "auto_pad": dict.fromkeys(
+        ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), _PADDINGS
+    ),
     "direction": {"LSTM": _DIRECTIONS, "GRU": _DIRECTIONS, "RNN": _DIRECTIONS, "BitShift": ("LEFT", "RIGHT")},
     "mode": {
-        "Resize": ("nearest", "linear", "cubic"), "Upsample": ("nearest", "linear", "bilinear"),
-        "Pad": ("constant", "reflect", "edge", "wrap"), "DepthToSpace": ("DCR", "CRD"), "SpaceToDepth": ("DCR", "CRD"),
-        "GridSample": ("bilinear", "nearest", "bicubic", "linear", "cubic"), "RoiAlign": ("avg", "max"),
+        "Resize": ("nearest", "linear", "cubic"),
+        "Upsample": ("nearest", "linear", "bilinear"),
+        "Pad": ("constant", "reflect", "edge", "wrap"),
+        "DepthToSpace": ("DCR", "CRD"),
+        "SpaceToDepth": ("DCR", "CRD"),
+        "GridSample": ("bilinear", "nearest", "bicubic", "linear", "cubic"),
+        "RoiAlign": ("avg", "max"),
     },
     "padding_mode": {"GridSample": ("zeros", "border", "reflection")},
     "coordinate_transformation_mode": {
-        "Resize": ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
-                   "tf_half_pixel_for_nn", "tf_crop_and_resize"),
+        "Resize": (
+            "half_pixel",
+            "half_pixel_symmetric",
+            "pytorch_half_pixel",
+            "align_corners",
+            "asymmetric",
+            "tf_half_pixel_for_nn",
+            "tf_crop_and_resize",
+        ),
         "RoiAlign": ("half_pixel", "output_half_pixel"),
     },
     "nearest_mode": {"Resize": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")},
     "keep_aspect_ratio_policy": {"Resize": ("stretch", "not_larger", "not_smaller")},
     "approximate": {"Gelu": ("none", "tanh")},
-    "reduction": {"ScatterElements": _SCATTERED, "ScatterND": _SCATTERED, "SoftmaxCrossEntropyLoss": _REDUCTIONS,
-                  "NegativeLogLikelihoodLoss": _REDUCTIONS},
-}  # fmt: skip
+    "reduction": {
+        "ScatterElements": _SCATTERED,
+        "ScatterND": _SCATTERED,
+        "SoftmaxCrossEntropyLoss": _REDUCTIONS,
+        "NegativeLogLikelihoodLoss": _REDUCTIONS,
+    },
+}
 #: Attributes that are 0 or 1 wherever they occur.
-_FLAGS: Final = frozenset({
-    "align_corners", "allowzero", "antialias", "broadcast", "ceil_mode", "center_point_box", "count_include_pad",
-    "detect_negative", "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "inverse",
-    "is_causal", "keepdims", "largest", "layout", "linear_before_reset", "noop_with_empty_axes", "onesided", "periodic",
-    "reverse", "saturate", "select_last_index", "sorted", "storage_order", "training_mode", "transA", "transB", "upper",
-})  # fmt: skip
+_FLAGS: Final = frozenset(
+    {
+        "align_corners",
+        "allowzero",
+        "antialias",
+        "broadcast",
+        "ceil_mode",
+        "center_point_box",
+        "count_include_pad",
+        "detect_negative",
+        "detect_positive",
+        "exclude_outside",
+        "exclusive",
+        "fmod",
+        "input_forget",
+        "interleaved",
+        "inverse",
+        "is_causal",
+        "keepdims",
+        "largest",
+        "layout",
+        "linear_before_reset",
+        "noop_with_empty_axes",
+        "onesided",
+        "periodic",
+        "reverse",
+        "saturate",
+        "select_last_index",
+        "sorted",
+        "storage_order",
+        "training_mode",
+        "transA",
+        "transB",
+        "upper",
+    }
+)
 #: Attributes that name axes, from the front or from behind, and those that count them from the front.
 _AXES: Final = frozenset({"axis", "axes"})
 _FIRST_AXES: Final = frozenset({"batch_axis", "time_axis", "batch_dims"})
@@ -104,8 +150,9 @@ def _is_equation(text: str) -> bool:
 
 def _whole_problems(op: str, attribute: AttributeProto) -> Iterator[str]:
     name = attribute.name
-    ends = ((0, 1) if name in _FLAGS else (-MAX_RANK, MAX_RANK) if name in _AXES else (0, MAX_RANK) if name in _FIRST_AXES
-            else None)  # fmt: skip
+    ends = (
+        (0, 1) if name in _FLAGS else (-MAX_RANK, MAX_RANK) if name in _AXES else (0, MAX_RANK) if name in _FIRST_AXES else None
+    )
     for value in attribute.ints if attribute.type == AttributeProto.INTS else (attribute.i,):
         if ends is not None and not ends[0] <= value <= ends[1]:
             yield f"attribute {name} of {op} is {value}, where {ends[0]} to {ends[1]} is possible"
@@ -115,28 +162,75 @@ def _whole_problems(op: str, attribute: AttributeProto) -> Iterator[str]:
 
 #: Number of axes of each operand; None for any, -n for n or more.
 _RANKS: Final[Mapping[str, tuple[int | None, ...]]] = {
-    "LSTM": (3, 3, 3, 2, 1, 3, 3, 2), "GRU": (3, 3, 3, 2, 1, 3), "RNN": (3, 3, 3, 2, 1, 3),
-    "InstanceNormalization": (-2, 1, 1), "GroupNormalization": (-2, 1, 1), "BatchNormalization": (-1, 1, 1, 1, 1),
-    "LRN": (-2,), "LpNormalization": (-1,), "MeanVarianceNormalization": (-1,), "DepthToSpace": (4,), "SpaceToDepth": (4,),
-    "Gemm": (2, 2), "MatMul": (-1, -1), "Trilu": (-2,), "EyeLike": (2,), "CumSum": (-1,), "CumProd": (-1,),
-    "ArgMax": (-1,), "ArgMin": (-1,), "Softmax": (-1,), "LogSoftmax": (-1,), "Hardmax": (-1,), "Gather": (-1,),
-    "GatherElements": (-1,), "GatherND": (-1, -1), "ScatterElements": (-1,), "Scatter": (-1,), "ScatterND": (-1, -1),
-    "ReverseSequence": (-2, 1), "Concat": (-1,), "Split": (-1, 1), "TopK": (-1,), "Det": (-2,), "GlobalMaxPool": (-2,),
-    "GlobalAveragePool": (-2,), "GlobalLpPool": (-2,), "Reshape": (None, 1), "Expand": (None, 1), "Tile": (None, 1),
-    "ConstantOfShape": (1,), "Slice": (-1, 1, 1, 1, 1), "Resize": (-1, 1, 1, 1), "Upsample": (-1, 1), "Pad": (None, 1),
-    "OneHot": (None, None, 1), "LayerNormalization": (-1,), "RMSNormalization": (-1,),
-}  # fmt: skip
+    "LSTM": (3, 3, 3, 2, 1, 3, 3, 2),
+    "GRU": (3, 3, 3, 2, 1, 3),
+    "RNN": (3, 3, 3, 2, 1, 3),
+    "InstanceNormalization": (-2, 1, 1),
+    "GroupNormalization": (-2, 1, 1),
+    "BatchNormalization": (-1, 1, 1, 1, 1),
+    "LRN": (-2,),
+    "LpNormalization": (-1,),
+    "MeanVarianceNormalization": (-1,),
+    "DepthToSpace": (4,),
+    "SpaceToDepth": (4,),
+    "Gemm": (2, 2),
+    "MatMul": (-1, -1),
+    "Trilu": (-2,),
+    "EyeLike": (2,),
+    "CumSum": (-1,),
+    "CumProd": (-1,),
+    "ArgMax": (-1,),
+    "ArgMin": (-1,),
+    "Softmax": (-1,),
+    "LogSoftmax": (-1,),
+    "Hardmax": (-1,),
+    "Gather": (-1,),
+    "GatherElements": (-1,),
+    "GatherND": (-1, -1),
+    "ScatterElements": (-1,),
+    "Scatter": (-1,),
+    "ScatterND": (-1, -1),
+    "ReverseSequence": (-2, 1),
+    "Concat": (-1,),
+    "Split": (-1, 1),
+    "TopK": (-1,),
+    "Det": (-2,),
+    "GlobalMaxPool": (-2,),
+    "GlobalAveragePool": (-2,),
+    "GlobalLpPool": (-2,),
+    "Reshape": (None, 1),
+    "Expand": (None, 1),
+    "Tile": (None, 1),
+    "ConstantOfShape": (1,),
+    "Slice": (-1, 1, 1, 1, 1),
+    "Resize": (-1, 1, 1, 1),
+    "Upsample": (-1, 1),
+    "Pad": (None, 1),
+    "OneHot": (None, None, 1),
+    "LayerNormalization": (-1,),
+    "RMSNormalization": (-1,),
+}
 #: Operands that have the rank of the first one.
 _ALIKE: Final[Mapping[str, tuple[int, ...]]] = {
-    "GatherElements": (1,), "ScatterElements": (1, 2), "Scatter": (1, 2), "MaxUnpool": (1,),
-}  # fmt: skip
+    "GatherElements": (1,),
+    "ScatterElements": (1, 2),
+    "Scatter": (1, 2),
+    "MaxUnpool": (1,),
+}
 #: Operands with one element for each channel of the first one.
 _CHANNELS: Final[Mapping[str, tuple[int, ...]]] = {"InstanceNormalization": (1, 2), "BatchNormalization": (1, 2, 3, 4)}
 #: Operands of one element.
 _SINGLE: Final[Mapping[str, tuple[int, ...]]] = {
-    "Clip": (1, 2), "OneHot": (1,), "Range": (0, 1, 2), "CumSum": (1,), "CumProd": (1,), "Trilu": (1,), "Pad": (2,),
-    "Dropout": (1, 2), "TopK": (1,),
-}  # fmt: skip
+    "Clip": (1, 2),
+    "OneHot": (1,),
+    "Range": (0, 1, 2),
+    "CumSum": (1,),
+    "CumProd": (1,),
+    "Trilu": (1,),
+    "Pad": (2,),
+    "Dropout": (1, 2),
+    "TopK": (1,),
+}
 
 
 def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
@@ -160,8 +254,11 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
     for attribute in node.attribute:
         if attribute.name == "batch_dims" and any(k is not None and len(k.shape) <= attribute.i for k in types):
             shapes = " and ".join(str(list(k.shape)) for k in types if k is not None)
-            raise BadInput(f"batch_dims of {op} is {attribute.i}, where its operands have the shapes {shapes}",
-                           node_title(node), "it counts axes that both operands have, and one more follows")  # fmt: skip
+            raise BadInput(
+                f"batch_dims of {op} is {attribute.i}, where its operands have the shapes {shapes}",
+                node_title(node),
+                "it counts axes that both operands have, and one more follows",
+            )
 
 
 def _channels(kind: TensorType) -> int:
@@ -169,5 +266,8 @@ def _channels(kind: TensorType) -> int:
 
 
 def _refused(node: NodeProto, place: int, kind: TensorType, wanted: str) -> BadInput:
-    return BadInput(f"input {place} of {node.op_type} has the shape {list(kind.shape)}, where it needs {wanted}",
-                    node_title(node), "check the model with onnx.checker, and the shapes given with --shape")  # fmt: skip
+    return BadInput(
+        f"input {place} of {node.op_type} has the shape {list(kind.shape)}, where it needs {wanted}",
+        node_title(node),
+        "check the model with onnx.checker, and the shapes given with --shape",
+    )

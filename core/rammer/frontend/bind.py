@@ -58,8 +58,7 @@ class _Scope:
         return self.opsets[_domain(proto)]
 
 
-def bind(model: Model, shapes: Mapping[str, tuple[int, ...]],
-         lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:  # fmt: skip
+def bind(model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:
     """``model`` with static types everywhere and everything folded that its input shapes determine.
 
     ``shapes`` maps input names to extents (inputs with a static shape may be left out); ``lowered``
@@ -205,8 +204,14 @@ class _Walk:
             scope.values[outer] = inner.values[result.name]
         return True
 
-    def fold(self, schema: defs.OpSchema, proto: NodeProto, operands: Mapping[str, np.ndarray],
-             inferred: Mapping[str, TypeProto], scope: _Scope) -> bool:  # fmt: skip
+    def fold(
+        self,
+        schema: defs.OpSchema,
+        proto: NodeProto,
+        operands: Mapping[str, np.ndarray],
+        inferred: Mapping[str, TypeProto],
+        scope: _Scope,
+    ) -> bool:
         """Evaluate an operator all of whose operands are known, unless the result is large or random."""
         static = {o: kind for o in proto.output if (kind := nd.tensor_type(inferred.get(o, TypeProto())))}
         if nd.is_random(proto) or sum(t.nbytes for t in static.values()) > MAX_FOLDED_BYTES:
@@ -232,8 +237,9 @@ class _Walk:
             self.constant(name, value.astype(static[name].dtype, copy=False) if name in static else value, scope)
         return True
 
-    def types_by_body(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto],
-                      scope: _Scope) -> dict[str, TypeProto]:  # fmt: skip
+    def types_by_body(
+        self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: _Scope
+    ) -> dict[str, TypeProto]:
         """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
         trial = _Walk((), types=ChainMap({}, self.types), known=ChainMap({}, self.known), taken=Names(outer=self.taken))
         names = _Scope(ChainMap({}, scope.values), scope.opsets)
@@ -273,8 +279,7 @@ class _Walk:
             # Inference gives a type to outputs that are left out, too.
             outputs.append(self.result(onnx_name, kind, scope) if onnx_name and kind is not None else "")
         title = shortened(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
-        self.nodes.append(Node(proto.op_type, inputs, tuple(outputs), attributes, title, _domain(proto),
-                               schema.since_version))  # fmt: skip
+        self.nodes.append(Node(proto.op_type, inputs, tuple(outputs), attributes, title, _domain(proto), schema.since_version))
 
     def result(self, onnx_name: str, kind: TensorType, scope: _Scope) -> str:
         """The name of a value that a Node computes: the one kept for a graph output, else a new one."""
@@ -303,8 +308,11 @@ class _Walk:
 
 def _check_constant(name: str, array: np.ndarray, where: str) -> None:
     if str(array.dtype) not in SHORT:
-        raise BadInput(f"constant {name!r} has element type {array.dtype}, which is not supported", where,
-                       f"supported are tensors of {', '.join(SHORT)}")  # fmt: skip
+        raise BadInput(
+            f"constant {name!r} has element type {array.dtype}, which is not supported",
+            where,
+            f"supported are tensors of {', '.join(SHORT)}",
+        )
 
 
 def _domain(proto: NodeProto) -> str:

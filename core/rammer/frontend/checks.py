@@ -21,10 +21,19 @@ from rammer.ir.types import SHORT
 
 #: Field number -> (name, wire type) of ModelProto (onnx.proto); 0 is a varint, 2 is length-delimited.
 _MODEL_FIELDS: Final = {
-    1: ("ir_version", 0), 2: ("producer_name", 2), 3: ("producer_version", 2), 4: ("domain", 2),
-    5: ("model_version", 0), 6: ("doc_string", 2), 7: ("graph", 2), 8: ("opset_import", 2),
-    14: ("metadata_props", 2), 20: ("training_info", 2), 25: ("functions", 2), 26: ("configuration", 2),
-}  # fmt: skip
+    1: ("ir_version", 0),
+    2: ("producer_name", 2),
+    3: ("producer_version", 2),
+    4: ("domain", 2),
+    5: ("model_version", 0),
+    6: ("doc_string", 2),
+    7: ("graph", 2),
+    8: ("opset_import", 2),
+    14: ("metadata_props", 2),
+    20: ("training_info", 2),
+    25: ("functions", 2),
+    26: ("configuration", 2),
+}
 
 
 def parse_model(data: bytes, where: str) -> ModelProto:
@@ -148,24 +157,34 @@ def _check_external_tensor(tensor: TensorProto, folder: Path | None, where: str)
         raise BadInput(what, place, "export the model again") from error
 
 
-def _check_external_place(tensor: TensorProto, info: external_data_helper.ExternalDataInfo, folder: Path | None,
-                          place: str) -> None:  # fmt: skip
+def _check_external_place(
+    tensor: TensorProto, info: external_data_helper.ExternalDataInfo, folder: Path | None, place: str
+) -> None:
     if folder is None:
-        raise BadInput(f"external data {info.location!r} of a model that comes from memory", place,
-                       "give the path of the model file, or load the model with its external data")  # fmt: skip
+        raise BadInput(
+            f"external data {info.location!r} of a model that comes from memory",
+            place,
+            "give the path of the model file, or load the model with its external data",
+        )
     root = folder.resolve()
     path = (root / info.location).resolve()
     if Path(info.location).is_absolute() or not path.is_relative_to(root):
-        raise BadInput(f"external data {info.location!r} lies outside the model's folder", place,
-                       "move the file beside the model and store its relative path")  # fmt: skip
+        raise BadInput(
+            f"external data {info.location!r} lies outside the model's folder",
+            place,
+            "move the file beside the model and store its relative path",
+        )
     if not path.is_file():
         hint = f"put the file at {folder / info.location}"
         raise BadInput(f"external data {info.location!r} is missing", place, hint)
     offset, size = info.offset or 0, path.stat().st_size
     length = size - offset if info.length is None else info.length
     if offset < 0 or size < offset + max(length, 0):
-        raise BadInput(f"external data {info.location!r} is truncated: {offset + length} bytes are needed, "
-                       f"{size} are there", place, "download or copy the file again")  # fmt: skip
+        raise BadInput(
+            f"external data {info.location!r} is truncated: {offset + length} bytes are needed, {size} are there",
+            place,
+            "download or copy the file again",
+        )
     check_stored_bytes(tensor, length, place)
 
 
@@ -200,8 +219,11 @@ def check_opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> None:
         domain = "" if item.domain == "ai.onnx" else item.domain
         if not 0 < item.version < 1 << 31 or seen.setdefault(domain, item.version) != item.version:
             again = f" and {seen[domain]}" if domain in seen and seen[domain] != item.version else ""
-            raise BadInput(f"the model imports version {item.version}{again} of the operators of {domain or 'ai.onnx'}",
-                           "opset_import", "export the model again")  # fmt: skip
+            raise BadInput(
+                f"the model imports version {item.version}{again} of the operators of {domain or 'ai.onnx'}",
+                "opset_import",
+                "export the model again",
+            )
 
 
 def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
@@ -325,8 +347,14 @@ def _producers(graph: GraphProto, given: set[str]) -> dict[str, int]:
     return producer
 
 
-def _visit(graph: GraphProto, first: int, reads: Sequence[Sequence[str]], producer: Mapping[str, int],
-           done: list[bool], order: list[NodeProto]) -> None:  # fmt: skip
+def _visit(
+    graph: GraphProto,
+    first: int,
+    reads: Sequence[Sequence[str]],
+    producer: Mapping[str, int],
+    done: list[bool],
+    order: list[NodeProto],
+) -> None:
     """Append to ``order`` node ``first`` after all that it depends on (depth first, without recursion)."""
     path: dict[int, Iterator[int]] = {}
     if not done[first]:
@@ -374,5 +402,6 @@ def check_port_type(kind: str, name: str, proto: TypeProto) -> str:
     if dtype in SHORT:
         return dtype
     shown = f"element type {dtype}" if dtype else f"type {(value or 'unknown').removesuffix('_type')}"
-    raise BadInput(f"{kind} {name!r} has {shown}, which is not supported", f"{kind} {name}",
-                   f"supported are tensors of {', '.join(SHORT)}")  # fmt: skip
+    raise BadInput(
+        f"{kind} {name!r} has {shown}, which is not supported", f"{kind} {name}", f"supported are tensors of {', '.join(SHORT)}"
+    )

@@ -37,14 +37,18 @@ def parsed(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
         for name, extent in zip(names, shape, strict=True):
             known = extents.get(name, 1)
             if 1 not in (known, extent) and known != extent:
-                raise BadInput(f"{name!r} in the equation {text!r} of Einsum is an axis of {known} and one of {extent} elements",
-                               hint="axes of one letter have one extent")  # fmt: skip
+                raise BadInput(
+                    f"{name!r} in the equation {text!r} of Einsum is an axis of {known} and one of {extent} elements",
+                    hint="axes of one letter have one extent",
+                )
             extents[name] = extent if name not in extents or extent != 1 else known
     hidden = sorted({n for names in operands for n in names if len(n) > 1}, key=lambda n: -int(n[1:]))
     result = tuple(_labels(target, len(target.replace("...", "")) + len(hidden))) if arrow else _implicit(operands, hidden)
     if not set(result) <= set(extents) or len(set(result)) < len(result):
-        raise BadInput(f"the result of Einsum's equation {text!r} has a letter that no operand has, or one twice",
-                       hint="the result names letters of the operands, each once")  # fmt: skip
+        raise BadInput(
+            f"the result of Einsum's equation {text!r} has a letter that no operand has, or one twice",
+            hint="the result names letters of the operands, each once",
+        )
     return Equation(operands, result, extents)
 
 

@@ -37,16 +37,39 @@ Arrays = Mapping[str, np.ndarray]
 
 #: Operators without a lowering, or without one for some operands, whose results by ``onnx.reference`` were judged. What
 #: has a lowering and is not here is refused where that does not apply.
-JUDGED: Final = frozenset({
-    "BatchNormalization", "Cast", "CastLike", "Col2Im", "Compress", "Constant", "ConvInteger", "DFT", "DequantizeLinear",
-    "Det", "GridSample", "If", "Loop", "MatMulInteger", "MaxUnpool", "MelWeightMatrix", "NonZero",
-    "QLinearConv", "QLinearMatMul", "QuantizeLinear", "RoiAlign", "STFT", "Scan", "ScatterElements", "ScatterND", "TopK",
-})  # fmt: skip
+JUDGED: Final = frozenset(
+    {
+        "BatchNormalization",
+        "Cast",
+        "CastLike",
+        "Col2Im",
+        "Compress",
+        "Constant",
+        "ConvInteger",
+        "DFT",
+        "DequantizeLinear",
+        "Det",
+        "GridSample",
+        "If",
+        "Loop",
+        "MatMulInteger",
+        "MaxUnpool",
+        "MelWeightMatrix",
+        "NonZero",
+        "QLinearConv",
+        "QLinearMatMul",
+        "QuantizeLinear",
+        "RoiAlign",
+        "STFT",
+        "Scan",
+        "ScatterElements",
+        "ScatterND",
+        "TopK",
+    }
+)
 #: Versions that the reference lacks -> one that it has and that means the same for our element types: between them came
 #: float8, and nothing else.
-_SAME_AS: Final[Mapping[str, Mapping[int, int]]] = {
-    op: {10: 19, 13: 19} for op in ("QuantizeLinear", "DequantizeLinear")
-}
+_SAME_AS: Final[Mapping[str, Mapping[int, int]]] = {op: {10: 19, 13: 19} for op in ("QuantizeLinear", "DequantizeLinear")}
 
 
 class Unjudged(NotImplementedError):
@@ -119,8 +142,9 @@ def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dic
         return None
     # Names may be those of the model, which are no identifiers.
     names = {n: f"v{i}" for i, n in enumerate((*operands, *outputs))}
-    renamed = replace(node, inputs=tuple(names.get(n, "") for n in node.inputs),
-                      outputs=tuple(names.get(o, "") for o in node.outputs))  # fmt: skip
+    renamed = replace(
+        node, inputs=tuple(names.get(n, "") for n in node.inputs), outputs=tuple(names.get(o, "") for o in node.outputs)
+    )
     constants = {names[n]: a for n, a in operands.items()}
     kinds = {n: TensorType(str(a.dtype), a.shape) for n, a in constants.items()} | {names[o]: types[o] for o in outputs}
     lowered = lower_node(Graph("one_node", (), (), (renamed,), kinds, constants), renamed, set(kinds))
@@ -131,8 +155,9 @@ def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dic
 
 
 def _use(node: Node, values: Arrays) -> Use:
-    kinds = [TensorType(str(values[n].dtype), values[n].shape) if n and str(values[n].dtype) in SHORT else None
-             for n in node.inputs]  # fmt: skip
+    kinds = [
+        TensorType(str(values[n].dtype), values[n].shape) if n and str(values[n].dtype) in SHORT else None for n in node.inputs
+    ]
     known = [values[n] if n else None for n in node.inputs]
     return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], known)
 
@@ -151,12 +176,12 @@ def _referred(node: Node, values: Arrays) -> dict[str, np.ndarray]:
     types = {n: nd.type_proto(a.dtype, a.shape) for n, a in feeds.items()}
     inner = {d: v for body in nd.bodies(node) for d, v in body.opsets}
     version = _SAME_AS.get(node.op, {}).get(node.version, node.version)
-    return _by_reference(proto, types, {"": version, **inner, node.domain: inner.get(node.domain, version)},
-                         feeds, names)  # fmt: skip
+    return _by_reference(proto, types, {"": version, **inner, node.domain: inner.get(node.domain, version)}, feeds, names)
 
 
-def _by_reference(proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int], feeds: Arrays,
-                  outer: Iterable[str]) -> dict[str, np.ndarray]:  # fmt: skip
+def _by_reference(
+    proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int], feeds: Arrays, outer: Iterable[str]
+) -> dict[str, np.ndarray]:
     """One operator run by ``onnx.reference``; operators of its bodies are run by ``evaluate``."""
     from onnx.reference import ReferenceEvaluator
 

@@ -27,8 +27,7 @@ class Extent:
     dilation: int
 
 
-def geometry_of(op: str, attributes: Mapping[str, Any], source: Sequence[int],
-                kernel: Sequence[int]) -> tuple[str, list[Extent]]:  # fmt: skip
+def geometry_of(op: str, attributes: Mapping[str, Any], source: Sequence[int], kernel: Sequence[int]) -> tuple[str, list[Extent]]:
     """The padding mode of a convolution or pooling operator, and its extents over ``source``."""
     rank = len(source)
     mode = str(attributes.get("auto_pad") or "NOTSET")

@@ -68,8 +68,7 @@ def _plain_body(schema: defs.OpSchema, opset: int) -> FunctionProto | None:
     return FunctionProto.FromString(data) if data else None
 
 
-def _context_body(schema: defs.OpSchema, node: NodeProto, types: Mapping[str, TypeProto],
-                  opset: int) -> FunctionProto | None:  # fmt: skip
+def _context_body(schema: defs.OpSchema, node: NodeProto, types: Mapping[str, TypeProto], opset: int) -> FunctionProto | None:
     versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
     if not versions:
         return None

@@ -13,7 +13,7 @@ _Operator: TypeAlias = Callable[[Mapping[str, Any], Sequence["Array | None"]], S
 
 
 def _unique(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
-    """"the unique values or sliced unique subtensors", sorted or "in the same order in which they occur in 'X'"; indices
+    """ "the unique values or sliced unique subtensors", sorted or "in the same order in which they occur in 'X'"; indices
     of first occurrences, inverse indices and counts. The reference drops axes of unsorted and of single subtensors."""
     x = operands[0]
     assert x is not None
@@ -84,5 +84,7 @@ def _overlap(a: Array, b: Array) -> float:
 
 #: Standard operator -> what runs it.
 OPERATORS: Final[Mapping[str, _Operator]] = {
-    "Unique": _unique, "NonMaxSuppression": _non_max_suppression, "DynamicQuantizeLinear": _dynamic_quantize,
-}  # fmt: skip
+    "Unique": _unique,
+    "NonMaxSuppression": _non_max_suppression,
+    "DynamicQuantizeLinear": _dynamic_quantize,
+}

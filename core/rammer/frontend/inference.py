@@ -22,8 +22,13 @@ _MAX_INFERENCE_ELEMENTS: Final = 1024
 _Rule: TypeAlias = Callable[[str, Mapping[str, Any], Sequence[TensorType | None]], tuple[int, ...]]
 
 
-def inferred_types(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto],
-                   operands: Mapping[str, np.ndarray], opsets: Mapping[str, int]) -> dict[str, TypeProto]:  # fmt: skip
+def inferred_types(
+    schema: defs.OpSchema,
+    proto: NodeProto,
+    types: Mapping[str, TypeProto],
+    operands: Mapping[str, np.ndarray],
+    opsets: Mapping[str, int],
+) -> dict[str, TypeProto]:
     """Types of the node's outputs by name; those that nobody can infer are missing or incomplete.
 
     ``types`` are those of its inputs, ``operands`` the inputs whose values are known. BadInput for operands that the
@@ -44,13 +49,17 @@ def inferred_types(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, 
     return result
 
 
-def _inferred(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], operands: Mapping[str, np.ndarray],
-           opsets: Mapping[str, int]) -> dict[str, TypeProto]:  # fmt: skip
+def _inferred(
+    schema: defs.OpSchema,
+    proto: NodeProto,
+    types: Mapping[str, TypeProto],
+    operands: Mapping[str, np.ndarray],
+    opsets: Mapping[str, int],
+) -> dict[str, TypeProto]:
     """Types of the node's outputs by name; those ONNX cannot infer are missing or incomplete."""
     data: dict[str, TensorProto] = {
-        n: numpy_helper.from_array(a) for n, a in operands.items()
-        if a.size <= _MAX_INFERENCE_ELEMENTS and a.dtype.kind in "iufb"
-    }  # fmt: skip
+        n: numpy_helper.from_array(a) for n, a in operands.items() if a.size <= _MAX_INFERENCE_ELEMENTS and a.dtype.kind in "iufb"
+    }
     imports = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()]
     inferred: dict[str, TypeProto]
     try:
@@ -62,8 +71,11 @@ def _inferred(schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeP
         if isinstance(error, ValidationError) and known:
             return {}
         shown = ", ".join(f"{n}: {nd.tensor_type(types[n])}" for n in proto.input if n)
-        raise BadInput(f"{proto.op_type} does not accept its operands ({shown}): {nd.first_line(error)}",
-                       nd.node_title(proto), "check the input shapes given with --shape") from error  # fmt: skip
+        raise BadInput(
+            f"{proto.op_type} does not accept its operands ({shown}): {nd.first_line(error)}",
+            nd.node_title(proto),
+            "check the input shapes given with --shape",
+        ) from error
 
 
 def _corrected(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
@@ -102,8 +114,10 @@ def _conv(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType 
     quantized = op == "QLinearConv"  # whose tensors have their scales and zero points beside them
     _, _, kernel = weights = _image(op, operands[3 if quantized else 1])
     if len(kernel) != len(source):
-        raise BadInput(f"{op} of an image with {len(source)} spatial dimensions has weights with {len(kernel)}",
-                       hint="the weights have the rank of the image")  # fmt: skip
+        raise BadInput(
+            f"{op} of an image with {len(source)} spatial dimensions has weights with {len(kernel)}",
+            hint="the weights have the rank of the image",
+        )
     given = tuple(attributes.get("kernel_shape") or kernel)
     if given != kernel:
         raise BadInput(f"{op} has kernel_shape={list(given)} and weights of {list(kernel)}", hint="leave kernel_shape out")
@@ -123,12 +137,16 @@ def _features(op: str, group: int, channels: int, weights: tuple[int, int, tuple
         raise BadInput(f"{op} has group={group}", hint="groups of channels are counted from 1")
     if op == "ConvTranspose":
         if first != channels or channels % group:
-            raise BadInput(f"{op} of {channels} channels in {group} groups has weights for {first}",
-                           hint="the weights have shape [channels, features / group, ...]")  # fmt: skip
+            raise BadInput(
+                f"{op} of {channels} channels in {group} groups has weights for {first}",
+                hint="the weights have shape [channels, features / group, ...]",
+            )
         return second * group
     if second * group != channels or first % group:
-        raise BadInput(f"{op} of {channels} channels in {group} groups has weights for {second} channels a group and "
-                       f"{first} features", hint="the weights have shape [features, channels / group, ...]")  # fmt: skip
+        raise BadInput(
+            f"{op} of {channels} channels in {group} groups has weights for {second} channels a group and {first} features",
+            hint="the weights have shape [features, channels / group, ...]",
+        )
     return first
 
 
@@ -163,8 +181,10 @@ def _check_window(op: str, attributes: Mapping[str, Any], rank: int, kernel: Seq
 def _outs(op: str, dims: Sequence[Extent], source: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
     """Extents of the result; none where as much as a window is missing ("floor((input + pads - window) / stride) + 1")."""
     if any(d.out < 0 for d in dims):
-        raise BadInput(f"the window of {op}, {list(kernel)}, does not fit into its padded input {list(source)}",
-                       hint="give a larger input with --shape")  # fmt: skip
+        raise BadInput(
+            f"the window of {op}, {list(kernel)}, does not fit into its padded input {list(source)}",
+            hint="give a larger input with --shape",
+        )
     return tuple(d.out for d in dims)
 
 
@@ -194,5 +214,6 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"), _conv),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
     "MeanVarianceNormalization": _same,
-    "Transpose": _transpose, "Einsum": _einsum,
+    "Transpose": _transpose,
+    "Einsum": _einsum,
 }

@@ -84,8 +84,9 @@ def _formals(op: str, version: int, domain: str, outputs: bool) -> tuple[tuple[_
     for formal in schema.outputs if outputs else schema.inputs:
         variadic = formal.option == defs.OpSchema.FormalParameterOption.Variadic
         shared = formal.type_str in allowed and (not variadic or formal.is_homogeneous)
-        formals.append(_Formal(formal.name, formal.type_str if shared else "",
-                               allowed.get(formal.type_str, frozenset({formal.type_str}))))  # fmt: skip
+        formals.append(
+            _Formal(formal.name, formal.type_str if shared else "", allowed.get(formal.type_str, frozenset({formal.type_str})))
+        )
     return tuple(formals), variadic
 
 
@@ -105,11 +106,16 @@ def _bound(node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], kinds: Ma
             continue
         if kind not in formal.allowed:
             known = sorted(_CODE[k] for k in formal.allowed if k in _CODE)
-            raise BadInput(f"{node.op_type} does not take {_plain(kind)} as its input {formal.name!r}", node_title(node),
-                           f"ONNX allows {', '.join(_plain(_SPELLED[c]) for c in known)}: put a Cast before it")  # fmt: skip
+            raise BadInput(
+                f"{node.op_type} does not take {_plain(kind)} as its input {formal.name!r}",
+                node_title(node),
+                f"ONNX allows {', '.join(_plain(_SPELLED[c]) for c in known)}: put a Cast before it",
+            )
         if formal.variable and bound.setdefault(formal.variable, kind) != kind:
-            what = (f"{node.op_type} has inputs of {_plain(bound[formal.variable])} and, as its {formal.name!r}, "
-                    f"{_plain(kind)}, which must be of one element type")  # fmt: skip
+            what = (
+                f"{node.op_type} has inputs of {_plain(bound[formal.variable])} and, as its {formal.name!r}, "
+                f"{_plain(kind)}, which must be of one element type"
+            )
             raise BadInput(what, node_title(node), "put a Cast before one of them")
     return bound
 
@@ -118,8 +124,9 @@ def _plain(kind: str) -> str:
     return {"float": "float32", "double": "float64"}.get(kind[7:-1], kind[7:-1])
 
 
-def _made(node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], bound: Mapping[str, str],
-          bodies: Sequence[Sequence[str]]) -> list[str]:  # fmt: skip
+def _made(
+    node: NodeProto, formals: tuple[tuple[_Formal, ...], bool], bound: Mapping[str, str], bodies: Sequence[Sequence[str]]
+) -> list[str]:
     """Element types of the outputs; "" for those that attributes decide."""
     if bodies:
         # The first output of a Loop's body says whether to go on.
@@ -147,5 +154,3 @@ def _inferred(node: NodeProto, kinds: Mapping[str, str], opsets: Mapping[str, in
     except Exception:  # whatever is wrong is found with shapes, and said there
         return nothing
     return [_kind(found[o]) if o in found else "" for o in node.output]
-
-

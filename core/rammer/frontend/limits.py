@@ -41,16 +41,44 @@ _HINT: Final = "no device holds such a tensor: check the model's shapes and attr
 
 #: Attributes that are sizes, or numbers of elements, with the least value that means something.
 _SIZES: Final[Mapping[str, int]] = {
-    "kernel_shape": 1, "strides": 1, "dilations": 1, "pads": -MAX_EXTENT, "output_padding": 0, "output_shape": 0, "group": 1,
-    "hidden_size": 1, "size": 1, "blocksize": 1, "num_outputs": 1, "num_groups": 1, "shape": -1, "sample_size": 1,
-    "p": 1, "k": -MAX_EXTENT,
-}  # fmt: skip
+    "kernel_shape": 1,
+    "strides": 1,
+    "dilations": 1,
+    "pads": -MAX_EXTENT,
+    "output_padding": 0,
+    "output_shape": 0,
+    "group": 1,
+    "hidden_size": 1,
+    "size": 1,
+    "blocksize": 1,
+    "num_outputs": 1,
+    "num_groups": 1,
+    "shape": -1,
+    "sample_size": 1,
+    "p": 1,
+    "k": -MAX_EXTENT,
+}
 #: Operands that are sizes, by operator; their values decide the size of the result.
 _SIZE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
-    "Tile": (1,), "Expand": (1,), "Pad": (1,), "ConstantOfShape": (0,), "Reshape": (1,), "OneHot": (1,), "Resize": (3,),
-    "CenterCropPad": (1,), "Col2Im": (1, 2), "HannWindow": (0,), "HammingWindow": (0,), "BlackmanWindow": (0,), "TopK": (1,),
-    "Split": (1,), "DFT": (1,), "STFT": (1, 3), "MelWeightMatrix": (0, 1, 2), "MaxUnpool": (2,),
-}  # fmt: skip
+    "Tile": (1,),
+    "Expand": (1,),
+    "Pad": (1,),
+    "ConstantOfShape": (0,),
+    "Reshape": (1,),
+    "OneHot": (1,),
+    "Resize": (3,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "HannWindow": (0,),
+    "HammingWindow": (0,),
+    "BlackmanWindow": (0,),
+    "TopK": (1,),
+    "Split": (1,),
+    "DFT": (1,),
+    "STFT": (1, 3),
+    "MelWeightMatrix": (0, 1, 2),
+    "MaxUnpool": (2,),
+}
 
 
 def check_shape(shape: Iterable[int], where: str) -> None:
@@ -62,15 +90,21 @@ def check_shape(shape: Iterable[int], where: str) -> None:
         raise BadInput(f"a tensor has the negative extent {min(extents)}", where, "export the model again")
     if any(n > MAX_EXTENT for n in extents) or math.prod(extents) > MAX_ELEMENTS:
         shown = ",".join(map(str, extents[:8]))
-        raise BadInput(f"a tensor of shape [{shown}] is beyond the limits of {MAX_EXTENT} elements along an axis and "
-                       f"{MAX_ELEMENTS} in all", where, _HINT)  # fmt: skip
+        raise BadInput(
+            f"a tensor of shape [{shown}] is beyond the limits of {MAX_EXTENT} elements along an axis and {MAX_ELEMENTS} in all",
+            where,
+            _HINT,
+        )
 
 
 def check_positions(count: int, what: str, most: int = MAX_POSITIONS) -> None:
     """BadInput for more positions of ``what`` than are computed one by one, or kept as a table."""
     if count > most:
-        raise BadInput(f"{what} over {count} positions along an axis has no simple form, and only {most} can be listed",
-                       what, "use whole-numbered scales, or fewer positions")  # fmt: skip
+        raise BadInput(
+            f"{what} over {count} positions along an axis has no simple form, and only {most} can be listed",
+            what,
+            "use whole-numbered scales, or fewer positions",
+        )
 
 
 def check_taps(count: int, where: str) -> None:
@@ -88,8 +122,11 @@ def check_folded(nbytes: int, where: str) -> None:
 def check_node_count(count: int, where: str) -> None:
     """BadInput for more operators than a model may have."""
     if count > MAX_NODES:
-        raise BadInput(f"the model has {count} operators, more than {MAX_NODES}", where,
-                       "cut the model in parts, or use Loop or Scan for what repeats")  # fmt: skip
+        raise BadInput(
+            f"the model has {count} operators, more than {MAX_NODES}",
+            where,
+            "cut the model in parts, or use Loop or Scan for what repeats",
+        )
 
 
 def check_nesting(nodes: Iterable[NodeProto], where: str) -> None:
@@ -97,8 +134,11 @@ def check_nesting(nodes: Iterable[NodeProto], where: str) -> None:
     level, depth = list(nodes), 0
     while level:
         if depth > MAX_NESTING:
-            raise BadInput(f"bodies of If, Loop or Scan are nested more than {MAX_NESTING} deep", where,
-                           "export the model with conditions beside each other")  # fmt: skip
+            raise BadInput(
+                f"bodies of If, Loop or Scan are nested more than {MAX_NESTING} deep",
+                where,
+                "export the model with conditions beside each other",
+            )
         level = [inner for n in level for a in n.attribute for g in (a.g, *a.graphs) for inner in g.node]
         depth += 1
 
@@ -117,16 +157,20 @@ def host_seconds() -> float:
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise BadInput(f"{HOST_SECONDS_VARIABLE} is {text!r}, no number of seconds", HOST_SECONDS_VARIABLE,
-                       "give seconds, or 0 for no limit")  # fmt: skip
+        raise BadInput(
+            f"{HOST_SECONDS_VARIABLE} is {text!r}, no number of seconds", HOST_SECONDS_VARIABLE, "give seconds, or 0 for no limit"
+        )
     return seconds or math.inf
 
 
 def check_loop(op: str, iterations: int, spent: float, most: float) -> None:
     """BadInput for a loop on the host that has taken ``spent`` seconds of CPU where ``most`` are allowed."""
     if spent > most:
-        raise BadInput(f"{op} has not ended after {iterations} iterations and {most:g} s on the host", op,
-                       f"set {HOST_SECONDS_VARIABLE} to more seconds, or to 0 for no limit, if the loop ends at all")  # fmt: skip
+        raise BadInput(
+            f"{op} has not ended after {iterations} iterations and {most:g} s on the host",
+            op,
+            f"set {HOST_SECONDS_VARIABLE} to more seconds, or to 0 for no limit, if the loop ends at all",
+        )
 
 
 def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
@@ -146,19 +190,27 @@ def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_scales(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
-    """"It takes value greater than 0." """
+    """ "It takes value greater than 0." """
     place = 2 if node.op_type == "Resize" and len(node.input) > 2 else 1
     known = operands.get(node.input[place]) if place < len(node.input) else None
-    scales = [*(known.ravel().tolist() if known is not None else ()), *(f for a in node.attribute if a.name == "scales"
-                                                                        for f in a.floats)]  # fmt: skip
+    scales = [
+        *(known.ravel().tolist() if known is not None else ()),
+        *(f for a in node.attribute if a.name == "scales" for f in a.floats),
+    ]
     if not all(0 < scale < math.inf for scale in scales):
         shown = ", ".join(f"{s:g}" for s in scales[:8])
-        raise BadInput(f"the scales of {node.op_type} are {shown}, where numbers above 0 are possible", node_title(node),
-                       "export the model again")  # fmt: skip
+        raise BadInput(
+            f"the scales of {node.op_type} are {shown}, where numbers above 0 are possible",
+            node_title(node),
+            "export the model again",
+        )
 
 
 def _check_values(what: str, values: Iterable[int], low: int, node: NodeProto) -> None:
     for value in values:
         if not low <= value <= MAX_EXTENT:
-            raise BadInput(f"{what} of {node.op_type} is {value}, where {low} to {MAX_EXTENT} is possible", node_title(node),
-                           "export the model again")  # fmt: skip
+            raise BadInput(
+                f"{what} of {node.op_type} is {value}, where {low} to {MAX_EXTENT} is possible",
+                node_title(node),
+                "export the model again",
+            )

@@ -64,7 +64,6 @@ def lower(graph: Graph, lowerings: Lowerings = REGISTRY) -> ComputeGraph:
     constants = {n: v for n, v in constants.items() if n in used}
     types |= {n: TensorType(str(v.dtype), v.shape) for n, v in constants.items()}
     aliases = {v.name: v.external or v.name for v in (*graph.inputs, *graph.outputs)}
-    result = ComputeGraph(graph.name, tuple(v.name for v in graph.inputs), outputs, tuple(computes), types,
-                          constants, aliases)  # fmt: skip
+    result = ComputeGraph(graph.name, tuple(v.name for v in graph.inputs), outputs, tuple(computes), types, constants, aliases)
     verify_compute_graph(result)
     return result

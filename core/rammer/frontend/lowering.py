@@ -82,8 +82,16 @@ class Lowering:
         self.types[name] = TensorType(str(value.dtype), value.shape)
         return name
 
-    def emit(self, axes: Sequence[Axis], body: Expr, reduce: Sequence[Axis] = (), combiner: Combiner | None = None,
-             dtype: str | None = None, output: int | None = None, hint: str = "t") -> str:  # fmt: skip
+    def emit(
+        self,
+        axes: Sequence[Axis],
+        body: Expr,
+        reduce: Sequence[Axis] = (),
+        combiner: Combiner | None = None,
+        dtype: str | None = None,
+        output: int | None = None,
+        hint: str = "t",
+    ) -> str:
         """Emit a Compute and return its name. ``output`` makes it the node's output of that index;
         otherwise it is an intermediate named after the node's first output and ``hint``."""
         known = {n: self.type(n).dtype for n in {ld.tensor for ld in ex.loads(body)}}
@@ -113,8 +121,11 @@ class Lowering:
 
     def refused(self, why: str) -> BadInput:
         """What to raise where attributes and operands of the node contradict each other."""
-        return BadInput(f"{self.node.op}: {why}", f"node {quoted(self.node.name)} ({self.node.op})",
-                        "check the model with onnx.checker, and the shapes given with --shape")  # fmt: skip
+        return BadInput(
+            f"{self.node.op}: {why}",
+            f"node {quoted(self.node.name)} ({self.node.op})",
+            "check the model with onnx.checker, and the shapes given with --shape",
+        )
 
     def _fresh(self, hint: str) -> str:
         return identifier(f"{next(o for o in self.node.outputs if o)}_{hint}", self.taken)

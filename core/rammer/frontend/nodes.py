@@ -16,9 +16,7 @@ from rammer.ir.names import quoted, shortened
 from rammer.ir.types import SHORT, TensorType
 
 #: Two runs of these give different results, so equal ones are not the same and none is a constant.
-RANDOM: Final = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
+RANDOM: Final = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,9 @@ def dense(sparse: SparseTensorProto) -> np.ndarray:
             raise IndexError("negative")
         result[at] = values
     except (ValueError, IndexError) as error:
-        raise BadInput(f"the sparse tensor {sparse.values.name!r} has indices outside its shape {list(shape)}",
-                       hint="export the model again") from error  # fmt: skip
+        raise BadInput(
+            f"the sparse tensor {sparse.values.name!r} has indices outside its shape {list(shape)}", hint="export the model again"
+        ) from error
     return result
 
 

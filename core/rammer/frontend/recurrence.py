@@ -32,14 +32,20 @@ class Recurrence:
         w, r = (ctx.shape(ctx.input(i)) for i in (1, 2))
         width = ctx.shape(ctx.input(0))[-1]
         directions, packed = len(self.directions), self.gates * hidden
-        wanted: dict[int, tuple[int, ...]] = {1: (directions, packed, width), 2: (directions, packed, hidden),
-                                              3: (directions, 2 * packed)}  # fmt: skip
+        wanted: dict[int, tuple[int, ...]] = {
+            1: (directions, packed, width),
+            2: (directions, packed, hidden),
+            3: (directions, 2 * packed),
+        }
         for index, shape in wanted.items():
             fits = not ctx.has(index) or ctx.shape(ctx.input(index)) == shape
             if not fits or ctx.attr("hidden_size", hidden) != hidden:
-                raise BadInput(f"the weights of {ctx.node.op} have the shapes {list(w)} and {list(r)}, which do not belong "
-                               f"together, to hidden_size={ctx.attr('hidden_size', hidden)} and to inputs of {width} elements",
-                               f"node {ctx.node.name} ({ctx.node.op})", "export the model again")  # fmt: skip
+                raise BadInput(
+                    f"the weights of {ctx.node.op} have the shapes {list(w)} and {list(r)}, which do not belong "
+                    f"together, to hidden_size={ctx.attr('hidden_size', hidden)} and to inputs of {width} elements",
+                    f"node {ctx.node.name} ({ctx.node.op})",
+                    "export the model again",
+                )
         batch = self.batch.extent
         state = (batch, directions, hidden) if self.batch_first else (directions, batch, hidden)
         for index, shape in ((4, (batch,)), (5, state), (6, state), (7, (directions, 3 * hidden))):
@@ -149,9 +155,7 @@ class Recurrence:
             biased = Op("add", (ctx.load(total, "t", "b", "g", "h"), self._hoisted_bias(direction, hoisted)))
             total = ctx.emit(axes, biased, hint=f"xwb{direction}")
         return [
-            ctx.emit(
-                (self.batch, gates, self.hidden), ctx.load(total, t, "b", "g", "h"), hint=f"x{direction}_{t}"
-            )
+            ctx.emit((self.batch, gates, self.hidden), ctx.load(total, t, "b", "g", "h"), hint=f"x{direction}_{t}")
             for t in range(self.steps)
         ]
 
@@ -161,9 +165,7 @@ class Recurrence:
         if recurrent is None or hoisted == 0:
             return bias
         if hoisted < self.gates:
-            recurrent = Op(
-                "where", (Op("lt", (ex.Ref("g"), ex.integer(hoisted))), recurrent, self.literal(0.0))
-            )
+            recurrent = Op("where", (Op("lt", (ex.Ref("g"), ex.integer(hoisted))), recurrent, self.literal(0.0)))
         return Op("add", (bias, recurrent))
 
     def recur(self, state: str, direction: int, first: int, count: int, hint: str) -> str:
@@ -220,9 +222,7 @@ class Recurrence:
         built = [self._activation(str(n), alphas, betas, clipped=i % count < 2) for i, n in enumerate(names)]
         return built[direction * count : (direction + 1) * count]
 
-    def _activation(
-        self, name: str, alphas: Iterator[float], betas: Iterator[float], clipped: bool
-    ) -> Activation:
+    def _activation(self, name: str, alphas: Iterator[float], betas: Iterator[float], clipped: bool) -> Activation:
         key = name.lower()
         alpha, beta = _PARAMETERS.get(key, (None, None))
         a = 0.0 if alpha is None else float(next(alphas, alpha))
@@ -245,11 +245,7 @@ class Recurrence:
         trees = [piecewise("t", [1] * self.steps, [self.state(s) for s in row]) for row in shown if self.steps]
         time, many = Axis("t", self.steps), Axis("d", len(shown))
         body = piecewise("d", [1] * len(trees), trees) if self.steps else self.literal(0.0)
-        axes = (
-            (self.batch, time, many, self.hidden)
-            if self.batch_first
-            else (time, many, self.batch, self.hidden)
-        )
+        axes = (self.batch, time, many, self.hidden) if self.batch_first else (time, many, self.batch, self.hidden)
         self.ctx.emit(axes, body, output=0)
 
     def emit_last(self, index: int, states: Sequence[str]) -> None:
@@ -284,9 +280,13 @@ def _hard_sigmoid(x: Expr, k: _Literal, a: float, b: float) -> Expr:
 
 #: Activation -> (default alpha, default beta); None where it has no such parameter.
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
-    "affine": (1.0, 0.0), "leakyrelu": (0.01, None), "thresholdedrelu": (1.0, None), "scaledtanh": (1.0, 1.0),
-    "hardsigmoid": (0.2, 0.5), "elu": (1.0, None),
-}  # fmt: skip
+    "affine": (1.0, 0.0),
+    "leakyrelu": (0.01, None),
+    "thresholdedrelu": (1.0, None),
+    "scaledtanh": (1.0, 1.0),
+    "hardsigmoid": (0.2, 0.5),
+    "elu": (1.0, None),
+}
 _FORMULAS: dict[str, _Formula] = {
     "relu": lambda x, k, a, b: Op("max", (x, k(0.0))),
     "tanh": lambda x, k, a, b: Op("tanh", (x,)),

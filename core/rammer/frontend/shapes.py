@@ -37,18 +37,25 @@ def _unify(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> 
     if any(extent < 0 for extent in shape):
         raise BadInput(f"shape {text} of input {port.name!r} has a negative extent", str(port), "extents start at 0")
     if len(shape) != len(port.shape):
-        raise BadInput(f"shape {text} of input {port.name!r} has rank {len(shape)}, the model wants rank "
-                       f"{len(port.shape)}", str(port), option(port, symbols))  # fmt: skip
+        raise BadInput(
+            f"shape {text} of input {port.name!r} has rank {len(shape)}, the model wants rank {len(port.shape)}",
+            str(port),
+            option(port, symbols),
+        )
     for axis, (extent, declared) in enumerate(zip(shape, port.shape, strict=True)):
         wanted = symbols.setdefault(declared, extent) if isinstance(declared, str) else declared
         if wanted is not None and wanted != extent:
             symbol = f" ({declared})" if isinstance(declared, str) else ""
-            raise BadInput(f"axis {axis} of input {port.name!r} is {extent}, the model wants {wanted}{symbol}",
-                           str(port), option(port, symbols))  # fmt: skip
+            raise BadInput(
+                f"axis {axis} of input {port.name!r} is {extent}, the model wants {wanted}{symbol}",
+                str(port),
+                option(port, symbols),
+            )
 
 
-def _shape(port: InputPort, given: tuple[int, ...] | None, symbols: Mapping[str, int],
-           ports: Mapping[str, InputPort]) -> tuple[int, ...]:  # fmt: skip
+def _shape(
+    port: InputPort, given: tuple[int, ...] | None, symbols: Mapping[str, int], ports: Mapping[str, InputPort]
+) -> tuple[int, ...]:
     if given is not None:
         return tuple(given)
     dims = [symbols.get(d) if isinstance(d, str) else d for d in port.shape]

@@ -127,17 +127,23 @@ def _said(node: NodeProto, known: Mapping[str, TensorProto]) -> list[NodeProto]:
     given = {a.name: a for a in node.attribute}
     if node.op_type == "Hardmax":
         axis = given["axis"].i if "axis" in given else 1
-        inner = [helper.make_node("Flatten", [source], [flat], f"{name}/flatten", axis=axis),
-                 helper.make_node("Hardmax", [flat], [wide], name, axis=1)]  # fmt: skip
+        inner = [
+            helper.make_node("Flatten", [source], [flat], f"{name}/flatten", axis=axis),
+            helper.make_node("Hardmax", [flat], [wide], name, axis=1),
+        ]
     else:
         epsilon = given["epsilon"].f if "epsilon" in given else 1e-5
         groups = [0, given["num_groups"].i, -1]
-        inner = [helper.make_node("Constant", [], [f"{flat}_shape"], f"{name}/groups", value_ints=groups),
-                 helper.make_node("Reshape", [source, f"{flat}_shape"], [flat], f"{name}/flatten"),
-                 helper.make_node("InstanceNormalization", [flat, *node.input[1:]], [wide], name,
-                                  epsilon=epsilon)]  # fmt: skip
-    return [helper.make_node("Shape", [source], [shape], f"{name}/shape"), *inner,
-            helper.make_node("Reshape", [wide, shape], [result], f"{name}/reshape")]  # fmt: skip
+        inner = [
+            helper.make_node("Constant", [], [f"{flat}_shape"], f"{name}/groups", value_ints=groups),
+            helper.make_node("Reshape", [source, f"{flat}_shape"], [flat], f"{name}/flatten"),
+            helper.make_node("InstanceNormalization", [flat, *node.input[1:]], [wide], name, epsilon=epsilon),
+        ]
+    return [
+        helper.make_node("Shape", [source], [shape], f"{name}/shape"),
+        *inner,
+        helper.make_node("Reshape", [wide, shape], [result], f"{name}/reshape"),
+    ]
 
 
 def _bounded_clip(node: NodeProto) -> NodeProto:

@@ -46,8 +46,11 @@ def _check_text(text: str | bytes, field: str, where: str) -> None:
 def _fields(kind: Any) -> tuple[list[str], list[str], list[tuple[str, bool]]]:
     """Of a kind of message: its strings, its lists of strings, and its messages with whether they are lists."""
     texts = [f for f in kind.fields if f.cpp_type == f.CPPTYPE_STRING and f.type == f.TYPE_STRING]
-    return ([f.name for f in texts if not _repeated(f)], [f.name for f in texts if _repeated(f)],
-            [(f.name, _repeated(f)) for f in kind.fields if f.cpp_type == f.CPPTYPE_MESSAGE])  # fmt: skip
+    return (
+        [f.name for f in texts if not _repeated(f)],
+        [f.name for f in texts if _repeated(f)],
+        [(f.name, _repeated(f)) for f in kind.fields if f.cpp_type == f.CPPTYPE_MESSAGE],
+    )
 
 
 def _repeated(field: Any) -> bool:
@@ -67,8 +70,10 @@ def check_tensors(model: ModelProto, graphs: list[GraphProto]) -> None:
             where = f"attribute {attribute.name} of {node_title(node)}"
             for tensor in (*([attribute.t] if attribute.HasField("t") else ()), *attribute.tensors):
                 check_tensor(tensor, where)
-            for sparse in (*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else ()),
-                           *attribute.sparse_tensors):  # fmt: skip
+            for sparse in (
+                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else ()),
+                *attribute.sparse_tensors,
+            ):
                 _check_sparse(sparse, where)
 
 
@@ -134,9 +139,11 @@ def _check_names(graph: GraphProto) -> None:
     """Every input and initializer has a name, and is declared once; an initializer may be listed as an input, too."""
     types = {v.name: v.type.tensor_type.elem_type for v in graph.input if v.type.HasField("tensor_type")}
     sparse = [s.values for s in graph.sparse_initializer]
-    for kind, names in (("input", [v.name for v in graph.input]),
-                        ("initializer", [t.name for t in (*graph.initializer, *sparse)]),
-                        ("output", [v.name for v in graph.output])):  # fmt: skip
+    for kind, names in (
+        ("input", [v.name for v in graph.input]),
+        ("initializer", [t.name for t in (*graph.initializer, *sparse)]),
+        ("output", [v.name for v in graph.output]),
+    ):
         for name, times in Counter(names).items():
             if not name:
                 raise BadInput(f"an {kind} has no name", f"graph {graph.name}", _EXPORT)
@@ -149,8 +156,9 @@ def _check_names(graph: GraphProto) -> None:
             raise BadInput(f"value {value.name!r} has an empty type", f"graph {graph.name}", _EXPORT)
     for tensor in (*graph.initializer, *sparse):
         if types.get(tensor.name, tensor.data_type) not in (tensor.data_type, TensorProto.UNDEFINED):
-            raise BadInput(f"initializer {tensor.name!r} has another element type than the input of its name",
-                           f"graph {graph.name}", _EXPORT)  # fmt: skip
+            raise BadInput(
+                f"initializer {tensor.name!r} has another element type than the input of its name", f"graph {graph.name}", _EXPORT
+            )
 
 
 # Operators -----------------------------------------------------------------------------------------------------
@@ -166,10 +174,13 @@ def check_node(node: NodeProto, domain: str, version: int, inside: bool = False)
     ``inside`` a function's body attributes may refer to the function's."""
     schema = _schema(node.op_type, version, domain)
     if node.op_type in _PATTERNS and not domain:
-        raise BadInput(f"{node.op_type} is not supported: a pattern may take forever", node_title(node),
-                       "compute it before the model runs")  # fmt: skip
-    for what, names, low, high in (("inputs", node.input, schema.min_input, schema.max_input),
-                                   ("outputs", node.output, schema.min_output, schema.max_output)):  # fmt: skip
+        raise BadInput(
+            f"{node.op_type} is not supported: a pattern may take forever", node_title(node), "compute it before the model runs"
+        )
+    for what, names, low, high in (
+        ("inputs", node.input, schema.min_input, schema.max_input),
+        ("outputs", node.output, schema.min_output, schema.max_output),
+    ):
         if not low <= len(names) <= high:
             wanted = f"{low}" if low == high else f"{low} to {high}" if high < 1 << 20 else f"at least {low}"
             raise BadInput(f"{node.op_type} has {len(names)} {what}, where it needs {wanted}", node_title(node), _EXPORT)
@@ -188,8 +199,10 @@ def _attribute_problems(node: NodeProto, schema: defs.OpSchema) -> Iterator[str]
         if declared is None:
             yield f"{op} of opset {schema.since_version} has no attribute {attribute.name!r}"
         elif attribute.type != int(declared.type.value):
-            yield (f"attribute {attribute.name} of {op} is {_kind(attribute.type)}, where ONNX wants "
-                   f"{_kind(int(declared.type.value))}")  # fmt: skip
+            yield (
+                f"attribute {attribute.name} of {op} is {_kind(attribute.type)}, where ONNX wants "
+                f"{_kind(int(declared.type.value))}"
+            )
         elif given[attribute.name] > 1:
             yield f"{op} has the attribute {attribute.name} {given[attribute.name]} times"
     for name, declared in known.items():

@@ -52,18 +52,14 @@ class SlidingWindow:
     @property
     def tap_indices(self) -> tuple[Expr, ...]:
         """Index into the kernel along every spatial dimension (0 where its extent is 1)."""
-        return tuple(
-            ex.as_index(f"k{n}" if k > 1 else 0) for n, k in zip(self.names, self.kernel, strict=True)
-        )
+        return tuple(ex.as_index(f"k{n}" if k > 1 else 0) for n, k in zip(self.names, self.kernel, strict=True))
 
     @property
     def indices(self) -> tuple[Expr, ...]:
         """Source index of each tap: ``out * stride + tap * dilation - begin``."""
         return tuple(
             ex.add(ex.add(ex.mul(name, s), ex.mul(tap, d)), -p)
-            for name, s, tap, d, p in zip(
-                self.names, self.strides, self.tap_indices, self.dilations, self.begin, strict=True
-            )
+            for name, s, tap, d, p in zip(self.names, self.strides, self.tap_indices, self.dilations, self.begin, strict=True)
         )
 
     @property
@@ -71,9 +67,7 @@ class SlidingWindow:
         """Whether any tap falls outside the source."""
         return any(
             p > 0 or (o - 1) * s + (k - 1) * d - p >= n
-            for n, o, k, s, d, p in zip(
-                self.source, self.out, self.kernel, self.strides, self.dilations, self.begin, strict=True
-            )
+            for n, o, k, s, d, p in zip(self.source, self.out, self.kernel, self.strides, self.dilations, self.begin, strict=True)
         )
 
     def load(self, tensor: str, batch: Sequence[Expr | int | str], fill: Number) -> Load:
@@ -88,5 +82,12 @@ def window_of(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> Sl
     if mode not in PADDING_MODES:
         raise CannotLower(f"{ctx.node.op} with auto_pad={mode!r}")
     out = tuple(d.out for d in dims)
-    return SlidingWindow(tuple(source), out, tuple(kernel), tuple(d.stride for d in dims), tuple(d.dilation for d in dims),
-                  tuple(d.begin for d in dims), tuple(d.end for d in dims))  # fmt: skip
+    return SlidingWindow(
+        tuple(source),
+        out,
+        tuple(kernel),
+        tuple(d.stride for d in dims),
+        tuple(d.dilation for d in dims),
+        tuple(d.begin for d in dims),
+        tuple(d.end for d in dims),
+    )

@@ -67,8 +67,7 @@ def _table(e: Table, bounds: Mapping[str, Interval] | None, dtypes: Mapping[str,
         yield f"a table of {len(e.values)} values is read at {e.index}"
 
 
-def _load(e: Load, shape: tuple[int, ...], bounds: Mapping[str, Interval] | None,
-          dtypes: Mapping[str, str]) -> Iterator[str]:  # fmt: skip
+def _load(e: Load, shape: tuple[int, ...], bounds: Mapping[str, Interval] | None, dtypes: Mapping[str, str]) -> Iterator[str]:
     if len(e.indices) != len(shape):
         yield f"{e} has {len(e.indices)} indices for shape {shape}"
         return

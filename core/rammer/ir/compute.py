@@ -164,8 +164,7 @@ class Compute:
         pattern, tensors = pattern_of(body)
         kin = _kin(short, axes, over, reduce or "", pattern)
         made = object.__new__(Compute)  # all that Compute checks but the name was checked of its kin
-        made.__dict__.update(kin.parts, name=checked("a compute", name), reads=tensors,
-                             origin=unquoted(origin) if origin else "")  # fmt: skip
+        made.__dict__.update(kin.parts, name=checked("a compute", name), reads=tensors, origin=unquoted(origin) if origin else "")
         if pattern.canonical:
             made.__dict__["body_text"] = body
         return made

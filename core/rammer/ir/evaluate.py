@@ -58,16 +58,53 @@ def _divide(a: Array, b: Array) -> Array:
 
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "min": np.minimum,
-    "max": np.maximum, "mod": np.mod, "floordiv": np.floor_divide, "fmod": np.fmod, "pow": np.power,
-    "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil,
-    "round": np.rint, "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "sin": np.sin, "cos": np.cos,
-    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh,
-    "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-    "erf": _erf, "log1p": np.log1p, "expm1": np.expm1, "eq": np.equal, "lt": np.less, "le": np.less_equal, "not_": np.logical_not,
-    "and_": np.bitwise_and, "or_": np.bitwise_or, "xor": np.bitwise_xor, "shl": np.left_shift,
-    "shr": np.right_shift, "isnan": np.isnan, "isinf": np.isinf, "where": np.where,
-}  # fmt: skip
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _divide,
+    "min": np.minimum,
+    "max": np.maximum,
+    "mod": np.mod,
+    "floordiv": np.floor_divide,
+    "fmod": np.fmod,
+    "pow": np.power,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "sqrt": np.sqrt,
+    "exp": np.exp,
+    "log": np.log,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "erf": _erf,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "eq": np.equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "not_": np.logical_not,
+    "and_": np.bitwise_and,
+    "or_": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "where": np.where,
+}
 REDUCERS: dict[str, Callable[..., Array]] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
@@ -98,8 +135,9 @@ def run_graph(graph: ComputeGraph, inputs: Mapping[str, Array], precise: bool = 
 _LARGE = 1 << 14
 
 
-def _rearranged(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool,
-                watch: Watch | None = None) -> Array | None:  # fmt: skip
+def _rearranged(
+    compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool, watch: Watch | None = None
+) -> Array | None:
     """A reshape as NumPy's, and a large concatenation side by side, without an index for every element."""
     body = compute.body
     if compute.reduce or not compute.axes:
@@ -119,8 +157,10 @@ def _rearranged(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[
     if place is None or not 0 < form.args[1].value < compute.axes[place].extent:
         return None
     cut = int(form.args[1].value)
-    sides = [_part(compute, place, start, size, side) for start, size, side in
-             ((0, cut, body.args[1]), (cut, compute.axes[place].extent - cut, body.args[2]))]  # fmt: skip
+    sides = [
+        _part(compute, place, start, size, side)
+        for start, size, side in ((0, cut, body.args[1]), (cut, compute.axes[place].extent - cut, body.args[2]))
+    ]
     return np.concatenate([evaluate(side, tensors, precise, watch) for side in sides], axis=place)
 
 
@@ -132,8 +172,9 @@ def _part(compute: Compute, place: int, start: int, size: int, body: Expr) -> Co
     return Compute(compute.name, compute.dtype, axes, shifted, compute.reduce, compute.combiner)
 
 
-def _blocks(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool,
-            watch: Watch | None = None) -> Array:  # fmt: skip
+def _blocks(
+    compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool, watch: Watch | None = None
+) -> Array:
     """Evaluate slice by slice along the first output axis when all points at once are too many."""
     if not compute.axes or compute.points <= BLOCK or compute.axes[0].extent == 1:
         with np.errstate(over="ignore"):  # what float16 cannot hold is stored as infinity
@@ -147,8 +188,9 @@ def _blocks(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]
     return np.concatenate(parts).astype(dtype)
 
 
-def _dense(compute: Compute, tensors: Mapping[str, Array], memo: dict[Expr, Array], precise: bool,
-           watch: Watch | None = None) -> Array:  # fmt: skip
+def _dense(
+    compute: Compute, tensors: Mapping[str, Array], memo: dict[Expr, Array], precise: bool, watch: Watch | None = None
+) -> Array:
     axes = (*compute.axes, *compute.reduce)
     body = _value(compute.body, axes, tensors, memo, precise, watch)
     body = np.broadcast_to(body, tuple(a.extent for a in axes))
@@ -160,8 +202,14 @@ def _dense(compute: Compute, tensors: Mapping[str, Array], memo: dict[Expr, Arra
     return REDUCERS[compute.combiner or "sum"](body, axis=over, **kwargs)
 
 
-def _value(e: Expr, axes: tuple[Axis, ...], tensors: Mapping[str, Array], memo: dict[Expr, Array],
-           precise: bool, watch: Watch | None = None) -> Array:  # fmt: skip
+def _value(
+    e: Expr,
+    axes: tuple[Axis, ...],
+    tensors: Mapping[str, Array],
+    memo: dict[Expr, Array],
+    precise: bool,
+    watch: Watch | None = None,
+) -> Array:
     if e in memo:
         return memo[e]
     seen: list[Array] = []
@@ -203,13 +251,11 @@ def _harmonise(args: list[Array], e: Op) -> list[Array]:
     if not typed:
         return args
     return args[:start] + [
-        a.astype(typed[0]) if isinstance(part, Const) else a
-        for a, part in zip(args[start:], e.args[start:], strict=True)
+        a.astype(typed[0]) if isinstance(part, Const) else a for a, part in zip(args[start:], e.args[start:], strict=True)
     ]
 
 
-def _load(load: Load, axes: tuple[Axis, ...], tensors: Mapping[str, Array], sub: Callable[[Expr], Array],
-          precise: bool) -> Array:  # fmt: skip
+def _load(load: Load, axes: tuple[Axis, ...], tensors: Mapping[str, Array], sub: Callable[[Expr], Array], precise: bool) -> Array:
     tensor = np.asarray(tensors[load.tensor])
     tensor = tensor.astype(_arithmetic(str(tensor.dtype), precise), copy=False)
     view = strided(load, axes, tensor)
@@ -218,9 +264,7 @@ def _load(load: Load, axes: tuple[Axis, ...], tensors: Mapping[str, Array], sub:
     indices = [sub(i).astype(np.int64) for i in load.indices]
     if load.fill is None:
         return np.asarray(tensor[tuple(indices)])
-    inside = np.logical_and.reduce(
-        np.broadcast_arrays(*[(i >= 0) & (i < n) for i, n in zip(indices, tensor.shape, strict=True)])
-    )
+    inside = np.logical_and.reduce(np.broadcast_arrays(*[(i >= 0) & (i < n) for i, n in zip(indices, tensor.shape, strict=True)]))
     if 0 in tensor.shape:
         return np.full(inside.shape, load.fill, tensor.dtype)
     safe = tuple(np.clip(i, 0, n - 1) for i, n in zip(indices, tensor.shape, strict=True))
@@ -248,9 +292,7 @@ def strided(load: Load, axes: tuple[Axis, ...], tensor: Array) -> Array | None:
             return None
         tensor = np.pad(tensor, padding, constant_values=load.fill)
     offset = sum((c + p[0]) * s for (_, c), p, s in zip(known, padding, tensor.strides, strict=True))
-    strides = [
-        sum(f[0].get(a.name, 0) * s for f, s in zip(known, tensor.strides, strict=True)) for a in axes
-    ]
+    strides = [sum(f[0].get(a.name, 0) * s for f, s in zip(known, tensor.strides, strict=True)) for a in axes]
     used = {name for f in known for name in f[0]}
     shape = tuple(a.extent if a.name in used else 1 for a in axes)
     return _restride(tensor, offset, shape, tuple(strides))
@@ -267,12 +309,17 @@ def _restride(tensor: Array, offset: int, shape: tuple[int, ...], strides: tuple
 class _Holder:
     """Exposes an address inside ``owner`` through the array interface and keeps ``owner`` alive."""
 
-    def __init__(self, owner: Array, address: int, dtype: np.dtype[Any], shape: tuple[int, ...],
-                 strides: tuple[int, ...]) -> None:  # fmt: skip
+    def __init__(
+        self, owner: Array, address: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> None:
         self.owner = owner
         self.__array_interface__ = {
-            "version": 3, "data": (address, True), "typestr": dtype.str, "shape": shape, "strides": strides,
-        }  # fmt: skip
+            "version": 3,
+            "data": (address, True),
+            "typestr": dtype.str,
+            "shape": shape,
+            "strides": strides,
+        }
 
 
 def _arithmetic(dtype: str, precise: bool) -> str:

@@ -24,9 +24,7 @@ class Const:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        kind: Callable[[Number], Number] = (
-            bool if self.dtype == "bool" else float if self.dtype.startswith("float") else int
-        )
+        kind: Callable[[Number], Number] = bool if self.dtype == "bool" else float if self.dtype.startswith("float") else int
         object.__setattr__(self, "value", kind(self.value))
 
     def __str__(self) -> str:
@@ -118,9 +116,28 @@ class OpInfo:
 OPS: dict[str, OpInfo] = {
     **{n: OpInfo(2) for n in ("add", "sub", "mul", "div", "min", "max", "mod", "floordiv", "fmod")},
     **{n: OpInfo(1) for n in ("neg", "abs", "sign", "floor", "ceil", "round", "sqrt")},
-    **{n: OpInfo(1, flops=8) for n in (
-        "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-        "asinh", "acosh", "atanh", "erf", "log1p", "expm1")},
+    **{
+        n: OpInfo(1, flops=8)
+        for n in (
+            "exp",
+            "log",
+            "sin",
+            "cos",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asinh",
+            "acosh",
+            "atanh",
+            "erf",
+            "log1p",
+            "expm1",
+        )
+    },
     "pow": OpInfo(2, flops=8),
     **{n: OpInfo(2, "bool") for n in ("eq", "lt", "le")},
     **{n: OpInfo(2) for n in ("and_", "or_", "xor", "shl", "shr")},
@@ -128,7 +145,7 @@ OPS: dict[str, OpInfo] = {
     "isnan": OpInfo(1, "bool"),
     "isinf": OpInfo(1, "bool"),
     "where": OpInfo(3),
-}  # fmt: skip
+}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}
 
 

@@ -125,9 +125,7 @@ class ROperator:
         for c in reversed(self.computes):
             if c.name not in result:
                 continue
-            bounds: dict[str, Interval] = {
-                a.name: (lo, hi - 1) for a, (lo, hi) in zip(c.axes, result[c.name], strict=True)
-            }
+            bounds: dict[str, Interval] = {a.name: (lo, hi - 1) for a, (lo, hi) in zip(c.axes, result[c.name], strict=True)}
             bounds |= {r.name: (0, r.extent - 1) for r in c.reduce}
             for load in c.loads:
                 box = load_box(load, bounds, types[load.tensor].shape)

@@ -107,8 +107,9 @@ def strided(flat: Ints, storage: Storage) -> Ints:
     """The elements of ``storage`` in a flat buffer, as a writable view. The span must lie in the buffer."""
     size = flat.itemsize
     # An empty tensor may sit at the very end of its buffer, where there is no element to point at.
-    return as_strided(flat[storage.offset :] if storage.offset < len(flat) else flat[:0],
-                      storage.shape, [s * size for s in storage.strides])  # fmt: skip
+    return as_strided(
+        flat[storage.offset :] if storage.offset < len(flat) else flat[:0], storage.shape, [s * size for s in storage.strides]
+    )
 
 
 def injective(storage: Storage) -> bool:
@@ -125,8 +126,7 @@ def task_grid(operator: ROperator) -> Ints:
     """The task index of every element of the operator's output, in the anchor's shape."""
     result = np.zeros((1,) * len(operator.anchor.axes), dtype=np.int32)
     step = 1
-    for i, (axis, tile, count) in reversed(list(enumerate(
-        zip(operator.anchor.axes, operator.tile, operator.grid, strict=True)))):  # fmt: skip
+    for i, (axis, tile, count) in reversed(list(enumerate(zip(operator.anchor.axes, operator.tile, operator.grid, strict=True)))):
         shape = [1] * result.ndim
         shape[i] = axis.extent
         result = result + (np.arange(axis.extent, dtype=np.int32) // tile * step).reshape(shape)

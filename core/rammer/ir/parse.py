@@ -20,8 +20,13 @@ from rammer.ir.names import SHOWN
 from rammer.ir.types import SHORT
 
 _BINARY: dict[type[ast.operator], str] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod",
-}  # fmt: skip
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+}
 
 
 #: What a load reads: in the text of an expression it stands before a bracket.

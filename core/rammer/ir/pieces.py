@@ -15,8 +15,7 @@ from rammer.ir.compute import Axis, Box, Compute
 from rammer.ir.expr import Const, Expr, Load, Op, Ref
 
 
-def concat_body(parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int,
-                fill: ex.Number = 0.0) -> Expr:  # fmt: skip
+def concat_body(parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int, fill: ex.Number = 0.0) -> Expr:
     """Body of a concatenation along output axis ``dim``.
 
     ``parts`` are (tensor, extent along ``dim``) in order; each tensor has the rank of ``axes``. Loads

@@ -17,9 +17,21 @@ from rammer.ir.text import format_parts, parse_parts
 from rammer.ir.types import TensorType, row_major
 
 __all__ = [
-    "ALIGNMENT", "Buffer", "BufferKind", "Counter", "Port", "RProgram", "Storage", "Task", "Wait", "WaveTask", "dense",
-    "elements", "tasks_of", "waves",
-]  # fmt: skip
+    "ALIGNMENT",
+    "Buffer",
+    "BufferKind",
+    "Counter",
+    "Port",
+    "RProgram",
+    "Storage",
+    "Task",
+    "Wait",
+    "WaveTask",
+    "dense",
+    "elements",
+    "tasks_of",
+    "waves",
+]
 
 
 @dataclass(frozen=True)

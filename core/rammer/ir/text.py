@@ -57,8 +57,9 @@ def _shift(a: list[_Run], b: list[_Run]) -> tuple[int, ...] | None:
     """Per-run shift from row ``a`` to row ``b`` when they are otherwise alike."""
     if len(a) != len(b):
         return None
-    alike = all((p.operator, p.count, p.step, p.waits) == (q.operator, q.count, q.step, q.waits)
-                for p, q in zip(a, b, strict=True))  # fmt: skip
+    alike = all(
+        (p.operator, p.count, p.step, p.waits) == (q.operator, q.count, q.step, q.waits) for p, q in zip(a, b, strict=True)
+    )
     return tuple(q.start - p.start for p, q in zip(a, b, strict=True)) if alike else None
 
 
@@ -84,9 +85,7 @@ def format_parts(p: ProgramParts) -> str:
     lines += [f"  input {json.dumps(i.external)} -> {i.tensor}" for i in p.inputs]
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
     lines += [f"  buffer {b.name}: {SHORT[b.dtype]} {b.size} {b.kind} @{b.offset}" for b in p.buffers]
-    lines += [
-        f"  storage {s.tensor}: {s.buffer}+{s.offset} {list(s.shape)} strides {list(s.strides)}" for s in p.storages
-    ]
+    lines += [f"  storage {s.tensor}: {s.buffer}+{s.offset} {list(s.shape)} strides {list(s.strides)}" for s in p.storages]
     for o in p.operators:
         lines += [f"  {line}" for line in str(o).splitlines()]
     lines += [f"  counter {c.name}: {c.operator}[{c.first}:{c.last}]" for c in p.counters]
@@ -111,20 +110,23 @@ MOST_ROWS, MOST_TASKS = 1 << 16, 1 << 22
 
 _NAME, _NUMBER = r"([A-Za-z_]\w*)", r"(\d{1,18})"
 _NUMBERS = r"\[((?:-?\d{1,18}(?:, -?\d{1,18})*)?)\]"
-_PATTERNS = {word: re.compile(f"{word} {rest}", re.ASCII) for word, rest in {
-    "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s(?: in ({'|'.join(PRECISIONS[1:])}))?",
-    "input": rf'(".*") -> {_NAME}',
-    "output": rf'(".*") <- {_NAME}',
-    "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena) @{_NUMBER}",
-    "storage": rf"{_NAME}: {_NAME}\+(-?\d{{1,18}}) {_NUMBERS} strides {_NUMBERS}",
-    "operator": rf"{_NAME} tile\[((?:\w+=\d{{1,18}}(?:, \w+=\d{{1,18}})*)?)\]"
-                rf"(?: family {_NAME}((?: [A-Za-z_]\w*=-?\d{{1,18}})*))?",
-    "compute": r"(.*)",
-    "connect": rf"{_NAME} <(host|device|veu|thread)> {_NAME}",
-    "writes": r"(.*)",
-    "counter": rf"{_NAME}: {_NAME}\[{_NUMBER}:{_NUMBER}\]",
-    "row": r"v(\d{1,6})(?:\.\.v(\d{1,6}))?: (.*)",
-}.items()}  # fmt: skip
+_PATTERNS = {
+    word: re.compile(f"{word} {rest}", re.ASCII)
+    for word, rest in {
+        "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s(?: in ({'|'.join(PRECISIONS[1:])}))?",
+        "input": rf'(".*") -> {_NAME}',
+        "output": rf'(".*") <- {_NAME}',
+        "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena) @{_NUMBER}",
+        "storage": rf"{_NAME}: {_NAME}\+(-?\d{{1,18}}) {_NUMBERS} strides {_NUMBERS}",
+        "operator": rf"{_NAME} tile\[((?:\w+=\d{{1,18}}(?:, \w+=\d{{1,18}})*)?)\]"
+        rf"(?: family {_NAME}((?: [A-Za-z_]\w*=-?\d{{1,18}})*))?",
+        "compute": r"(.*)",
+        "connect": rf"{_NAME} <(host|device|veu|thread)> {_NAME}",
+        "writes": r"(.*)",
+        "counter": rf"{_NAME}: {_NAME}\[{_NUMBER}:{_NUMBER}\]",
+        "row": r"v(\d{1,6})(?:\.\.v(\d{1,6}))?: (.*)",
+    }.items()
+}
 #: A run of tasks up to its bracket, and what follows it.
 _HEAD = re.compile(rf"((?:wait\([A-Za-z_]\w*>=\d{{1,18}}\) )*){_NAME}", re.ASCII)
 _TAIL = re.compile(rf"{_NUMBER}(?:\+(-?\d{{1,18}}))?:{_NUMBER}:(-?\d{{1,18}})\]", re.ASCII)
@@ -272,9 +274,19 @@ class _Reader:
             raise ValueError(f"operator {self.pending[0]} does not end")
         name, policy, veus, predicted = self.head
         rows = tuple(self.rows.get(v, ()) for v in range(veus))
-        return ProgramParts(name, policy, tuple(self.inputs), tuple(self.outputs), tuple(self.buffers),
-                            tuple(self.storages), tuple(self.operators), tuple(self.counters), rows, predicted,
-                            self.precision)  # fmt: skip
+        return ProgramParts(
+            name,
+            policy,
+            tuple(self.inputs),
+            tuple(self.outputs),
+            tuple(self.buffers),
+            tuple(self.storages),
+            tuple(self.operators),
+            tuple(self.counters),
+            rows,
+            predicted,
+            self.precision,
+        )
 
 
 def _external(text: str) -> str:

@@ -11,10 +11,19 @@ import numpy as np
 
 #: dtype name -> short spelling used in printed text.
 SHORT: dict[str, str] = {
-    "float16": "f16", "float32": "f32", "float64": "f64", "bool": "b1",
-    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
-    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
-}  # fmt: skip
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "bool": "b1",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+}
 LONG: dict[str, str] = {short: name for name, short in SHORT.items()}
 _TYPE = re.compile(r"(\w+)\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 

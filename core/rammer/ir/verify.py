@@ -63,8 +63,7 @@ def verify(
     except Deadlock as stuck:
         task = program.rows[stuck.veu][stuck.place]
         where = f"v{stuck.veu} place {stuck.place}: {task.operator}[{task.index}]"
-        raise VerifyError(f"rows wait for each other in a circle: nothing can finish counter {stuck.counter}",
-                          where) from None  # fmt: skip
+        raise VerifyError(f"rows wait for each other in a circle: nothing can finish counter {stuck.counter}", where) from None
     owners = _owners(program)
     _check_outputs(program, owners)
     reads = _Reads(program, clocks, owners)
@@ -95,8 +94,9 @@ def _owners(program: RProgram) -> dict[str, Owners]:
         try:
             result[name] = Owners(program.buffer[name].size, items)
         except WrittenTwice as twice:
-            raise VerifyError(f"an element of buffer {name} is written by {twice.first} and again by {twice.second}",
-                              f"operator {twice.second}") from None  # fmt: skip
+            raise VerifyError(
+                f"an element of buffer {name} is written by {twice.first} and again by {twice.second}", f"operator {twice.second}"
+            ) from None
     return result
 
 
@@ -176,8 +176,9 @@ class _Reads:
     def _race(self, reader: str, index: int, tensor: str, writer: str) -> VerifyError:
         task = self.clocks.base[reader] + index
         where = f"v{self.clocks.veu[task]} place {self.clocks.place[task]}: {reader}[{index}]"
-        return VerifyError(f"{reader}[{index}] reads {tensor} before {writer} has surely written it", where,
-                           f"a wait for {writer} is missing")  # fmt: skip
+        return VerifyError(
+            f"{reader}[{index}] reads {tensor} before {writer} has surely written it", where, f"a wait for {writer} is missing"
+        )
 
 
 # --- arena ------------------------------------------------------------------------------------
@@ -256,20 +257,22 @@ def _check_reuse(old: _Use, new: _Use, clocks: Clocks) -> None:
 # --- resources --------------------------------------------------------------------------------
 
 
-def _check_resources(
-    program: RProgram, device: VDevice, spinning: bool, local_bytes: Callable[[ROperator], int] | None
-) -> None:
+def _check_resources(program: RProgram, device: VDevice, spinning: bool, local_bytes: Callable[[ROperator], int] | None) -> None:
     layer = device.layer("veu")
     if local_bytes is not None and layer.capacity:
         for operator in program.operators:
             need = local_bytes(operator)
             if need > layer.capacity:
-                raise VerifyError(f"a task of {operator.name} needs {need} bytes of {layer.name}, a vEU of "
-                                  f"{device.name} has {layer.capacity}", f"operator {operator.name}")  # fmt: skip
+                raise VerifyError(
+                    f"a task of {operator.name} needs {need} bytes of {layer.name}, a vEU of {device.name} has {layer.capacity}",
+                    f"operator {operator.name}",
+                )
     if spinning:
         filled = [row for row in program.rows if row]
         waiting = sum(any(t.waits for t in row) for row in filled)
         # Once waiting rows hold every resident slot, the rows they wait for never start.
         if len(filled) > device.resident and waiting >= device.resident:
-            raise VerifyError(f"{waiting} of {len(filled)} rows wait, but only {device.resident} vEUs of {device.name} "
-                              "are sure to run at once", f"program {program.name}")  # fmt: skip
+            raise VerifyError(
+                f"{waiting} of {len(filled)} rows wait, but only {device.resident} vEUs of {device.name} are sure to run at once",
+                f"program {program.name}",
+            )

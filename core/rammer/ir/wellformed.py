@@ -41,8 +41,13 @@ def _check_names(program: RProgram) -> None:
     _unique("computed tensor", (c.name for o in program.operators for c in o.computes))
     _unique("input", (p.external for p in program.inputs))
     _unique("output", (p.external for p in program.outputs))
-    for what, names in (("program", [program.name]), ("buffer", program.buffer), ("tensor", program.storage),
-                        ("operator", program.operator), ("counter", program.counter)):  # fmt: skip
+    for what, names in (
+        ("program", [program.name]),
+        ("buffer", program.buffer),
+        ("tensor", program.storage),
+        ("operator", program.operator),
+        ("counter", program.counter),
+    ):
         for name in names:
             if not is_identifier(name):
                 raise VerifyError(f"{what} {name!r} has a name that is no identifier", program.name)
@@ -84,18 +89,20 @@ def _check_places(program: RProgram) -> None:
             raise VerifyError(f"tensor {storage.tensor} lives in an unknown buffer {storage.buffer}", storage.tensor)
         size = program.buffer[storage.buffer].size
         if len(storage.strides) != len(storage.shape):
-            raise VerifyError(f"tensor {storage.tensor} has {len(storage.strides)} strides for shape {storage.shape}",
-                              storage.tensor)  # fmt: skip
+            raise VerifyError(
+                f"tensor {storage.tensor} has {len(storage.strides)} strides for shape {storage.shape}", storage.tensor
+            )
         if len(storage.shape) > MOST_AXES or min(storage.shape, default=0) < 0 or not 0 <= storage.offset <= size:
             raise VerifyError(f"tensor {storage.tensor} has an impossible shape or place", storage.tensor)
         low, high = storage.span()
         if low < high and not 0 <= low < high <= size:
-            raise VerifyError(f"tensor {storage.tensor} covers elements {low}..{high} of buffer {storage.buffer}, "
-                              f"which has {size}", storage.tensor)  # fmt: skip
+            raise VerifyError(
+                f"tensor {storage.tensor} covers elements {low}..{high} of buffer {storage.buffer}, which has {size}",
+                storage.tensor,
+            )
     for buffer in program.buffers:
         if buffer.kind == "arena" and buffer.offset % ALIGNMENT:
-            raise VerifyError(f"buffer {buffer.name} starts at byte {buffer.offset}, no multiple of {ALIGNMENT}",
-                              buffer.name)  # fmt: skip
+            raise VerifyError(f"buffer {buffer.name} starts at byte {buffer.offset}, no multiple of {ALIGNMENT}", buffer.name)
 
 
 def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> None:
@@ -111,8 +118,10 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
             raise VerifyError(f"{operator.name} writes {tensor}, which it does not compute", operator.name)
         compute, storage = computes[tensor], program.storage[tensor]
         if compute.shape != storage.shape or compute.shape != operator.anchor.shape:
-            raise VerifyError(f"{tensor} has shape {compute.shape}, its storage {storage.shape}, "
-                              f"the task grid {operator.anchor.shape}", operator.name)  # fmt: skip
+            raise VerifyError(
+                f"{tensor} has shape {compute.shape}, its storage {storage.shape}, the task grid {operator.anchor.shape}",
+                operator.name,
+            )
         stored = program.buffer[storage.buffer].dtype
         if compute.dtype != stored:
             raise VerifyError(f"{tensor} is {compute.dtype}, its buffer {stored}", operator.name)
@@ -133,8 +142,9 @@ def _check_counters(program: RProgram) -> None:
         if operator is None:
             raise VerifyError(f"counter {counter.name} counts an unknown operator {counter.operator}", counter.name)
         if not 0 <= counter.first < counter.last <= operator.task_count:
-            raise VerifyError(f"counter {counter.name} counts tasks {counter.first}..{counter.last} of "
-                              f"{operator.task_count}", counter.name)  # fmt: skip
+            raise VerifyError(
+                f"counter {counter.name} counts tasks {counter.first}..{counter.last} of {operator.task_count}", counter.name
+            )
 
 
 def _check_tasks(program: RProgram) -> TaskTable:
@@ -143,8 +153,9 @@ def _check_tasks(program: RProgram) -> TaskTable:
         raise VerifyError(f"a program has at most {MOST_ROWS} rows and {MOST_TASKS} tasks", program.name)
     waiting = [t for row in program.rows for t in row if t.waits]
     if len(program.rows) * (len(program.rows) + len(waiting)) > MOST_CLOCKS:
-        raise VerifyError(f"{len(waiting)} waiting tasks in {len(program.rows)} rows are too many to be proved in order",
-                          program.name)  # fmt: skip
+        raise VerifyError(
+            f"{len(waiting)} waiting tasks in {len(program.rows)} rows are too many to be proved in order", program.name
+        )
     if sum(c.total for c in program.counters) > MOST_COUNTED:
         raise VerifyError(f"counters count the {MOST_TASKS} tasks of a program many times over", program.name)
     full = {c.name: c.total for c in program.counters}

@@ -114,8 +114,10 @@ class _State:
         if layer.op != "Gemm":
             new_bias = np.broadcast_to(new_bias, (_channels(layer, weight),))
         dtype = str(weight.dtype)
-        names = self.new_constant(layer.inputs[1], new_weight, dtype), self.new_constant(
-            f"{layer.outputs[0]}_bias", new_bias, dtype)  # fmt: skip
+        names = (
+            self.new_constant(layer.inputs[1], new_weight, dtype),
+            self.new_constant(f"{layer.outputs[0]}_bias", new_bias, dtype),
+        )
         return layer.inputs[0], *names
 
     def _absorbed_by_norm(self, layer: Node, affine: Affine) -> tuple[str, ...] | None:
@@ -205,8 +207,7 @@ def _varying(node: Node, constants: Mapping[str, Array]) -> str | None:
     return varying[0] if len(varying) == 1 else None
 
 
-def _affine(node: Node, source: str, kind: TensorType, constants: Mapping[str, Array],
-            result: TensorType) -> Affine | None:  # fmt: skip
+def _affine(node: Node, source: str, kind: TensorType, constants: Mapping[str, Array], result: TensorType) -> Affine | None:
     """What ``node`` does to each channel of ``source``; None if that is no affine map per channel."""
     if result != kind or not is_float(kind.dtype) or len(kind.shape) < 2:
         return None

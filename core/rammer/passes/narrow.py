@@ -16,12 +16,26 @@ from rammer.ir.names import identifier
 from rammer.ir.types import TensorType
 
 #: Operators whose result is float32 because the model says so, not because their operands are.
-TYPED: Final = frozenset({"Cast", "CastLike", "Range", "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
-                          "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})  # fmt: skip
+TYPED: Final = frozenset(
+    {
+        "Cast",
+        "CastLike",
+        "Range",
+        "EyeLike",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        "Bernoulli",
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+    }
+)
 #: Operands, by position, that steer the operator and are no data: rounding them would change shapes or places.
 STEERING: Final[Mapping[str, frozenset[int]]] = {
-    "Resize": frozenset((1, 2)), "Upsample": frozenset((1,)), "OneHot": frozenset((1,)),
-}  # fmt: skip
+    "Resize": frozenset((1, 2)),
+    "Upsample": frozenset((1,)),
+    "OneHot": frozenset((1,)),
+}
 #: Operators whose constants only limit values: one beyond float16's range is as good as infinity.
 LIMITING: Final = frozenset({"Clip"})
 #: ONNX' number for float16 (TensorProto.DataType), and for float32.
@@ -82,8 +96,11 @@ class _Narrow:
         # What concerns this node: with the types of the whole graph every node would cost as much as all of them.
         types = {n: self.graph.types[n] for n in (*node.inputs, *node.outputs) if n}
         types |= {n: TensorType("float16", types[n].shape) for n in changed}
-        constants = {n: _half(self.graph.constants[n]) if n in changed else self.graph.constants[n]
-                     for n in node.inputs if n in self.graph.constants}  # fmt: skip
+        constants = {
+            n: _half(self.graph.constants[n]) if n in changed else self.graph.constants[n]
+            for n in node.inputs
+            if n in self.graph.constants
+        }
         trial = replace(self.graph, types=types, constants=constants)
         try:
             lower_node(trial, node, set(types), self.lowerings)
@@ -100,8 +117,7 @@ class _Narrow:
 
     def _narrow(self, node: Node) -> None:
         steering = STEERING.get(node.op, frozenset())
-        inputs = tuple(self._half(n) if n and i not in steering and self._is_wide(n) else n
-                       for i, n in enumerate(node.inputs))  # fmt: skip
+        inputs = tuple(self._half(n) if n and i not in steering and self._is_wide(n) else n for i, n in enumerate(node.inputs))
         self._widen(n for i, n in enumerate(node.inputs) if n and i in steering)
         outputs = tuple(self._declare(o) if o and self._is_wide(o) else o for o in node.outputs)
         self.nodes.append(replace(node, inputs=inputs, outputs=outputs))

@@ -80,8 +80,11 @@ class Pipeline:
                 graph = result
             if graph is before:
                 return graph, reports
-        raise PassError(f"pass {last} still changes the graph after {self.rounds} rounds", f"graph {graph.name}",
-                        "a pass must return the graph itself when it has nothing to do")  # fmt: skip
+        raise PassError(
+            f"pass {last} still changes the graph after {self.rounds} rounds",
+            f"graph {graph.name}",
+            "a pass must return the graph itself when it has nothing to do",
+        )
 
 
 def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
@@ -90,8 +93,9 @@ def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
     if result is graph:
         return graph
     seconds = time.perf_counter() - start
-    reports.append(PassReport(str(step), len(graph.nodes), len(result.nodes), len(graph.constants),
-                              len(result.constants), seconds))  # fmt: skip
+    reports.append(
+        PassReport(str(step), len(graph.nodes), len(result.nodes), len(graph.constants), len(result.constants), seconds)
+    )
     try:
         verify_graph(result)
     except ValueError as error:
@@ -99,8 +103,11 @@ def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
         raise PassError(f"{error}  (pass: {step})", f"graph {graph.name}", hint) from error
     ports = (graph.inputs, graph.outputs)
     if (result.inputs, result.outputs) != ports:
-        raise PassError(f"the inputs or outputs of the graph changed  (pass: {step})", f"graph {graph.name}",
-                        "names and types of inputs and outputs belong to the model")  # fmt: skip
+        raise PassError(
+            f"the inputs or outputs of the graph changed  (pass: {step})",
+            f"graph {graph.name}",
+            "names and types of inputs and outputs belong to the model",
+        )
     return result
 
 

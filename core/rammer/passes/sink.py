@@ -20,10 +20,37 @@ from rammer.passes.rewrite import output_names, producers, rebuilt
 _RESHAPES: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
 _PRODUCTS: Final = frozenset(("MatMul", "Gemm"))
 #: Operators whose every result element depends on the elements at its own place, with operands broadcast.
-_ELEMENTWISE: Final = frozenset((
-    "Abs", "Add", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max",
-    "Min", "Mish", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh",
-))  # fmt: skip
+_ELEMENTWISE: Final = frozenset(
+    (
+        "Abs",
+        "Add",
+        "Cast",
+        "Clip",
+        "Div",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "LeakyRelu",
+        "Log",
+        "Max",
+        "Min",
+        "Mish",
+        "Mul",
+        "Neg",
+        "Pow",
+        "Reciprocal",
+        "Relu",
+        "Selu",
+        "Sigmoid",
+        "Softplus",
+        "Sqrt",
+        "Sub",
+        "Tanh",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

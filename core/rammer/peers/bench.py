@@ -79,8 +79,16 @@ def bound_call(bound: Bound) -> Callable[[], float]:
     return call
 
 
-def bench_device(model: str, runner: str, hardware: str, special: Specialised, inputs: Mapping[str, Array],
-                 simulated: bool, effort: Effort, on_device: bool = False) -> Row:  # fmt: skip
+def bench_device(
+    model: str,
+    runner: str,
+    hardware: str,
+    special: Specialised,
+    inputs: Mapping[str, Array],
+    simulated: bool,
+    effort: Effort,
+    on_device: bool = False,
+) -> Row:
     """Time whole runs, NumPy in and NumPy out, or with ``on_device`` a bound call by the device's own clock; of a
     simulated device its simulated seconds, run once."""
     _, timing = special.run(inputs)
@@ -95,12 +103,24 @@ def bench_device(model: str, runner: str, hardware: str, special: Specialised, i
         _, times = sample(lambda: special.run(inputs)[1].total, effort)
         first, timed = timing.total, WHOLE
     hosted = len(special.compiled.host_nodes)
-    return Row(model, runner, hardware, timed, simulated, *percentiles(times), special.compile_seconds, first,
-               special.kernels, hosted, len(times))  # fmt: skip
+    return Row(
+        model,
+        runner,
+        hardware,
+        timed,
+        simulated,
+        *percentiles(times),
+        special.compile_seconds,
+        first,
+        special.kernels,
+        hosted,
+        len(times),
+    )
 
 
-def bench_onnxruntime(model: str, open_session: Callable[[], Any], inputs: Mapping[str, Array], hardware: str,
-                      effort: Effort) -> Row:  # fmt: skip
+def bench_onnxruntime(
+    model: str, open_session: Callable[[], Any], inputs: Mapping[str, Array], hardware: str, effort: Effort
+) -> Row:
     """The same for ONNX Runtime's CPU provider."""
     begin = time.perf_counter()
     session = open_session()
@@ -112,12 +132,12 @@ def bench_onnxruntime(model: str, open_session: Callable[[], Any], inputs: Mappi
         return time.perf_counter() - start
 
     first, times = sample(call, effort)
-    return Row(model, "onnxruntime", hardware, WHOLE, False, *percentiles(times), opened, first,
-               0, 0, len(times))  # fmt: skip
+    return Row(model, "onnxruntime", hardware, WHOLE, False, *percentiles(times), opened, first, 0, 0, len(times))
 
 
-def bench_framework(model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort,
-                    precision: str = "float32") -> Row:  # fmt: skip
+def bench_framework(
+    model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort, precision: str = "float32"
+) -> Row:
     """The same for torch and JAX (``rammer.peers.prepare``): on the GPU where torch sees one, else on ``cpu``."""
     from rammer.peers.prepare import gpu_name, open_peer
 
@@ -125,5 +145,6 @@ def bench_framework(model: str, peer: str, proto: Any, inputs: Mapping[str, Arra
     prepared = open_peer(peer, proto, inputs, "cuda" if gpu else "cpu", precision)
     first, times = sample(prepared.seconds, effort)
     prepared.close()
-    return Row(model, peer, gpu or cpu, prepared.timed, False, *percentiles(times), prepared.prepare_seconds, first,
-               0, 0, len(times))  # fmt: skip
+    return Row(
+        model, peer, gpu or cpu, prepared.timed, False, *percentiles(times), prepared.prepare_seconds, first, 0, 0, len(times)
+    )

@@ -29,8 +29,7 @@ def load_torch() -> Any:
 class Emitter:
     """Emits each operator by its entry of ``table``; beside it runs the calls on meta tensors, which have shapes only."""
 
-    def __init__(self, source: PeerGraph, inputs: Mapping[str, tuple[str, tuple[int, ...]]],
-                 table: Mapping[str, Emit]) -> None:  # fmt: skip
+    def __init__(self, source: PeerGraph, inputs: Mapping[str, tuple[str, tuple[int, ...]]], table: Mapping[str, Emit]) -> None:
         self.torch = load_torch()
         self.fx = importlib.import_module("torch.fx")
         self.F = importlib.import_module("torch.nn.functional")

@@ -20,8 +20,13 @@ def _pads(e: Emitter, node: PeerNode, kernel: Sequence[int]) -> list[int]:
     rank, form = len(kernel), node.attr("auto_pad", b"NOTSET")
     if form in (b"NOTSET", b"VALID"):
         return list(node.attr("pads", [0] * 2 * rank))
-    steps = zip(e.shape(e.value(node.inputs[0]))[2:], kernel, node.attr("strides", [1] * rank),
-                node.attr("dilations", [1] * rank), strict=True)  # fmt: skip
+    steps = zip(
+        e.shape(e.value(node.inputs[0]))[2:],
+        kernel,
+        node.attr("strides", [1] * rank),
+        node.attr("dilations", [1] * rank),
+        strict=True,
+    )
     whole = [max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in steps]
     less = [p // 2 for p in whole]
     more = [p - q for p, q in zip(whole, less, strict=True)]
@@ -48,9 +53,17 @@ def conv_transpose(e: Emitter, node: PeerNode) -> Any:
     if pads[:rank] != pads[rank:] or node.attr("auto_pad", b"NOTSET") != b"NOTSET" or "output_shape" in node.attributes:
         raise BadInput("the torch peer covers ConvTranspose with equal pads on both sides only", where=node.outputs[0])
     function = (e.F.conv_transpose1d, e.F.conv_transpose2d, e.F.conv_transpose3d)[rank - 1]
-    return e.call(function, x, weight, bias[0] if bias else None, list(node.attr("strides", ones)), pads[:rank],
-                  list(node.attr("output_padding", [0] * rank)), node.attr("group", 1),
-                  list(node.attr("dilations", ones)))  # fmt: skip
+    return e.call(
+        function,
+        x,
+        weight,
+        bias[0] if bias else None,
+        list(node.attr("strides", ones)),
+        pads[:rank],
+        list(node.attr("output_padding", [0] * rank)),
+        node.attr("group", 1),
+        list(node.attr("dilations", ones)),
+    )
 
 
 def resize(e: Emitter, node: PeerNode) -> Any:
@@ -62,8 +75,11 @@ def resize(e: Emitter, node: PeerNode) -> Any:
     sizes = e.static(node, 3)
     if not sizes and scales is not None and scales.size:
         sizes = [int(np.floor(n * s)) for n, s in zip(extents, scales, strict=True)]
-    form = (node.attr("mode", b"nearest"), node.attr("coordinate_transformation_mode", b"half_pixel"),
-            node.attr("nearest_mode", b"round_prefer_floor"))  # fmt: skip
+    form = (
+        node.attr("mode", b"nearest"),
+        node.attr("coordinate_transformation_mode", b"half_pixel"),
+        node.attr("nearest_mode", b"round_prefer_floor"),
+    )
     whole = sizes is not None and all(have % n == 0 for have, n in zip(sizes, extents, strict=False))
     plain = form == (b"nearest", b"asymmetric", b"floor") and "axes" not in node.attributes
     if not sizes or not whole or not plain or sizes[:2] != list(extents[:2]):
@@ -90,8 +106,7 @@ def pool(e: Emitter, node: PeerNode) -> Any:
     if len(kernel) != 2 or (cut and (pads[:2] != [0, 0] or node.attr("count_include_pad", 0))):
         raise BadInput(f"the torch peer does not cover {node.op} with pads {pads}", where=node.outputs[0])
     rounding = [s - 1 if ceil else 0 for s in strides]
-    want = tuple((n + pads[d] + pads[d + 2] - kernel[d] + rounding[d]) // strides[d] + 1
-                 for d, n in enumerate(e.shape(x)[2:]))  # fmt: skip
+    want = tuple((n + pads[d] + pads[d + 2] - kernel[d] + rounding[d]) // strides[d] + 1 for d, n in enumerate(e.shape(x)[2:]))
     if node.op == "MaxPool":
         y = e.call(e.F.max_pool2d, x, kernel, strides, pads[:2], 1, ceil or cut)
     else:
@@ -106,8 +121,10 @@ def lstm(e: Emitter, node: PeerNode) -> tuple[Any, ...]:
     single = len(node.inputs) == 7 and not node.inputs[4] and plain_lstm(replace(node, inputs=node.inputs[:4]))
     names, start = (node.inputs[1:4], node.inputs[5:]) if single else (node.inputs[1:], ())
     if not all(n in e.source.constants for n in names) or len(names) % 3:
-        raise BadInput("the torch peer covers forward LSTMs with constant weights and no lengths or peepholes only",
-                       where=next(o for o in node.outputs if o))  # fmt: skip
+        raise BadInput(
+            "the torch peer covers forward LSTMs with constant weights and no lengths or peepholes only",
+            where=next(o for o in node.outputs if o),
+        )
     weights = [e.source.constants[n] for n in names]
     hidden, layers, torch = int(node.attr("hidden_size")), len(weights) // 3, e.torch
     lstm = torch.nn.LSTM(weights[0].shape[-1], hidden, layers)

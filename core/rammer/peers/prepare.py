@@ -46,12 +46,14 @@ def names(model: onnx.ModelProto) -> tuple[str, ...]:
     """Outputs of ``model`` in order."""
     return tuple(o.name for o in model.graph.output)
 
+
 #: What torch, ONNX Runtime and JAX call a GPU; it names a place of theirs, no device of ours.
 GPU = "cuda"
 
 
-def open_peer(name: str, model: onnx.ModelProto, inputs: Mapping[str, Array], device: str = GPU,
-              precision: str = "float32") -> Prepared:  # fmt: skip
+def open_peer(
+    name: str, model: onnx.ModelProto, inputs: Mapping[str, Array], device: str = GPU, precision: str = "float32"
+) -> Prepared:
     """Prepare peer ``name`` (a key of PEERS) on ``device`` (cuda or cpu).
 
     DeviceUnavailable where the peer or the device is not there, BadInput where it cannot express model or precision.
@@ -101,8 +103,9 @@ def set_torch_precision(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def torch_module(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, dtype: str,
-                 channels_last: bool = False) -> tuple[Any, list[Any]]:  # fmt: skip
+def torch_module(
+    model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, dtype: str, channels_last: bool = False
+) -> tuple[Any, list[Any]]:
     """The module and its resident inputs, floats as ``dtype``."""
     torch, place = load_torch(), torch_device(device)
     kind = getattr(torch, dtype)
@@ -129,8 +132,16 @@ def _fetched(model: onnx.ModelProto, tensors: Any) -> dict[str, Array]:
     return {n: np.asarray(t.detach().cpu().numpy()) for n, t in zip(names(model), tensors, strict=True)}
 
 
-def _torch(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, precision: str, *, compiled: bool,
-           captured: bool, channels_last: bool) -> Prepared:  # fmt: skip
+def _torch(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    device: str,
+    precision: str,
+    *,
+    compiled: bool,
+    captured: bool,
+    channels_last: bool,
+) -> Prepared:
     torch = load_torch()
     set_torch_precision(precision)
     dtype = "float16" if precision == "float16" else "float32"
@@ -203,16 +214,16 @@ def _onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Array], device: st
             raise BadInput("ONNX Runtime on the CPU is a float32 peer")
         session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         run = partial(session.run, list(names(model)), dict(inputs))
-        return Prepared(partial(wall_seconds, run), lambda: dict(zip(names(model), run(), strict=True)), 0.0,
-                        "wall, NumPy in and out")  # fmt: skip
+        return Prepared(
+            partial(wall_seconds, run), lambda: dict(zip(names(model), run(), strict=True)), 0.0, "wall, NumPy in and out"
+        )
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
         raise DeviceUnavailable("this build of onnxruntime has no CUDA provider", hint="pip install onnxruntime-gpu")
     if precision == "float16":
         raise BadInput("ONNX Runtime takes its precision from the model, which is float32")
     tf32 = str(int(precision == "tf32"))
     settings = {"cudnn_conv_algo_search": "EXHAUSTIVE", "enable_cuda_graph": "1", "use_tf32": tf32}
-    session = runtime.InferenceSession(model.SerializeToString(), options,
-                                       providers=[("CUDAExecutionProvider", settings)])  # fmt: skip
+    session = runtime.InferenceSession(model.SerializeToString(), options, providers=[("CUDAExecutionProvider", settings)])
     return _bound_session(runtime, session, model, inputs)
 
 
@@ -256,8 +267,9 @@ def _jax(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, preci
         return jax.block_until_ready(compiled(weights, *feeds))
 
     call()
-    return Prepared(partial(wall_seconds, call), lambda: {n: np.asarray(a) for n, a in call().items()}, 0.0,
-                    "wall, inputs resident")  # fmt: skip
+    return Prepared(
+        partial(wall_seconds, call), lambda: {n: np.asarray(a) for n, a in call().items()}, 0.0, "wall, inputs resident"
+    )
 
 
 _Open: TypeAlias = Callable[[onnx.ModelProto, Mapping[str, Array], str, str], Prepared]

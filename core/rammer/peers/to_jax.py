@@ -52,9 +52,13 @@ def _conv(jax: Any, node: PeerNode, x: list[Any]) -> Any:
     rank = x[0].ndim - 2
     pads = node.attr("pads", [0] * 2 * rank)
     y = jax.lax.conv_general_dilated(
-        x[0], x[1], node.attr("strides", [1] * rank), list(zip(pads[:rank], pads[rank:], strict=True)),
-        rhs_dilation=node.attr("dilations", [1] * rank), feature_group_count=node.attr("group", 1),
-    )  # fmt: skip
+        x[0],
+        x[1],
+        node.attr("strides", [1] * rank),
+        list(zip(pads[:rank], pads[rank:], strict=True)),
+        rhs_dilation=node.attr("dilations", [1] * rank),
+        feature_group_count=node.attr("group", 1),
+    )
     return y + x[2].reshape(-1, *[1] * rank) if len(x) > 2 else y
 
 
@@ -142,8 +146,15 @@ def _pad(jax: Any, node: PeerNode, x: list[Any]) -> Any:
 
 
 _EMIT: Final[Mapping[str, _Emit]] = {
-    "Conv": _conv, "MaxPool": _max_pool, "AveragePool": _average_pool, "LSTM": _lstm, "Gemm": _gemm,
-    "Attention": _attention, "BatchNormalization": _norm, "LayerNormalization": _layer_norm, "Slice": _slice,
+    "Conv": _conv,
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "LSTM": _lstm,
+    "Gemm": _gemm,
+    "Attention": _attention,
+    "BatchNormalization": _norm,
+    "LayerNormalization": _layer_norm,
+    "Slice": _slice,
     "Pad": _pad,
     "Linear": lambda jax, n, x: x[0] @ x[1] + x[2],
     "MatMul": lambda jax, n, x: x[0] @ x[1],
@@ -165,4 +176,4 @@ _EMIT: Final[Mapping[str, _Emit]] = {
     "Sub": lambda jax, n, x: x[0] - x[1],
     "Mul": lambda jax, n, x: x[0] * x[1],
     "Div": lambda jax, n, x: x[0] / x[1],
-}  # fmt: skip
+}

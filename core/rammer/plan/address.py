@@ -55,9 +55,7 @@ def _measured(terms: Sequence[tuple[int, Expr]], axes: Sequence[Axis]) -> tuple[
     span = [a for a in axes if a.name in used]
     if math.prod(a.extent for a in span) > MAX_POINTS or any(a.extent == 0 for a in span):
         return None
-    grid = {
-        a.name: np.arange(a.extent, dtype=np.int64).reshape([-1 if b is a else 1 for b in span]) for a in span
-    }
+    grid = {a.name: np.arange(a.extent, dtype=np.int64).reshape([-1 if b is a else 1 for b in span]) for a in span}
     value = np.zeros((1,) * len(span), np.int64)
     for stride, index in terms:
         part = _index_values(index, grid)

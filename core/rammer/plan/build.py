@@ -59,9 +59,18 @@ def build_program(
     memory = plan_memory(uses, waits.order)
     buffers = tuple(Buffer(b, *storage.buffers[b], kind, memory.offsets.get(b, 0)) for b, kind in kinds.items())
     program = RProgram(
-        name, policy, inputs, outputs, buffers, tuple(storages.values()), operators, waits.counters,
-        waits.rows, schedule.predicted, precision,
-    )  # fmt: skip
+        name,
+        policy,
+        inputs,
+        outputs,
+        buffers,
+        tuple(storages.values()),
+        operators,
+        waits.counters,
+        waits.rows,
+        schedule.predicted,
+        precision,
+    )
     verify(program, vdevice)
     return program
 

@@ -118,8 +118,9 @@ def _convolves(compute: Compute) -> bool:
     if compute.kind != "contraction":
         return False
     summed, kept = {a.name for a in compute.reduce}, {a.name for a in compute.axes}
-    return any(len(ld.indices) >= 4 and ex.axes_of(ld.indices[1]) & summed and ex.axes_of(ld.indices[-1]) & kept
-               for ld in compute.loads)  # fmt: skip
+    return any(
+        len(ld.indices) >= 4 and ex.axes_of(ld.indices[1]) & summed and ex.axes_of(ld.indices[-1]) & kept for ld in compute.loads
+    )
 
 
 def _followed(storage: Storage, shape: tuple[int, ...]) -> Storage | None:

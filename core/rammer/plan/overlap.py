@@ -67,9 +67,7 @@ class Shared:
 
 def _dims(storage: Storage) -> list[tuple[int, int]]:
     """(stride, extent) pairs with positive strides, outermost first, contiguous neighbours merged."""
-    pairs = sorted(
-        ((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1 and s), reverse=True
-    )
+    pairs = sorted(((abs(s), n) for s, n in zip(storage.strides, storage.shape, strict=True) if n > 1 and s), reverse=True)
     merged: list[tuple[int, int]] = []
     for stride, extent in pairs:
         if merged and merged[-1][0] == stride * extent:

@@ -235,9 +235,7 @@ class _Assigner:
 
     def _local(self, compute: Compute, box: Box, load: Load) -> Load:
         """``load`` in the axes of one region, without its guard where the region never leaves the tensor."""
-        shifts: dict[str, Expr] = {
-            a.name: ex.add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low
-        }
+        shifts: dict[str, Expr] = {a.name: ex.add(a.name, low) for a, (low, _) in zip(compute.axes, box, strict=True) if low}
         indices = tuple(_simple(ex.substitute(i, shifts)) for i in load.indices)
         bounds = {a.name: (0, a.extent - 1) for a in _axes(compute, box)}
         spans = [ex.interval(i, bounds) for i in indices]

@@ -37,6 +37,16 @@ def probe_program(operator: ROperator, binding: Binding, veus: int) -> tuple[RPr
         buffers.append(Buffer(moved.buffer, binding.types[name].dtype, size, kind))
         (outputs if written else inputs).append(Port(name, name))
     rows = tuple((Task(operator.name, i),) for i in range(min(veus, operator.task_count)))
-    program = RProgram("probe", "probe", tuple(inputs), tuple(outputs), tuple(buffers), tuple(storages),
-                       (operator,), (), rows, precision=binding.precision)  # fmt: skip
+    program = RProgram(
+        "probe",
+        "probe",
+        tuple(inputs),
+        tuple(outputs),
+        tuple(buffers),
+        tuple(storages),
+        (operator,),
+        (),
+        rows,
+        precision=binding.precision,
+    )
     return program, {}

@@ -92,8 +92,9 @@ class Tuner:
             layer = self.backend.vdevice.layer("veu")
             raise DeviceFailure(
                 f"no tile of operator {operator.name} fits {layer.capacity} bytes of {layer.name}",
-                where=operator.anchor.origin, hint="a device with more memory per unit is needed for this model",
-            )  # fmt: skip
+                where=operator.anchor.origin,
+                hint="a device with more memory per unit is needed for this model",
+            )
         kernels = self._measure(options, binding) if MEASURED[self.level] else self._predict(options, binding)
         if MEASURED[self.level]:
             self.store.put(key, [_tuned(k) for k in kernels])

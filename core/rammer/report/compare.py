@@ -62,8 +62,7 @@ def differences(have: Mapping[str, Array], want: Mapping[str, Array], rtol: floa
 def rows(found: list[Difference]) -> list[list[str]]:
     """Table rows: output, max abs, max rel, relative L2, verdict."""
     return [
-        [d.name, f"{d.worst:.3g}", f"{d.relative:.3g}", f"{d.l2:.3g}", "ok" if d.good else f"MISMATCH ({d.why})"]
-        for d in found
+        [d.name, f"{d.worst:.3g}", f"{d.relative:.3g}", f"{d.l2:.3g}", "ok" if d.good else f"MISMATCH ({d.why})"] for d in found
     ]
 
 

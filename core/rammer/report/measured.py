@@ -54,11 +54,17 @@ class Summary:
             f"dependent operators {duration(self.gap)}",
         ]
         ranked = sorted(self.operators, key=lambda o: -o.seconds)
-        rows = [[o.name, o.tasks, duration(o.seconds), duration(o.work / o.tasks), duration(o.gap)]
-                for o in ranked[:MOST_OPERATORS]]  # fmt: skip
+        rows = [
+            [o.name, o.tasks, duration(o.seconds), duration(o.work / o.tasks), duration(o.gap)] for o in ranked[:MOST_OPERATORS]
+        ]
         rest = len(ranked) - len(rows)
-        return "\n".join([*lines, plain(rows, ["operator", "tasks", "first start to last end", "a task", "gap before"]),
-                          *([f"... and {rest} more operators"] if rest else [])])  # fmt: skip
+        return "\n".join(
+            [
+                *lines,
+                plain(rows, ["operator", "tasks", "first start to last end", "a task", "gap before"]),
+                *([f"... and {rest} more operators"] if rest else []),
+            ]
+        )
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
@@ -94,11 +100,16 @@ def operator_times(program: RProgram, spans: Sequence[Span]) -> tuple[OperatorTi
     end = {name: max(s.end for s in group) for name, group in found.items()}
     before = _before(program)
     return tuple(
-        OperatorTime(o.name, len(found[o.name]), end[o.name] - start[o.name],
-                     sum(s.end - s.start for s in found[o.name]),
-                     start[o.name] - max((end[p] for p in before[o.name]), default=start[o.name]))
-        for o in program.operators if o.name in found
-    )  # fmt: skip
+        OperatorTime(
+            o.name,
+            len(found[o.name]),
+            end[o.name] - start[o.name],
+            sum(s.end - s.start for s in found[o.name]),
+            start[o.name] - max((end[p] for p in before[o.name]), default=start[o.name]),
+        )
+        for o in program.operators
+        if o.name in found
+    )
 
 
 def _before(program: RProgram) -> Mapping[str, list[str]]:
@@ -118,9 +129,20 @@ def measured_trace(programs: Sequence[tuple[str, Sequence[Span]]]) -> str:
             lane = next(k for k in range(len(lanes) + 1) if lanes.get((s.veu, k), s.start) <= s.start)
             if (s.veu, lane) not in lanes:
                 label = f"unit {s.veu}" + (f".{lane}" if lane else "")
-                events.append({"name": "thread_name", "ph": "M", "pid": number, "tid": s.veu * LANES + lane,
-                               "args": {"name": label}})  # fmt: skip
+                events.append(
+                    {"name": "thread_name", "ph": "M", "pid": number, "tid": s.veu * LANES + lane, "args": {"name": label}}
+                )
             lanes[s.veu, lane] = s.end
-            events.append({"name": s.operator, "cat": "task", "ph": "X", "pid": number, "tid": s.veu * LANES + lane,
-                           "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6, "args": {"task": s.index}})  # fmt: skip
+            events.append(
+                {
+                    "name": s.operator,
+                    "cat": "task",
+                    "ph": "X",
+                    "pid": number,
+                    "tid": s.veu * LANES + lane,
+                    "ts": s.start * 1e6,
+                    "dur": (s.end - s.start) * 1e6,
+                    "args": {"task": s.index},
+                }
+            )
     return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})

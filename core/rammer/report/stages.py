@@ -82,9 +82,15 @@ def trace(compiled: Compiled, device: VDevice) -> str:
 
 
 STAGES: dict[str, Callable[[Compiled, VDevice], str]] = {
-    "graph": graph, "compute": compute, "tile": tile, "kernels": kernels, "source": source, "program": program,
-    "schedule": schedule, "trace": trace,
-}  # fmt: skip
+    "graph": graph,
+    "compute": compute,
+    "tile": tile,
+    "kernels": kernels,
+    "source": source,
+    "program": program,
+    "schedule": schedule,
+    "trace": trace,
+}
 
 
 def write_dump(folder: Path, compiled: Compiled, device: VDevice) -> Iterator[Path]:

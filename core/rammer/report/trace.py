@@ -61,8 +61,7 @@ def gantt(program: RProgram, seconds: Mapping[str, float], width: int = WIDTH) -
     marks = {o.name: _MARKS[i % len(_MARKS)] for i, o in enumerate(program.operators)}
     busy = sum(s.end - s.start for s in found) / (total * program.veus)
     lines = [f"schedule {program.name} on {program.veus} vEUs: {duration(total)} without launches, {busy:.0%} busy"]
-    lines += [f"  {marks[o.name]} {o.name}: {o.task_count} tasks, {duration(seconds[o.name])} each"
-              for o in program.operators]  # fmt: skip
+    lines += [f"  {marks[o.name]} {o.name}: {o.task_count} tasks, {duration(seconds[o.name])} each" for o in program.operators]
     by_row: list[list[Span]] = [[] for _ in range(program.veus)]
     for span in found:
         by_row[span.veu].append(span)
@@ -88,7 +87,17 @@ def chrome_trace(programs: Sequence[tuple[RProgram, Mapping[str, float]]]) -> st
     events: list[dict[str, object]] = []
     for number, (program, seconds) in enumerate(programs):
         events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": program.name}})
-        events += [{"name": s.operator, "cat": "task", "ph": "X", "pid": number, "tid": s.veu, "ts": s.start * 1e6,
-                    "dur": (s.end - s.start) * 1e6, "args": {"task": s.index}}
-                   for s in spans(program, seconds)]  # fmt: skip
+        events += [
+            {
+                "name": s.operator,
+                "cat": "task",
+                "ph": "X",
+                "pid": number,
+                "tid": s.veu,
+                "ts": s.start * 1e6,
+                "dur": (s.end - s.start) * 1e6,
+                "args": {"task": s.index},
+            }
+            for s in spans(program, seconds)
+        ]
     return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})

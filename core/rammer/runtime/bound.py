@@ -24,8 +24,14 @@ class ModelBound:
     write back what they compute in every run; ``notes`` says so. Any thread may call it: calls take turns, each as a whole.
     """
 
-    def __init__(self, compiled: Compiled, loaded: Mapping[int, Loaded], inputs: Mapping[str, Any],
-                 outputs: Mapping[str, Any], stream: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        compiled: Compiled,
+        loaded: Mapping[int, Loaded],
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        stream: Any = None,
+    ) -> None:
         self.graph, self.closed, self._lock = compiled.graph, False, RLock()
         self.bounds: list[Bound] = []
         self._steps: list[Callable[[], float]] = []

@@ -93,8 +93,7 @@ class Executable:
             outputs, self.timing = special.run(arrays)
         return outputs
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None,
-             stream: Any = None) -> ModelBound:  # fmt: skip
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> ModelBound:
         """A call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs where they are.
 
         Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's; a host array
@@ -202,8 +201,15 @@ class Executable:
 
     def artifact(self, compiled: Compiled) -> Artifact:
         """``compiled`` with what a later process needs to run it."""
-        return Artifact(compiled, self.device, self.options.target, self.backend.fingerprint, self.options.policy,
-                        self.device_options, self.options.precision)  # fmt: skip
+        return Artifact(
+            compiled,
+            self.device,
+            self.options.target,
+            self.backend.fingerprint,
+            self.options.policy,
+            self.device_options,
+            self.options.precision,
+        )
 
     def _to_keep(self, compiled: Compiled, path: Path) -> Artifact:
         """``compiled`` under the key that its file's name is: one that lies under another name is not what it says."""
@@ -248,8 +254,16 @@ class Executable:
             return None
         options = self.options
         extensions = self.registry.extension_key() if self.registry else ""
-        parts = (self.source.digest, repr(key), self.backend.fingerprint, options.policy, options.tune,
-                 options.precision, options.layout, extensions)  # fmt: skip
+        parts = (
+            self.source.digest,
+            repr(key),
+            self.backend.fingerprint,
+            options.policy,
+            options.tune,
+            options.precision,
+            options.layout,
+            extensions,
+        )
         return self.programs / f"{key_of(*parts)}.rammer"
 
     def close(self) -> None:
@@ -314,8 +328,9 @@ def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tup
 def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
     declared = f"{port.dtype}[{','.join('?' if d is None else str(d) for d in port.shape)}]"
     if dtype != port.dtype:
-        raise BadInput(f"input {port.name!r} is {dtype}, the model declares {declared}",
-                       hint=f"convert it: array.astype({port.dtype!r})")  # fmt: skip
+        raise BadInput(
+            f"input {port.name!r} is {dtype}, the model declares {declared}", hint=f"convert it: array.astype({port.dtype!r})"
+        )
     if len(shape) != len(port.shape):
         raise BadInput(f"input {port.name!r} has rank {len(shape)}, the model declares {declared}")
     for axis, (have, want) in enumerate(zip(shape, port.shape, strict=True)):

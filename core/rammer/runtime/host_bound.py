@@ -26,8 +26,15 @@ class HostBound:
 
     stream = None
 
-    def __init__(self, program: RProgram, run: Callable[[Mapping[str, Array]], RunResult], inputs: Mapping[str, Any],
-                 outputs: Mapping[str, Any], stream: Any = None, clock: str = WHOLE) -> None:  # fmt: skip
+    def __init__(
+        self,
+        program: RProgram,
+        run: Callable[[Mapping[str, Array]], RunResult],
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        stream: Any = None,
+        clock: str = WHOLE,
+    ) -> None:
         self.inputs, self.outputs = host_ports(program, inputs, outputs)
         if stream is not None:
             raise BadInput("runs of this device end before they return: there is no stream to queue them on")
@@ -70,8 +77,9 @@ class HostBound:
         self._run = None
 
 
-def host_ports(program: RProgram, inputs: Mapping[str, Any],
-               outputs: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Array]]:  # fmt: skip
+def host_ports(
+    program: RProgram, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """The arrays of all ports as NumPy's; outputs that are not given are new. BadInput as ``HostBound``."""
     read = {p.external: host_view(f"input {p.external!r}", inputs[p.external]) for p in program.inputs}
     written: dict[str, Array] = {}
@@ -89,8 +97,10 @@ def host_ports(program: RProgram, inputs: Mapping[str, Any],
 
 def check_apart(inputs: Mapping[str, Any], outputs: Mapping[str, Any], share: Callable[[Any, Any], bool]) -> None:
     """BadInput where an output shares memory with an input or another output."""
-    pairs = [*(((f"input {i!r}", a), (o, b)) for i, a in inputs.items() for o, b in outputs.items()),
-             *(((f"output {p!r}", a), (o, b)) for (p, a), (o, b) in combinations(outputs.items(), 2))]  # fmt: skip
+    pairs = [
+        *(((f"input {i!r}", a), (o, b)) for i, a in inputs.items() for o, b in outputs.items()),
+        *(((f"output {p!r}", a), (o, b)) for (p, a), (o, b) in combinations(outputs.items(), 2)),
+    ]
     for (what, a), (name, b) in pairs:
         if a.size and b.size and share(a, b):
             raise BadInput(f"output {name!r} shares memory with {what}", hint="bind separate arrays")

@@ -40,15 +40,18 @@ class HostMemory:
         needs more."""
         need, limit = nbytes(program), min(limit or room(), room())
         if need > limit:
-            raise DeviceFailure(f"out of memory: program {program.name} needs {need} bytes, the limit is {limit}",
-                                hint="use a smaller batch or input, or a device with more memory")  # fmt: skip
+            raise DeviceFailure(
+                f"out of memory: program {program.name} needs {need} bytes, the limit is {limit}",
+                hint="use a smaller batch or input, or a device with more memory",
+            )
         self.program = program
         arena = np.full(program.arena_bytes, 0xFF, np.uint8)
         self.buffers = {
-            b.name: (arena[b.offset : b.offset + b.nbytes] if b.kind == "arena" else np.full(b.nbytes, 0xFF, np.uint8))
-            .view(b.dtype)
+            b.name: (arena[b.offset : b.offset + b.nbytes] if b.kind == "arena" else np.full(b.nbytes, 0xFF, np.uint8)).view(
+                b.dtype
+            )
             for b in program.buffers
-        }  # fmt: skip
+        }
         self.tensors = {s.tensor: view(self.buffers[s.buffer], s) for s in program.storages}
         for name, value in constants.items():
             self.tensors[name][...] = value

@@ -65,13 +65,14 @@ def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tupl
     if any(not isinstance(d, int) for d in shape):
         declared = ",".join("?" if d is None else str(d) for d in port.shape)
         guess = "x".join(str(d) if isinstance(d, int) else "1" for d in port.shape)
-        raise BadInput(f"input {port.name!r} has dynamic dimensions [{declared}]",
-                       hint=f"give its shape, for example --shape {port.name}:{guess}")  # fmt: skip
+        raise BadInput(
+            f"input {port.name!r} has dynamic dimensions [{declared}]",
+            hint=f"give its shape, for example --shape {port.name}:{guess}",
+        )
     return tuple(int(d) for d in shape if isinstance(d, int))
 
 
-def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator,
-                 span: tuple[float, float] | None = None) -> Array:  # fmt: skip
+def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, span: tuple[float, float] | None = None) -> Array:
     """Floats N(0,1) or uniform in ``span``; integers uniform in ``span``, whose high end is excluded; booleans fair.
 
     BadInput for a span without an integer, or one that the type cannot hold.
@@ -85,28 +86,38 @@ def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator,
     low, high = (math.ceil(end) for end in span or DEFAULT_INTEGER_RANGE)
     limits = np.iinfo(kind)
     if not limits.min <= low < high <= limits.max + 1:
-        raise BadInput(f"no {kind} lies in {low}..{high} throughout", "--range",
-                       f"choose whole numbers from {limits.min} to {limits.max}")  # fmt: skip
+        raise BadInput(
+            f"no {kind} lies in {low}..{high} throughout", "--range", f"choose whole numbers from {limits.min} to {limits.max}"
+        )
     return rng.integers(low, high, shape, dtype=kind)
 
 
-def make_inputs(model: Head, *, shapes: Mapping[str, tuple[int, ...]], ranges: Mapping[str, tuple[float, float]],
-                seed: int, given: Mapping[str, Array]) -> dict[str, Array]:  # fmt: skip
+def make_inputs(
+    model: Head,
+    *,
+    shapes: Mapping[str, tuple[int, ...]],
+    ranges: Mapping[str, tuple[float, float]],
+    seed: int,
+    given: Mapping[str, Array],
+) -> dict[str, Array]:
     """An array for every input: ``given`` where present, random otherwise."""
     names = {p.name for p in model.inputs}
     for what, keys in (("--shape", shapes), ("--range", ranges), ("--input", given)):
         unknown = sorted(set(keys) - names)
         if unknown:
-            raise BadInput(f"{what} names {unknown[0]!r}, which is no input of the model",
-                           hint=f"its inputs are: {', '.join(sorted(names))}")  # fmt: skip
+            raise BadInput(
+                f"{what} names {unknown[0]!r}, which is no input of the model", hint=f"its inputs are: {', '.join(sorted(names))}"
+            )
     rng = np.random.default_rng(seed)
     made = {p.name: static_shape(p, shapes) for p in model.inputs if p.name not in given}
     need = sum(math.prod(made[p.name]) * np.dtype(p.dtype).itemsize for p in model.inputs if p.name in made)
     if need > room():
-        raise BadInput(f"the inputs take {need} bytes, this process can have {room()}", "input " + ", ".join(made),
-                       "use a smaller batch or input")  # fmt: skip
+        raise BadInput(
+            f"the inputs take {need} bytes, this process can have {room()}",
+            "input " + ", ".join(made),
+            "use a smaller batch or input",
+        )
     return {
-        p.name: given[p.name] if p.name in given
-        else random_array(p.dtype, made[p.name], rng, ranges.get(p.name))
+        p.name: given[p.name] if p.name in given else random_array(p.dtype, made[p.name], rng, ranges.get(p.name))
         for p in model.inputs
-    }  # fmt: skip
+    }

@@ -36,9 +36,16 @@ if TYPE_CHECKING:
     from rammer.frontend.reader import Model
 
 
-def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, request: Request = ANY, *,
-                    registry: Registry | None = None, progress: Progress = quiet, store: KernelStore | None = None,
-                    resident: int = RESIDENT) -> Executable:  # fmt: skip
+def open_executable(
+    model: str | Path | bytes | onnx.ModelProto,
+    device: str,
+    request: Request = ANY,
+    *,
+    registry: Registry | None = None,
+    progress: Progress = quiet,
+    store: KernelStore | None = None,
+    resident: int = RESIDENT,
+) -> Executable:
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
 
     A file written by ``rammer compile -o`` opens on the device that it names; policy, tuning, layout and precision
@@ -51,8 +58,11 @@ def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, re
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
         if request.layout != DEFAULT.layout:
-            raise BadInput(f"{model} was compiled before, with its layout", "--layout",
-                           "leave out --layout, or compile the model again with it")  # fmt: skip
+            raise BadInput(
+                f"{model} was compiled before, with its layout",
+                "--layout",
+                "leave out --layout, or compile the model again with it",
+            )
         return open_artifact(Path(model), device, request, registry)
     source = open_source(model)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
@@ -60,8 +70,18 @@ def open_executable(model: str | Path | bytes | onnx.ModelProto, device: str, re
     backend, chosen = registry.open(spec, request.require, request.target, request.device_options), request.chosen
     check_precision(chosen.precision, spec, backend.vdevice)
     name = spec if ":" in spec else f"{spec}:0"
-    return Executable(source, backend, name, chosen, registry, progress, store, cache_folder() / "programs",
-                      request.device_options, resident=resident)  # fmt: skip
+    return Executable(
+        source,
+        backend,
+        name,
+        chosen,
+        registry,
+        progress,
+        store,
+        cache_folder() / "programs",
+        request.device_options,
+        resident=resident,
+    )
 
 
 def open_artifact(path: Path, device: str, request: Request, registry: Registry) -> Executable:
@@ -77,11 +97,16 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     spec = device or artifact.device
     made_for, asked = artifact.device.partition(":")[0], spec.partition(":")[0]
     if made_for != asked:
-        raise BadInput(f"{path} was compiled for device {made_for}, not for {asked}",
-                       hint="leave out --device, or compile the model for that device")  # fmt: skip
+        raise BadInput(
+            f"{path} was compiled for device {made_for}, not for {asked}",
+            hint="leave out --device, or compile the model for that device",
+        )
     if request.precision not in (None, artifact.precision):
-        raise BadInput(f"{path} was compiled in {artifact.precision}, not in {request.precision}", "--precision",
-                       "leave out --precision, or compile the model again with it")  # fmt: skip
+        raise BadInput(
+            f"{path} was compiled in {artifact.precision}, not in {request.precision}",
+            "--precision",
+            "leave out --precision, or compile the model again with it",
+        )
     device_options = {**artifact.options, **request.device_options}
     backend = registry.open(spec, request.require, "", device_options)
     compiled = artifact.compiled
@@ -91,10 +116,16 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     elif backend.fingerprint != artifact.fingerprint:
         where = f"compiled for {artifact.fingerprint}; here is {backend.fingerprint}"
         if device_options != artifact.options:
-            raise BadInput(f"{path} was compiled {_spelled(artifact.options)}, not {_spelled(device_options)}", where,
-                           "leave out --option, or compile the model again with it")  # fmt: skip
-        raise BadInput(f"{path} was compiled for other hardware or by another version of the {made_for} plugin", where,
-                       "compile the model again")  # fmt: skip
+            raise BadInput(
+                f"{path} was compiled {_spelled(artifact.options)}, not {_spelled(device_options)}",
+                where,
+                "leave out --option, or compile the model again with it",
+            )
+        raise BadInput(
+            f"{path} was compiled for other hardware or by another version of the {made_for} plugin",
+            where,
+            "compile the model again",
+        )
     check_device(path, compiled, backend)
     check_precision(artifact.precision, spec, backend.vdevice)
     graph = compiled.graph
@@ -102,8 +133,7 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
     chosen = CompileOptions(artifact.policy, precision=artifact.precision)
-    exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, chosen, registry,
-                     device_options=device_options)  # fmt: skip
+    exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, chosen, registry, device_options=device_options)
     with as_refusal(path):
         exe.adopt(compiled)
     return exe
@@ -117,9 +147,7 @@ def _folded(compiled: Compiled, veus: int) -> Compiled:
     """``compiled`` with programs of at most ``veus`` rows."""
     from rammer.schedule.fold import fold
 
-    segments = tuple(
-        replace(s, program=fold(s.program, veus)) if isinstance(s, ProgramSegment) else s for s in compiled.segments
-    )
+    segments = tuple(replace(s, program=fold(s.program, veus)) if isinstance(s, ProgramSegment) else s for s in compiled.segments)
     return replace(compiled, segments=segments)
 
 
@@ -138,6 +166,7 @@ def first_measured(registry: Registry) -> str:
             return status.name
         reasons.append(f"{status.name}: {status.state}{f' ({status.reason})' if status.reason else ''}")
     raise DeviceUnavailable(
-        "no device with a clock works here", where="; ".join(reasons) or "no plugin is installed",
+        "no device with a clock works here",
+        where="; ".join(reasons) or "no plugin is installed",
         hint=f"{PLUGINS}; or name a simulated device with --device",
-    )  # fmt: skip
+    )

@@ -66,17 +66,17 @@ class Specialised:
                 self.users.remove(get_ident())
                 self._changed.notify_all()
 
-    def run(self, inputs: Mapping[str, Array],
-            watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None
-            ) -> tuple[dict[str, Array], Timing]:  # fmt: skip
+    def run(
+        self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None
+    ) -> tuple[dict[str, Array], Timing]:
         """One run through all segments, by ONNX names; ``watch`` is told every program's inputs before it runs. The outputs
         are the caller's own."""
         with self.used():
             return self._run(inputs, watch)
 
-    def _run(self, inputs: Mapping[str, Array],
-             watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None
-             ) -> tuple[dict[str, Array], Timing]:  # fmt: skip
+    def _run(
+        self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None
+    ) -> tuple[dict[str, Array], Timing]:
         start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
         graph = self.compiled.graph
         values: dict[str, Array] = {v.name: inputs[v.external or v.name] for v in graph.inputs}
@@ -101,8 +101,9 @@ class Specialised:
             fresh.discard(port.name)
         return outputs, Timing(device, host, time.perf_counter() - start, tuple(dict.fromkeys(notes)))
 
-    def _device(self, number: int, segment: ProgramSegment, feeds: Mapping[str, Array], values: dict[str, Array],
-                notes: list[str]) -> float:  # fmt: skip
+    def _device(
+        self, number: int, segment: ProgramSegment, feeds: Mapping[str, Array], values: dict[str, Array], notes: list[str]
+    ) -> float:
         result = self.loaded[number].run(feeds)
         for port in segment.program.outputs:
             values[port.tensor] = result.outputs[port.external]

@@ -88,9 +88,15 @@ class IOS:
         names, search = graph.names, _Search(self, graph, device)
         found = _joined([search.block(names[b.start : b.stop]) for b in blocks(names, graph.after)])
         if search.greedy:
-            _log.warning("%s: the search for stages was cut after %.0f s and %d transitions; %d of %d operators are in "
-                         "stages that were not searched (ios{seconds=N} sets the time)", self, search.clock() - search.begun,
-                         search.transitions, search.greedy, len(names))  # fmt: skip
+            _log.warning(
+                "%s: the search for stages was cut after %.0f s and %d transitions; %d of %d operators are in "
+                "stages that were not searched (ios{seconds=N} sets the time)",
+                self,
+                search.clock() - search.begun,
+                search.transitions,
+                search.greedy,
+                len(names),
+            )
         return found
 
 
@@ -175,9 +181,12 @@ class _Search:
 def _joined(parts: Sequence[IOSResult]) -> IOSResult:
     """Blocks one after another."""
     return IOSResult(
-        tuple(stage for p in parts for stage in p.stages), sum(p.seconds for p in parts),
-        sum(p.transitions for p in parts), math.prod(p.schedules for p in parts), all(p.exact for p in parts),
-    )  # fmt: skip
+        tuple(stage for p in parts for stage in p.stages),
+        sum(p.seconds for p in parts),
+        sum(p.transitions for p in parts),
+        math.prod(p.schedules for p in parts),
+        all(p.exact for p in parts),
+    )
 
 
 def stage_kernels(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> tuple[RKernel, ...]:

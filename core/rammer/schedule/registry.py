@@ -73,8 +73,9 @@ def _with_arguments(policy: Policy, text: str) -> Policy:
         try:
             values[key.strip()] = int(value)
         except ValueError:
-            raise BadInput(f"argument {key.strip()} of policy {_bare(policy)} must be an integer, got {value!r}",
-                           "--policy") from None  # fmt: skip
+            raise BadInput(
+                f"argument {key.strip()} of policy {_bare(policy)} must be an integer, got {value!r}", "--policy"
+            ) from None
     try:
         return replace(cast(Any, policy), **values) if values else policy
     except ValueError as problem:

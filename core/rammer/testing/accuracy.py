@@ -24,8 +24,19 @@ from rammer.testing.weights import graph_inputs, random_inputs, reseed, runner, 
 #: Relative L2 error allowed between two fp32 implementations.
 TOLERANCE = 1e-4
 #: Models that take more than a few seconds on two CPU cores or the simulator.
-LARGE = ("vgg19", "zfnet512", "bvlc_alexnet", "resnet50", "densenet121", "inception_v1", "inception_v2", "ppocr_det",
-         "ppocr_rec", "nudenet_320n", "shufflenet")  # fmt: skip
+LARGE = (
+    "vgg19",
+    "zfnet512",
+    "bvlc_alexnet",
+    "resnet50",
+    "densenet121",
+    "inception_v1",
+    "inception_v2",
+    "ppocr_det",
+    "ppocr_rec",
+    "nudenet_320n",
+    "shufflenet",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +142,16 @@ def table(device: str, chosen: Sequence[Case], seed: int) -> Iterator[list[str]]
             r = model_error(case, device, seed)
             verdict = "ok" if r.good else "MISMATCH"
             exact = f"{r.exact:.1e}, ONNX Runtime {r.runtime_exact:.1e}" if r.exact == r.exact else ""
-            row = [str(case), f"{r.error:.2e}", exact, verdict, duration(r.compile), duration(r.device), str(r.kernels),
-                   str(r.host_nodes)]  # fmt: skip
+            row = [
+                str(case),
+                f"{r.error:.2e}",
+                exact,
+                verdict,
+                duration(r.compile),
+                duration(r.device),
+                str(r.kernels),
+                str(r.host_nodes),
+            ]
         except Exception as problem:
             reason = f"FAILED {type(problem).__name__}: {problem}".splitlines()[0][:100]
             row = [str(case), "-", "", reason, "-", "-", "-", "-"]

@@ -65,8 +65,10 @@ def _offered(device: Subject, what: str, operator: ROperator, binding: Binding) 
     device.expect(tiled, f"{what}: a candidate without a tile")
     other, names = _renamed(operator, binding)
     again = list(backend.candidates(other, names))
-    device.expect([(c.tile, c.family, c.config) for c in again] == [(c.tile, c.family, c.config) for c in found],
-                  f"{what}: other candidates where tensors have other names, by which nothing is kept")  # fmt: skip
+    device.expect(
+        [(c.tile, c.family, c.config) for c in again] == [(c.tile, c.family, c.config) for c in found],
+        f"{what}: other candidates where tensors have other names, by which nothing is kept",
+    )
     made = 0
     for one, two in list(zip(found, again, strict=True))[:KERNELS]:
         try:
@@ -90,8 +92,13 @@ def _renamed(operator: ROperator, binding: Binding) -> tuple[ROperator, Binding]
     links = tuple(Connection(names[c.producer], names[c.consumer], c.layer) for c in operator.connections)
     renamed = ROperator(names[operator.anchor.name], computes, links, tuple(names[o] for o in operator.outputs))
     storages = {names[n]: replace(s, tensor=names[n]) for n, s in binding.storages.items() if n in names}
-    return renamed, replace(binding, types={names[n]: t for n, t in binding.types.items() if n in names}, storages=storages,
-                            constants=_of(names, binding.constants), reused=_of(names, binding.reused))  # fmt: skip
+    return renamed, replace(
+        binding,
+        types={names[n]: t for n, t in binding.types.items() if n in names},
+        storages=storages,
+        constants=_of(names, binding.constants),
+        reused=_of(names, binding.reused),
+    )
 
 
 def _of(names: Mapping[str, str], chosen: frozenset[str]) -> frozenset[str]:

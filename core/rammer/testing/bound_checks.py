@@ -16,13 +16,16 @@ from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.subject import Subject
 
 #: A program, an operator that runs on the host, and a program that reads both.
-HOSTED = SmallModel("hosted", """(float[4,4] x, float[4,4] w) => (float[4] s, float[4,4] y) {
+HOSTED = SmallModel(
+    "hosted",
+    """(float[4,4] x, float[4,4] w) => (float[4] s, float[4,4] y) {
     a = MatMul(x, w)
     d = Det(a)
     y = Mul(d, x)
     axis = Constant<value = int64[1] {0}>()
     s = ReduceSum<keepdims=0>(a, axis)
-}""")
+}""",
+)
 
 
 def check_bind(device: Subject) -> None:
@@ -114,7 +117,7 @@ def _misuse(device: Subject, model: SmallModel, exe: Executable) -> None:
         ("inputs are a list, not arrays by name", lambda: bound.write([1.0])),  # type: ignore[arg-type]
         ("has no output 'nothing'", lambda: bound.to_host("nothing")),
         ("stream", lambda: exe.bind(inputs, stream="a word")),
-    ]  # fmt: skip
+    ]
     for text, call in wrong:
         fails(device, BadInput, text, call)
     exe.close()

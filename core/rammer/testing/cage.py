@@ -44,8 +44,19 @@ _PR_SET_PDEATHSIG = 1
 #: Of glibc's ``mallopt``, and how many arenas: each thread of a driver would else reserve 64 MB at its first allocation.
 _M_ARENA_MAX, ARENAS = -8, 2
 #: Audit events that mean that something was executed.
-_EXECUTES = frozenset({"os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "socket.connect",
-                       "pickle.find_class", "ctypes.dlopen/from-file"})  # fmt: skip
+_EXECUTES = frozenset(
+    {
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "subprocess.Popen",
+        "pty.spawn",
+        "socket.connect",
+        "pickle.find_class",
+        "ctypes.dlopen/from-file",
+    }
+)
 
 
 class Machinery(RammerError):
@@ -83,8 +94,9 @@ class Outcome:
         return ""
 
 
-def caged(words: Sequence[object], folder: Path, device: Sequence[str] = (), *, seconds: float = SECONDS,
-          memory: int = MEMORY) -> Outcome:  # fmt: skip
+def caged(
+    words: Sequence[object], folder: Path, device: Sequence[str] = (), *, seconds: float = SECONDS, memory: int = MEMORY
+) -> Outcome:
     """``rammer WORDS...`` in a child that may write below ``folder`` only; its cache is ``folder/cache``. ``device`` are the
     words that name the device it opens first. Machinery where it does not come so far."""
     installed()

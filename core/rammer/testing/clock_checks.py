@@ -40,11 +40,21 @@ def chain(links: int, size: int = SIZE) -> RProgram:
         operators.append(ROperator(name, (Compute.parse(line),), (), (name,), (size, size)))
     kinds = ["input", *["arena"] * (links - 1), "output"]
     room = size * size * 4
-    buffers = tuple(Buffer(f"b_{n}", "float32", size * size, k, (i - 1) * room if k == "arena" else 0)  # type: ignore[arg-type]
-                    for i, (n, k) in enumerate(zip(names, kinds, strict=True)))  # fmt: skip
-    return RProgram("chain", "test", (Port("x", "x"),), (Port("y", names[-1]),), buffers,
-                    tuple(dense(n, f"b_{n}", (size, size)) for n in names), tuple(operators), (),
-                    (tuple(Task(o.name, 0) for o in operators),))  # fmt: skip
+    buffers = tuple(
+        Buffer(f"b_{n}", "float32", size * size, k, (i - 1) * room if k == "arena" else 0)  # type: ignore[arg-type]
+        for i, (n, k) in enumerate(zip(names, kinds, strict=True))
+    )
+    return RProgram(
+        "chain",
+        "test",
+        (Port("x", "x"),),
+        (Port("y", names[-1]),),
+        buffers,
+        tuple(dense(n, f"b_{n}", (size, size)) for n in names),
+        tuple(operators),
+        (),
+        (tuple(Task(o.name, 0) for o in operators),),
+    )
 
 
 def check_clocks(device: Subject) -> None:
@@ -112,12 +122,17 @@ def _two(name: str, call: Callable[[], float]) -> dict[str, float]:
 def _contradictions(times: Mapping[str, float], simulated: bool) -> list[str]:
     """What cannot be true of one device: pairs of times that differ by more than ``FACTOR``."""
     clock = "" if simulated else ", from outside"
-    pairs = [("the long chain by the profiler", f"a run of the long chain{clock}"),
-             ("a bound run of the long chain", f"a bound run of the long chain{clock}")]  # fmt: skip
+    pairs = [
+        ("the long chain by the profiler", f"a run of the long chain{clock}"),
+        ("a bound run of the long chain", f"a bound run of the long chain{clock}"),
+    ]
     if not simulated:
         pairs.append(("a run of the long chain", f"a run of the long chain{clock}"))
     said = [(a, times[a], times[b]) for a, b in pairs]
     link = (times[f"a run of the long chain{clock}"] - times[f"a run of the short chain{clock}"]) / (LONG - SHORT)
     said.append(("a task by the profiler", times["a task by the profiler"], link))
-    return [f"{name} takes {have:.2e} s, but {want:.2e} s by the clock" for name, have, want in said
-            if not want / FACTOR <= have <= want * FACTOR]  # fmt: skip
+    return [
+        f"{name} takes {have:.2e} s, but {want:.2e} s by the clock"
+        for name, have, want in said
+        if not want / FACTOR <= have <= want * FACTOR
+    ]

@@ -129,8 +129,7 @@ def check_model(device: Subject, model: SmallModel) -> None:
         exe.close()
 
 
-def _compared(device: Subject, model: SmallModel, special: Specialised,
-              inputs: Mapping[str, Array]) -> dict[str, Array]:  # fmt: skip
+def _compared(device: Subject, model: SmallModel, special: Specialised, inputs: Mapping[str, Array]) -> dict[str, Array]:
     have, timing = special.run(inputs)
     device.expect(timing.device > 0, f"{model.name}: a run took {timing.device} s on the device")
     for name, want in reference(special.compiled, inputs).items():
@@ -288,8 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         unknown = [*(c for c in chosen.check if c not in CHECKS), *(o for o in chosen.option if "=" not in o)]
         if unknown:
-            raise BadInput(f"no check {unknown[0]!r}" if unknown[0] in chosen.check else f"option {unknown[0]!r} is no KEY=VALUE",
-                           hint=f"checks: {', '.join(CHECKS)}" if unknown[0] in chosen.check else "")  # fmt: skip
+            raise BadInput(
+                f"no check {unknown[0]!r}" if unknown[0] in chosen.check else f"option {unknown[0]!r} is no KEY=VALUE",
+                hint=f"checks: {', '.join(CHECKS)}" if unknown[0] in chosen.check else "",
+            )
         options = dict(o.split("=", 1) for o in chosen.option)
         checks = [c for c in CHECKS if not chosen.check or c in chosen.check]
         for name, problem, seconds in failures(chosen.device, options, checks):

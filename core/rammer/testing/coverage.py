@@ -24,8 +24,23 @@ Cell: TypeAlias = tuple[str, str, str]
 WIDEST, DEEP = 16, 256
 #: By what a candidate computes and where its tensors lie. Besides, by which operands are late: "free 2" is the second operand
 #: of a product of two that are no constants.
-SHAPES = ("whole", "partial", "batch", "bare", "before", "behind", "several", "constant", "free", "odd", "deep", "offset",
-          "ragged", "strided", "placed")  # fmt: skip
+SHAPES = (
+    "whole",
+    "partial",
+    "batch",
+    "bare",
+    "before",
+    "behind",
+    "several",
+    "constant",
+    "free",
+    "odd",
+    "deep",
+    "offset",
+    "ragged",
+    "strided",
+    "placed",
+)
 FEATURES = (*SHAPES, *(f"{kind} {w or 'direct'}" for kind in ("late", "free") for w in LATE))
 #: What became of candidates.
 FATES = ("run", "failed", "refused")

@@ -49,8 +49,10 @@ _NONE: Final = _Ask.CASE  # stands for no case: None may be one
 def check_tried(count: int, what: str, seconds: float) -> None:
     """BadInput where a search has tried nothing: its empty table would look as if nothing were wrong."""
     if not count:
-        raise BadInput(f"no {what} was tried in {seconds:.0f} s", hint="give more --seconds: opening the device, and making what "
-                       "is searched, takes the first of them")  # fmt: skip
+        raise BadInput(
+            f"no {what} was tried in {seconds:.0f} s",
+            hint="give more --seconds: opening the device, and making what is searched, takes the first of them",
+        )
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,22 @@ SHOWN = 2
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write coverage and failures there, as JSON.")
 @click.option("--merge", is_flag=True, help="Add up the reports FILES, and search nothing.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-def main(device: str, seconds: float, seed: int, processes: int, each: int, size: int, kinds: str, precisions: str,
-         options: tuple[str, ...], text: str, stop: bool, report: Path | None, merge: bool, files: tuple[Path, ...]) -> None:
+def main(
+    device: str,
+    seconds: float,
+    seed: int,
+    processes: int,
+    each: int,
+    size: int,
+    kinds: str,
+    precisions: str,
+    options: tuple[str, ...],
+    text: str,
+    stop: bool,
+    report: Path | None,
+    merge: bool,
+    files: tuple[Path, ...],
+) -> None:
     """Search, print what was covered and every failure, and exit with 1 if there was one."""
     if merge:
         return finish(merged(files), report)
@@ -71,8 +85,9 @@ def main(device: str, seconds: float, seed: int, processes: int, each: int, size
     finish(found, report)
 
 
-def begin(device: str, options: dict[str, str], each: int, seed: int, size: int, precisions: str, kinds: str,
-          member: Member) -> Hunt:  # fmt: skip
+def begin(
+    device: str, options: dict[str, str], each: int, seed: int, size: int, precisions: str, kinds: str, member: Member
+) -> Hunt:
     """What searches in one process; ``precisions`` and ``kinds`` with commas, "" is all precisions that the device has."""
     search = Search(device, options, each)
     offered = tuple(p for p in precisions.split(",") if p) or tuple(search.backend.vdevice.precisions)
@@ -104,9 +119,11 @@ def finish(outcome: Outcome, report: Path | None) -> None:
     never = [f for f in outcome.families if f not in {c[0] for c in outcome.coverage.cells}]
     click.echo(f"families never run: {', '.join(never) or 'none'}")
     facts: dict[str, Any] = outcome.facts
-    click.echo(f"{outcome.coverage.candidates} candidates in {facts['seconds']:.0f} s ({facts['cpu_seconds']:.0f} s of CPUs), "
-               f"{facts['device']}, seeds {', '.join(map(str, facts['seeds']))}, {facts['started']} processes, "
-               f"at most {facts['peak'] / 2**20:.0f} MiB each")  # fmt: skip
+    click.echo(
+        f"{outcome.coverage.candidates} candidates in {facts['seconds']:.0f} s ({facts['cpu_seconds']:.0f} s of CPUs), "
+        f"{facts['device']}, seeds {', '.join(map(str, facts['seeds']))}, {facts['started']} processes, "
+        f"at most {facts['peak'] / 2**20:.0f} MiB each"
+    )
     for kind, lines in sorted(outcome.failures.items()):
         click.echo(f"{kind}: {len(lines)} failed")
         for line in lines[:SHOWN]:

@@ -79,9 +79,14 @@ static void rm_group(void (*entry)(void **, char *, int), void **p, char *scratc
 )
 
 
-def case(computes: Sequence[str | Compute], values: Mapping[str, Array], tile: Sequence[int] = (),
-         layers: Mapping[tuple[str, str], str] | str = "thread", outputs: Sequence[str] = (),
-         storages: Mapping[str, Storage] | None = None) -> Case:  # fmt: skip
+def case(
+    computes: Sequence[str | Compute],
+    values: Mapping[str, Array],
+    tile: Sequence[int] = (),
+    layers: Mapping[tuple[str, str], str] | str = "thread",
+    outputs: Sequence[str] = (),
+    storages: Mapping[str, Storage] | None = None,
+) -> Case:
     """An operator from Compute texts. ``layers``: one layer for all, or by pair (others thread)."""
     parsed = tuple(Compute.parse(c) if isinstance(c, str) else c for c in computes)
     names = {c.name for c in parsed}
@@ -105,9 +110,7 @@ def reference(item: Case) -> dict[str, Array]:
     return {n: known[n] for n in item.operator.outputs}
 
 
-def compile_c(
-    functions: Sequence[CFunction], target: CTarget = C99, flags: Sequence[str] = ("-O1",)
-) -> ctypes.CDLL:
+def compile_c(functions: Sequence[CFunction], target: CTarget = C99, flags: Sequence[str] = ("-O1",)) -> ctypes.CDLL:
     """One shared library with all functions."""
     if COMPILER is None:
         raise DeviceUnavailable("no C compiler on this machine", hint="install gcc or clang")
@@ -129,11 +132,7 @@ def _entry(f: CFunction, target: CTarget) -> str:
     """``call_NAME(pointers, scratch, task, threads)``, the same for every function."""
     pointers = "".join(f"p[{k}], " for k in range(len(f.arguments)))
     one = f"void one_{f.name}(void **p, char *scratch, int task) {{ {f.name}({pointers}scratch, task); }}\n"
-    group = (
-        f"one_{f.name}(p, scratch, task)"
-        if target.single
-        else f"rm_group(one_{f.name}, p, scratch, task, threads)"
-    )
+    group = f"one_{f.name}(p, scratch, task)" if target.single else f"rm_group(one_{f.name}, p, scratch, task, threads)"
     return f"{one}void call_{f.name}(void **p, char *scratch, int task, int threads) {{ {group}; }}\n"
 
 
@@ -165,9 +164,7 @@ class Guarded:
         return same
 
 
-def run(
-    item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0, threads: int = 3
-) -> dict[str, Array]:
+def run(item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0, threads: int = 3) -> dict[str, Array]:
     """Run every task in random order; returns the outputs. Checks that nothing else was written."""
     rng = np.random.default_rng(seed)
     binding = item.binding
@@ -179,9 +176,7 @@ def run(
     start = -room.ctypes.data % 64
     entry = getattr(library, f"call_{function.name}")
     entry.restype = None
-    pointers = (ctypes.c_void_p * len(function.arguments))(
-        *[tensors[n].pointer for n, _ in function.arguments]
-    )
+    pointers = (ctypes.c_void_p * len(function.arguments))(*[tensors[n].pointer for n, _ in function.arguments])
     guard = room[start + function.scratch :].copy()
     scratch = ctypes.c_void_p(room.ctypes.data + start)
     for task in rng.permutation(item.operator.task_count):
@@ -191,9 +186,7 @@ def run(
         if written:
             assert tensors[name].untouched_outside(), f"wrote outside {name}"
         else:
-            assert np.array_equal(
-                tensors[name].buffer, tensors[name].before, equal_nan=tensors[name].buffer.dtype.kind == "f"
-            )
+            assert np.array_equal(tensors[name].buffer, tensors[name].before, equal_nan=tensors[name].buffer.dtype.kind == "f")
     return {name: tensors[name].view.copy() for name in item.operator.outputs}
 
 
@@ -202,9 +195,7 @@ def check(item: Case, target: CTarget = C99, tolerance: float = 1e-5, threads: i
     return check_all([item], target, tolerance, threads)[0]
 
 
-def check_all(
-    items: Sequence[Case], target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3
-) -> list[CFunction]:
+def check_all(items: Sequence[Case], target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> list[CFunction]:
     """``check`` for many operators, compiled together."""
     functions = [emit(item.operator, item.binding, target) for item in items]
     library = compile_c(functions, target)

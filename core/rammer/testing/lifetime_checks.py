@@ -17,13 +17,16 @@ from rammer.testing.subject import Subject
 from rammer.testing.thread_checks import SHAPES, THREADS, at_once, closing, jobs_of, run_many
 
 #: Outputs that a lazy runtime would not copy: an input, a constant, a tensor under two names, and views on the host.
-PASSED = SmallModel("passed", """(float[4,4] x, float[4,4] w) => (float[4,4] a, float[4,4] b, float[4,4] c, float[4,4] d) {
+PASSED = SmallModel(
+    "passed",
+    """(float[4,4] x, float[4,4] w) => (float[4,4] a, float[4,4] b, float[4,4] c, float[4,4] d) {
     a = Identity(x)
     b = Identity(w)
     s = Add(x, w)
     c = Identity(s)
     d = Identity(s)
-}""")
+}""",
+)
 
 
 def check_own_outputs(device: Subject) -> None:
@@ -63,10 +66,13 @@ def _closed_model(device: Subject, model: SmallModel) -> None:
     special.close()
     bound.close()
     calls: list[Callable[[], Any]] = [
-        lambda: exe.run(inputs), lambda: exe.bind(inputs), lambda: exe.prepare(inputs),
-        lambda: special.run(inputs), lambda: special.bind(inputs, {}),
+        lambda: exe.run(inputs),
+        lambda: exe.bind(inputs),
+        lambda: exe.prepare(inputs),
+        lambda: special.run(inputs),
+        lambda: special.bind(inputs, {}),
         *(call for b in (bound, done) for call in (b.run, b.seconds, b.to_host, partial(b.write, inputs))),
-    ]  # fmt: skip
+    ]
     for call in calls:
         fails(device, DeviceFailure, "closed", call)
     bound.synchronize()
@@ -84,9 +90,13 @@ def _closed_programs(device: Subject) -> None:
     loaded.close()
     loaded.close()
     calls: tuple[Callable[[], Any], ...] = (
-        lambda: loaded.run(inputs), lambda: loaded.bind(inputs, {}), bound.run, bound.seconds, bound.to_host,
+        lambda: loaded.run(inputs),
+        lambda: loaded.bind(inputs, {}),
+        bound.run,
+        bound.seconds,
+        bound.to_host,
         lambda: bound.write(inputs),
-    )  # fmt: skip
+    )
     for call in calls:
         fails(device, DeviceFailure, "closed", call)
     bound.synchronize()

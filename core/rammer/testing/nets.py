@@ -251,11 +251,14 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     "conv": ("n", "c", "m", "h", "w", "k", "s", "d", "p", "q", "g", "off"),
     "depthwise": ("n", "c", "h", "w", "k", "s", "d", "p", "q", "off"),
     "pool": ("n", "c", "h", "w", "k", "s", "p", "q", "off"),
-    "matmul": ("b", "m", "depth", "width", "off"), "gemv": ("t", "depth", "width", "off"),
-    "attention": ("n", "heads", "m", "keys", "depth", "width", "off"), "rows": ("b", "m", "depth", "t", "off"),
-    "chain": ("rows", "first", "wide", "last", "layers", "off"), "recurrent": ("t", "b", "depth", "width"),
+    "matmul": ("b", "m", "depth", "width", "off"),
+    "gemv": ("t", "depth", "width", "off"),
+    "attention": ("n", "heads", "m", "keys", "depth", "width", "off"),
+    "rows": ("b", "m", "depth", "t", "off"),
+    "chain": ("rows", "first", "wide", "last", "layers", "off"),
+    "recurrent": ("t", "b", "depth", "width"),
     "maps": ("n", "c", "h", "w", "off"),
-}  # fmt: skip
+}
 
 
 def _fits(s: Sizes) -> bool:
@@ -280,23 +283,47 @@ def _volume(*names: str) -> Callable[[Sizes], int]:
 
 
 KINDS: Mapping[str, Kind] = {
-    "conv": Kind(_conv, (*AFTER, *IMAGE, "bias", "free", "square", "reader"), _fits,
-                 lambda s: max(_area(s) * s["c"] * s["m"] * s["g"], 50 * s["n"] * s["c"] * s["g"] * s["h"] * s["w"])),
+    "conv": Kind(
+        _conv,
+        (*AFTER, *IMAGE, "bias", "free", "square", "reader"),
+        _fits,
+        lambda s: max(_area(s) * s["c"] * s["m"] * s["g"], 50 * s["n"] * s["c"] * s["g"] * s["h"] * s["w"]),
+    ),
     "depthwise": Kind(_depthwise, (*AFTER, *IMAGE, "bias", "free"), _fits, lambda s: 40 * _area(s) * s["c"]),
-    "pool": Kind(_pool, (*AFTER, *IMAGE, "average"), lambda s: _fits({**s, "d": 1}) and s["p"] < s["k"] and s["q"] < s["k"],
-                 lambda s: 40 * _area({**s, "d": 1}) * s["c"]),
-    "matmul": Kind(_matmul, (*AFTER, *IMAGE, "bias", "free", "own", "turn", "turnb", "reader", "left"), _always,
-                   _volume("b", "m", "depth", "width")),
+    "pool": Kind(
+        _pool,
+        (*AFTER, *IMAGE, "average"),
+        lambda s: _fits({**s, "d": 1}) and s["p"] < s["k"] and s["q"] < s["k"],
+        lambda s: 40 * _area({**s, "d": 1}) * s["c"],
+    ),
+    "matmul": Kind(
+        _matmul,
+        (*AFTER, *IMAGE, "bias", "free", "own", "turn", "turnb", "reader", "left"),
+        _always,
+        _volume("b", "m", "depth", "width"),
+    ),
     "gemv": Kind(_gemv, (*AFTER, "slice", "bias", "free", "turnb", "reader"), _always, _volume("t", "depth", "width")),
-    "attention": Kind(_attention, (*AFTER, "packed", "mask", "merge"), _always,
-                      lambda s: 2 * s["n"] * s["heads"] * s["m"] * max(s["keys"], s["m"]) * s["depth"]),
-    "rows": Kind(_rows, ("add", "slice", "norm", "log", "across", "arg", "mean", "reader", "bn"), _always,
-                 lambda s: 40 * s["b"] * s["m"] * s["depth"]),
+    "attention": Kind(
+        _attention,
+        (*AFTER, "packed", "mask", "merge"),
+        _always,
+        lambda s: 2 * s["n"] * s["heads"] * s["m"] * max(s["keys"], s["m"]) * s["depth"],
+    ),
+    "rows": Kind(
+        _rows,
+        ("add", "slice", "norm", "log", "across", "arg", "mean", "reader", "bn"),
+        _always,
+        lambda s: 40 * s["b"] * s["m"] * s["depth"],
+    ),
     "chain": Kind(_chain, AFTER, _always, lambda s: s["rows"] * max(s["first"], s["wide"], s["last"]) * s["layers"]),
     "recurrent": Kind(_recurrent, ("gru",), _always, lambda s: 40 * s["t"] * s["b"] * s["width"] * (s["depth"] + s["width"])),
-    "maps": Kind(_maps, (*AFTER, "slice", "turn", "take", "resize", "padded", "flat"), _always,
-                 lambda s: 120 * _volume("n", "c", "h", "w")(s)),
-}  # fmt: skip
+    "maps": Kind(
+        _maps,
+        (*AFTER, "slice", "turn", "take", "resize", "padded", "flat"),
+        _always,
+        lambda s: 120 * _volume("n", "c", "h", "w")(s),
+    ),
+}
 
 
 def model_of(kind: str, sizes: Sizes, tags: Collection[str], seed: int) -> onnx.ModelProto:

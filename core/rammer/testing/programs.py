@@ -33,8 +33,7 @@ def adding(name: str, length: int, reads: Sequence[str], tile: int, shift: int =
 def stencil(name: str, length: int, read: str, tile: int, reach: int = 1) -> ROperator:
     """``name[i] = read[i - reach] + read[i + reach]``, zero outside, in tasks of ``tile`` elements."""
     left, right = (Load(read, (add("i", d),), 0.0) for d in (-reach, reach))
-    return ROperator(name, (Compute(name, "float32", (Axis("i", length),), Op("add", (left, right))),), (), (name,),
-                     (tile,))  # fmt: skip
+    return ROperator(name, (Compute(name, "float32", (Axis("i", length),), Op("add", (left, right))),), (), (name,), (tile,))
 
 
 def summing(name: str, length: int, read: str, tile: int, extent: int) -> ROperator:
@@ -102,8 +101,15 @@ class Net:
         read = dict.fromkeys(t for o in self.operators for t in o.inputs)
         inputs = [t for t in read if t not in made and self._is_source(t)]
         results = outputs or [self.operators[-1].anchor.name]
-        return build_program("net", self.schedule(policy, veus), self, tuple(Port(t, t) for t in inputs),
-                             tuple(Port(t, t) for t in results), self.constants, policy=policy.name)  # fmt: skip
+        return build_program(
+            "net",
+            self.schedule(policy, veus),
+            self,
+            tuple(Port(t, t) for t in inputs),
+            tuple(Port(t, t) for t in results),
+            self.constants,
+            policy=policy.name,
+        )
 
     def _is_source(self, tensor: str) -> bool:
         """Neither a constant nor a view of something computed."""

@@ -34,6 +34,7 @@ SELDOM = 0.25
 #: A process ends after so many seconds, or with so many bytes, for the next to begin afresh: whatever grows stays bounded.
 LIFE, LARGE = 300.0, 6 << 30
 
+
 class Search:
     """Runs cases on one opened device."""
 

@@ -252,9 +252,18 @@ def placed(tiled: ROperator, binding: Binding, constants: Mapping[str, Array], v
         parts.outputs.append(Port(name, results[name]))
     operators = (*parts.operators, tiled)
     waits = tuple(Wait(c.name, c.total) for c in parts.counters)
-    program = RProgram("single", "single", tuple(parts.inputs), tuple(parts.outputs), tuple(parts.buffers),
-                       tuple(parts.storages), operators, tuple(parts.counters), _rows(operators, waits, veus),
-                       precision=binding.precision)  # fmt: skip
+    program = RProgram(
+        "single",
+        "single",
+        tuple(parts.inputs),
+        tuple(parts.outputs),
+        tuple(parts.buffers),
+        tuple(parts.storages),
+        operators,
+        tuple(parts.counters),
+        _rows(operators, waits, veus),
+        precision=binding.precision,
+    )
     return Placed(program, parts.given, results)
 
 

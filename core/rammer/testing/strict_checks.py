@@ -56,9 +56,11 @@ def crooked(size: int, rows: int) -> RProgram:
     head = f"f32[i:{size}, j:{size}]"
     product = f"{head} = sum[k:{size}]"
     operators = (
-        _operator(f"c: {product} x[i, k] * x[k, j]", whole), _operator(f"e: {product} x[i, k] * x[j, k]", whole),
-        _operator(f"d: {product} e[i, k] * x[k, j]", whole), _operator(f"y: {head} = c[i, j] + d[i, j]", part),
-    )  # fmt: skip
+        _operator(f"c: {product} x[i, k] * x[k, j]", whole),
+        _operator(f"e: {product} x[i, k] * x[j, k]", whole),
+        _operator(f"d: {product} e[i, k] * x[k, j]", whole),
+        _operator(f"y: {head} = c[i, j] + d[i, j]", part),
+    )
     kinds: dict[str, BufferKind] = {"x": "input", "c": "arena", "e": "arena", "d": "arena", "y": "output"}
     places = {"e": size * size * 4, "d": 2 * size * size * 4}
     buffers = tuple(Buffer(f"b{t}", "float32", size * size, kind, places.get(t, 0)) for t, kind in kinds.items())
@@ -70,8 +72,17 @@ def crooked(size: int, rows: int) -> RProgram:
     for index in range(READERS):
         waits = (Wait("c", 1), Wait("d", 1))
         table[index % rows].append(Task("y", index, waits[:: 1 if index % 2 else -1]))
-    return RProgram("crooked", "test", (Port("x", "x"),), (Port("y", "y"),), buffers,
-                    tuple(dense(t, f"b{t}", whole) for t in kinds), operators, counters, tuple(map(tuple, table)))  # fmt: skip
+    return RProgram(
+        "crooked",
+        "test",
+        (Port("x", "x"),),
+        (Port("y", "y"),),
+        buffers,
+        tuple(dense(t, f"b{t}", whole) for t in kinds),
+        operators,
+        counters,
+        tuple(map(tuple, table)),
+    )
 
 
 def crooked_result(x: Array) -> Array:
@@ -167,5 +178,14 @@ def _alone(operator: ROperator, reads: Sequence[int], writes: Sequence[int]) -> 
     """All tasks of ``operator`` from ``x`` to ``y`` in one row."""
     buffers = (Buffer("bx", "float32", int(np.prod(reads)), "input"), Buffer("by", "float32", int(np.prod(writes)), "output"))
     tasks = tuple(Task("y", i) for i in range(operator.task_count))
-    return RProgram("special", "test", (Port("x", "x"),), (Port("y", "y"),), buffers,
-                    (dense("x", "bx", tuple(reads)), dense("y", "by", tuple(writes))), (operator,), (), (tasks,))  # fmt: skip
+    return RProgram(
+        "special",
+        "test",
+        (Port("x", "x"),),
+        (Port("y", "y"),),
+        buffers,
+        (dense("x", "bx", tuple(reads)), dense("y", "by", tuple(writes))),
+        (operator,),
+        (),
+        (tasks,),
+    )

@@ -38,10 +38,15 @@ class Subject:
         if not good:
             raise ConformanceError(f"{self.spec} (seed {self.seed}): {what}")
 
-    def executable(self, model: SmallModel, policy: str = "wavefront", layout: str = "keep",
-                   resident: int = RESIDENT, precision: str = "float32") -> Executable:  # fmt: skip
+    def executable(
+        self,
+        model: SmallModel,
+        policy: str = "wavefront",
+        layout: str = "keep",
+        resident: int = RESIDENT,
+        precision: str = "float32",
+    ) -> Executable:
         """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
         source = open_source(model.build(self.rng))
         options, store = CompileOptions(policy, precision=precision, layout=layout), KernelStore(None)
-        return Executable(source, self.backend, self.spec, options, self.registry, store=store,
-                          resident=resident)  # fmt: skip
+        return Executable(source, self.backend, self.spec, options, self.registry, store=store, resident=resident)

@@ -79,8 +79,11 @@ def banded(size: int, rows: int) -> RProgram:
     a band waits for the bands of its half."""
     whole, part = (size, size), (size // BANDS, size)
     head = f"f32[i:{size}, j:{size}]"
-    lines = ((f"e: {head} = max[k:{4 * size}] x[i, k // 4] * x[k // 4, j]", whole), (f"c: {head} = x[i, j] * 2.0", part),
-             (f"y: {head} = c[i, j] * 3.0", part))  # fmt: skip
+    lines = (
+        (f"e: {head} = max[k:{4 * size}] x[i, k // 4] * x[k // 4, j]", whole),
+        (f"c: {head} = x[i, j] * 2.0", part),
+        (f"y: {head} = c[i, j] * 3.0", part),
+    )
     computes = [(Compute.parse(line), tile) for line, tile in lines]
     operators = tuple(ROperator(c.name, (c,), (), (c.name,), tile) for c, tile in computes)
     half = BANDS // 2
@@ -93,8 +96,17 @@ def banded(size: int, rows: int) -> RProgram:
         table[-1 - i % 2].append(Task("y", i, (Wait("first" if i < half else "second", half),)))
     kinds = (("x", "input"), ("e", "output"), ("c", "arena"), ("y", "output"))
     buffers = tuple(Buffer(f"b{n}", "float32", size * size, kind) for n, kind in kinds)  # type: ignore[arg-type]
-    return RProgram("banded", "test", (Port("x", "x"),), (Port("e", "e"), Port("y", "y")), buffers,
-                    tuple(dense(n, f"b{n}", whole) for n, _ in kinds), operators, counters, tuple(map(tuple, table)))  # fmt: skip
+    return RProgram(
+        "banded",
+        "test",
+        (Port("x", "x"),),
+        (Port("e", "e"), Port("y", "y")),
+        buffers,
+        tuple(dense(n, f"b{n}", whole) for n, _ in kinds),
+        operators,
+        counters,
+        tuple(map(tuple, table)),
+    )
 
 
 # --- tables -----------------------------------------------------------------------------------------
@@ -168,14 +180,20 @@ def check_guards(device: Subject) -> None:
 
 def check_names(device: Subject) -> None:
     """Ports may have any name, and are known by it alone, in whatever order they are given."""
-    model = SmallModel("ports", """(float[4] p, float[4] q, float[4] r) => (float[4] u, float[4] v) {
+    model = SmallModel(
+        "ports",
+        """(float[4] p, float[4] q, float[4] r) => (float[4] u, float[4] v) {
         u = Sub(p, q)
         v = Sub(q, r)
-    }""")
+    }""",
+    )
     segment = program_of(device, model)
     program, given, made = segment.program, *(dict(zip(s, NAMES[k:], strict=False)) for k, s in ((0, "pqr"), (1, "uv")))
-    program = replace(program, inputs=tuple(replace(p, external=given[p.external]) for p in program.inputs),
-                      outputs=tuple(replace(p, external=made[p.external]) for p in program.outputs))  # fmt: skip
+    program = replace(
+        program,
+        inputs=tuple(replace(p, external=given[p.external]) for p in program.inputs),
+        outputs=tuple(replace(p, external=made[p.external]) for p in program.outputs),
+    )
     values = model.inputs(device.rng, {})
     loaded = device.backend.load(program, segment.constants)
     have = loaded.run({given[n]: values[n] for n in "rqp"}).outputs
@@ -230,6 +248,7 @@ def check_twins(device: Subject) -> None:
 
 def _strided(constants: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
     """New values for float constants, with gaps between their elements."""
+
     def spread(array: Array) -> Array:
         room = np.zeros((*array.shape, 2), array.dtype)
         room[..., 0] = rng.standard_normal(array.shape) / 4 if array.dtype.kind == "f" else array
@@ -246,8 +265,9 @@ def _read_as_it_lies(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return result
 
 
-def _error(segment: ProgramSegment, have: Mapping[str, Array], inputs: Mapping[str, Array],
-           constants: Mapping[str, Array]) -> float:  # fmt: skip
+def _error(
+    segment: ProgramSegment, have: Mapping[str, Array], inputs: Mapping[str, Array], constants: Mapping[str, Array]
+) -> float:
     want = exact(segment, {p.tensor: inputs[p.external] for p in segment.program.inputs}, constants)
     return max(relative_error(have[p.external], np.asarray(want[p.tensor])) for p in segment.program.outputs)
 
@@ -271,8 +291,9 @@ def copying_program(length: int) -> RProgram:
     operator = ROperator("y", (Compute.parse(f"y: f32[i:{length}] = x[i]"),), (), ("y",), (length,))
     buffers = (Buffer("bx", "float32", length, "input"), Buffer("by", "float32", length, "output"))
     storages = (dense("x", "bx", (length,)), dense("y", "by", (length,)))
-    return RProgram("copy", "sequential", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, (operator,), (),
-                    ((Task("y", 0),),))  # fmt: skip
+    return RProgram(
+        "copy", "sequential", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, (operator,), (), ((Task("y", 0),),)
+    )
 
 
 def spreading_program(length: int) -> RProgram:
@@ -280,8 +301,19 @@ def spreading_program(length: int) -> RProgram:
     lines = ((f"t: f32[i:{length}] = x[i % 4]", length), ("y: f32[i:4] = t[i]", 4))
     computes = [(Compute.parse(line), tile) for line, tile in lines]
     operators = tuple(ROperator(c.name, (c,), (), (c.name,), (tile,)) for c, tile in computes)
-    buffers = tuple(Buffer(f"b{n}", "float32", size, kind)  # type: ignore[arg-type]
-                    for n, size, kind in (("x", 4, "input"), ("t", length, "arena"), ("y", 4, "output")))  # fmt: skip
+    buffers = tuple(
+        Buffer(f"b{n}", "float32", size, kind)  # type: ignore[arg-type]
+        for n, size, kind in (("x", 4, "input"), ("t", length, "arena"), ("y", 4, "output"))
+    )
     storages = (dense("x", "bx", (4,)), dense("t", "bt", (length,)), dense("y", "by", (4,)))
-    return RProgram("spread", "sequential", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, operators, (),
-                    ((Task("t", 0), Task("y", 0)),))  # fmt: skip
+    return RProgram(
+        "spread",
+        "sequential",
+        (Port("x", "x"),),
+        (Port("y", "y"),),
+        buffers,
+        storages,
+        operators,
+        (),
+        ((Task("t", 0), Task("y", 0)),),
+    )

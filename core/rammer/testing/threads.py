@@ -54,8 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)
         return problem.exit_code if isinstance(problem, RammerError) else 1
     verdict = f"{wrong} wrong" if wrong else "all right"
-    print(f"{given.device}: {made} runs from {given.threads} threads, seed {given.seed}: {verdict} "
-          f"({time.perf_counter() - start:.0f} s)")  # fmt: skip
+    print(
+        f"{given.device}: {made} runs from {given.threads} threads, seed {given.seed}: {verdict} "
+        f"({time.perf_counter() - start:.0f} s)"
+    )
     return int(wrong > 0)
 
 

@@ -27,15 +27,40 @@ ANYWHERE = ("exp", "expm1", "tanh", "erf", "atan", "sinh", "cosh", "asinh", "sin
 POSITIVE, INSIDE = ("log", "sqrt", "log1p"), ("asin", "acos", "atanh", "tan")
 #: Integers: ``a`` and ``b`` of 64 bits, ``c`` and ``d`` of 32; ``b`` and ``d`` are small and not 0.
 INTEGERS = (
-    "i64 a[i] + b[i]", "i64 a[i] - b[i]", "i64 a[i] * 3", "i64 a[i] / b[i]", "i64 a[i] // b[i]", "i64 a[i] % b[i]",
-    "i64 fmod(a[i], b[i])", "i64 max(a[i], b[i])", "i64 abs(a[i])", "i64 where(lt(a[i], b[i]), a[i], b[i])",
-    "u8 e[i] + f[i]", "u16 g[i] + g[i]", "u32 h[i] + h[i]", "i8 s[i] - 1", "i64 table(int64, [5, -3, 7, 11], i % 4) * b[i]",
-    "i32 c[i] / d[i]", "i32 c[i] // d[i]", "i32 c[i] % d[i]", "i32 fmod(c[i], d[i])", "i32 min(c[i], d[i])", "b1 le(a[i], b[i])",
-)  # fmt: skip
+    "i64 a[i] + b[i]",
+    "i64 a[i] - b[i]",
+    "i64 a[i] * 3",
+    "i64 a[i] / b[i]",
+    "i64 a[i] // b[i]",
+    "i64 a[i] % b[i]",
+    "i64 fmod(a[i], b[i])",
+    "i64 max(a[i], b[i])",
+    "i64 abs(a[i])",
+    "i64 where(lt(a[i], b[i]), a[i], b[i])",
+    "u8 e[i] + f[i]",
+    "u16 g[i] + g[i]",
+    "u32 h[i] + h[i]",
+    "i8 s[i] - 1",
+    "i64 table(int64, [5, -3, 7, 11], i % 4) * b[i]",
+    "i32 c[i] / d[i]",
+    "i32 c[i] // d[i]",
+    "i32 c[i] % d[i]",
+    "i32 fmod(c[i], d[i])",
+    "i32 min(c[i], d[i])",
+    "b1 le(a[i], b[i])",
+)
 #: Conversions; ``x`` are floats with fractions below 10,000.
-CASTS = ("i32 cast(int32, x[i])", "i64 cast(int64, x[i])", "f32 cast(float32, c[i])", "i32 cast(int32, b[i])",
-         "b1 cast(bool, c[i] % 2)", "i64 cast(int64, c[i])", "u8 cast(uint8, abs(b[i]))", "f32 cast(float32, i) * x[i]",
-         "i64 cast(int64, e[i])")  # fmt: skip
+CASTS = (
+    "i32 cast(int32, x[i])",
+    "i64 cast(int64, x[i])",
+    "f32 cast(float32, c[i])",
+    "i32 cast(int32, b[i])",
+    "b1 cast(bool, c[i] % 2)",
+    "i64 cast(int64, c[i])",
+    "u8 cast(uint8, abs(b[i]))",
+    "f32 cast(float32, i) * x[i]",
+    "i64 cast(int64, e[i])",
+)
 HALVES = ("f16 cast(float16, x[i])", "f16 h[i] * h[i]", "f16 h[i] * 0.0009765625", "f32 cast(float32, h[i]) * 3.0")
 
 
@@ -45,8 +70,12 @@ def check_functions(device: Subject) -> None:
     signs = rng.choice((-1.0, 1.0), LENGTH)
     anywhere = signs * 10.0 ** rng.uniform(-6, 1.3, LENGTH)
     anywhere[:6] = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # what is rounded, and to what
-    given = {"x": anywhere, "p": 10.0 ** rng.uniform(-6, 6, LENGTH), "u": signs * rng.uniform(1e-6, 0.99, LENGTH),
-             "n": rng.integers(-3, 4, LENGTH)}  # fmt: skip
+    given = {
+        "x": anywhere,
+        "p": 10.0 ** rng.uniform(-6, 6, LENGTH),
+        "u": signs * rng.uniform(1e-6, 0.99, LENGTH),
+        "n": rng.integers(-3, 4, LENGTH),
+    }
     values = {n: a.astype(np.float32) for n, a in given.items()} | {"w": rng.standard_normal(LENGTH)}
     lines = [f"f32 {fn}({name}[i])" for fns, name in ((ANYWHERE, "x"), (POSITIVE, "p"), (INSIDE, "u")) for fn in fns]
     _judge(device, [*lines, "f32 pow(x[i], n[i])", "f32 pow(p[i], u[i])", "f64 neg(w[i])"], values)
@@ -56,8 +85,13 @@ def check_integers(device: Subject) -> None:
     """Integers of both signs, beyond 32 bits where the type holds them, and conversions towards zero."""
     rng = device.rng
     small = rng.integers(1, 60, (2, LENGTH)) * rng.choice((-1, 1), (2, LENGTH))
-    given = {"a": rng.integers(-(2**60), 2**60, LENGTH), "b": small[0], "c": rng.integers(-(2**30), 2**30, LENGTH, np.int32),
-             "d": small[1].astype(np.int32), "x": (rng.uniform(-1e4, 1e4, LENGTH)).astype(np.float32)}  # fmt: skip
+    given = {
+        "a": rng.integers(-(2**60), 2**60, LENGTH),
+        "b": small[0],
+        "c": rng.integers(-(2**30), 2**30, LENGTH, np.int32),
+        "d": small[1].astype(np.int32),
+        "x": (rng.uniform(-1e4, 1e4, LENGTH)).astype(np.float32),
+    }
     for name, kind in (("e", "uint8"), ("f", "uint8"), ("g", "uint16"), ("h", "uint32"), ("s", "int8")):  # sums of them wrap
         given[name] = rng.integers(-100 if kind == "int8" else 0, np.iinfo(kind).max, LENGTH).astype(kind)
     given["a"][:4] = given["b"][:4] * np.array([1, -1, 5, -7])  # divides without a rest
@@ -114,5 +148,14 @@ def _program(operators: Sequence[ROperator], given: Mapping[str, Array]) -> RPro
     storages: list[Storage] = [dense(n, f"b_{n}", a.shape) for n, a in given.items()]
     storages += [dense(o.name, f"b_{o.name}", o.anchor.shape) for o in operators]
     tasks = tuple(Task(o.name, i) for o in operators for i in range(o.task_count))
-    return RProgram("values", "test", tuple(Port(n, n) for n in given), tuple(Port(o.name, o.name) for o in operators),
-                    tuple(buffers), tuple(storages), tuple(operators), (), (tasks,))  # fmt: skip
+    return RProgram(
+        "values",
+        "test",
+        tuple(Port(n, n) for n in given),
+        tuple(Port(o.name, o.name) for o in operators),
+        tuple(buffers),
+        tuple(storages),
+        tuple(operators),
+        (),
+        (tasks,),
+    )

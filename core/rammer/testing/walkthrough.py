@@ -24,9 +24,15 @@ tiny (float[1,2,8,8] x) => (float[1,5] y) {
 """
 
 _WEIGHTS = {
-    "w_conv": (4, 2, 3, 3), "w_scale": (4,), "w_shift": (4,), "w_mean": (4,), "w_variance": (4,),
-    "w_down": (4, 4, 1, 1), "w_dense": (5, 128), "w_bias": (5,),
-}  # fmt: skip
+    "w_conv": (4, 2, 3, 3),
+    "w_scale": (4,),
+    "w_shift": (4,),
+    "w_mean": (4,),
+    "w_variance": (4,),
+    "w_down": (4, 4, 1, 1),
+    "w_dense": (5, 128),
+    "w_bias": (5,),
+}
 
 
 def model() -> onnx.ModelProto:

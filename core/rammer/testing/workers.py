@@ -60,8 +60,14 @@ class Outcome:
             self.failures.setdefault(kind, []).extend(lines)
 
 
-def hunt(begin: Begin, seconds: float, size: int, stop: bool, facts: dict[str, Any],
-         keep: Callable[[Outcome], None] = lambda outcome: None) -> Outcome:  # fmt: skip
+def hunt(
+    begin: Begin,
+    seconds: float,
+    size: int,
+    stop: bool,
+    facts: dict[str, Any],
+    keep: Callable[[Outcome], None] = lambda outcome: None,
+) -> Outcome:
     """Search in ``size`` processes for ``seconds`` or, with ``stop``, until a failure: in each ``begin`` gives what searches,
     which gets the clock's time to end at. ``keep`` gets what was found so far every few seconds, so that it outlives this
     process, too."""
@@ -93,8 +99,18 @@ def hunt(begin: Begin, seconds: float, size: int, stop: bool, facts: dict[str, A
     # What the device keeps on disk is for this search alone: kernels are never asked for again.
     with tempfile.TemporaryDirectory(prefix="rammer-search-", ignore_cleanup_errors=True) as folder:
         end = started + seconds - leaving
-        crew = Crew(begin, (end for _ in count()), size, end, heard, lost, kept, leaving / 2, PATIENCE,
-                    environment={"RAMMER_CACHE": folder, "XDG_CACHE_HOME": folder})  # fmt: skip
+        crew = Crew(
+            begin,
+            (end for _ in count()),
+            size,
+            end,
+            heard,
+            lost,
+            kept,
+            leaving / 2,
+            PATIENCE,
+            environment={"RAMMER_CACHE": folder, "XDG_CACHE_HOME": folder},
+        )
         crew.run()
     return outcome
 

@@ -48,8 +48,14 @@ def peak(operator: ROperator) -> float:
     return 1.0
 
 
-def connect(graph: ComputeGraph, device: VDevice, aliases: Mapping[str, tuple[str, ...]] | None = None,
-            rate: Rate = peak, prologue_rate: Rate = peak, binding: Binding | None = None) -> TileGraph:  # fmt: skip
+def connect(
+    graph: ComputeGraph,
+    device: VDevice,
+    aliases: Mapping[str, tuple[str, ...]] | None = None,
+    rate: Rate = peak,
+    prologue_rate: Rate = peak,
+    binding: Binding | None = None,
+) -> TileGraph:
     """Group the Computes of ``graph`` into operators for ``device``.
 
     ``aliases`` maps a tensor that no Compute writes to the tensors whose memory it shares (views and
@@ -154,10 +160,14 @@ class _Connector:
             return []
         found = (self.producers[n] for n in c.reads if n in self.producers and n not in inside and n not in self.owner)
         return [
-            p for p in found
-            if p.kind == "contraction" and self._weight_bound(p) and p.name not in self.escaping
-            and [r.name for r in self.consumers[p.name]] == [c.name] and not self._depends_around(group, p)
-        ]  # fmt: skip
+            p
+            for p in found
+            if p.kind == "contraction"
+            and self._weight_bound(p)
+            and p.name not in self.escaping
+            and [r.name for r in self.consumers[p.name]] == [c.name]
+            and not self._depends_around(group, p)
+        ]
 
     def _many_rows(self, c: Compute) -> bool:
         return c.kind == "contraction" and not self._weight_bound(c)

@@ -29,8 +29,9 @@ def candidates(operator: ROperator, binding: Binding, device: VDevice, count: in
     return [operator.tiled(tile) for _, tile, _ in ranked[:count]]
 
 
-def ranked_tiles(operator: ROperator, types: Mapping[str, TensorType], device: VDevice,
-                 step: Mapping[str, int] | None = None) -> list[tuple[float, tuple[int, ...], TaskCost]]:  # fmt: skip
+def ranked_tiles(
+    operator: ROperator, types: Mapping[str, TensorType], device: VDevice, step: Mapping[str, int] | None = None
+) -> list[tuple[float, tuple[int, ...], TaskCost]]:
     """(predicted seconds, tile, cost) of every tile tried that fits, sorted. ``step`` asks that the tile
     along an axis be a multiple (or the whole extent), as register-tiled kernel families need."""
     shape = operator.anchor.shape
@@ -84,8 +85,9 @@ def _round(tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...]
     return tuple([(t if t < n else n) or 1 for t, n in zip(whole, shape, strict=True)])
 
 
-def _descend(tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...],
-             measure: Callable[[tuple[int, ...]], float]) -> None:  # fmt: skip
+def _descend(
+    tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...], measure: Callable[[tuple[int, ...]], float]
+) -> None:
     """Move to the best neighbour (one axis halved or doubled, or one up and one down) while it gains."""
     best = measure(tile)
     for _ in range(6):

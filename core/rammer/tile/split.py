@@ -37,9 +37,12 @@ def rfactor(compute: Compute, axis: str, parts: int, name: str = "") -> tuple[Co
     part = next(n for n in (f"{axis}p", *(f"{axis}p{i}" for i in range(len(taken) + 1))) if n not in taken)
     body = ex.substitute(compute.body, {axis: ex.add(ex.mul(part, inner), axis)})
     partial = replace(
-        compute, name=name or f"{compute.name}_partial", axes=(*compute.axes, Axis(part, parts)), body=body,
+        compute,
+        name=name or f"{compute.name}_partial",
+        axes=(*compute.axes, Axis(part, parts)),
+        body=body,
         reduce=tuple(Axis(r.name, inner) if r.name == axis else r for r in compute.reduce),
-    )  # fmt: skip
+    )
     whole: Expr = Load(partial.name, tuple(ex.Ref(a.name) for a in partial.axes))
     return partial, replace(compute, body=whole, reduce=(Axis(part, parts),))
 
@@ -55,8 +58,7 @@ def split_deep(graph: ComputeGraph, device: VDevice) -> ComputeGraph:
     return replace(graph, computes=tuple(computes), types=types) if len(types) > len(graph.types) else graph
 
 
-def _split(compute: Compute, types: Mapping[str, TensorType], device: VDevice,
-           taken: Names) -> tuple[Compute, Compute] | None:  # fmt: skip
+def _split(compute: Compute, types: Mapping[str, TensorType], device: VDevice, taken: Names) -> tuple[Compute, Compute] | None:
     """The smallest split, along the longest reduction axis, after which one output element's task fits."""
     if _fits(compute, types, device):
         return None

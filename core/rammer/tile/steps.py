@@ -105,9 +105,10 @@ class _Slices:
         """The readers that take every element at its own place."""
         shape = self.producers[name].shape
         return [
-            r for r in self.consumers[name]
+            r
+            for r in self.consumers[name]
             if not r.reduce and r.shape == shape and all(identity_load(ld, r) for ld in r.loads if ld.tensor == name)
-        ]  # fmt: skip
+        ]
 
     def members(self, product: Compute) -> tuple[Compute, ...]:
         """The product and all maps behind it, each once."""
@@ -172,8 +173,13 @@ class _Slicer:
         if own not in self.made:
             c, chain = self.producers[name], self.chain_of[name]
             axis = c.axes[chain.dim].name
-            self.made[own] = replace(c, name=own, axes=(*c.axes[: chain.dim], *c.axes[chain.dim + 1 :]), reduce=c.reduce,
-                                     body=ex.transform(c.body, lambda e: self._at(e, axis, step)))  # fmt: skip
+            self.made[own] = replace(
+                c,
+                name=own,
+                axes=(*c.axes[: chain.dim], *c.axes[chain.dim + 1 :]),
+                reduce=c.reduce,
+                body=ex.transform(c.body, lambda e: self._at(e, axis, step)),
+            )
             self.made[own] = self.made.pop(own)  # behind the slices that its body asked for
         return own
 
@@ -216,8 +222,11 @@ class _Slicer:
         shape = kind.shape
         if all(shape[d] == 1 for d in literal):
             return load
-        own = self._name(f"{load.tensor}_at{'_'.join(str(load.indices[d]) for d in literal)}", load.tensor,
-                         *((d, load.indices[d]) for d in literal))  # fmt: skip
+        own = self._name(
+            f"{load.tensor}_at{'_'.join(str(load.indices[d]) for d in literal)}",
+            load.tensor,
+            *((d, load.indices[d]) for d in literal),
+        )
         rest = [d for d in range(len(shape)) if d not in literal]
         if own not in self.made:
             axes = tuple(Axis(f"s{d}", shape[d]) for d in rest)

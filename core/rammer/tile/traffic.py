@@ -57,9 +57,7 @@ def task_cost(operator: ROperator, types: Mapping[str, TensorType], device: VDev
     inside = {c.name for c in operator.computes}
     transaction = device.layer("device").transaction
     traffic = sum(
-        box_bytes(box, types[name], transaction)
-        for name, box in boxes.items()
-        if name not in inside or name in operator.outputs
+        box_bytes(box, types[name], transaction) for name, box in boxes.items() if name not in inside or name in operator.outputs
     )
     work = 0
     for c in operator.computes:

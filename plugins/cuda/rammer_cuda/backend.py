@@ -108,8 +108,9 @@ class CudaBackend:
         """``candidates`` of the families that go before no others, one by one: a kernel is written to see whether it fits."""
         groups = [[f for f in self.usable if f.product], *([f] for f in self.usable if f.first is None and not f.product)]
         possible = partial(self.fits, binding=binding)
-        queues = [Queue(self._predicted(operator, binding, fs), possible, GEMM_TILES if fs[0].product else fs[0].most)
-                  for fs in groups]  # fmt: skip
+        queues = [
+            Queue(self._predicted(operator, binding, fs), possible, GEMM_TILES if fs[0].product else fs[0].most) for fs in groups
+        ]
         found = False
         for choice in leaders_first(queues):
             found = True
@@ -209,7 +210,9 @@ class CudaBackend:
     def _need_hardware(self) -> None:
         """DeviceUnavailable without a GPU; its context is there when this returns."""
         if not self.present:
-            raise DeviceUnavailable(f"target {self.gpu.architecture} was compiled for, but there is no such GPU to run on",
-                                    hint="leave out --target to use the GPU of this machine")  # fmt: skip
+            raise DeviceUnavailable(
+                f"target {self.gpu.architecture} was compiled for, but there is no such GPU to run on",
+                hint="leave out --target to use the GPU of this machine",
+            )
         if self.context is not None:
             self.context.join()

@@ -21,10 +21,17 @@ __device__ __forceinline__ void rm_store_f16(unsigned short *p, float f) {
 #: CUDA C++ under NVRTC; a thread block is one vEU. No ``restrict``: another vEU of the same launch may have
 #: written an input, and read-only pointers would license the non-coherent load path.
 CUDA = CTarget(
-    name="cuda", function="__device__", global_="", local="", constant="__device__ const",
-    thread="(int)threadIdx.x", threads="(int)blockDim.x", barrier="__syncthreads();",
+    name="cuda",
+    function="__device__",
+    global_="",
+    local="",
+    constant="__device__ const",
+    thread="(int)threadIdx.x",
+    threads="(int)blockDim.x",
+    barrier="__syncthreads();",
     types={**STANDARD, "float16": "unsigned short"},
     functions={"load:float16": "rm_load_f16({p} + {i})", "store:float16": "rm_store_f16({p} + {i}, {v})"},
     preamble="#define RM_INF __int_as_float(0x7f800000)\n#define RM_NAN __int_as_float(0x7fc00000)\n"
-    + helpers("__device__ __forceinline__", STANDARD, overloaded=False) + _HALF,
-)  # fmt: skip
+    + helpers("__device__ __forceinline__", STANDARD, overloaded=False)
+    + _HALF,
+)

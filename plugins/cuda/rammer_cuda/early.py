@@ -30,8 +30,9 @@ class Switches:
     """The switches of the loaded kernels: addresses by entry point. All are off at first."""
 
     def __init__(self, modules: Mapping[str, object]) -> None:
-        self.address = {e: check(driver().cuModuleGetGlobal(m, SWITCH), f"finding a switch of {e}")[0]
-                        for e, m in modules.items()}  # fmt: skip
+        self.address = {
+            e: check(driver().cuModuleGetGlobal(m, SWITCH), f"finding a switch of {e}")[0] for e, m in modules.items()
+        }
         self.on: frozenset[str] = frozenset()
 
     def set(self, entries: Iterable[str]) -> None:

@@ -46,8 +46,15 @@ class CudaProgram:
     ``repeat`` chains as many copies of the program in the graph, for measuring what a launch costs in a chain.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int,
-                 repeat: int = 1, writer: Writer | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        program: RProgram,
+        constants: Mapping[str, Array],
+        gpu: Gpu,
+        index: int,
+        repeat: int = 1,
+        writer: Writer | None = None,
+    ) -> None:
         self.program, self.notes = program, tuple[str, ...]()
         binding = Binding.of(program, constants)
         writer = writer or Writer()

@@ -107,19 +107,48 @@ class Gpu:
             MemoryLayer("shared", "veu", self.shared, 128.0 * self.clock * self.sms, 128, guide),
             MemoryLayer("register", "thread", 255 * 4, 12.0 * self.lanes * self.clock * self.sms, 4, guide),
         )
-        return VDevice("cuda", self.name, self.sms, layers, flops=self.flops, launch=self.launch, threads=THREADS, vector=1,
-                       resident=self.sms, source=self.source, precisions=self.precisions)  # fmt: skip
+        return VDevice(
+            "cuda",
+            self.name,
+            self.sms,
+            layers,
+            flops=self.flops,
+            launch=self.launch,
+            threads=THREADS,
+            vector=1,
+            resident=self.sms,
+            source=self.source,
+            precisions=self.precisions,
+        )
 
 
 def _h200(architecture: str) -> Gpu:
-    return Gpu(architecture, "H200 SXM", sms=132, clock=1.98e9, shared=227 << 10, l2=50 << 20, memory=141 * 10**9,
-               bandwidth=4.8e12, source="NVIDIA H200 datasheet")  # fmt: skip
+    return Gpu(
+        architecture,
+        "H200 SXM",
+        sms=132,
+        clock=1.98e9,
+        shared=227 << 10,
+        l2=50 << 20,
+        memory=141 * 10**9,
+        bandwidth=4.8e12,
+        source="NVIDIA H200 datasheet",
+    )
 
 
 #: Architecture -> the GPU that stands for it. Figures are the vendor's, per whole chip.
 TARGETS: Final[dict[str, Gpu]] = {
-    "sm_80": Gpu("sm_80", "A100 SXM 80 GB", sms=108, clock=1.41e9, shared=163 << 10, l2=40 << 20, memory=80 * 10**9,
-                 bandwidth=2.039e12, source="NVIDIA A100 datasheet"),
+    "sm_80": Gpu(
+        "sm_80",
+        "A100 SXM 80 GB",
+        sms=108,
+        clock=1.41e9,
+        shared=163 << 10,
+        l2=40 << 20,
+        memory=80 * 10**9,
+        bandwidth=2.039e12,
+        source="NVIDIA A100 datasheet",
+    ),
     "sm_90": _h200("sm_90"),
     "sm_90a": _h200("sm_90a"),
-}  # fmt: skip
+}

@@ -20,8 +20,9 @@ def gpu_count() -> int:
     try:
         status = api.cuInit(0)[0]
     except RuntimeError as problem:  # cuda.bindings raises this when libcuda is absent
-        raise MissingDependency("libcuda.so.1, which was not found",
-                                "install the NVIDIA driver; compiling with --target sm_90a needs none") from problem  # fmt: skip
+        raise MissingDependency(
+            "libcuda.so.1, which was not found", "install the NVIDIA driver; compiling with --target sm_90a needs none"
+        ) from problem
     return int(check(api.cuDeviceGetCount(), "counting GPUs")) if int(status) == 0 else 0
 
 
@@ -116,9 +117,15 @@ def gpu_of(unit: Hardware) -> Gpu:
     # Double data rate: two transfers a memory clock (kHz) on a bus of so many bits.
     bandwidth = 2e3 * attribute(index, "MEMORY_CLOCK_RATE") * attribute(index, "GLOBAL_MEMORY_BUS_WIDTH") / 8
     return Gpu(
-        unit.detail["architecture"], unit.name, sms=attribute(index, "MULTIPROCESSOR_COUNT"),
-        clock=1e3 * attribute(index, "CLOCK_RATE"), shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        l2=attribute(index, "L2_CACHE_SIZE"), memory=unit.memory, bandwidth=bandwidth, source="CUDA driver",
+        unit.detail["architecture"],
+        unit.name,
+        sms=attribute(index, "MULTIPROCESSOR_COUNT"),
+        clock=1e3 * attribute(index, "CLOCK_RATE"),
+        shared=attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        l2=attribute(index, "L2_CACHE_SIZE"),
+        memory=unit.memory,
+        bandwidth=bandwidth,
+        source="CUDA driver",
         registers=attribute(index, "MAX_REGISTERS_PER_MULTIPROCESSOR"),
         threads=attribute(index, "MAX_THREADS_PER_MULTIPROCESSOR"),
-    )  # fmt: skip
+    )

@@ -26,7 +26,8 @@ LARGEST = 1 << 24
 def kept_kernels(program: RProgram, binding: Binding, writer: Writer) -> dict[str, TaskKernel]:
     """The kernels of a program by operator, remembered for the next process. Best effort."""
     return remembered(program, binding, "kernels").get(
-        lambda record: _restored(record, program, binding, writer), lambda: writer.all(program.operators, binding), _record)
+        lambda record: _restored(record, program, binding, writer), lambda: writer.all(program.operators, binding), _record
+    )
 
 
 def remembered(program: RProgram, binding: Binding, what: str) -> Remembered:
@@ -42,8 +43,13 @@ def _record(kernels: Mapping[str, TaskKernel]) -> dict[str, Any]:
         packings = tuple(a.packing and a.packing.key for a in k.arguments)
         number = numbers.setdefault((k.entry, *packings), len(numbers))
         if number == len(distinct):
-            form = {"written": [a.written for a in k.arguments], "threads": k.threads, "shared": k.shared,
-                    "dynamic": k.dynamic, "blocks": k.blocks}  # fmt: skip
+            form = {
+                "written": [a.written for a in k.arguments],
+                "threads": k.threads,
+                "shared": k.shared,
+                "dynamic": k.dynamic,
+                "blocks": k.blocks,
+            }
             distinct.append({"like": name} if any(packings) else {"entry": k.entry, "text": k.text, **form})
         users[name] = number, [a.tensor for a in k.arguments]
     return {"kernels": distinct, "operators": users}

@@ -52,12 +52,14 @@ def kept_launches(program: RProgram) -> list[Launch]:
     if program.task_count < KEPT_FROM:
         return launches(program)
     return Remembered(program, "launches", Path(__file__).read_text()).get(
-        lambda record: _restored(record, program), lambda: launches(program), _record)
+        lambda record: _restored(record, program), lambda: launches(program), _record
+    )
 
 
 def _record(plan: list[Launch]) -> list[list[object]]:
-    return [[x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after]
-            for x in plan]  # fmt: skip
+    return [
+        [x.operator, [x.tasks[0], len(x.tasks)] if consecutive(x.tasks) is not None else [*x.tasks, None], x.after] for x in plan
+    ]
 
 
 def _restored(record: Any, program: RProgram) -> list[Launch]:
@@ -110,8 +112,9 @@ def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[Wav
         if not ready:
             raise DeviceFailure(
                 f"rows interleave tasks of dependent operators {', '.join(pending)} without waits",
-                where=f"program {program.name}, wave {number}", hint="schedule with a built-in policy",
-            )  # fmt: skip
+                where=f"program {program.name}, wave {number}",
+                hint="schedule with a built-in policy",
+            )
         for name in ready:
             result.append(_Group(number, name, tasks[name]))
             del pending[name]
@@ -122,8 +125,7 @@ def _waits(program: RProgram, placed: list[list[WaveTask]], index: dict[tuple[in
     """Launch -> bit set of the launches that its rows have waited for."""
     wave_of = {(t.task.operator, t.task.index): t.wave for wave in placed for t in wave}
     contributing = {
-        c.name: _bits({index[wave_of[c.operator, t], c.operator] for t in range(c.first, c.last)})
-        for c in program.counters
+        c.name: _bits({index[wave_of[c.operator, t], c.operator] for t in range(c.first, c.last)}) for c in program.counters
     }
     needs = [0] * len(index)
     for row in program.rows:
@@ -170,8 +172,9 @@ class _Ranges:
         for b in program.buffers:
             self.base[b.name] = b.offset if b.kind == "arena" else base
             base += 0 if b.kind == "arena" else b.nbytes + 1
-        self.of = {o.name: [self._access(t, t in o.outputs) for t in dict.fromkeys((*o.inputs, *o.outputs))]
-                   for o in program.operators}  # fmt: skip
+        self.of = {
+            o.name: [self._access(t, t in o.outputs) for t in dict.fromkeys((*o.inputs, *o.outputs))] for o in program.operators
+        }
         self.known: dict[tuple[str, str], bool] = {}
 
     def _access(self, tensor: str, writes: bool) -> _Access:
@@ -187,8 +190,9 @@ class _Ranges:
         if pair not in self.known:
             self.known[pair] = any(
                 (a.writes or b.writes) and a.low < b.high and b.low < a.high and _shared(a.storage, b.storage)
-                for a in self.of[earlier] for b in self.of[later]
-            )  # fmt: skip
+                for a in self.of[earlier]
+                for b in self.of[later]
+            )
         return self.known[pair]
 
 
@@ -202,8 +206,7 @@ class _Accesses:
 
     def __init__(self, ranges: _Ranges, groups: list[_Group]) -> None:
         self.ranges, self.operators = ranges, [g.operator for g in groups]
-        rows = [(number, a.low, a.high, a.writes)
-                for number, name in enumerate(self.operators) for a in ranges.of[name]]  # fmt: skip
+        rows = [(number, a.low, a.high, a.writes) for number, name in enumerate(self.operators) for a in ranges.of[name]]
         self.launch, self.low, self.high = (np.array([r[i] for r in rows], np.int64) for i in range(3))
         self.writes = np.array([r[3] for r in rows], bool)
 

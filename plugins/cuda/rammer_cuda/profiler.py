@@ -113,6 +113,16 @@ def whole_program(operator: ROperator, binding: Binding) -> tuple[RProgram, dict
         if use != "constant":
             (outputs if use == "output" else inputs).append(Port(name, name))
     rows = tuple((Task(operator.name, i),) for i in range(operator.task_count))
-    program = RProgram("probe", "probe", tuple(inputs), tuple(outputs), tuple(buffers), tuple(storages),
-                       (operator,), (), rows, precision=binding.precision)  # fmt: skip
+    program = RProgram(
+        "probe",
+        "probe",
+        tuple(inputs),
+        tuple(outputs),
+        tuple(buffers),
+        tuple(storages),
+        (operator,),
+        (),
+        rows,
+        precision=binding.precision,
+    )
     return program, constants

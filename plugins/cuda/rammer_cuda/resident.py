@@ -41,8 +41,9 @@ class Resident:
     share nothing but this.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int,
-                 read: Collection[str] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, read: Collection[str] | None = None
+    ) -> None:
         self.program, self.gpu, self.closed = program, gpu, False
         self.cp = cupy()
         self.device = Unit(index)
@@ -70,8 +71,10 @@ class Resident:
         need = program.arena_bytes + sum(b.nbytes for b in kept if b.kind != "arena")
         free = int(cp.cuda.runtime.memGetInfo()[0])
         if need > free:
-            raise DeviceFailure(f"out of memory: program {program.name} needs {need} bytes, {free} are free",
-                                hint="a smaller batch or input, or a GPU with more memory")  # fmt: skip
+            raise DeviceFailure(
+                f"out of memory: program {program.name} needs {need} bytes, {free} are free",
+                hint="a smaller batch or input, or a GPU with more memory",
+            )
         try:
             arena = self._unset(program.arena_bytes)
             result: dict[str, Any] = {}
@@ -224,8 +227,10 @@ class Resident:
             values = [ctypes.c_int(shared // 4)]
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(values[0]))
             blocks = 2 * self.device.multiprocessors()
-            check(driver().cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, shared, 0, ctypes.addressof(pointers), 0),
-                  "launching the kernel that fills shared memory")  # fmt: skip
+            check(
+                driver().cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, shared, 0, ctypes.addressof(pointers), 0),
+                "launching the kernel that fills shared memory",
+            )
             self.cp.cuda.runtime.deviceSynchronize()
 
     def close(self) -> None:

@@ -47,8 +47,11 @@ class Execution:
         """From ``--option executor=auto|graph|persistent`` and ``--option watchdog=SECONDS``; BadInput for anything else."""
         unknown = sorted(set(options) - {"executor", "watchdog"})
         if unknown:
-            raise BadInput(f"device cuda has no option {unknown[0]!r}", "--option",
-                           f"it takes executor={'|'.join(CHOICES)} and watchdog=SECONDS")  # fmt: skip
+            raise BadInput(
+                f"device cuda has no option {unknown[0]!r}",
+                "--option",
+                f"it takes executor={'|'.join(CHOICES)} and watchdog=SECONDS",
+            )
         choice = options.get("executor", "auto")
         if choice not in CHOICES:
             raise BadInput(f"unknown executor {choice!r}", "--option executor", f"one of: {', '.join(CHOICES)}")
@@ -65,8 +68,14 @@ def _nanoseconds(text: str) -> int:
     return max(int(seconds * 1e9), 1)
 
 
-def open_executor(program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int,
-                  how: Execution = Execution(), writer: Writer | None = None) -> Executor:  # fmt: skip
+def open_executor(
+    program: RProgram,
+    constants: Mapping[str, Array],
+    gpu: Gpu,
+    index: int,
+    how: Execution = Execution(),
+    writer: Writer | None = None,
+) -> Executor:
     """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
     choice = how.choice
     if choice == "auto" and not keeps_constants(program):
@@ -78,8 +87,9 @@ def open_executor(program: RProgram, constants: Mapping[str, Array], gpu: Gpu, i
     return PersistentProgram(program, constants, gpu, index, how.limit)
 
 
-def _measured(program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution,
-              writer: Writer | None) -> Executor:  # fmt: skip
+def _measured(
+    program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution, writer: Writer | None
+) -> Executor:
     """The executor that was measured to be faster, now or by an earlier process."""
     kept = Remembered(program, "executor", gpu.architecture)
     known = kept.read()

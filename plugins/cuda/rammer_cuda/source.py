@@ -47,8 +47,11 @@ def task_kernel(operator: ROperator, binding: Binding) -> TaskKernel:
 
 def refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
     """What to say of an operator that its family cannot compute."""
-    return DeviceFailure(f"operator {operator.name} is none for family {operator.family}: {problem}",
-                         where=operator.anchor.origin, hint="choose another tile, or no family")  # fmt: skip
+    return DeviceFailure(
+        f"operator {operator.name} is none for family {operator.family}: {problem}",
+        where=operator.anchor.origin,
+        hint="choose another tile, or no family",
+    )
 
 
 class Writer:

@@ -84,8 +84,7 @@ def trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
         functions = resident.load(kernels.values())
         records = resident.cp.zeros((int(starts[-1]), WORDS), np.uint64)
         places = tuple(int(records.data.ptr) + int(s) * WORDS * 8 for s in starts[:-1])
-        graph = Graph(build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)),
-                      resident)  # fmt: skip
+        graph = Graph(build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)), resident)
     return measured(loaded, inputs, graph, records, list(_tasks(recipe, kernels)))
 
 
@@ -112,8 +111,13 @@ def set_pointer(module: Any, name: str, address: int) -> None:
     check(api.cuMemcpyHtoD(place, value.ctypes.data, value.nbytes), f"setting {name}")
 
 
-def measured(loaded: CudaProgram | PersistentProgram, inputs: Mapping[str, Array], launch: Launchable, records: Any,
-             tasks: list[tuple[str, int]]) -> Trace:  # fmt: skip
+def measured(
+    loaded: CudaProgram | PersistentProgram,
+    inputs: Mapping[str, Array],
+    launch: Launchable,
+    records: Any,
+    tasks: list[tuple[str, int]],
+) -> Trace:
     """Replays of ``launch`` (which is closed) that fill ``records``, one for each of ``tasks``."""
     resident = loaded.resident
     resident.ready()
@@ -141,8 +145,10 @@ def _spans(program: RProgram, tasks: list[tuple[str, int]], records: Array) -> l
         raise DeviceFailure(f"program {program.name}: not every task left its times")
     first = int(records[:, 0].min())
     times = (records[:, :2] - np.uint64(first)).astype(np.float64) * 1e-9
-    return [Span(int(sm), name, index, float(start), float(end))
-            for (name, index), (start, end), sm in zip(tasks, times, records[:, 2], strict=True)]  # fmt: skip
+    return [
+        Span(int(sm), name, index, float(start), float(end))
+        for (name, index), (start, end), sm in zip(tasks, times, records[:, 2], strict=True)
+    ]
 
 
 def _tasks(recipe: Recipe, kernels: Mapping[str, TaskKernel]) -> Iterable[tuple[str, int]]:

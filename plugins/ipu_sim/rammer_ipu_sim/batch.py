@@ -136,9 +136,7 @@ class _Planner:
                 continue
             drafts += self._copy(name)
             outputs.append((name, drafts[-1].held.name))
-        steps = tuple(
-            Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items()), s.shape) for s in drafts
-        )
+        steps = tuple(Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items()), s.shape) for s in drafts)
         return Plan(self.batch, self.stages, steps, tuple(outputs), self.auxiliary)
 
     # --- what the exchange delivers -----------------------------------------------------------
@@ -154,9 +152,7 @@ class _Planner:
                 if c.name in self.spans:
                     shape = self.types[load.tensor].shape
                     spans = load_spans(load, axes, shape, self.rank, clip=False)
-                    groups.setdefault((load.tensor, repr(load.fill), is_affine(load)), []).append(
-                        (c.name, load, spans, position)
-                    )
+                    groups.setdefault((load.tensor, repr(load.fill), is_affine(load)), []).append((c.name, load, spans, position))
                 position += 1
         result: list[StagedOperand] = []
         for members in groups.values():
@@ -179,16 +175,11 @@ class _Planner:
 
     def _fits(self, name: str) -> bool:
         pairs = zip(self.spans[name], self.output, strict=True)
-        return all(
-            a.low.shape == b.low.shape and np.all(a.low == b.low) and np.all(a.high == b.high)
-            for a, b in pairs
-        )
+        return all(a.low.shape == b.low.shape and np.all(a.low == b.low) and np.all(a.high == b.high) for a, b in pairs)
 
     def _copy(self, name: str) -> list[Step]:
         axes = self.operator.anchor.axes
-        compute = Compute(
-            f"__out_{name}", self.types[name].dtype, axes, Load(name, tuple(Ref(a.name) for a in axes))
-        )
+        compute = Compute(f"__out_{name}", self.types[name].dtype, axes, Load(name, tuple(Ref(a.name) for a in axes)))
         self.spans[compute.name] = self.output
         return self._rewrite(compute)
 
@@ -269,9 +260,7 @@ def _hull(boxes: list[Spans]) -> Spans:
 
 
 def _equal(a: Spans, b: Spans) -> bool:
-    return all(
-        np.array_equal(p.low, q.low) and np.array_equal(p.high, q.high) for p, q in zip(a, b, strict=True)
-    )
+    return all(np.array_equal(p.low, q.low) and np.array_equal(p.high, q.high) for p, q in zip(a, b, strict=True))
 
 
 def _volume(spans: Spans) -> int:
@@ -318,9 +307,7 @@ class _Scope:
 
     def _load(self, load: Load) -> Expr:
         interior = load.tensor in self.planner.inside
-        held: Held = (
-            self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
-        )
+        held: Held = self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
         name, dims, fixed = held.name, held.dims, is_affine(load)
         if interior and load.fill is not None and self._leaves(load, held):
             name = self.planner.masked(name, load.fill)

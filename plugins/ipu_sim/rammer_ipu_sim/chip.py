@@ -95,12 +95,21 @@ def vdevice(chip: Chip) -> VDevice:
         MemoryLayer("local", "veu", int(chip.sram * TASK_SHARE), local, 8, SOURCES["local_bytes"]),
     )
     return VDevice(
-        name="ipu_sim", description=str(chip), veus=chip.tiles, layers=layers,
-        flops=chip.matrix_flops * chip.clock, launch=2 * chip.sync_cycles / chip.clock,
-        dispatch=chip.launch_cycles / chip.clock, threads=chip.threads,
-        vector=2, resident=chip.tiles, staged=True, simulated=True, source=SOURCES["matrix_flops"],
+        name="ipu_sim",
+        description=str(chip),
+        veus=chip.tiles,
+        layers=layers,
+        flops=chip.matrix_flops * chip.clock,
+        launch=2 * chip.sync_cycles / chip.clock,
+        dispatch=chip.launch_cycles / chip.clock,
+        threads=chip.threads,
+        vector=2,
+        resident=chip.tiles,
+        staged=True,
+        simulated=True,
+        source=SOURCES["matrix_flops"],
         precisions=("float32", "float16"),
-    )  # fmt: skip
+    )
 
 
 def hardware(chip: Chip = GC2) -> Hardware:

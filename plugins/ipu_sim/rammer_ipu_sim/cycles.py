@@ -106,9 +106,7 @@ def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> Tas
         if c.name in spans:
             compute = compute + _arithmetic(c, elements(spans[c.name], rank), chip)
     compute = np.maximum(compute, (received + written) / chip.local_bytes)
-    return TaskCosts(
-        *(np.broadcast_to(a, batch.tasks.shape) for a in (received, written, footprint, compute))
-    )
+    return TaskCosts(*(np.broadcast_to(a, batch.tasks.shape) for a in (received, written, footprint, compute)))
 
 
 def _received(reads: Sequence[Read], types: Mapping[str, TensorType], rank: int) -> Numbers:
@@ -152,8 +150,14 @@ def _arithmetic(c: Compute, points: Numbers, chip: Chip) -> Counts:
 class Accountant:
     """Counts a superstep's cycles tile by tile. ``staging`` is what a tile has left for its tasks (bytes)."""
 
-    def __init__(self, chip: Chip, homes: Mapping[str, Home], storages: Mapping[str, Storage],
-                 types: Mapping[str, TensorType], staging: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        chip: Chip,
+        homes: Mapping[str, Home],
+        storages: Mapping[str, Storage],
+        types: Mapping[str, TensorType],
+        staging: int,
+    ) -> None:
         self.chip, self.homes, self.storages, self.types, self.staging = chip, homes, storages, types, staging
 
     def superstep(self, whole: Sequence[Batch], streamed: int = 0) -> StepCycles:
@@ -161,8 +165,9 @@ class Accountant:
         costs = [task_costs(b, self.types, self.chip) for b in whole]
         veus = np.concatenate([b.veus.ravel() for b in whole])
         orders = np.concatenate([b.orders.ravel() for b in whole])
-        parts = {k: np.concatenate([getattr(c, k).ravel() for c in costs])
-                 for k in ("received", "written", "footprint", "compute")}  # fmt: skip
+        parts = {
+            k: np.concatenate([getattr(c, k).ravel() for c in costs]) for k in ("received", "written", "footprint", "compute")
+        }
         rounds = self._rounds(veus, orders, parts["footprint"])
         count = int(rounds.max(initial=0)) + 1
         place = rounds * self.chip.tiles + veus
@@ -175,10 +180,15 @@ class Accountant:
         exchange = max(by_round(parts["received"]), sent) + max(by_round(parts["written"]), stored)
         stream = math.ceil(streamed / self.chip.host_bytes * self.chip.clock)
         return StepCycles(
-            tuple(dict.fromkeys(b.operator.name for b in whole)), len(veus), count,
-            math.ceil(by_round(parts["compute"])), math.ceil(exchange / self.chip.exchange_bytes),
-            2 * count * self.chip.sync_cycles, stream, streamed,
-        )  # fmt: skip
+            tuple(dict.fromkeys(b.operator.name for b in whole)),
+            len(veus),
+            count,
+            math.ceil(by_round(parts["compute"])),
+            math.ceil(exchange / self.chip.exchange_bytes),
+            2 * count * self.chip.sync_cycles,
+            stream,
+            streamed,
+        )
 
     def _rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:
         """The round of each task: a tile stages as many tasks at once, in row order, as fit."""

@@ -46,10 +46,7 @@ def gather(stage: StagedOperand, tensor: Array) -> Array:
     if any(p != (0, 0) for p in padding):
         tensor = np.pad(tensor, padding, constant_values=missing)
     corner = [slice(int(s.low.flat[0]) + p[0], None) for s, p in zip(stage.spans, padding, strict=True)]
-    strides = [
-        sum(step[g] * w for step, w in zip(known, tensor.strides, strict=True))
-        for g in range(len(stage.dims))
-    ]
+    strides = [sum(step[g] * w for step, w in zip(known, tensor.strides, strict=True)) for g in range(len(stage.dims))]
     view = as_strided(tensor[tuple(corner)], (*stage.dims, *stage.extents), (*strides, *tensor.strides))
     return np.array(view, copy=True, order="C")
 

@@ -56,8 +56,14 @@ class Superstep:
 class LoadedProgram:
     """A program resident in the simulated tiles. ``seconds`` of its runs are simulated."""
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], chip: Chip, stream: bool = True,
-                 drop_transfer: Drop | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        program: RProgram,
+        constants: Mapping[str, Array],
+        chip: Chip,
+        stream: bool = True,
+        drop_transfer: Drop | None = None,
+    ) -> None:
         if program.veus > chip.tiles:
             raise DeviceFailure(
                 f"the program has {program.veus} rows, the chip {chip.tiles} tiles",
@@ -80,9 +86,7 @@ class LoadedProgram:
         """The constant buffers that stay in host memory; DeviceFailure when even that does not make room."""
         need, where = _largest_task(whole, self.program, self.chip)
         names: set[str] = set()
-        candidates = sorted(
-            (b for b in self.program.buffers if b.kind == "constant"), key=lambda b: (-b.size, b.name)
-        )
+        candidates = sorted((b for b in self.program.buffers if b.kind == "constant"), key=lambda b: (-b.size, b.name))
         while True:
             kept = [b for b in self.program.buffers if b.name not in names]
             taken = height(plan_homes(kept, self.chip.tiles))
@@ -99,14 +103,8 @@ class LoadedProgram:
     def _out_of_memory(self, need: int, where: str, taken: int, stream: bool) -> DeviceFailure:
         limit = self.chip.sram
         what = f"out of memory: {where} needs {need} bytes beside {taken} bytes of buffers"
-        hint = (
-            "use smaller tiles"
-            if stream or need > limit
-            else "allow streaming of constants, or use smaller tiles"
-        )
-        return DeviceFailure(
-            f"{what}; the limit is {limit} bytes", f"{self.program.name} on {self.chip}", hint
-        )
+        hint = "use smaller tiles" if stream or need > limit else "allow streaming of constants, or use smaller tiles"
+        return DeviceFailure(f"{what}; the limit is {limit} bytes", f"{self.program.name} on {self.chip}", hint)
 
     def _upload(self, constants: Mapping[str, Array]) -> None:
         images: dict[str, Array] = {}
@@ -133,9 +131,7 @@ class LoadedProgram:
             used = {program.storage[n].buffer for b in group for n in b.operator.inputs}
             streamed = sum(program.buffer[n].nbytes for n in used & self.streamed)
             plans = tuple(p for b in group for p in _affordable(b, program))
-            result.append(
-                Superstep(plans, tuple(deaths.get(number, ())), accountant.superstep(group, streamed))
-            )
+            result.append(Superstep(plans, tuple(deaths.get(number, ())), accountant.superstep(group, streamed)))
         return result
 
     # --- running ------------------------------------------------------------------------------
@@ -245,9 +241,7 @@ class LoadedProgram:
             rate = self.chip.host_bytes / 1e9
             seconds = sum(c.stream for c in self.cycles) / self.chip.clock
             share = f"{seconds * 1e6:.1f} us of the total"
-            notes.append(
-                f"streamed {streamed} bytes of constants from host memory at {rate:.1f} GB/s: {share}"
-            )
+            notes.append(f"streamed {streamed} bytes of constants from host memory at {rate:.1f} GB/s: {share}")
         return notes
 
     def close(self) -> None:

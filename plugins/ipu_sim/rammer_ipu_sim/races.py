@@ -38,9 +38,7 @@ class _Shadow:
     def blank(size: int, veus: int, ready: bool) -> _Shadow:
         """``ready`` memory (inputs, constants) counts as written before the run."""
         row = np.full(size, NEVER, dtype=np.int64)
-        return _Shadow(
-            row, np.full(size, -1 if ready else 0, dtype=np.int64), np.full((size, veus), -1, dtype=np.int64)
-        )
+        return _Shadow(row, np.full(size, -1 if ready else 0, dtype=np.int64), np.full((size, veus), -1, dtype=np.int64))
 
 
 def races(program: RProgram) -> list[str]:
@@ -54,8 +52,11 @@ def races(program: RProgram) -> list[str]:
 class _Replay:
     def __init__(self, program: RProgram) -> None:
         self.program = program
-        fixed = {b.name: _Shadow.blank(b.nbytes, program.veus, b.kind in ("input", "constant"))
-                 for b in program.buffers if b.kind != "arena"}  # fmt: skip
+        fixed = {
+            b.name: _Shadow.blank(b.nbytes, program.veus, b.kind in ("input", "constant"))
+            for b in program.buffers
+            if b.kind != "arena"
+        }
         self.shadows = {"": _Shadow.blank(program.arena_bytes, program.veus, False), **fixed}
         self.ends: dict[tuple[str, int], Indices] = {}
         self.problems: list[str] = []

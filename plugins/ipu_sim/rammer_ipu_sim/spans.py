@@ -87,16 +87,10 @@ def _table(e: Table, inner: IndexRange | None, rank: int) -> IndexRange | None:
         return IndexRange(constant(int(values.min()), rank), constant(int(values.max()), rank))
     first = np.clip(inner.low, 0, len(values) - 1)
     last = np.clip(inner.high, first, len(values) - 1)
-    pairs, place = np.unique(
-        np.stack(np.broadcast_arrays(first, last), -1).reshape(-1, 2), axis=0, return_inverse=True
-    )
+    pairs, place = np.unique(np.stack(np.broadcast_arrays(first, last), -1).reshape(-1, 2), axis=0, return_inverse=True)
     shape = np.broadcast_shapes(first.shape, last.shape)
-    low = np.array([int(values[a : b + 1].min()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(
-        shape
-    )
-    high = np.array([int(values[a : b + 1].max()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(
-        shape
-    )
+    low = np.array([int(values[a : b + 1].min()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(shape)
+    high = np.array([int(values[a : b + 1].max()) for a, b in pairs], dtype=np.int64)[place.ravel()].reshape(shape)
     return IndexRange(low, high)
 
 
@@ -202,9 +196,7 @@ def _narrow(span: IndexRange) -> IndexRange:
     return IndexRange(low, high)
 
 
-def propagate(
-    operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool
-) -> dict[str, Spans]:
+def propagate(operator: ROperator, output: Spans, types: Mapping[str, TensorType], clip: bool) -> dict[str, Spans]:
     """The box of every Compute of ``operator`` from the tasks' output boxes, backwards.
 
     ``clip=True`` gives what the tasks really need; ``clip=False`` boxes of one size for all tasks, which

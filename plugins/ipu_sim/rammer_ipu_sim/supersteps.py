@@ -55,9 +55,7 @@ def supersteps(program: RProgram) -> list[dict[str, Placed]]:
     for wave in waves(program):
         names = list(dict.fromkeys([t.task.operator for t in wave]))
         phases = _phases(wave, conflicts) if conflicts.among(names) else [0] * len(wave)
-        parts: list[dict[str, tuple[list[int], list[int], list[int]]]] = [
-            {} for _ in range(max(phases, default=0) + 1)
-        ]
+        parts: list[dict[str, tuple[list[int], list[int], list[int]]]] = [{} for _ in range(max(phases, default=0) + 1)]
         for order, (item, phase) in enumerate(zip(wave, phases, strict=True)):
             # A wave lists the tasks of each row in row order.
             veus, orders, tasks = parts[phase].setdefault(item.task.operator, ([], [], []))
@@ -150,9 +148,7 @@ def halves(batch: Batch) -> list[Batch]:
     middle = sizes[axis] // 2
     parts = []
     for piece in (range(middle), range(middle, sizes[axis])):
-        parts.append(
-            _part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost)
-        )
+        parts.append(_part(batch, [piece if d == axis else range(n) for d, n in enumerate(sizes)], batch.lost))
     return parts
 
 

@@ -59,11 +59,16 @@ def program(
             seen.add(row)
         start += o.task_count
     return RProgram(
-        "test", "hand", tuple(Port(n, n) for n in inputs), tuple(Port(n, n) for n in outputs),
-        tuple(_buffers(stored, reuse)), tuple(dense(n, f"b_{n}", t.shape) for n, (t, _) in stored.items()),
-        tuple(operators), tuple(Counter(f"c_{o.name}", o.name, 0, o.task_count) for o in operators),
+        "test",
+        "hand",
+        tuple(Port(n, n) for n in inputs),
+        tuple(Port(n, n) for n in outputs),
+        tuple(_buffers(stored, reuse)),
+        tuple(dense(n, f"b_{n}", t.shape) for n, (t, _) in stored.items()),
+        tuple(operators),
+        tuple(Counter(f"c_{o.name}", o.name, 0, o.task_count) for o in operators),
         tuple(tuple(r) for r in rows),
-    )  # fmt: skip
+    )
 
 
 def _buffers(stored: Mapping[str, tuple[TensorType, BufferKind]], reuse: bool) -> list[Buffer]:

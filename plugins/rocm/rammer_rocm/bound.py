@@ -55,8 +55,7 @@ class OpenClBound:
     ``pyopencl.array.Array``; a host array is copied to one when it is bound.
     """
 
-    def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
-                 stream: Any = None) -> None:  # fmt: skip
+    def __init__(self, program: Queued, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> None:
         self._program, self._closed, self.stream = program, False, program.queue
         self._on_cpu = program.threads == 1
         if stream is not None and stream is not program.queue:
@@ -115,18 +114,31 @@ class OpenClBound:
         if isinstance(array, np.ndarray):
             self._program.write(tensor, array, blocking=False)
         elif array.nbytes:
-            opencl().enqueue_copy(self.stream, self._program.buffer, array.base_data, byte_count=array.nbytes,
-                                  src_offset=array.offset, dst_offset=self._program.start(tensor))  # fmt: skip
+            opencl().enqueue_copy(
+                self.stream,
+                self._program.buffer,
+                array.base_data,
+                byte_count=array.nbytes,
+                src_offset=array.offset,
+                dst_offset=self._program.start(tensor),
+            )
 
     def _copy_out(self, tensor: str, array: Any) -> None:
         if not array.nbytes:
             return
         if not isinstance(array, np.ndarray):
-            opencl().enqueue_copy(self.stream, array.base_data, self._program.buffer, byte_count=array.nbytes,
-                                  src_offset=self._program.start(tensor), dst_offset=array.offset)  # fmt: skip
+            opencl().enqueue_copy(
+                self.stream,
+                array.base_data,
+                self._program.buffer,
+                byte_count=array.nbytes,
+                src_offset=self._program.start(tensor),
+                dst_offset=array.offset,
+            )
         elif array.flags.c_contiguous:
-            opencl().enqueue_copy(self.stream, array, self._program.buffer, src_offset=self._program.start(tensor),
-                                  is_blocking=False)  # fmt: skip
+            opencl().enqueue_copy(
+                self.stream, array, self._program.buffer, src_offset=self._program.start(tensor), is_blocking=False
+            )
         else:
             np.copyto(array, self._program.read(tensor))
 

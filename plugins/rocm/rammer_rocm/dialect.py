@@ -10,9 +10,15 @@ from rammer.codegen.vectors import MATH, WIDTHS, Vectors, vector_name, vectors
 
 _TYPES: Final = {
     **STANDARD,
-    "bool": "uchar", "int8": "char", "uint8": "uchar", "uint16": "ushort", "uint32": "uint",
-    "int64": "long", "uint64": "ulong", "float16": "half",
-}  # fmt: skip
+    "bool": "uchar",
+    "int8": "char",
+    "uint8": "uchar",
+    "uint16": "ushort",
+    "uint32": "uint",
+    "int64": "long",
+    "uint64": "ulong",
+    "float16": "half",
+}
 _VECTORS = """
 #define rm_f{w} float{w}
 #define rm_i{w} int{w}
@@ -38,16 +44,22 @@ _SPELLED: Final = {"round": "rint", "abs": "fabs"}
 
 #: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.
 OPENCL = CTarget(
-    name="opencl", function="", global_="__global", local="__local", constant="__constant",
-    thread="(int)get_local_id(0)", threads="(int)get_local_size(0)", barrier="barrier(CLK_LOCAL_MEM_FENCE);",
+    name="opencl",
+    function="",
+    global_="__global",
+    local="__local",
+    constant="__constant",
+    thread="(int)get_local_id(0)",
+    threads="(int)get_local_size(0)",
+    barrier="barrier(CLK_LOCAL_MEM_FENCE);",
     types=_TYPES,
-    functions={n: n for n in MATH} | _SPELLED | {
-        "load:float16": "vload_half({i}, {p})",
-        "store:float16": "vstore_half({v}, {i}, {p})"},
+    functions={n: n for n in MATH}
+    | _SPELLED
+    | {"load:float16": "vload_half({i}, {p})", "store:float16": "vstore_half({v}, {i}, {p})"},
     preamble="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
     "#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("inline static", _TYPES, overloaded=True, double_guard="defined(cl_khr_fp64)")
     + vectors(Vectors(_VECTORS, "inline static", "v.s{k}", _builtin, halves=True)),
     vectors=WIDTHS,
     restrict="restrict",
-)  # fmt: skip
+)

@@ -104,8 +104,7 @@ def make_table(program: RProgram, function_of: Mapping[str, int], row_of: Mappin
         used = tuple(sorted({function_of[t.task.operator] for t in wave}))
         kernel_of_wave.append(members.setdefault(used, len(members)))
     flat = np.array(runs or [(0,) * RUN_WORDS], dtype=np.int32)
-    return Table(np.array(starts, np.int32), flat, np.array(filled or [0], np.int32), tuple(members),
-                 tuple(kernel_of_wave))  # fmt: skip
+    return Table(np.array(starts, np.int32), flat, np.array(filled or [0], np.int32), tuple(members), tuple(kernel_of_wave))
 
 
 def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -125,8 +124,9 @@ def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[s
 class OpenClProgram:
     """A program resident on an OpenCL device."""
 
-    def __init__(self, builder: Builder, queue: Any, device: VDevice, program: RProgram,
-                 constants: Mapping[str, Array], single: bool) -> None:  # fmt: skip
+    def __init__(
+        self, builder: Builder, queue: Any, device: VDevice, program: RProgram, constants: Mapping[str, Array], single: bool
+    ) -> None:
         context = queue.context
         self.program, self.queue, self.single, self.closed = program, queue, single, False
         binding = Binding.of(program, constants)
@@ -170,8 +170,10 @@ class OpenClProgram:
         return self.memory.buffers[storage.buffer] + storage.offset * size
 
     def _check_memory(self, device: Any, scratch: int) -> None:
-        limits = (("one allocation", self.memory.nbytes, int(device.max_mem_alloc_size)),
-                  ("memory", self.memory.nbytes + scratch, int(device.global_mem_size)))  # fmt: skip
+        limits = (
+            ("one allocation", self.memory.nbytes, int(device.max_mem_alloc_size)),
+            ("memory", self.memory.nbytes + scratch, int(device.global_mem_size)),
+        )
         for what, need, limit in limits:
             if need > limit:
                 raise DeviceFailure(
@@ -179,8 +181,9 @@ class OpenClProgram:
                     hint="use a smaller batch, or a device with more memory",
                 )
 
-    def _upload(self, context: Any, arguments: Array, constants: Mapping[str, Array],
-                functions: Mapping[str, TaskFunction], scratch: int) -> None:  # fmt: skip
+    def _upload(
+        self, context: Any, arguments: Array, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction], scratch: int
+    ) -> None:
         cl = opencl()
         flags = cl.mem_flags
         try:
@@ -304,8 +307,9 @@ class OpenClProgram:
         cl.enqueue_fill_buffer(self.queue, self.spill, np.uint8(255), 0, self.spill.size)
         for buffer in self.program.buffers:
             if buffer.kind != "constant" and buffer.nbytes:
-                cl.enqueue_copy(self.queue, self.buffer, np.full(buffer.nbytes, 255, np.uint8),
-                                dst_offset=self.memory.buffers[buffer.name])  # fmt: skip
+                cl.enqueue_copy(
+                    self.queue, self.buffer, np.full(buffer.nbytes, 255, np.uint8), dst_offset=self.memory.buffers[buffer.name]
+                )
 
     def start(self, tensor: str) -> int:
         """Byte address of a dense tensor, which has a buffer of its own."""

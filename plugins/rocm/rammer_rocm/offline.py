@@ -64,10 +64,18 @@ class Card:
             MemoryLayer("register", "thread", 255 * 4, 768.0 * self.clock * self.units, 4, "256 VGPRs a work-item"),
         )
         return VDevice(
-            name="opencl_gpu", description=f"{target}: {self.description}", veus=self.units, layers=layers,
-            flops=2.0 * 64 * self.clock, launch=GPU_LAUNCH, threads=GPU_THREADS, vector=1, resident=self.units,
-            source=self.source, precisions=PRECISIONS,
-        )  # fmt: skip
+            name="opencl_gpu",
+            description=f"{target}: {self.description}",
+            veus=self.units,
+            layers=layers,
+            flops=2.0 * 64 * self.clock,
+            launch=GPU_LAUNCH,
+            threads=GPU_THREADS,
+            vector=1,
+            resident=self.units,
+            source=self.source,
+            precisions=PRECISIONS,
+        )
 
 
 GIB = 1 << 30
@@ -138,10 +146,20 @@ class Toolchain:
                 source = Path(folder) / "kernel.cl"
                 source.write_text(text)
                 command = [
-                    self.clang, "-x", "cl", "-cl-std=CL2.0", "-O3", "-target", "amdgcn-amd-amdhsa",
-                    f"-mcpu={self.target}", f"--rocm-device-lib-path={self.bitcode}",
-                    "-Rpass-analysis=kernel-resource-usage", str(source), "-o", str(source.with_suffix(".so")),
-                ]  # fmt: skip
+                    self.clang,
+                    "-x",
+                    "cl",
+                    "-cl-std=CL2.0",
+                    "-O3",
+                    "-target",
+                    "amdgcn-amd-amdhsa",
+                    f"-mcpu={self.target}",
+                    f"--rocm-device-lib-path={self.bitcode}",
+                    "-Rpass-analysis=kernel-resource-usage",
+                    str(source),
+                    "-o",
+                    str(source.with_suffix(".so")),
+                ]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 errors = [line for line in done.stderr.splitlines() if "error" in line][:8]

@@ -80,18 +80,26 @@ def repeated(operator: ROperator, binding: Binding, rows: int, length: int, veus
         buffers.append(Buffer(f"b_{name}", binding.types[name].dtype, size, kind))
     count = operator.task_count
     table = tuple(
-        tuple(Task(operator.name, (v + i * rows) % count) for i in range(length)) if v < rows else ()
-        for v in range(veus)
+        tuple(Task(operator.name, (v + i * rows) % count) for i in range(length)) if v < rows else () for v in range(veus)
     )
     inputs = tuple(Port(n, n) for n in operator.inputs if n not in binding.constants)
     outputs = tuple(Port(n, n) for n in operator.outputs)
-    return RProgram("profile", "profile", inputs, outputs, tuple(buffers), tuple(storages), (operator,), (), table,
-                    precision=binding.precision)  # fmt: skip
+    return RProgram(
+        "profile",
+        "profile",
+        inputs,
+        outputs,
+        tuple(buffers),
+        tuple(storages),
+        (operator,),
+        (),
+        table,
+        precision=binding.precision,
+    )
 
 
 def random_arrays(program: RProgram, kind: BufferKind, rng: np.random.Generator) -> dict[str, Array]:
     """Random values for the tensors of ``kind`` buffers."""
     return {
-        s.tensor: random_values(program.types[s.tensor], rng)
-        for s in program.storages if program.buffer[s.buffer].kind == kind
-    }  # fmt: skip
+        s.tensor: random_values(program.types[s.tensor], rng) for s in program.storages if program.buffer[s.buffer].kind == kind
+    }

@@ -83,8 +83,9 @@ class Shape:
     scratch: int
 
 
-def program_text(functions: Sequence[TaskFunction], sets: Sequence[Sequence[int]], shape: Shape,
-                 dialect: CTarget, single: bool) -> str:  # fmt: skip
+def program_text(
+    functions: Sequence[TaskFunction], sets: Sequence[Sequence[int]], shape: Shape, dialect: CTarget, single: bool
+) -> str:
     """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
     ``single`` there is one kernel, ``program``, that calls them all."""
     parts = [dialect.preamble]
@@ -92,9 +93,17 @@ def program_text(functions: Sequence[TaskFunction], sets: Sequence[Sequence[int]
     head = f"__attribute__((reqd_work_group_size({shape.threads}, 1, 1)))"
     if single:
         walk = _walk(functions, range(len(functions)), "row", shape)
-        parts.append(_SINGLE.format(head=head, parameters=_PARAMETERS, scratch=_scratch(shape), walk=walk,
-                                    veus=shape.veus, line=LINE_WORDS,
-                                    patience=PATIENCE))  # fmt: skip
+        parts.append(
+            _SINGLE.format(
+                head=head,
+                parameters=_PARAMETERS,
+                scratch=_scratch(shape),
+                walk=walk,
+                veus=shape.veus,
+                line=LINE_WORDS,
+                patience=PATIENCE,
+            )
+        )
         return "\n".join(parts)
     for number, members in enumerate(sets):
         walk = _walk(functions, members, "row", shape)

@@ -50,8 +50,10 @@ def units() -> list[Any]:
     except cl.Error:
         found = []  # so the loader says that there is no platform
     if not found:
-        raise MissingDependency("an OpenCL runtime that has a unit", f"pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE}, or a "
-                                f"GPU's driver ({prepare_icd().why})")  # fmt: skip
+        raise MissingDependency(
+            "an OpenCL runtime that has a unit",
+            f"pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE}, or a GPU's driver ({prepare_icd().why})",
+        )
     return sorted(found, key=_rank)
 
 
@@ -171,5 +173,3 @@ def _l2_bytes(device: Any) -> tuple[int, str]:
     known = int(device.global_mem_cache_size)
     # Some runtimes report the shared last level: half a megabyte is what every recent core has at least.
     return min(known, 1 << 19) if known else 1 << 18, "CL_DEVICE_GLOBAL_MEM_CACHE_SIZE"
-
-

@@ -96,8 +96,12 @@ class Compiler:
     def _build(self, text: str) -> ctypes.CDLL:
         place = Path(self.folder.name, f"{len(os.listdir(self.folder.name))}.c")
         place.write_text(text)
-        done = subprocess.run([self.path, *FLAGS, str(place), "-o", str(place.with_suffix(".so")), "-lm"],
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [self.path, *FLAGS, str(place), "-o", str(place.with_suffix(".so")), "-lm"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise DeviceFailure("the C compiler rejected a kernel: " + "\n".join(done.stderr.splitlines()[:5]), where=str(place))
         return ctypes.CDLL(str(place.with_suffix(".so")))
@@ -147,8 +151,16 @@ class CProgram:
             entries = np.zeros(len(row), ENTRY)
             for place, task in enumerate(row):
                 raised = [self.place[c.name] for c in counters.get(task.operator, ()) if c.first <= task.index < c.last]
-                entries[place] = (self.kernels_of[task.operator], self.pointers[task.operator].ctypes.data, task.index,
-                                  wait, len(task.waits), len(signals), len(raised), 0)  # fmt: skip
+                entries[place] = (
+                    self.kernels_of[task.operator],
+                    self.pointers[task.operator].ctypes.data,
+                    task.index,
+                    wait,
+                    len(task.waits),
+                    len(signals),
+                    len(raised),
+                    0,
+                )
                 wait, signals = wait + len(task.waits), signals + raised
             self.rows.append(entries)
         self.signals = np.array(signals, np.int32)

@@ -29,13 +29,47 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Inputs that decide shapes or geometry: the models people export have them as constants, node tests as
 #: graph inputs, which the harness turns into constants.
 STATIC_INPUTS: dict[str, tuple[int, ...]] = {
-    **{op: (1,) for op in (
-        "Reshape", "Expand", "Tile", "Unsqueeze", "Squeeze", "Split", "CumSum", "CumProd", "ReduceSum", "ReduceMean",
-        "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
-        "ReduceSumSquare", "Upsample", "TopK", "OneHot", "Trilu", "Col2Im", "AffineGrid", "CenterCropPad")},
-    "ConstantOfShape": (0,), "Range": (0, 1, 2), "Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "Resize": (1, 2, 3),
-    "LSTM": (4,), "GRU": (4,), "RNN": (4,), "Dropout": (1, 2), "Clip": (),
-}  # fmt: skip
+    **{
+        op: (1,)
+        for op in (
+            "Reshape",
+            "Expand",
+            "Tile",
+            "Unsqueeze",
+            "Squeeze",
+            "Split",
+            "CumSum",
+            "CumProd",
+            "ReduceSum",
+            "ReduceMean",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceSumSquare",
+            "Upsample",
+            "TopK",
+            "OneHot",
+            "Trilu",
+            "Col2Im",
+            "AffineGrid",
+            "CenterCropPad",
+        )
+    },
+    "ConstantOfShape": (0,),
+    "Range": (0, 1, 2),
+    "Slice": (1, 2, 3, 4),
+    "Pad": (1, 2, 3),
+    "Resize": (1, 2, 3),
+    "LSTM": (4,),
+    "GRU": (4,),
+    "RNN": (4,),
+    "Dropout": (1, 2),
+    "Clip": (),
+}
 
 
 def lower_model(model: ModelProto, inputs: Mapping[str, Array]) -> ComputeGraph:
@@ -68,21 +102,19 @@ def with_static_inputs(model: ModelProto, inputs: Mapping[str, Array]) -> ModelP
     result = ModelProto()
     result.CopyFrom(model)
     kept = [v for v in result.graph.input if v.name not in names]
-    result.graph.initializer.extend(
-        numpy_helper.from_array(inputs[v.name], v.name) for v in model.graph.input if v.name in names
-    )
+    result.graph.initializer.extend(numpy_helper.from_array(inputs[v.name], v.name) for v in model.graph.input if v.name in names)
     del result.graph.input[:]
     result.graph.input.extend(kept)
     return result
 
 
-def node_model(op: str, inputs: Mapping[str, Array], outputs: int = 1, opset: int = TARGET_OPSET,
-               **attributes: Any) -> ModelProto:  # fmt: skip
+def node_model(
+    op: str, inputs: Mapping[str, Array], outputs: int = 1, opset: int = TARGET_OPSET, **attributes: Any
+) -> ModelProto:
     """A model of one node. An input named "" is absent; output names are ``y0, y1, ...``."""
     names = [f"y{i}" for i in range(outputs)]
     node = helper.make_node(op, list(inputs), names, **attributes)
-    ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-             for n, a in inputs.items() if n]  # fmt: skip
+    ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items() if n]
     results = [helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in names]
     graph = helper.make_graph([node], op.lower(), ports, results)
     for value in graph.output:
@@ -151,9 +183,7 @@ def compare(actual: Sequence[Array], expected: Sequence[Array], rtol: float, ato
 def _check_fresh(case: Any, inputs: Mapping[str, Array], reference: Runner) -> None:
     """Random floats of the same shapes against ``reference``, where that runs the model."""
     rng = np.random.default_rng()
-    static = {v.name for v in case.model.graph.input} - {
-        v.name for v in with_static_inputs(case.model, inputs).graph.input
-    }
+    static = {v.name for v in case.model.graph.input} - {v.name for v in with_static_inputs(case.model, inputs).graph.input}
     fresh = {
         n: np.asarray(rng.uniform(0.1, 1.0, a.shape), a.dtype) if a.dtype.kind == "f" and n not in static else a
         for n, a in inputs.items()
@@ -181,14 +211,19 @@ def ort_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Array] |
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return list(session.run(None, dict(inputs)))
-    except (
-        Exception
-    ):  # ORT's own exceptions derive from Exception only; it lacks this operator, type or opset
+    except Exception:  # ORT's own exceptions derive from Exception only; it lacks this operator, type or opset
         return None
 
 
-def check_random(op: str, inputs: Mapping[str, Array], outputs: int = 1, opset: int = TARGET_OPSET,
-                 rtol: float = 1e-4, atol: float = 1e-5, **attributes: Any) -> ComputeGraph:  # fmt: skip
+def check_random(
+    op: str,
+    inputs: Mapping[str, Array],
+    outputs: int = 1,
+    opset: int = TARGET_OPSET,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    **attributes: Any,
+) -> ComputeGraph:
     """One node on the given data against ONNX Runtime, in both precisions. Returns the lowered graph."""
     model = node_model(op, inputs, outputs, opset, **attributes)
     expected = ort_outputs(onnx.shape_inference.infer_shapes(model), {n: a for n, a in inputs.items() if n})

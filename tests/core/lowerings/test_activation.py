@@ -9,8 +9,25 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, node_cases, node_model, run_node_model
 
-OPS = ("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Sigmoid", "Swish", "HardSigmoid",
-       "HardSwish", "Softplus", "Mish", "Softsign", "Gelu", "Shrink", "Clip")  # fmt: skip
+OPS = (
+    "Relu",
+    "LeakyRelu",
+    "PRelu",
+    "Elu",
+    "Selu",
+    "Celu",
+    "ThresholdedRelu",
+    "Sigmoid",
+    "Swish",
+    "HardSigmoid",
+    "HardSwish",
+    "Softplus",
+    "Mish",
+    "Softsign",
+    "Gelu",
+    "Shrink",
+    "Clip",
+)
 
 
 def _normal(*shape: int, scale: float = 2.0) -> np.ndarray:
@@ -25,11 +42,17 @@ def test_node_case(case: Any) -> None:
 @pytest.mark.parametrize(
     ("op", "attributes"),
     [(op, {}) for op in OPS if op not in ("PRelu", "Swish")]
-    + [("LeakyRelu", {"alpha": 0.3}), ("Elu", {"alpha": 0.7}), ("Celu", {"alpha": 1.7}),
-       ("Selu", {"alpha": 1.2, "gamma": 0.8}), ("ThresholdedRelu", {"alpha": 0.4}),
-       ("HardSigmoid", {"alpha": 0.3, "beta": 0.1}), ("Shrink", {"bias": 0.3, "lambd": 0.9}),
-       ("Gelu", {"approximate": "tanh"})],
-)  # fmt: skip
+    + [
+        ("LeakyRelu", {"alpha": 0.3}),
+        ("Elu", {"alpha": 0.7}),
+        ("Celu", {"alpha": 1.7}),
+        ("Selu", {"alpha": 1.2, "gamma": 0.8}),
+        ("ThresholdedRelu", {"alpha": 0.4}),
+        ("HardSigmoid", {"alpha": 0.3, "beta": 0.1}),
+        ("Shrink", {"bias": 0.3, "lambd": 0.9}),
+        ("Gelu", {"approximate": "tanh"}),
+    ],
+)
 def test_random(op: str, attributes: dict[str, Any]) -> None:
     check_random(op, {"x": _normal(3, 4, 5)}, **attributes)
 

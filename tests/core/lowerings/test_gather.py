@@ -13,8 +13,20 @@ from rammer.frontend.lowering import CannotLower
 from rammer.ir import expr as ex
 from rammer.ir.expr import Table
 
-OPS = ("Gather", "GatherElements", "GatherND", "OneHot", "ReverseSequence", "ScatterElements", "ScatterND", "TopK",
-       "NonZero", "Unique", "Compress", "NonMaxSuppression")  # fmt: skip
+OPS = (
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "OneHot",
+    "ReverseSequence",
+    "ScatterElements",
+    "ScatterND",
+    "TopK",
+    "NonZero",
+    "Unique",
+    "Compress",
+    "NonMaxSuppression",
+)
 
 
 @pytest.mark.parametrize("case", node_cases(*OPS))

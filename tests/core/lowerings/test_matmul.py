@@ -22,9 +22,19 @@ def test_node_case(case: Any) -> None:
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4, 5)), ((2, 1, 3, 4), (7, 4, 5)),
-     ((3, 4), (2, 4, 5)), ((2, 3, 4), (4,)), ((1, 1, 4), (6, 4, 1)), ((3, 1), (1, 5))],
-)  # fmt: skip
+    [
+        ((3, 4), (4, 5)),
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((4,), (4,)),
+        ((2, 3, 4), (4, 5)),
+        ((2, 1, 3, 4), (7, 4, 5)),
+        ((3, 4), (2, 4, 5)),
+        ((2, 3, 4), (4,)),
+        ((1, 1, 4), (6, 4, 1)),
+        ((3, 1), (1, 5)),
+    ],
+)
 def test_matmul(left: tuple[int, ...], right: tuple[int, ...]) -> None:
     graph = check_random("MatMul", {"a": _data(*left), "b": _data(*right)})
     assert [c.kind for c in graph.computes] == ["contraction"]
@@ -50,12 +60,19 @@ def test_gemm(flips: tuple[int, int], bias: tuple[int, ...] | None) -> None:
 
 @pytest.mark.parametrize(
     ("equation", "shapes"),
-    [("ij,jk->ik", [(2, 3), (3, 4)]), ("bij,bjk", [(2, 3, 4), (2, 4, 5)]),
-     ("...ij,...jk->...ik", [(2, 1, 3, 4), (1, 5, 4, 6)]),
-     ("ii->i", [(4, 4)]), ("ii", [(4, 4)]), ("i,j,k->kji", [(2,), (3,), (4,)]),
-     ("bhqd,bhkd->bhqk", [(2, 3, 4, 5), (2, 3, 6, 5)]),
-     ("ij->ji", [(2, 3)]), ("i...->...", [(3, 4, 5)]), ("ab,bc->abc", [(2, 1), (4, 3)])],
-)  # fmt: skip
+    [
+        ("ij,jk->ik", [(2, 3), (3, 4)]),
+        ("bij,bjk", [(2, 3, 4), (2, 4, 5)]),
+        ("...ij,...jk->...ik", [(2, 1, 3, 4), (1, 5, 4, 6)]),
+        ("ii->i", [(4, 4)]),
+        ("ii", [(4, 4)]),
+        ("i,j,k->kji", [(2,), (3,), (4,)]),
+        ("bhqd,bhkd->bhqk", [(2, 3, 4, 5), (2, 3, 6, 5)]),
+        ("ij->ji", [(2, 3)]),
+        ("i...->...", [(3, 4, 5)]),
+        ("ab,bc->abc", [(2, 1), (4, 3)]),
+    ],
+)
 def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
     arrays = [_data(*s) for s in shapes]
     inputs = {f"x{i}": a for i, a in enumerate(arrays)}
@@ -63,12 +80,18 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
     compare(run_node_model(model, inputs, precise=True), [np.einsum(equation, *arrays)], 1e-4, 1e-5)
 
 
-@pytest.mark.parametrize(("equation", "shapes", "said"), [
-    ("abcd,dpa,cdn -> ndp", [(3, 1, 2, 4), (4, 3, 3), (2, 9, 2)], "'d' in the equation .* is an axis of 4 and one of 9"),
-    ("ii->i", [(3, 2)], "'i' in the equation .* is an axis of 3 and one of 2"), ("ij,jk", [(3, 4), (0, 5)], "4 and one of 0"),
-    ("ij->k", [(3, 2)], "label missing|a letter that no operand has"), ("ij->ii", [(3, 2)], "or one twice"),
-    ("ij", [(3, 2), (2,)], "number of input tensors|operands has the equation"), ("ijk", [(3, 2)], "rank of input|axes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("equation", "shapes", "said"),
+    [
+        ("abcd,dpa,cdn -> ndp", [(3, 1, 2, 4), (4, 3, 3), (2, 9, 2)], "'d' in the equation .* is an axis of 4 and one of 9"),
+        ("ii->i", [(3, 2)], "'i' in the equation .* is an axis of 3 and one of 2"),
+        ("ij,jk", [(3, 4), (0, 5)], "4 and one of 0"),
+        ("ij->k", [(3, 2)], "label missing|a letter that no operand has"),
+        ("ij->ii", [(3, 2)], "or one twice"),
+        ("ij", [(3, 2), (2,)], "number of input tensors|operands has the equation"),
+        ("ijk", [(3, 2)], "rank of input|axes"),
+    ],
+)
 def test_equations_that_do_not_fit_their_operands(equation: str, shapes: list[tuple[int, ...]], said: str) -> None:
     inputs = {f"x{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
     with pytest.raises(BadInput, match=f"(?i){said}"):

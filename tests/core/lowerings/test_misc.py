@@ -15,8 +15,7 @@ from rammer.ir.evaluate import run_graph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.types import TensorType
 
-OPS = ("Identity", "Dropout", "Cast", "CastLike", "Trilu", "EyeLike", "Range", "ConstantOfShape", "Constant",
-       "Shape", "Size")  # fmt: skip
+OPS = ("Identity", "Dropout", "Cast", "CastLike", "Trilu", "EyeLike", "Range", "ConstantOfShape", "Constant", "Shape", "Size")
 
 
 @pytest.mark.parametrize("case", node_cases(*OPS))

@@ -32,10 +32,16 @@ def _data(*shape: int, mean: float = 0.0) -> np.ndarray:
 @pytest.mark.parametrize(
     "case",
     node_cases(
-        "BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization",
-        "LRN", "MeanVarianceNormalization", "LpNormalization",
+        "BatchNormalization",
+        "InstanceNormalization",
+        "LayerNormalization",
+        "GroupNormalization",
+        "RMSNormalization",
+        "LRN",
+        "MeanVarianceNormalization",
+        "LpNormalization",
     ),
-)  # fmt: skip
+)
 def test_node_case(case: Any) -> None:
     check_node_case(case)
 

@@ -29,9 +29,12 @@ def _data(*shape: int) -> np.ndarray:
 def _inputs(op: str, directions: int = 1, **extra: np.ndarray) -> dict[str, np.ndarray]:
     rows = GATES[op] * HIDDEN
     return {
-        "x": _data(STEPS, BATCH, INPUTS), "w": _data(directions, rows, INPUTS), "r": _data(directions, rows, HIDDEN),
-        "b": _data(directions, 2 * rows), **extra,
-    }  # fmt: skip
+        "x": _data(STEPS, BATCH, INPUTS),
+        "w": _data(directions, rows, INPUTS),
+        "r": _data(directions, rows, HIDDEN),
+        "b": _data(directions, 2 * rows),
+        **extra,
+    }
 
 
 @pytest.mark.parametrize("case", node_cases("LSTM", "GRU", "RNN"))
@@ -65,22 +68,22 @@ def test_gru_reset(linear: int) -> None:
     check_random("GRU", _inputs("GRU"), 2, hidden_size=HIDDEN, linear_before_reset=linear)
 
 
-@pytest.mark.parametrize("config", [
-    {"clip": 0.4}, {"input_forget": 1}, {"activations": ["HardSigmoid", "Relu", "Tanh"], "activation_alpha": [0.3],
-     "activation_beta": [0.4]}, {"activations": ["Sigmoid", "Softsign", "Affine"], "activation_alpha": [0.7],
-     "activation_beta": [0.1]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"clip": 0.4},
+        {"input_forget": 1},
+        {"activations": ["HardSigmoid", "Relu", "Tanh"], "activation_alpha": [0.3], "activation_beta": [0.4]},
+        {"activations": ["Sigmoid", "Softsign", "Affine"], "activation_alpha": [0.7], "activation_beta": [0.1]},
+    ],
+)
 def test_lstm_attributes(config: dict[str, Any]) -> None:
     check_random("LSTM", _inputs("LSTM"), 3, hidden_size=HIDDEN, **config)
 
 
-@pytest.mark.parametrize(
-    "name", ["Relu", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "Elu", "Softplus", "Softsign"]
-)
+@pytest.mark.parametrize("name", ["Relu", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "Elu", "Softplus", "Softsign"])
 def test_rnn_activations(name: str) -> None:
-    parameters: dict[str, Any] = (
-        {"activation_alpha": [0.6]} if name in ("LeakyRelu", "ThresholdedRelu", "Elu") else {}
-    )
+    parameters: dict[str, Any] = {"activation_alpha": [0.6]} if name in ("LeakyRelu", "ThresholdedRelu", "Elu") else {}
     if name == "ScaledTanh":
         parameters = {"activation_alpha": [0.6], "activation_beta": [0.8]}
     inputs = _inputs("RNN")

@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 from harness import check_node_case, check_random, compare, node_cases, node_model, run_node_model
 
-REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
-              "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare")  # fmt: skip
+REDUCTIONS = (
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
 
 
 @pytest.mark.parametrize("case", node_cases(*REDUCTIONS, "ArgMax", "ArgMin", "CumSum", "CumProd"))
@@ -27,9 +37,7 @@ def test_reduce(op: str, axes: list[int] | None, keepdims: int) -> None:
     assert {c.kind for c in graph.computes} <= {"reduction", "map"}
 
 
-@pytest.mark.parametrize(
-    "op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare"]
-)
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare"])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_reduce_integers(op: str, dtype: str) -> None:
     x = np.random.default_rng().integers(-9, 9, (3, 4)).astype(dtype)

@@ -59,9 +59,7 @@ def _check(inputs: dict[str, np.ndarray], **attributes: Any) -> None:
 @pytest.mark.parametrize("transformation", MODES)
 @pytest.mark.parametrize("scales", [[1, 1, 2, 3], [1, 1, 0.5, 0.6], [1, 1, 1.7, 0.4]])
 def test_scales(mode: str, transformation: str, scales: list[float]) -> None:
-    _check(
-        _inputs(_data(1, 2, 7, 8), scales=scales), mode=mode, coordinate_transformation_mode=transformation
-    )
+    _check(_inputs(_data(1, 2, 7, 8), scales=scales), mode=mode, coordinate_transformation_mode=transformation)
 
 
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
@@ -74,8 +72,7 @@ def test_nearest_modes(rounding: str, scales: list[float]) -> None:
 @pytest.mark.parametrize("antialias", [0, 1])
 @pytest.mark.parametrize("exclude", [0, 1])
 def test_antialias_and_exclusion(mode: str, antialias: int, exclude: int) -> None:
-    _check(_inputs(_data(1, 1, 9, 8), scales=[1, 1, 0.4, 0.7]), mode=mode, antialias=antialias,
-           exclude_outside=exclude)  # fmt: skip
+    _check(_inputs(_data(1, 1, 9, 8), scales=[1, 1, 0.4, 0.7]), mode=mode, antialias=antialias, exclude_outside=exclude)
 
 
 @pytest.mark.parametrize(("shape", "sizes"), [((1, 2, 7), [1, 2, 12]), ((1, 1, 3, 4, 5), [1, 1, 6, 5, 9])])
@@ -99,9 +96,7 @@ def test_doubling_nearest_divides_the_index() -> None:
 
 def test_linear_is_one_map() -> None:
     inputs = _inputs(_data(1, 2, 4, 4), scales=[1, 1, 2, 2])
-    assert [c.kind for c in lower_model(node_model("Resize", inputs, mode="linear"), inputs).computes] == [
-        "map"
-    ]
+    assert [c.kind for c in lower_model(node_model("Resize", inputs, mode="linear"), inputs).computes] == ["map"]
 
 
 def test_bytes_resize_linearly() -> None:
@@ -134,15 +129,18 @@ def test_five_dimensions_interpolate_as_the_reference_does() -> None:
     _check(_inputs(_data(2, 3, 4, 3, 2), scales=[1.5, 2, 0.75, 1, 1.5]), mode="linear", exclude_outside=1)
 
 
-@pytest.mark.parametrize(("shape", "given", "says"), [
-    ((1, 2, 4, 6), {"scales": [1, 1, 0, 2]}, "the scales of Resize are 1, 1, 0, 2, where numbers above 0 are possible"),
-    ((1, 2, 4, 6), {"scales": [1, 1, -1, 2]}, "the scales of Resize are 1, 1, -1, 2, where numbers above 0 are possible"),
-    ((1, 2, 4, 6), {"scales": [1, 1, np.nan, 2]}, "the scales of Resize are 1, 1, nan, 2, where"),
-    ((1, 2, 4, 6), {"scales": [1, 1, np.inf, 2]}, "the scales of Resize are 1, 1, inf, 2, where"),
-    ((1, 2, 4, 6), {"sizes": [1, 2, 0, 6]}, "input 3 of Resize is 0, where 1 to"),
-    ((1, 2, 0, 6), {"sizes": [1, 2, 4, 6]}, "Resize of a tensor of [1, 2, 0, 6], which has no elements, to [1, 2, 4, 6]"),
-    ((1, 2, 4, 6), {"scales": [1, 1, 2, 2], "roi": [0, 0, 1, 1]}, "Resize of 4 axes has a roi of 4 elements"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "given", "says"),
+    [
+        ((1, 2, 4, 6), {"scales": [1, 1, 0, 2]}, "the scales of Resize are 1, 1, 0, 2, where numbers above 0 are possible"),
+        ((1, 2, 4, 6), {"scales": [1, 1, -1, 2]}, "the scales of Resize are 1, 1, -1, 2, where numbers above 0 are possible"),
+        ((1, 2, 4, 6), {"scales": [1, 1, np.nan, 2]}, "the scales of Resize are 1, 1, nan, 2, where"),
+        ((1, 2, 4, 6), {"scales": [1, 1, np.inf, 2]}, "the scales of Resize are 1, 1, inf, 2, where"),
+        ((1, 2, 4, 6), {"sizes": [1, 2, 0, 6]}, "input 3 of Resize is 0, where 1 to"),
+        ((1, 2, 0, 6), {"sizes": [1, 2, 4, 6]}, "Resize of a tensor of [1, 2, 0, 6], which has no elements, to [1, 2, 4, 6]"),
+        ((1, 2, 4, 6), {"scales": [1, 1, 2, 2], "roi": [0, 0, 1, 1]}, "Resize of 4 axes has a roi of 4 elements"),
+    ],
+)
 def test_bad_sizes_are_bad_input(shape: tuple[int, ...], given: dict[str, list[float]], says: str) -> None:
     roi = given.get("roi", [])
     inputs = _inputs(_data(*shape), **{k: v for k, v in given.items() if k != "roi"}) | {"roi": np.asarray(roi, np.float32)}

@@ -86,8 +86,13 @@ def test_slice_as_specified(data: st.DataObject) -> None:
     cuts = [(data.draw(bound), data.draw(bound), data.draw(st.sampled_from([-3, -2, -1, 1, 2, 3]))) for _ in dims]
     x = _data(*shape)
     named = [d - len(shape) if data.draw(st.booleans()) else d for d in dims]
-    inputs = {"x": x, "s": _ints(*(c[0] for c in cuts)), "e": _ints(*(c[1] for c in cuts)), "a": _ints(*named),
-              "t": _ints(*(c[2] for c in cuts))}  # fmt: skip
+    inputs = {
+        "x": x,
+        "s": _ints(*(c[0] for c in cuts)),
+        "e": _ints(*(c[1] for c in cuts)),
+        "a": _ints(*named),
+        "t": _ints(*(c[2] for c in cuts)),
+    }
     expected = x
     for d, cut in zip(dims, cuts, strict=True):
         expected = np.take(expected, _positions(*cut, shape[d]), axis=d)

@@ -7,10 +7,15 @@ from rammer.frontend.operands import apply, literal, operand, out_axes
 
 #: ONNX operator -> (scalar operation, whether its operands are swapped).
 BINARY = {
-    "Equal": ("eq", False), "Less": ("lt", False), "LessOrEqual": ("le", False),
-    "Greater": ("lt", True), "GreaterOrEqual": ("le", True),
-    "And": ("and_", False), "Or": ("or_", False), "Xor": ("xor", False),
-}  # fmt: skip
+    "Equal": ("eq", False),
+    "Less": ("lt", False),
+    "LessOrEqual": ("le", False),
+    "Greater": ("lt", True),
+    "GreaterOrEqual": ("le", True),
+    "And": ("and_", False),
+    "Or": ("or_", False),
+    "Xor": ("xor", False),
+}
 
 
 def _binary(fn: str, swapped: bool) -> LoweringFn:

@@ -142,10 +142,10 @@ def conv_transpose(ctx: Lowering) -> None:
         feature = ex.mod("m", per_group)
     axes = (Axis("n", batch), Axis("m", per_group * group), *[a for d in dims for a in d.axes])
     reduce = (*([Axis("c", depth)] if depth != 1 else []), *[a for d in dims for a in d.tap_axis])
-    data = ctx.load(x, "n", channel, *[d.source_index for d in dims],
-                    fill=0.0 if any(d.reads_outside for d in dims) else None)  # fmt: skip
-    weight = ctx.load(w, channel, feature, *[d.weight_index for d in dims],
-                      fill=0.0 if any(d.weights_outside for d in dims) else None)  # fmt: skip
+    data = ctx.load(x, "n", channel, *[d.source_index for d in dims], fill=0.0 if any(d.reads_outside for d in dims) else None)
+    weight = ctx.load(
+        w, channel, feature, *[d.weight_index for d in dims], fill=0.0 if any(d.weights_outside for d in dims) else None
+    )
     body = Op("mul", (data, weight))
     if all(d.phases == 1 for d in dims):
         _finish(ctx, axes, body, reduce)
@@ -179,5 +179,7 @@ def _stuff(ctx: Lowering, x: str, dims: Sequence[_Spread]) -> str:
 def _spreads(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> list[_Spread]:
     """Geometry per dimension."""
     dims = transposed_of(ctx.node.attributes, source, kernel)
-    return [_Spread(name, n, d.out, k, d.stride, d.dilation, d.begin)
-            for name, n, k, d in zip(spatial_names(len(source)), source, kernel, dims, strict=True)]  # fmt: skip
+    return [
+        _Spread(name, n, d.out, k, d.stride, d.dilation, d.begin)
+        for name, n, k, d in zip(spatial_names(len(source)), source, kernel, dims, strict=True)
+    ]

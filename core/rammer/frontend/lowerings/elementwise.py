@@ -14,16 +14,39 @@ from rammer.ir.types import is_float
 
 #: ONNX operator -> scalar operation, one operand.
 UNARY = {
-    "Neg": "neg", "Abs": "abs", "Sign": "sign", "Floor": "floor", "Ceil": "ceil", "Round": "round",
-    "Sqrt": "sqrt", "Exp": "exp", "Log": "log", "Erf": "erf", "Sin": "sin", "Cos": "cos", "Tan": "tan",
-    "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh",
-    "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh",
-}  # fmt: skip
+    "Neg": "neg",
+    "Abs": "abs",
+    "Sign": "sign",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Round": "round",
+    "Sqrt": "sqrt",
+    "Exp": "exp",
+    "Log": "log",
+    "Erf": "erf",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Asin": "asin",
+    "Acos": "acos",
+    "Atan": "atan",
+    "Sinh": "sinh",
+    "Cosh": "cosh",
+    "Tanh": "tanh",
+    "Asinh": "asinh",
+    "Acosh": "acosh",
+    "Atanh": "atanh",
+}
 #: ONNX operator -> scalar operation, two broadcast operands of one type.
 BINARY = {
-    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div",
-    "BitwiseAnd": "and_", "BitwiseOr": "or_", "BitwiseXor": "xor",
-}  # fmt: skip
+    "Add": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "Div": "div",
+    "BitwiseAnd": "and_",
+    "BitwiseOr": "or_",
+    "BitwiseXor": "xor",
+}
 #: ONNX operator -> scalar operation folded over any number of broadcast operands.
 VARIADIC = {"Min": "min", "Max": "max", "Sum": "add"}
 

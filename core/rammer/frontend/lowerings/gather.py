@@ -147,8 +147,10 @@ def reverse_sequence(ctx: Lowering) -> None:
     x, lengths, axes = ctx.input(0), ctx.input(1), out_axes(ctx)
     batch, time = int(ctx.attr("batch_axis", 1)), int(ctx.attr("time_axis", 0))
     if {batch, time} != {0, 1} or ctx.shape(lengths) != (axes[batch].extent,):
-        raise ctx.refused(f"batch_axis={batch}, time_axis={time} and {list(ctx.shape(lengths))} lengths do not fit to data of "
-                          f"{list(ctx.shape(x))}")  # fmt: skip
+        raise ctx.refused(
+            f"batch_axis={batch}, time_axis={time} and {list(ctx.shape(lengths))} lengths do not fit to data of "
+            f"{list(ctx.shape(x))}"
+        )
     step = ex.as_index(axes[time].name)
     length = ctx.load(lengths, axes[batch].name)
     mirrored = apply("sub", apply("sub", length, ex.integer(1)), step)
@@ -212,8 +214,10 @@ def _emit_scatter(ctx: Lowering, source: np.ndarray, updates: str, depth: int) -
     prefix = [ex.substitute(i, {"update": which}) for i in reshape_indices(written, [flat])]
     index = (*prefix, *(ex.as_index(a.name) for a in tail))
     # Positions without an update read it at a negative index, which the guard turns into a value never seen.
-    body = Op("where", (apply("lt", which, ex.integer(0)), ctx.load(x, *[a.name for a in axes]),
-                        Load(updates, index, _fill(ctx, updates))))  # fmt: skip
+    body = Op(
+        "where",
+        (apply("lt", which, ex.integer(0)), ctx.load(x, *[a.name for a in axes]), Load(updates, index, _fill(ctx, updates))),
+    )
     ctx.emit(axes, body, output=0)
 
 

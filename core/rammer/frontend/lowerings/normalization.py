@@ -34,8 +34,7 @@ def mean_over(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[A
     return ctx.load(mean, *refs(kept))
 
 
-def _inverse_deviation(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis],
-                       epsilon: float) -> Load:  # fmt: skip
+def _inverse_deviation(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis], epsilon: float) -> Load:
     """``1 / sqrt(mean(value^2) + epsilon)`` over the axes ``over``, as a load at ``kept``."""
     squares = ctx.emit(kept, Op("mul", (value, value)), over, "sum" if over else None, hint="squares")
     count = math.prod(a.extent for a in over)
@@ -83,8 +82,9 @@ def batch_normalization(ctx: Lowering) -> None:
         return
     mean_load, factor_load = ctx.load(ctx.input(3), channel), _channel_factor(ctx, epsilon)
     value = Op("sub", (x, mean_load))
-    ctx.emit(axes, _affine(value, ctx.load(factor_load, channel), ctx.load(ctx.input(2), channel)), output=0,
-             dtype=ctx.out().dtype)  # fmt: skip
+    ctx.emit(
+        axes, _affine(value, ctx.load(factor_load, channel), ctx.load(ctx.input(2), channel)), output=0, dtype=ctx.out().dtype
+    )
 
 
 def _channel_factor(ctx: Lowering, epsilon: float) -> str:
@@ -101,8 +101,9 @@ def instance_normalization(ctx: Lowering) -> None:
     _normalise(ctx, axes, axes[:2], axes[2:], _optional(ctx, 1, "c"), _optional(ctx, 2, "c"))
 
 
-def _normalise(ctx: Lowering, axes: Sequence[Axis], kept: Sequence[Axis], over: Sequence[Axis],
-               scale: Expr | None, shift: Expr | None) -> tuple[Load, Load]:  # fmt: skip
+def _normalise(
+    ctx: Lowering, axes: Sequence[Axis], kept: Sequence[Axis], over: Sequence[Axis], scale: Expr | None, shift: Expr | None
+) -> tuple[Load, Load]:
     """Emit output 0 and return loads, at ``kept``, of the mean and the inverse deviation."""
     x = _widened(ctx, ctx.load(ctx.input(0), *refs(axes)))
     mean = mean_over(ctx, x, kept, over, "mean")
@@ -118,9 +119,7 @@ def _widened(ctx: Lowering, x: Load) -> Expr:
     return Cast("float32", x) if narrow and ctx.attr("stash_type", 1) == 1 else x
 
 
-def _emit_scaled(
-    ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Expr | None, shift: Expr | None
-) -> None:
+def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Expr | None, shift: Expr | None) -> None:
     """Output 0 from the normalised ``value``, which takes the output's type before it is scaled."""
     dtype = ctx.out().dtype
     if ctx.type(ctx.input(0)).dtype == "float16" or ctx.type(ctx.input(0)).dtype != dtype:
@@ -162,8 +161,10 @@ def group_normalization(ctx: Lowering) -> None:
     axes = _channel_axes(ctx)
     groups, channels = int(ctx.attr("num_groups")), axes[1].extent
     if not channels or channels % groups or {ctx.shape(ctx.input(i)) for i in (1, 2)} not in ({(groups,)}, {(channels,)}):
-        raise ctx.refused(f"{channels} channels in {groups} groups have scales {list(ctx.shape(ctx.input(1)))} and biases "
-                          f"{list(ctx.shape(ctx.input(2)))}")  # fmt: skip
+        raise ctx.refused(
+            f"{channels} channels in {groups} groups have scales {list(ctx.shape(ctx.input(1)))} and biases "
+            f"{list(ctx.shape(ctx.input(2)))}"
+        )
     depth = axes[1].extent // groups
     kept = (axes[0], Axis("g", groups))
     over = (Axis("c", depth), *axes[2:])
@@ -173,9 +174,7 @@ def group_normalization(ctx: Lowering) -> None:
     epsilon = float(ctx.attr("epsilon", 1e-5))
     rstd = _inverse_deviation(ctx, Op("sub", (x, mean)), kept, over, epsilon)
     group = ex.floordiv("c", depth)
-    centred = Op(
-        "sub", (_widened(ctx, ctx.load(ctx.input(0), *refs(axes))), ctx.load(mean.tensor, "n", group))
-    )
+    centred = Op("sub", (_widened(ctx, ctx.load(ctx.input(0), *refs(axes))), ctx.load(mean.tensor, "n", group)))
     value = Op("mul", (centred, ctx.load(rstd.tensor, "n", group)))
     per_group = ctx.shape(ctx.input(1)) == (groups,) != (axes[1].extent,)
     place = group if per_group else ex.as_index("c")

@@ -53,9 +53,7 @@ def _lstm_direction(net: Recurrence, direction: int, backwards: bool) -> tuple[l
     return outputs, h, c
 
 
-def _lstm_cell(
-    net: Recurrence, direction: int, gates: str, state: tuple[str, str], step: int
-) -> tuple[str, str]:
+def _lstm_cell(net: Recurrence, direction: int, gates: str, state: tuple[str, str], step: int) -> tuple[str, str]:
     """The next hidden and cell state."""
     f, g, h = net.activations(direction, ("Sigmoid", "Tanh", "Tanh"))
     mask = net.mask(step)
@@ -108,9 +106,7 @@ def _gru_linear(net: Recurrence, direction: int, inputs: str, state: str, step: 
     recurrent = net.recur(state, direction, 0, 3, f"hr{direction}_{step}")
     update, reset = (f(_add(net.at_gate(inputs, i), net.at_gate(recurrent, i))) for i in (0, 1))
     product = _add(net.at_gate(recurrent, 2), net.recurrent_bias(direction, ex.integer(2)))
-    return _gru_next(
-        net, direction, g(_add(net.at_gate(inputs, 2), _mul(reset, product))), update, state, step
-    )
+    return _gru_next(net, direction, g(_add(net.at_gate(inputs, 2), _mul(reset, product))), update, state, step)
 
 
 def _gru_plain(net: Recurrence, direction: int, inputs: str, state: str, step: int) -> str:
@@ -120,9 +116,7 @@ def _gru_plain(net: Recurrence, direction: int, inputs: str, state: str, step: i
     update, reset = (f(_add(net.at_gate(inputs, i), net.at_gate(recurrent, i))) for i in (0, 1))
     forgotten = net.emit_state(_mul(reset, net.state(state)), f"rh{direction}_{step}")
     candidate = net.recur(forgotten, direction, 2, 1, f"rhr{direction}_{step}")
-    return _gru_next(
-        net, direction, g(_add(net.at_gate(inputs, 2), net.at_gate(candidate, 0))), update, state, step
-    )
+    return _gru_next(net, direction, g(_add(net.at_gate(inputs, 2), net.at_gate(candidate, 0))), update, state, step)
 
 
 def _gru_next(net: Recurrence, direction: int, candidate: Expr, update: Expr, state: str, step: int) -> str:

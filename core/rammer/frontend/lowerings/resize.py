@@ -32,9 +32,7 @@ def resize(ctx: Lowering) -> None:
     transformation = str(ctx.attr("coordinate_transformation_mode", "half_pixel")) if modern else "asymmetric"
     mode = str(ctx.attr("mode", "nearest"))
     crop = transformation == "tf_crop_and_resize"
-    dims = {
-        d: r for d, r in enumerate(_resamplings(ctx, modern)) if crop or r.scale != 1 or r.out != r.source
-    }
+    dims = {d: r for d, r in enumerate(_resamplings(ctx, modern)) if crop or r.scale != 1 or r.out != r.source}
     places = {d: r.coordinates(transformation) for d, r in dims.items()}
     guard = _inside(dims, places) if crop else None
     if mode == "nearest":
@@ -43,8 +41,9 @@ def resize(ctx: Lowering) -> None:
         return
     if mode not in ("linear", "bilinear", "cubic"):
         raise CannotLower(f"{ctx.node.op} with mode={mode!r}")
-    kernel = Kernel("cubic" if mode == "cubic" else "linear", float(ctx.attr("cubic_coeff_a", -0.75)),
-                    bool(ctx.attr("antialias", 0)))  # fmt: skip
+    kernel = Kernel(
+        "cubic" if mode == "cubic" else "linear", float(ctx.attr("cubic_coeff_a", -0.75)), bool(ctx.attr("antialias", 0))
+    )
     exclude = bool(ctx.attr("exclude_outside", 0))
     taps = {d: r.taps(places[d], kernel, exclude) for d, r in dims.items()}
     _emit_weighted(ctx, taps, guard)
@@ -60,8 +59,11 @@ def _resamplings(ctx: Lowering, modern: bool) -> list[Resampling]:
     roi = ctx.static(1, "roi") if modern and crops else None
     if roi is not None and roi.size:
         if roi.size != 2 * len(axes):
-            raise BadInput(f"{ctx.node.op} of {len(axes)} axes has a roi of {roi.size} elements",
-                           f"node {ctx.node.name} ({ctx.node.op})", "give all starts, then all ends")  # fmt: skip
+            raise BadInput(
+                f"{ctx.node.op} of {len(axes)} axes has a roi of {roi.size} elements",
+                f"node {ctx.node.name} ({ctx.node.op})",
+                "give all starts, then all ends",
+            )
         for i, axis in enumerate(axes):
             starts[axis], ends[axis] = float(roi[i]), float(roi[len(axes) + i])
     return [Resampling(source[d], out[d], scales[d], (starts[d], ends[d])) for d in range(rank)]
@@ -81,8 +83,11 @@ def _scales(ctx: Lowering, modern: bool, source: Sequence[int], axes: Sequence[i
     if sizes is None:
         raise CannotLower(f"{ctx.node.op} without scales or sizes")
     if any(n and not source[axis] for axis, n in zip(axes, sizes, strict=True)) and 0 not in ctx.out().shape:
-        raise BadInput(f"{ctx.node.op} of a tensor of {list(source)}, which has no elements, to {[int(n) for n in sizes]}",
-                       f"node {ctx.node.name} ({ctx.node.op})", "give a larger input with --shape")  # fmt: skip
+        raise BadInput(
+            f"{ctx.node.op} of a tensor of {list(source)}, which has no elements, to {[int(n) for n in sizes]}",
+            f"node {ctx.node.name} ({ctx.node.op})",
+            "give a larger input with --shape",
+        )
     wanted = [int(n) / max(source[axis], 1) for axis, n in zip(axes, sizes, strict=True)]
     policy = ctx.attr("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
@@ -113,9 +118,7 @@ def _guarded(ctx: Lowering, value: Expr, guard: Expr | None) -> Expr:
 
 def _emit_nearest(ctx: Lowering, index: dict[int, np.ndarray], guard: Expr | None) -> None:
     axes = ctx.axes(ctx.node.outputs[0])
-    indices = [
-        _source_index(a.name, index[d]) if d in index else ex.as_index(a.name) for d, a in enumerate(axes)
-    ]
+    indices = [_source_index(a.name, index[d]) if d in index else ex.as_index(a.name) for d, a in enumerate(axes)]
     ctx.emit(axes, _guarded(ctx, ctx.load(ctx.input(0), *indices), guard), output=0)
 
 
@@ -154,8 +157,15 @@ def _as(value: Expr, have: str, want: str) -> Expr:
     return value if have == want else Cast(want, value)
 
 
-def _corners(ctx: Lowering, source: str, axes: Sequence[Axis], dims: Sequence[int],
-             taps: dict[int, tuple[np.ndarray, np.ndarray]], chosen: dict[int, Expr], dtype: str) -> Expr:  # fmt: skip
+def _corners(
+    ctx: Lowering,
+    source: str,
+    axes: Sequence[Axis],
+    dims: Sequence[int],
+    taps: dict[int, tuple[np.ndarray, np.ndarray]],
+    chosen: dict[int, Expr],
+    dtype: str,
+) -> Expr:
     """Nested linear interpolation over ``dims``; ``chosen`` are the indices fixed so far."""
     if not dims:
         load = ctx.load(source, *[chosen.get(d, ex.as_index(a.name)) for d, a in enumerate(axes)])
@@ -171,9 +181,7 @@ def _corners(ctx: Lowering, source: str, axes: Sequence[Axis], dims: Sequence[in
     return Op("add", (terms[0], terms[1]))
 
 
-def _emit_pass(
-    ctx: Lowering, source: str, dim: int, index: np.ndarray, weight: np.ndarray, dtype: str
-) -> str:
+def _emit_pass(ctx: Lowering, source: str, dim: int, index: np.ndarray, weight: np.ndarray, dtype: str) -> str:
     """Resample one dimension: ``sum[k] source[.., index[o, k], ..] * weight[o, k]``."""
     out, count = index.shape
     axes = list(ctx.axes(source))
@@ -195,9 +203,7 @@ def depth_to_space(ctx: Lowering) -> None:
     cell = ex.add(ex.mul(ex.mod("h", block), block), ex.mod("w", block))
     column_first = ctx.attr("mode", "DCR") == "CRD"
     depth = ex.add(ex.mul("c", block * block), cell) if column_first else ex.add(ex.mul(cell, channels), "c")
-    ctx.emit(
-        axes, ctx.load(ctx.input(0), "n", depth, ex.floordiv("h", block), ex.floordiv("w", block)), output=0
-    )
+    ctx.emit(axes, ctx.load(ctx.input(0), "n", depth, ex.floordiv("h", block), ex.floordiv("w", block)), output=0)
 
 
 @lowering("SpaceToDepth")

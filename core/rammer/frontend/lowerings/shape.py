@@ -48,9 +48,7 @@ def expand(ctx: Lowering) -> None:
 def tile(ctx: Lowering) -> None:
     """``x`` repeated along each axis."""
     x, axes = ctx.input(0), out_axes(ctx)
-    indices = [
-        a.name if n == a.extent else ex.mod(a.name, max(n, 1)) for n, a in zip(ctx.shape(x), axes, strict=True)
-    ]
+    indices = [a.name if n == a.extent else ex.mod(a.name, max(n, 1)) for n, a in zip(ctx.shape(x), axes, strict=True)]
     ctx.emit(axes, ctx.load(x, *indices), output=0)
 
 

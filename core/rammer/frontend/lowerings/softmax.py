@@ -80,8 +80,6 @@ def hardmax(ctx: Lowering) -> None:
     last = ex.integer(max(math.prod(a.extent for a in over) - 1, 0))
     # NaN is a maximum that equals nothing; the first one counts, as for ArgMax.
     candidate = Op("where", (Op("or_", (Op("eq", (x, largest)), Op("isnan", (x,)))), place, last))
-    first = ctx.load(
-        ctx.emit(kept, candidate, over, "min", dtype="int64", hint="first"), *[a.name for a in kept]
-    )
+    first = ctx.load(ctx.emit(kept, candidate, over, "min", dtype="int64", hint="first"), *[a.name for a in kept])
     chosen = Op("eq", (place, first))
     ctx.emit(axes, Op("where", (chosen, Const(1.0, dtype), Const(0.0, dtype))), output=0)

@@ -109,8 +109,10 @@ class ToyBackend:
     def __init__(self, options: OpenOptions) -> None:
         unknown = sorted(set(options.options) - {"memory"})
         if unknown or not options.options.get("memory", "1").isdigit():
-            raise BadInput(f"device toy has no option {unknown[0]!r}" if unknown else "option memory is no number",
-                           hint="--option memory=BYTES")  # fmt: skip
+            raise BadInput(
+                f"device toy has no option {unknown[0]!r}" if unknown else "option memory is no number",
+                hint="--option memory=BYTES",
+            )
         if options.require not in ("", "cpu"):
             raise DeviceUnavailable(f"toy is a cpu, not a {options.require}")
         self.hardware = probe()[options.index]

@@ -23,8 +23,21 @@ def main() -> int:
     setting = Setting(args.device, args.policy, args.layout, args.precision, options)
     if args.case:
         return _again(args.case, setting, tuple(args.plugin))
-    plan = Plan(setting, args.seed, args.first, args.graphs, args.seconds, args.batch, not args.no_voices, args.shrink,
-                tuple(args.only), args.alone, args.spoiled, tuple(args.plugin), args.opset)  # fmt: skip
+    plan = Plan(
+        setting,
+        args.seed,
+        args.first,
+        args.graphs,
+        args.seconds,
+        args.batch,
+        not args.no_voices,
+        args.shrink,
+        tuple(args.only),
+        args.alone,
+        args.spoiled,
+        tuple(args.plugin),
+        args.opset,
+    )
     print(f"seed {args.seed}, graphs {args.first} to {args.first + args.graphs - 1} on {setting}", flush=True)
     start = time.monotonic()
     try:

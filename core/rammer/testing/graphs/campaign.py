@@ -23,7 +23,7 @@ CHOICES: Final = {
     "policy": ("wavefront", "wavefront", "wavefront", "sequential", "ios", "auto"),
     "layout": ("keep", "keep", "keep", "nhwc", "auto"),
     "precision": ("float32", "float32", "float32", "float16"),
-}  # fmt: skip
+}
 
 
 #: Most nodes of a graph whose schedule is searched for: that takes longer than anything else.
@@ -108,8 +108,12 @@ class Tally:
         """Count another process's work."""
         self.graphs, self.nodes = self.graphs + other.graphs, self.nodes + other.nodes
         self.invalid, self.told = self.invalid + other.invalid, self.told + other.told
-        for mine, theirs in ((self.ops, other.ops), (self.refused, other.refused), (self.voices, other.voices),
-                             (self.settings, other.settings)):  # fmt: skip
+        for mine, theirs in (
+            (self.ops, other.ops),
+            (self.refused, other.refused),
+            (self.voices, other.voices),
+            (self.settings, other.settings),
+        ):
             mine.update(theirs)
         self.raw.update(other.raw)
         self.example = {**other.example, **self.example}
@@ -125,8 +129,10 @@ class Tally:
     def text(self) -> str:
         """The final table."""
         count = max(self.graphs, 1)
-        lines = [f"graphs {self.graphs}, nodes {self.nodes}, draws that the checker refused {self.invalid}, "
-                 f"elements compared {self.told / count:.1%}"]  # fmt: skip
+        lines = [
+            f"graphs {self.graphs}, nodes {self.nodes}, draws that the checker refused {self.invalid}, "
+            f"elements compared {self.told / count:.1%}"
+        ]
         lines.append("voices beside ours: " + ", ".join(f"{n} {k}" for k, n in self.voices.most_common()))
         if len(self.settings) > 1:
             lines.append("settings: " + ", ".join(f"{n} {k}" for k, n in self.settings.most_common()))

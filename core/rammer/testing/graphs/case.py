@@ -32,8 +32,14 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 LOCAL: Final = "local"
 #: Float operands, by position, that an operator wants known.
 STEERING: Final[Mapping[str, tuple[int, ...]]] = {
-    "Resize": (1, 2, 3), "Upsample": (1,), "Range": (0, 1, 2), "OneHot": (1,), "Clip": (1, 2), "Pad": (2,), "Dropout": (1,),
-}  # fmt: skip
+    "Resize": (1, 2, 3),
+    "Upsample": (1,),
+    "Range": (0, 1, 2),
+    "OneHot": (1,),
+    "Clip": (1, 2),
+    "Pad": (2,),
+    "Dropout": (1,),
+}
 
 
 @dataclass(frozen=True)
@@ -114,8 +120,13 @@ class Case:
     def model(self) -> ModelProto:
         """The model as a user's file would have it: local functions, sparse initializers, types at its ends only."""
         dense = [numpy_helper.from_array(a, n) for n, a in self.constants.items() if n not in self.sparse]
-        graph = helper.make_graph([c.proto(f"n{i}") for i, c in enumerate(self.nodes)], self.name,
-                                  [_port(n, a) for n, a in self.inputs.items()], [], dense)  # fmt: skip
+        graph = helper.make_graph(
+            [c.proto(f"n{i}") for i, c in enumerate(self.nodes)],
+            self.name,
+            [_port(n, a) for n, a in self.inputs.items()],
+            [],
+            dense,
+        )
         graph.sparse_initializer.extend(_sparse(n, self.constants[n]) for n in sorted(self.sparse))
         for name in self.outputs:
             given = self.inputs.get(name, self.constants.get(name))
@@ -167,11 +178,16 @@ class Case:
     def data(self, **extra: Any) -> dict[str, Any]:
         """The same as what JSON has."""
         return {
-            **extra, "opset": self.opset, "inputs": {n: _data(a) for n, a in self.inputs.items()},
-            "constants": {n: _data(a) for n, a in self.constants.items()}, "sparse": sorted(self.sparse),
+            **extra,
+            "opset": self.opset,
+            "inputs": {n: _data(a) for n, a in self.inputs.items()},
+            "constants": {n: _data(a) for n, a in self.constants.items()},
+            "sparse": sorted(self.sparse),
             "functions": [{"name": f.name, "body": _call(f.body), "given": list(f.given)} for f in self.functions],
-            "nodes": [_call(c) for c in self.nodes], "outputs": list(self.outputs), "name": self.name,
-        }  # fmt: skip
+            "nodes": [_call(c) for c in self.nodes],
+            "outputs": list(self.outputs),
+            "name": self.name,
+        }
 
     @staticmethod
     def parse(text: str) -> tuple[Case, dict[str, Any]]:
@@ -179,10 +195,15 @@ class Case:
         data = json.loads(text)
         functions = tuple(Function(f["name"], _parsed(f["body"]), tuple(f["given"])) for f in data.pop("functions"))
         case = Case(
-            data.pop("opset"), {n: _array(d) for n, d in data.pop("inputs").items()},
-            {n: _array(d) for n, d in data.pop("constants").items()}, tuple(_parsed(c) for c in data.pop("nodes")),
-            tuple(data.pop("outputs")), frozenset(data.pop("sparse")), functions, data.pop("name"),
-        )  # fmt: skip
+            data.pop("opset"),
+            {n: _array(d) for n, d in data.pop("inputs").items()},
+            {n: _array(d) for n, d in data.pop("constants").items()},
+            tuple(_parsed(c) for c in data.pop("nodes")),
+            tuple(data.pop("outputs")),
+            frozenset(data.pop("sparse")),
+            functions,
+            data.pop("name"),
+        )
         return case, data
 
     @staticmethod
@@ -252,8 +273,13 @@ def _array(data: Mapping[str, Any]) -> Array:
 
 def _call(call: Call) -> dict[str, Any]:
     attributes = {k: _data(v) if isinstance(v, np.ndarray) else v for k, v in call.attributes.items()}
-    return {"op": call.op, "inputs": list(call.inputs), "outputs": list(call.outputs), "attributes": attributes,
-            "domain": call.domain}  # fmt: skip
+    return {
+        "op": call.op,
+        "inputs": list(call.inputs),
+        "outputs": list(call.outputs),
+        "attributes": attributes,
+        "domain": call.domain,
+    }
 
 
 def _parsed(data: Mapping[str, Any]) -> Call:

@@ -24,8 +24,18 @@ Step: TypeAlias = "tuple[Expr, tuple[Axis, ...]]"
 #: How much further an error may reach than the trajectories showed, as for results.
 MARGIN: Final = 4.0
 #: Where each kind of decision changes: at 0, at whole numbers, at whole numbers but 0, half-way between whole numbers.
-CHANGES: Final = {"eq": "zero", "lt": "zero", "le": "zero", "sign": "zero", "floor": "whole", "ceil": "whole",
-                  "floordiv": "whole", "mod": "whole", "fmod": "cut", "round": "half"}  # fmt: skip
+CHANGES: Final = {
+    "eq": "zero",
+    "lt": "zero",
+    "le": "zero",
+    "sign": "zero",
+    "floor": "whole",
+    "ceil": "whole",
+    "floordiv": "whole",
+    "mod": "whole",
+    "fmod": "cut",
+    "round": "half",
+}
 _NEVER: Final = Const(False, "bool")
 
 
@@ -75,8 +85,9 @@ def change_of(e: Expr, operands: list[Array]) -> bool:
     return isinstance(e, Cast) and operands[0].dtype.kind == "f" and np.dtype(e.dtype).kind in "iub"
 
 
-def doubtful(compute: Compute, exact: Mapping[str, Array], known: Mapping[str, Array],
-             undecided: Mapping[Step, Array]) -> Array | None:  # fmt: skip
+def doubtful(
+    compute: Compute, exact: Mapping[str, Array], known: Mapping[str, Array], undecided: Mapping[Step, Array]
+) -> Array | None:
     """Which elements of ``compute`` hang on an undecided step or on an element that ``known`` says is doubtful; None where none
     does. ``exact`` holds the values by which it selects and finds what it loads."""
     if not compute.points or not (undecided or any(n in known for n in compute.reads)):

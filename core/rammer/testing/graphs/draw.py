@@ -149,8 +149,13 @@ class Draw:
 
     # Values -----------------------------------------------------------------------------------------------------
 
-    def pick(self, dtypes: Sequence[str], rank: tuple[int, int] = (0, 5), where: Callable[[Val], bool] | None = None,
-             fresh: float | None = None) -> Val:  # fmt: skip
+    def pick(
+        self,
+        dtypes: Sequence[str],
+        rank: tuple[int, int] = (0, 5),
+        where: Callable[[Val], bool] | None = None,
+        fresh: float | None = None,
+    ) -> Val:
         """A value of the graph of one of these types, a later one more often, or a fresh one."""
         fits = [v for v in self.values if v.dtype in dtypes and rank[0] <= v.rank <= rank[1] and (where is None or where(v))]
         if fits and not self.chance(self.renew if fresh is None else fresh):
@@ -162,8 +167,15 @@ class Draw:
                 return self._keep(made)
         raise Reject("no value fits")
 
-    def fresh(self, dtype: str, shape: Sequence[int], low: float = -3.0, high: float = 3.0, constant: bool | None = None,
-              keep: bool = True) -> Val:  # fmt: skip
+    def fresh(
+        self,
+        dtype: str,
+        shape: Sequence[int],
+        low: float = -3.0,
+        high: float = 3.0,
+        constant: bool | None = None,
+        keep: bool = True,
+    ) -> Val:
         """A new input or constant with elements in [low, high]."""
         array = self.elements(dtype, tuple(shape), low, high)
         known = self.chance(0.4) if constant is None else constant
@@ -288,8 +300,16 @@ class Draw:
 
     def case(self, outputs: Sequence[str], name: str) -> Case:
         """The graph so far with these outputs."""
-        return Case(self.opset, dict(self.inputs), dict(self.constants), tuple(self.nodes), tuple(outputs),
-                    frozenset(self.sparse), tuple(self.functions), name)  # fmt: skip
+        return Case(
+            self.opset,
+            dict(self.inputs),
+            dict(self.constants),
+            tuple(self.nodes),
+            tuple(outputs),
+            frozenset(self.sparse),
+            tuple(self.functions),
+            name,
+        )
 
 
 @lru_cache(8192)
@@ -330,8 +350,9 @@ def _exact(schema: Any, key: str, value: Any) -> Any:
 
 
 def _inferred(schema: Any, proto: NodeProto, operands: dict[str, Val], opset: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    types = {n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(v.dtype)), v.shape)
-             for n, v in operands.items()}  # fmt: skip
+    types = {
+        n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(v.dtype)), v.shape) for n, v in operands.items()
+    }
     data = {n: numpy_helper.from_array(v.array) for n, v in operands.items() if v.known and v.array is not None and v.size <= 64}
     try:
         found = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=[helper.make_opsetid("", opset)])

@@ -16,15 +16,69 @@ from rammer.testing.graphs.operators import DESCRIBED
 #: The opsets that graphs are drawn from.
 OPSETS: Final = range(7, 27)
 #: Operators that meet in some graphs more often than chance has it: what only moves elements, then what sums or windows them.
-MOVES: Final = ("Reshape", "Transpose", "Slice", "Pad", "Concat", "Split", "Squeeze", "Unsqueeze", "Expand", "Tile", "Flatten",
-                "Gather", "GatherND", "DepthToSpace", "SpaceToDepth", "Identity", "Cast", "Trilu")  # fmt: skip
-SUMS: Final = ("ReduceSum", "ReduceMax", "ReduceMean", "ReduceL2", "ArgMax", "CumSum", "Softmax", "LayerNormalization", "MatMul",
-               "Einsum", "TopK", "Add", "Mul", "Where")  # fmt: skip
-WINDOWS: Final = ("Conv", "MaxPool", "AveragePool", "ConvTranspose", "Resize", "BatchNormalization", "Relu", "Add", "LRN",
-                  "InstanceNormalization", "GlobalAveragePool")  # fmt: skip
+MOVES: Final = (
+    "Reshape",
+    "Transpose",
+    "Slice",
+    "Pad",
+    "Concat",
+    "Split",
+    "Squeeze",
+    "Unsqueeze",
+    "Expand",
+    "Tile",
+    "Flatten",
+    "Gather",
+    "GatherND",
+    "DepthToSpace",
+    "SpaceToDepth",
+    "Identity",
+    "Cast",
+    "Trilu",
+)
+SUMS: Final = (
+    "ReduceSum",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceL2",
+    "ArgMax",
+    "CumSum",
+    "Softmax",
+    "LayerNormalization",
+    "MatMul",
+    "Einsum",
+    "TopK",
+    "Add",
+    "Mul",
+    "Where",
+)
+WINDOWS: Final = (
+    "Conv",
+    "MaxPool",
+    "AveragePool",
+    "ConvTranspose",
+    "Resize",
+    "BatchNormalization",
+    "Relu",
+    "Add",
+    "LRN",
+    "InstanceNormalization",
+    "GlobalAveragePool",
+)
 STATES: Final = ("RNN", "GRU", "LSTM", "Add", "MatMul", "ReverseSequence")
-INTEGERS: Final = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
-                   "Cast", "Add", "Relu", "MatMul", "Clip")  # fmt: skip
+INTEGERS: Final = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "MatMulInteger",
+    "ConvInteger",
+    "QLinearMatMul",
+    "Cast",
+    "Add",
+    "Relu",
+    "MatMul",
+    "Clip",
+)
 #: Most nodes that are asked for; operands that need bounds add some.
 LONGEST: Final = 40
 
@@ -35,8 +89,15 @@ def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = (), longe
     rng = np.random.default_rng([seed, index])
     opset = opset or int(rng.choice(list(OPSETS)))
     empty = float(rng.choice([0.0, 0.0, 0.0, 0.0, 0.04, 0.25]))
-    d = Draw(rng, opset, empty, largest=int(rng.choice([5, 8, 8, 17, 33])), prime=float(rng.choice([0, 0, 0.3])),
-             level=bool(rng.random() < 0.15), renew=float(rng.choice([0.25, 0.25, 0.08])))  # fmt: skip
+    d = Draw(
+        rng,
+        opset,
+        empty,
+        largest=int(rng.choice([5, 8, 8, 17, 33])),
+        prime=float(rng.choice([0, 0, 0.3])),
+        level=bool(rng.random() < 0.15),
+        renew=float(rng.choice([0.25, 0.25, 0.08])),
+    )
     theme = tuple(only) or _theme(d)
     d.pick(("float32",), (1, 4))
     roll = rng.random()
@@ -95,14 +156,22 @@ def _outputs(d: Draw) -> list[str]:
 
 def _functional(d: Draw, case: Case) -> Case:
     """Now and then one node becomes a call of a local function, with some of its attributes as the function's defaults."""
-    able = [i for i, c in enumerate(case.nodes) if c.inputs and all(c.inputs) and all(c.outputs) and c.op != "Constant"
-            and not any(isinstance(v, np.ndarray) for v in c.attributes.values())]  # fmt: skip
+    able = [
+        i
+        for i, c in enumerate(case.nodes)
+        if c.inputs
+        and all(c.inputs)
+        and all(c.outputs)
+        and c.op != "Constant"
+        and not any(isinstance(v, np.ndarray) for v in c.attributes.values())
+    ]
     if not able or not d.chance(0.08):
         return case
     place = d.one(able)
     call = case.nodes[place]
-    body = replace(call, inputs=tuple(f"in{i}" for i in range(len(call.inputs))),
-                   outputs=tuple(f"out{i}" for i in range(len(call.outputs))))  # fmt: skip
+    body = replace(
+        call, inputs=tuple(f"in{i}" for i in range(len(call.inputs))), outputs=tuple(f"out{i}" for i in range(len(call.outputs)))
+    )
     given = tuple(k for k in call.attributes if d.chance(0.5))
     passed = {k: v for k, v in call.attributes.items() if k not in given or d.chance(0.3)}
     made = Function(f"F{place}", body, given)
@@ -119,10 +188,13 @@ def tidied(case: Case, keep_unused: bool = False) -> Case:
             live.update(filter(None, call.inputs))
     used = {c.op for c in nodes if c.domain == LOCAL}
     return replace(
-        case, nodes=tuple(reversed(nodes)), inputs={n: a for n, a in case.inputs.items() if n in live or keep_unused},
-        constants={n: a for n, a in case.constants.items() if n in live}, sparse=case.sparse & live,
+        case,
+        nodes=tuple(reversed(nodes)),
+        inputs={n: a for n, a in case.inputs.items() if n in live or keep_unused},
+        constants={n: a for n, a in case.constants.items() if n in live},
+        sparse=case.sparse & live,
         functions=tuple(f for f in case.functions if f.name in used),
-    )  # fmt: skip
+    )
 
 
 def merged(cases: Sequence[Case]) -> Case:
@@ -146,14 +218,19 @@ def renamed(case: Case, prefix: str) -> Case:
 
     def call(c: Call) -> Call:
         op = f"{prefix}{c.op}" if c.domain == LOCAL else c.op
-        return replace(c, op=op, inputs=tuple(n and prefix + n for n in c.inputs),
-                       outputs=tuple(n and prefix + n for n in c.outputs))  # fmt: skip
+        return replace(
+            c, op=op, inputs=tuple(n and prefix + n for n in c.inputs), outputs=tuple(n and prefix + n for n in c.outputs)
+        )
 
     def table(values: Mapping[str, Array]) -> dict[str, Array]:
         return {prefix + n: a for n, a in values.items()}
 
     return replace(
-        case, inputs=table(case.inputs), constants=table(case.constants), nodes=tuple(map(call, case.nodes)),
-        outputs=tuple(prefix + n for n in case.outputs), sparse=frozenset(prefix + n for n in case.sparse),
+        case,
+        inputs=table(case.inputs),
+        constants=table(case.constants),
+        nodes=tuple(map(call, case.nodes)),
+        outputs=tuple(prefix + n for n in case.outputs),
+        sparse=frozenset(prefix + n for n in case.sparse),
         functions=tuple(replace(f, name=prefix + f.name) for f in case.functions),
-    )  # fmt: skip
+    )

@@ -129,8 +129,9 @@ class Judge:
     def run(self, model: ModelProto, inputs: Mapping[str, Array], setting: Setting) -> dict[str, Array]:
         """The device's outputs; nothing is kept in the user's cache."""
         options = CompileOptions(setting.policy, precision=setting.precision, layout=setting.layout)
-        exe = Executable(open_source(model), self.backend(setting), setting.device, options, self.registry,
-                         store=KernelStore(None))  # fmt: skip
+        exe = Executable(
+            open_source(model), self.backend(setting), setting.device, options, self.registry, store=KernelStore(None)
+        )
         try:
             return exe.run(dict(inputs))
         finally:
@@ -140,8 +141,14 @@ class Judge:
         narrow = setting.precision == "float16"
         rng = np.random.default_rng(len(case.nodes))
         apart = case.unfolded()
-        ours = tracker(read_model(apart.model()), apart.inputs, rng, narrow=narrow, trajectories=trajectories,
-                       amplified=8.0 if trajectories == 3 else 32.0)  # fmt: skip
+        ours = tracker(
+            read_model(apart.model()),
+            apart.inputs,
+            rng,
+            narrow=narrow,
+            trajectories=trajectories,
+            amplified=8.0 if trajectories == 3 else 32.0,
+        )
         expected = ours.run(apart.inputs)
         found = _first(have, expected)
         if not found and self.voices and not narrow:
@@ -214,8 +221,14 @@ def trusted(voice: Voice, case: Case, made: Outputs | None = None) -> bool:
     for call in case.nodes:
         schema = schema_of(call.op, case.opset)
         attributes = {a.name: attribute_value(a) for a in call.proto().attribute}
-        use = Use(call.op, schema.since_version if schema else 1, attributes, [types.get(n) for n in call.inputs],
-                  [bool(o) for o in call.outputs], [known.get(n) for n in call.inputs])  # fmt: skip
+        use = Use(
+            call.op,
+            schema.since_version if schema else 1,
+            attributes,
+            [types.get(n) for n in call.inputs],
+            [bool(o) for o in call.outputs],
+            [known.get(n) for n in call.inputs],
+        )
         if distrusted(voice, use):
             return False
     return True

@@ -54,21 +54,35 @@ class Record:
         if self.report is None:
             return
         entry = {
-            "setting": str(self.plan.setting), "seed": self.plan.seed, "first": self.plan.first, "done": done,
-            "seconds": round(time.monotonic() - self.started, 1), "graphs": total.graphs, "nodes": total.nodes,
-            "invalid": total.invalid, "refused": sum(total.refused.values()),
-            "told": round(total.told / max(total.graphs, 1), 4), "differences": total.differences, "lost": total.lost,
-            "unfinished": total.unfinished, "found": {" | ".join(k): n for k, n in total.raw.items()},
+            "setting": str(self.plan.setting),
+            "seed": self.plan.seed,
+            "first": self.plan.first,
+            "done": done,
+            "seconds": round(time.monotonic() - self.started, 1),
+            "graphs": total.graphs,
+            "nodes": total.nodes,
+            "invalid": total.invalid,
+            "refused": sum(total.refused.values()),
+            "told": round(total.told / max(total.graphs, 1), 4),
+            "differences": total.differences,
+            "lost": total.lost,
+            "unfinished": total.unfinished,
+            "found": {" | ".join(k): n for k, n in total.raw.items()},
             "processes": list(counts),
-        }  # fmt: skip
+        }
         with self.report.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
 
 def line(fault: Fault, plan: Plan) -> str:
     """One line of the file of cases."""
-    extra = {"signature": fault.signature, "says": fault.verdict.detail[-600:], "setting": _setting(fault.setting),
-             "seed": plan.seed, "index": fault.index}  # fmt: skip
+    extra = {
+        "signature": fault.signature,
+        "says": fault.verdict.detail[-600:],
+        "setting": _setting(fault.setting),
+        "seed": plan.seed,
+        "index": fault.index,
+    }
     whole = fault.whole.data(setting=_setting(fault.drawn))
     return json.dumps(fault.case.data(**extra, whole=whole)) + "\n"
 

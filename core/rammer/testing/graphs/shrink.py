@@ -64,8 +64,12 @@ class Shrinker:
 def simpler_settings(setting: Setting) -> Iterator[Setting]:
     """Defaults instead of what was chosen."""
     plain = Setting(setting.device)
-    for simpler in (replace(setting, options=()), replace(setting, precision=plain.precision),
-                    replace(setting, layout=plain.layout), replace(setting, policy=plain.policy)):  # fmt: skip
+    for simpler in (
+        replace(setting, options=()),
+        replace(setting, precision=plain.precision),
+        replace(setting, layout=plain.layout),
+        replace(setting, policy=plain.policy),
+    ):
         if simpler != setting:
             yield simpler
 
@@ -215,13 +219,17 @@ def _resized(case: Case, extent: int, small: int, shapes_too: bool) -> Case:
             array = np.where(array == extent, small, array)
         return array
 
-    return replace(case, inputs={n: cut(a) for n, a in case.inputs.items()},
-                   constants={n: cut(a) for n, a in case.constants.items()})  # fmt: skip
+    return replace(
+        case, inputs={n: cut(a) for n, a in case.inputs.items()}, constants={n: cut(a) for n, a in case.constants.items()}
+    )
 
 
 def _replaced(case: Case, name: str, array: Array) -> Case:
-    return replace(case, inputs={n: array if n == name else a for n, a in case.inputs.items()},
-                   constants={n: array if n == name else a for n, a in case.constants.items()})  # fmt: skip
+    return replace(
+        case,
+        inputs={n: array if n == name else a for n, a in case.inputs.items()},
+        constants={n: array if n == name else a for n, a in case.constants.items()},
+    )
 
 
 def _simpler_values(case: Case) -> Iterator[Case]:

@@ -40,8 +40,12 @@ def _one(rng: np.random.Generator, options: list[Any]) -> Any:
 def _attribute(case: Case, rng: np.random.Generator) -> Case | None:
     """A number out of its range, a list of another length."""
     # A wrong num_outputs of Split ends the process in ONNX's checker; a test of the reader has it.
-    places = [(i, k) for i, c in enumerate(case.nodes) for k, v in c.attributes.items()
-              if isinstance(v, int | list) and k != "num_outputs"]  # fmt: skip
+    places = [
+        (i, k)
+        for i, c in enumerate(case.nodes)
+        for k, v in c.attributes.items()
+        if isinstance(v, int | list) and k != "num_outputs"
+    ]
     if not places:
         return None
     place, key = _one(rng, places)

@@ -25,8 +25,28 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 UNIT: Final = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 TINY: Final = {"float16": 2.0**-24, "float32": 2.0**-126, "float64": 0.0}
 #: What rounds nothing.
-EXACT: Final = frozenset({"max", "min", "where", "eq", "lt", "le", "isnan", "isinf", "neg", "abs", "sign", "floor", "ceil",
-                          "round", "and_", "or_", "not_", "xor"})  # fmt: skip
+EXACT: Final = frozenset(
+    {
+        "max",
+        "min",
+        "where",
+        "eq",
+        "lt",
+        "le",
+        "isnan",
+        "isinf",
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "and_",
+        "or_",
+        "not_",
+        "xor",
+    }
+)
 
 
 @dataclass

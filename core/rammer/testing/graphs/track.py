@@ -33,8 +33,28 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: How much more than a rounding disturbs the trajectories: other orders of summation, other libraries' functions.
 AMPLIFIED: Final = 8.0
 #: Functions that are approximated, and by how much before it is amplified: ONNX Runtime's Sigmoid(-12) is 5e-8 off.
-CURVED: Final = frozenset({"exp", "log", "tanh", "erf", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "pow",
-                          "expm1", "log1p", "asinh", "acosh", "atanh"})  # fmt: skip
+CURVED: Final = frozenset(
+    {
+        "exp",
+        "log",
+        "tanh",
+        "erf",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "asin",
+        "acos",
+        "atan",
+        "pow",
+        "expm1",
+        "log1p",
+        "asinh",
+        "acosh",
+        "atanh",
+    }
+)
 COARSE: Final = 1e-8
 
 
@@ -94,8 +114,10 @@ class Tracker:
         given = {v.name: inputs[v.external or v.name] for v in graph.inputs} | dict(graph.constants)
         exact = {n: _wide(a) for n, a in given.items()}
         native = dict(given)
-        others = [{n: self._disturbed(a, self._rounding(native[n].dtype.name, a)) for n, a in exact.items()}
-                  for _ in range(self.trajectories)]  # fmt: skip
+        others = [
+            {n: self._disturbed(a, self._rounding(native[n].dtype.name, a)) for n, a in exact.items()}
+            for _ in range(self.trajectories)
+        ]
         if not self.narrow:
             others = [{n: a if n in given else o[n] for n, a in exact.items()} for o in others]
         self.doubts.clear()
@@ -120,8 +142,9 @@ class Tracker:
         for table, name, whole in kept:
             table[name] = whole
 
-    def _node(self, node: Node, taken: set[str], exact: dict[str, Array], native: dict[str, Array],
-              others: Sequence[dict[str, Array]]) -> None:  # fmt: skip
+    def _node(
+        self, node: Node, taken: set[str], exact: dict[str, Array], native: dict[str, Array], others: Sequence[dict[str, Array]]
+    ) -> None:
         try:
             lowered = lower_node(self.graph, node, taken)
         except CannotLower:
@@ -134,8 +157,9 @@ class Tracker:
         for compute in lowered.computes:
             self._compute(compute, exact, native, others)
 
-    def _compute(self, compute: Compute, exact: dict[str, Array], native: dict[str, Array],
-                 others: Sequence[dict[str, Array]]) -> None:  # fmt: skip
+    def _compute(
+        self, compute: Compute, exact: dict[str, Array], native: dict[str, Array], others: Sequence[dict[str, Array]]
+    ) -> None:
         name = compute.name
         steps = Steps({n: a.dtype.name for n, a in native.items()}, self.rng, self.amplified)
         with np.errstate(all="ignore"):
@@ -192,8 +216,7 @@ class Tracker:
             moved = value + self.amplified * noise * self.rng.uniform(-1, 1, value.shape)
         return np.where(np.isfinite(moved), moved, value)
 
-    def _host(self, node: Node, exact: dict[str, Array], native: dict[str, Array],
-              others: Sequence[dict[str, Array]]) -> None:  # fmt: skip
+    def _host(self, node: Node, exact: dict[str, Array], native: dict[str, Array], others: Sequence[dict[str, Array]]) -> None:
         host = HostNode.of(self.graph, node)
         for table in (exact, native, *others):
             given = {n: table[n] for n in host.inputs}

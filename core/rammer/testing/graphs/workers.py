@@ -38,8 +38,18 @@ def campaign(plan: Plan, processes: int = 1, record: Record | None = None, patie
             total.lost.append(f"{kind} | {which} | {why}")
 
     starts = plan.starts()
-    crew = Crew(partial(begin, plan), starts, min(processes, len(starts)), plan.end, heard, lost, grace=GRACE, patience=patience,
-                memory=MEMORY, pinned=True)  # fmt: skip
+    crew = Crew(
+        partial(begin, plan),
+        starts,
+        min(processes, len(starts)),
+        plan.end,
+        heard,
+        lost,
+        grace=GRACE,
+        patience=patience,
+        memory=MEMORY,
+        pinned=True,
+    )
     try:
         crew.run()
     finally:

@@ -48,8 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     search = partial(begin, given.device, given.target, options, given.policy, sizes, given.seconds, given.most)
     shapes = given.shape or list(SHAPES)
     try:
-        Crew(search, shapes, min(given.processes, len(shapes)), math.inf, heard, lost, memory=MEMORY,
-             patience=PATIENCE * len(sizes) * given.seconds).run()  # fmt: skip
+        Crew(
+            search,
+            shapes,
+            min(given.processes, len(shapes)),
+            math.inf,
+            heard,
+            lost,
+            memory=MEMORY,
+            patience=PATIENCE * len(sizes) * given.seconds,
+        ).run()
     except RammerError as error:
         print(error, file=sys.stderr)
         return error.exit_code

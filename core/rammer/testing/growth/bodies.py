@@ -25,9 +25,11 @@ def loop(n: int) -> onnx.ModelProto:
     for i in range(n):
         value = body.node(MAPS[i % len(MAPS)], value)
     going = body.node("Identity", "going")
-    body.inputs = [helper.make_tensor_value_info("count", TensorProto.INT64, ()),
-                   helper.make_tensor_value_info("going", TensorProto.BOOL, ()),
-                   helper.make_tensor_value_info("carried", TensorProto.FLOAT, (4,))]  # fmt: skip
+    body.inputs = [
+        helper.make_tensor_value_info("count", TensorProto.INT64, ()),
+        helper.make_tensor_value_info("going", TensorProto.BOOL, ()),
+        helper.make_tensor_value_info("carried", TensorProto.FLOAT, (4,)),
+    ]
     start, condition = s.input(4), s.input(dtype=TensorProto.BOOL)
     trips, shape = s.constant(np.array(2, np.int64)), s.constant(np.array([4], np.int64))
     graph = _typed(body, (going, TensorProto.BOOL, ()), (value, 1, (4,)))

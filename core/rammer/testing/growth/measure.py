@@ -39,8 +39,9 @@ class _Clocked(Compiler):
         self.spent[name] = self.spent.get(name, 0.0) + time.process_time() - start
 
 
-def seconds(shape: str, size: int, backend: Backend, policy: str = "wavefront", device: str = "",
-            registry: Registry | None = None) -> Costs:  # fmt: skip
+def seconds(
+    shape: str, size: int, backend: Backend, policy: str = "wavefront", device: str = "", registry: Registry | None = None
+) -> Costs:
     """CPU seconds by step of reading and compiling ``SHAPES[shape](size)``; "read" is the first."""
     data = SHAPES[shape](size).SerializeToString()
     compiler = _Clocked(backend, CompileOptions(policy), KernelStore(None), registry, device=device)
@@ -51,8 +52,9 @@ def seconds(shape: str, size: int, backend: Backend, policy: str = "wavefront", 
     return {"read": read, **compiler.spent}
 
 
-def begin(device: str, target: str, options: dict[str, str], policy: str, sizes: Sequence[int], long: float, most: float,
-          member: Member) -> Work:  # fmt: skip
+def begin(
+    device: str, target: str, options: dict[str, str], policy: str, sizes: Sequence[int], long: float, most: float, member: Member
+) -> Work:
     """What compiles all sizes of one shape, in a process, but none after one that took ``long`` CPU seconds; it tells what there
     is to print, and how many findings are in it."""
     registry = Registry()

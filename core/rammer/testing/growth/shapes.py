@@ -273,8 +273,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "transposes": _chain(lambda s, v, i: s.node("Transpose", v, perm=[1, 2, 0]), 4, 4, 4),
     "reshapes": _chain(lambda s, v, i: s.node("Reshape", v, s.constant(np.array([2, 8] if i % 2 else [4, 4]))), 2, 8),
     "group_norm": _chain(lambda s, v, i: s.node("GroupNormalization", v, s.weight(4), s.weight(4), num_groups=2), 1, 4, 3, 3),
-    "scaled_conv": _chain(lambda s, v, i: s.node("Mul", v, s.weight(1, 4, 1, 1)) if i % 2 == 0
-                          else s.node("Conv", v, s.weight(4, 4, 1, 1)), 1, 4, 3, 3),
+    "scaled_conv": _chain(
+        lambda s, v, i: s.node("Mul", v, s.weight(1, 4, 1, 1)) if i % 2 == 0 else s.node("Conv", v, s.weight(4, 4, 1, 1)),
+        1,
+        4,
+        3,
+        3,
+    ),
     "accumulated": accumulated,
     "scaled": scaled,
     "twice": twice,

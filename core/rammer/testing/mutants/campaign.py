@@ -122,10 +122,18 @@ class Campaign:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         words = [w.replace(str(place), _PLACE) for w in self.placed(mutant, place)]
-        files = {str(p.relative_to(place)): b64encode(zlib.compress(p.read_bytes())).decode()
-                 for p in place.rglob("*") if p.is_file()}  # fmt: skip
-        case = {"kind": self.kind.name, "fault": fault, "campaign": self.number, "mutant": str(mutant), "words": words,
-                "device": self.kind.device, "files": files}  # fmt: skip
+        files = {
+            str(p.relative_to(place)): b64encode(zlib.compress(p.read_bytes())).decode() for p in place.rglob("*") if p.is_file()
+        }
+        case = {
+            "kind": self.kind.name,
+            "fault": fault,
+            "campaign": self.number,
+            "mutant": str(mutant),
+            "words": words,
+            "device": self.kind.device,
+            "files": files,
+        }
         self.keep.parent.mkdir(parents=True, exist_ok=True)
         with self.keep.open("ab", buffering=0) as file:  # one write: several processes add to it
             file.write(json.dumps(case).encode() + b"\n")

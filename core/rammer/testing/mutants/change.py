@@ -22,9 +22,28 @@ FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 3e38, -3e38, float("inf"), float("-inf"),
 #: What a run must never execute; the campaign looks for the file.
 CANARY = "PWNED"
 _C = f'x; }} extern int system(const char*); int go(void) {{ return system("touch {CANARY}'
-TEXTS = ("", "a", "x\ny", "\0", "é", "a b", "%s%n", "../../etc/passwd", "/etc/passwd", "x" * 5000, "$(touch PWNED)",
-         "`touch PWNED`", f"*/ {_C}\"); }} /*", f"\n{_C}\"); }}\n//", "__import__('os').system('touch PWNED')", "(((((",
-         "Infinity", "-1", "None", "x" * 300)  # fmt: skip
+TEXTS = (
+    "",
+    "a",
+    "x\ny",
+    "\0",
+    "é",
+    "a b",
+    "%s%n",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "x" * 5000,
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    f'*/ {_C}"); }} /*',
+    f'\n{_C}"); }}\n//',
+    "__import__('os').system('touch PWNED')",
+    "(((((",
+    "Infinity",
+    "-1",
+    "None",
+    "x" * 300,
+)
 
 
 def bytes_changed(rng: random.Random, data: bytes) -> bytes:

@@ -23,8 +23,16 @@ MOST: Final = 3
 DIED: Final = "a process of the campaign ended"
 
 
-def search(kinds: Sequence[str], device: Sequence[str], seed: int, keep: Path | None, count: int, processes: int, seconds: float,
-           report: Path | None) -> Tally:  # fmt: skip
+def search(
+    kinds: Sequence[str],
+    device: Sequence[str],
+    seed: int,
+    keep: Path | None,
+    count: int,
+    processes: int,
+    seconds: float,
+    report: Path | None,
+) -> Tally:
     """``count`` mutants of these kinds for the device that words of a command line name, or as many as ``seconds`` allow. Those
     that fail go to ``keep``, and ``report`` has what was counted so far every few seconds. RammerError where none can be run."""
     total, end = Tally(), time.monotonic() + seconds

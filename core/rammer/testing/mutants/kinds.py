@@ -105,8 +105,11 @@ class CompiledFiles(Kind):
     """What ``rammer compile -o`` writes."""
 
     name = "compiled"
-    ways = (Way("bytes", change.bytes_changed), Way("members", change.zip_changed),
-            Way("members, new digest", change.sealed_changed, 3, free=True))  # fmt: skip
+    ways = (
+        Way("bytes", change.bytes_changed),
+        Way("members", change.zip_changed),
+        Way("members, new digest", change.sealed_changed, 3, free=True),
+    )
 
     def seeds(self, folder: Path, rng: random.Random) -> list[Seed]:
         return [self._seed(folder, m.SerializeToString()) for m in _small(rng)]
@@ -128,8 +131,11 @@ class Kept(Kind):
 
     name = "kept"
     forgiving = True
-    ways: ClassVar[Sequence[Way]] = (Way("bytes", change.bytes_changed), Way("members", change.zip_changed),
-            Way("members, new digest", change.sealed_changed, 2, free=True))  # fmt: skip
+    ways: ClassVar[Sequence[Way]] = (
+        Way("bytes", change.bytes_changed),
+        Way("members", change.zip_changed),
+        Way("members, new digest", change.sealed_changed, 2, free=True),
+    )
     pattern: ClassVar[str] = "programs/*"
     tune: ClassVar[Words] = []
 

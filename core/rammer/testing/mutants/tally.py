@@ -41,8 +41,12 @@ class Tally:
 
     def data(self) -> dict[str, Any]:
         """For JSON."""
-        return {"ends": [[*k, n] for k, n in sorted(self.ends.items())], "faults": self.faults, "unbegun": dict(self.unbegun),
-                "slowest": self.slowest}  # fmt: skip
+        return {
+            "ends": [[*k, n] for k, n in sorted(self.ends.items())],
+            "faults": self.faults,
+            "unbegun": dict(self.unbegun),
+            "slowest": self.slowest,
+        }
 
     def __str__(self) -> str:
         pairs = sorted({k[:2] for k in self.ends})

@@ -20,8 +20,17 @@ from rammer.testing.mutants.kinds import INPUTS, OUTPUTS
 #: Seconds for a judgement.
 PATIENCE: Final = 30.0
 #: Kinds of attributes that a ``Case`` can hold.
-_PLAIN: Final = frozenset({AttributeProto.FLOAT, AttributeProto.INT, AttributeProto.STRING, AttributeProto.TENSOR,
-                           AttributeProto.FLOATS, AttributeProto.INTS, AttributeProto.STRINGS})  # fmt: skip
+_PLAIN: Final = frozenset(
+    {
+        AttributeProto.FLOAT,
+        AttributeProto.INT,
+        AttributeProto.STRING,
+        AttributeProto.TENSOR,
+        AttributeProto.FLOATS,
+        AttributeProto.INTS,
+        AttributeProto.STRINGS,
+    }
+)
 
 
 @dataclass

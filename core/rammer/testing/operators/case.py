@@ -17,8 +17,36 @@ from rammer.ir.types import SHORT, TensorType
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Values at which formulas break: zeros of both signs, tiny, large and huge ones, what is no number.
-SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-8, -1e-8, 1e-4, 6.0, -6.0, 20.0, -20.0, 50.0, -50.0,
-           88.0, -104.0, 710.0, -750.0, 6e4, 1e30, -1e30, np.inf, -np.inf, np.nan)  # fmt: skip
+SPECIAL = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    1e-8,
+    -1e-8,
+    1e-4,
+    6.0,
+    -6.0,
+    20.0,
+    -20.0,
+    50.0,
+    -50.0,
+    88.0,
+    -104.0,
+    710.0,
+    -750.0,
+    6e4,
+    1e30,
+    -1e30,
+    np.inf,
+    -np.inf,
+    np.nan,
+)
 
 
 @dataclass(frozen=True)
@@ -47,8 +75,7 @@ class Case:
 
     def folded(self) -> Case:
         """The same with every operand a constant."""
-        return Case(self.op, self.opset, self.operands, self.attributes, self.outputs,
-                    frozenset(range(len(self.operands))))  # fmt: skip
+        return Case(self.op, self.opset, self.operands, self.attributes, self.outputs, frozenset(range(len(self.operands))))
 
     def model(self) -> ModelProto:
         """The model; the types of its outputs are known where ONNX infers them, their shapes are not."""
@@ -72,8 +99,10 @@ class Case:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
 
     def __str__(self) -> str:
-        operands = ", ".join("-" if a is None else f"{SHORT.get(str(a.dtype), a.dtype)}{list(a.shape)}"
-                             + ("*" if i in self.static else "") for i, a in enumerate(self.operands))  # fmt: skip
+        operands = ", ".join(
+            "-" if a is None else f"{SHORT.get(str(a.dtype), a.dtype)}{list(a.shape)}" + ("*" if i in self.static else "")
+            for i, a in enumerate(self.operands)
+        )
         attributes = " ".join(f"{k}={v}" for k, v in self.attributes.items() if v is not None)
         return f"{self.op}-{self.opset}({operands}) {attributes}".rstrip()
 
@@ -137,8 +166,9 @@ class Draw:
             return "float32"
         return str(self.random.choice(kinds or ["float32"]))
 
-    def array(self, shape: tuple[int, ...], dtype: str = "float32", special: float = 0.0, low: float = -3,
-              high: float = 3) -> Array:  # fmt: skip
+    def array(
+        self, shape: tuple[int, ...], dtype: str = "float32", special: float = 0.0, low: float = -3, high: float = 3
+    ) -> Array:
         """Values of ``dtype``: floats within bounds or, in this share of the places, SPECIAL; integers of all sizes."""
         rng = np.random.default_rng(self.random.getrandbits(63))
         if dtype == "bool":
@@ -166,8 +196,7 @@ def accepted(op: str, opset: int, position: int = 0) -> list[str]:
     """Element types of rammer that operand ``position`` of the operator accepts."""
     schema = defs.get_schema(op, opset, "")
     formal = schema.inputs[min(position, len(schema.inputs) - 1)]
-    texts = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(formal.type_str,
-                                                                                        [formal.type_str])  # fmt: skip
+    texts = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(formal.type_str, [formal.type_str])
     names = {"float": "float32", "double": "float64"}
     plain = [t[7:-1] for t in texts if t.startswith("tensor(")]
     return sorted(n for n in (names.get(t, t) for t in plain) if n in SHORT)

@@ -11,13 +11,54 @@ from rammer.testing.operators.case import Case, Draw, accepted, family
 
 #: Operator -> its float attributes.
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
-    "Elu": ("alpha",), "Selu": ("alpha", "gamma"), "Celu": ("alpha",), "LeakyRelu": ("alpha",),
-    "ThresholdedRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Shrink": ("bias", "lambd"), "Swish": ("alpha",),
-    **{op: () for op in ("Relu", "Sigmoid", "Softplus", "Softsign", "HardSwish", "Mish", "Gelu", "Neg", "Abs", "Sign",
-                         "Floor", "Ceil", "Round", "Sqrt", "Exp", "Log", "Erf", "Sin", "Cos", "Tan", "Asin", "Acos",
-                         "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh", "Reciprocal", "IsNaN", "Not",
-                         "BitwiseNot", "Identity")},
-}  # fmt: skip
+    "Elu": ("alpha",),
+    "Selu": ("alpha", "gamma"),
+    "Celu": ("alpha",),
+    "LeakyRelu": ("alpha",),
+    "ThresholdedRelu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "Shrink": ("bias", "lambd"),
+    "Swish": ("alpha",),
+    **{
+        op: ()
+        for op in (
+            "Relu",
+            "Sigmoid",
+            "Softplus",
+            "Softsign",
+            "HardSwish",
+            "Mish",
+            "Gelu",
+            "Neg",
+            "Abs",
+            "Sign",
+            "Floor",
+            "Ceil",
+            "Round",
+            "Sqrt",
+            "Exp",
+            "Log",
+            "Erf",
+            "Sin",
+            "Cos",
+            "Tan",
+            "Asin",
+            "Acos",
+            "Atan",
+            "Sinh",
+            "Cosh",
+            "Tanh",
+            "Asinh",
+            "Acosh",
+            "Atanh",
+            "Reciprocal",
+            "IsNaN",
+            "Not",
+            "BitwiseNot",
+            "Identity",
+        )
+    },
+}
 
 
 @family(*ACTIVATIONS)
@@ -44,8 +85,24 @@ def _broadcast(draw: Draw, count: int) -> list[tuple[int, ...]]:
     return result
 
 
-@family("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual",
-        "PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor")  # fmt: skip
+@family(
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "And",
+    "Or",
+    "Xor",
+    "Equal",
+    "Less",
+    "LessOrEqual",
+    "Greater",
+    "GreaterOrEqual",
+    "PRelu",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+)
 def binary(draw: Draw, op: str) -> Case:
     """Two operands of one type."""
     opset = draw.opset(op)
@@ -94,8 +151,7 @@ def power(draw: Draw, op: str) -> Case:
     exponent = draw.array(two if draw.chance() else (), other, draw.pick(0.0, 0.2) if other[0] == "f" else 0, -3, 3)
     if draw.chance(0.4):
         exponent = np.asarray(draw.pick(-2, -1, 0, 1, 2, 3), other) if other[0] != "u" else np.asarray(2, other)
-    return Case(op, opset, (draw.array(one, dtype, draw.pick(0.0, 0.2), -3, 3), exponent),
-                static=frozenset(draw.pick((), (1,))))  # fmt: skip
+    return Case(op, opset, (draw.array(one, dtype, draw.pick(0.0, 0.2), -3, 3), exponent), static=frozenset(draw.pick((), (1,))))
 
 
 @family("Min", "Max", "Sum", "Mean")

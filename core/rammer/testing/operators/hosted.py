@@ -68,8 +68,11 @@ def integer_product(draw: Draw, op: str) -> Case:
         return Case(op, opset, (a, b, *draw.pick((za, zb), (None, None), (za, None))))
     scales = [np.float32(draw.pick(0.0213, 0.1139, 0.4871)) for _ in range(3)]
     b, zb = b.astype(one), zb.astype(one)
-    return Case(op, opset, (a, np.asarray(scales[0]), za, b, np.asarray(scales[1]), zb, np.asarray(scales[2]),
-                            draw.array((), one, low=0, high=9)))  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (a, np.asarray(scales[0]), za, b, np.asarray(scales[1]), zb, np.asarray(scales[2]), draw.array((), one, low=0, high=9)),
+    )
 
 
 @family("ConvInteger", "QLinearConv")
@@ -96,8 +99,13 @@ def col2im(draw: Draw, op: str) -> Case:
     strides, dilations = draw.pick([1, 1], [2, 1]), [1, 1]
     counts = [(n + pads[d] + pads[2 + d] - b) // s + 1 for d, (n, b, s) in enumerate(zip(image, block, strides, strict=True))]
     x = draw.array((1, 2 * block[0] * block[1], counts[0] * counts[1]))
-    return Case(op, draw.opset(op), (x, np.array(image), np.array(block)),
-                {"pads": pads, "strides": strides, "dilations": dilations}, static=frozenset((1, 2)))  # fmt: skip
+    return Case(
+        op,
+        draw.opset(op),
+        (x, np.array(image), np.array(block)),
+        {"pads": pads, "strides": strides, "dilations": dilations},
+        static=frozenset((1, 2)),
+    )
 
 
 @family("GridSample")
@@ -108,8 +116,12 @@ def grid_sample(draw: Draw, op: str) -> Case:
     mode = draw.pick("linear" if new else "bilinear", "nearest", "cubic" if new else "bicubic")
     x = draw.array((draw.size(1, 2), draw.size(1, 2), draw.size(2, 5), draw.size(2, 5)))
     grid = draw.array((x.shape[0], draw.size(1, 4), draw.size(1, 4), 2), low=-1.4, high=1.4)
-    return Case(op, opset, (x, grid), {"mode": mode, "padding_mode": draw.pick(None, "zeros", "border", "reflection"),
-                                       "align_corners": draw.pick(None, 0, 1)})  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (x, grid),
+        {"mode": mode, "padding_mode": draw.pick(None, "zeros", "border", "reflection"), "align_corners": draw.pick(None, 0, 1)},
+    )
 
 
 @family("RoiAlign", "MaxRoiPool")
@@ -123,8 +135,13 @@ def regions(draw: Draw, op: str) -> Case:
         batch = draw.array((count, 1), "int64", low=0, high=1).astype(np.float32)
         rois = np.concatenate([batch, np.round(corner), np.round(corner + size)], axis=1)
         return Case(op, opset, (x, rois), {"pooled_shape": draw.ints(2, 1, 3), "spatial_scale": draw.pick(None, 0.5)})
-    attributes = {"mode": draw.pick(None, "avg", "max"), "output_height": draw.size(1, 3), "output_width": draw.size(1, 3),
-                  "sampling_ratio": draw.pick(None, 0, 2), "spatial_scale": draw.pick(None, 0.5)}  # fmt: skip
+    attributes = {
+        "mode": draw.pick(None, "avg", "max"),
+        "output_height": draw.size(1, 3),
+        "output_width": draw.size(1, 3),
+        "sampling_ratio": draw.pick(None, 0, 2),
+        "spatial_scale": draw.pick(None, 0.5),
+    }
     if opset >= 16:
         attributes["coordinate_transformation_mode"] = draw.pick(None, "half_pixel", "output_half_pixel")
     rois = np.concatenate([corner, corner + size], axis=1)
@@ -139,8 +156,13 @@ def transforms(draw: Draw, op: str) -> Case:
         x, frame = draw.array((draw.size(1, 2), 16, 1)), draw.pick(4, 8)
         window = draw.array((frame,)) if draw.chance() else None
         length = np.asarray(frame) if window is None or draw.chance() else None
-        return Case(op, opset, (x, np.asarray(draw.pick(2, 4)), window, length), {"onesided": draw.pick(None, 0, 1)},
-                    static=frozenset((1, 2, 3)))  # fmt: skip
+        return Case(
+            op,
+            opset,
+            (x, np.asarray(draw.pick(2, 4)), window, length),
+            {"onesided": draw.pick(None, 0, 1)},
+            static=frozenset((1, 2, 3)),
+        )
     inverse, parts = draw.pick(None, 1), draw.pick(1, 2)
     parts = 2 if inverse else parts
     one = draw.pick(None, 1) if parts == 1 and not inverse else None
@@ -157,8 +179,13 @@ def generated(draw: Draw, op: str) -> Case:
     """Made from numbers alone."""
     opset = draw.opset(op)
     if op == "MelWeightMatrix":
-        values = (np.asarray(draw.size(2, 6)), np.asarray(draw.pick(8, 16)), np.asarray(8192),
-                  np.asarray(draw.pick(0.0, 100.0), np.float32), np.asarray(4096.0, np.float32))  # fmt: skip
+        values = (
+            np.asarray(draw.size(2, 6)),
+            np.asarray(draw.pick(8, 16)),
+            np.asarray(8192),
+            np.asarray(draw.pick(0.0, 100.0), np.float32),
+            np.asarray(4096.0, np.float32),
+        )
         return Case(op, opset, values, static=frozenset(range(5)))
     return Case(op, opset, (np.asarray(draw.size(3, 9)),), {"periodic": draw.pick(None, 0, 1)}, static=frozenset((0,)))
 
@@ -180,8 +207,13 @@ def non_max_suppression(draw: Draw, op: str) -> Case:
     count, classes = draw.size(1, 6), draw.size(1, 2)
     corner = draw.array((1, count, 2), low=0, high=2)
     boxes = np.concatenate([corner, corner + np.abs(draw.array((1, count, 2)))], axis=2)
-    operands = (boxes, draw.array((1, classes, count), low=0, high=1), np.asarray(draw.pick(0, 1, 3), np.int64),
-                np.asarray(draw.pick(0.0, 0.3, 0.7), np.float32), np.asarray(draw.pick(0.0, 0.4), np.float32))  # fmt: skip
+    operands = (
+        boxes,
+        draw.array((1, classes, count), low=0, high=1),
+        np.asarray(draw.pick(0, 1, 3), np.int64),
+        np.asarray(draw.pick(0.0, 0.3, 0.7), np.float32),
+        np.asarray(draw.pick(0.0, 0.4), np.float32),
+    )
     return Case(op, opset, operands, {"center_point_box": draw.pick(None, 0, 1)}, static=frozenset(range(5)))
 
 

@@ -27,10 +27,21 @@ TYPES: Final = ("float32", "float64", "int64", "int32", "bool", "uint8")
 _KINDS: Final = AttributeProto.AttributeType
 #: Where an attribute keeps a value of its kind.
 _FIELDS: Final = {
-    "FLOAT": "f", "INT": "i", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "FLOATS": "floats", "INTS": "ints",
-    "STRINGS": "strings", "TENSORS": "tensors", "GRAPHS": "graphs", "SPARSE_TENSOR": "sparse_tensor", "TYPE_PROTO": "tp",
-    "SPARSE_TENSORS": "sparse_tensors", "TYPE_PROTOS": "type_protos",
-}  # fmt: skip
+    "FLOAT": "f",
+    "INT": "i",
+    "STRING": "s",
+    "TENSOR": "t",
+    "GRAPH": "g",
+    "FLOATS": "floats",
+    "INTS": "ints",
+    "STRINGS": "strings",
+    "TENSORS": "tensors",
+    "GRAPHS": "graphs",
+    "SPARSE_TENSOR": "sparse_tensor",
+    "TYPE_PROTO": "tp",
+    "SPARSE_TENSORS": "sparse_tensors",
+    "TYPE_PROTOS": "type_protos",
+}
 
 
 @dataclass(frozen=True)
@@ -113,8 +124,14 @@ def _made(name: str, kind: int, value: Any) -> AttributeProto:
 
 def _some(kind: int) -> Any:
     """A value of a kind."""
-    plain: dict[str, Any] = {"FLOAT": 1.0, "INT": 1, "STRING": b"constant", "TENSOR": _tensor(np.ones(1, np.float32)),
-                             "GRAPH": GraphProto(name="empty"), "TYPE_PROTO": TypeProto()}  # fmt: skip
+    plain: dict[str, Any] = {
+        "FLOAT": 1.0,
+        "INT": 1,
+        "STRING": b"constant",
+        "TENSOR": _tensor(np.ones(1, np.float32)),
+        "GRAPH": GraphProto(name="empty"),
+        "TYPE_PROTO": TypeProto(),
+    }
     name = _KINDS.Name(kind)
     return [plain[name[:-1]]] if name.endswith("S") and name[:-1] in plain else plain.get(name)
 
@@ -145,9 +162,17 @@ def _values(kind: int, given: AttributeProto | None, default: AttributeProto) ->
         yield GraphProto(name="empty")
 
 
-_ARRAYS: Final = (np.zeros(0, np.float32), np.ones((), np.float32), np.ones(1, np.float64), np.full(1, np.nan, np.float32),
-                  np.ones((2, 2), np.float32), np.ones(1, bool), np.full(1, -(1 << 63), np.int64),
-                  np.full(1, 255, np.uint8), np.ones(1, np.complex64))  # fmt: skip
+_ARRAYS: Final = (
+    np.zeros(0, np.float32),
+    np.ones((), np.float32),
+    np.ones(1, np.float64),
+    np.full(1, np.nan, np.float32),
+    np.ones((2, 2), np.float32),
+    np.ones(1, bool),
+    np.full(1, -(1 << 63), np.int64),
+    np.full(1, 255, np.uint8),
+    np.ones(1, np.complex64),
+)
 
 
 def _lists(given: list[Any], ends: tuple[Any, ...]) -> Iterator[list[Any]]:

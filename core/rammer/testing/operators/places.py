@@ -41,8 +41,10 @@ def rearrange(draw: Draw, op: str) -> Case:
     elif op in ("Squeeze", "Unsqueeze"):
         return _squeezed(draw, op, opset, dtype, shape)
     elif op == "Shape" and opset >= 15:
-        attributes = {"start": draw.pick(None, draw.random.randint(-rank, rank)),
-                      "end": draw.pick(None, draw.random.randint(-rank, rank))}  # fmt: skip
+        attributes = {
+            "start": draw.pick(None, draw.random.randint(-rank, rank)),
+            "end": draw.pick(None, draw.random.randint(-rank, rank)),
+        }
     operands = (draw.array(shape, dtype, 0.2), None if second is None else np.array(second, np.int64))
     return Case(op, opset, operands, attributes, static=frozenset((1,)))
 
@@ -165,8 +167,13 @@ def gather(draw: Draw, op: str) -> Case:
     if op == "GatherElements":
         wanted = tuple(draw.size() if d == axis else draw.random.randint(1, n) for d, n in enumerate(shape))
     shown = draw.pick(axis, axis - len(shape)) if opset >= 11 or op == "Gather" else axis
-    return Case(op, opset, (draw.array(shape, draw.dtype(op, opset), 0.2), _indices(draw, wanted, shape[axis], negative)),
-                {"axis": shown}, static=frozenset(draw.pick((), (1,))))  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (draw.array(shape, draw.dtype(op, opset), 0.2), _indices(draw, wanted, shape[axis], negative)),
+        {"axis": shown},
+        static=frozenset(draw.pick((), (1,))),
+    )
 
 
 @family("GatherND")
@@ -179,8 +186,13 @@ def gather_nd(draw: Draw, op: str) -> Case:
     lead = (*shape[:batch], *draw.shape(0 if batch else 1, 2))
     columns = [draw.array(lead, "int64", low=-n, high=n - 1) for n in shape[batch : batch + depth]]
     indices = np.stack(columns, axis=-1)
-    return Case(op, opset, (draw.array(shape, draw.dtype(op, opset), 0.2), indices),
-                {"batch_dims": batch} if opset >= 12 else {}, static=frozenset(draw.pick((), (1,))))  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (draw.array(shape, draw.dtype(op, opset), 0.2), indices),
+        {"batch_dims": batch} if opset >= 12 else {},
+        static=frozenset(draw.pick((), (1,))),
+    )
 
 
 @family("ScatterElements", "ScatterND")
@@ -211,8 +223,9 @@ def scatter(draw: Draw, op: str) -> Case:
     repeated = mode not in (None, "none")
     chosen = draw.random.choices(places, k=count) if repeated else draw.random.sample(places, count)
     indices = np.array(chosen, np.int64).reshape(count, depth)
-    return Case(op, opset, (draw.array(shape, dtype), indices, draw.array((count, *shape[depth:]), dtype)), attributes,
-                static=static)  # fmt: skip
+    return Case(
+        op, opset, (draw.array(shape, dtype), indices, draw.array((count, *shape[depth:]), dtype)), attributes, static=static
+    )
 
 
 @family("OneHot")
@@ -222,8 +235,13 @@ def one_hot(draw: Draw, op: str) -> Case:
     shape, depth = draw.shape(1, 3), draw.size(1, 4)
     indices = np.asarray(draw.array(shape, "int64", low=-depth - 1, high=depth + 1), draw.pick("int64", "float32", "int32"))
     values = draw.array((2,), draw.dtype(op, opset, 2))
-    return Case(op, opset, (indices, np.asarray(depth, np.int64), values),
-                {"axis": draw.pick(None, draw.random.randint(-len(shape) - 1, len(shape)))}, static=frozenset((1,)))  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (indices, np.asarray(depth, np.int64), values),
+        {"axis": draw.pick(None, draw.random.randint(-len(shape) - 1, len(shape)))},
+        static=frozenset((1,)),
+    )
 
 
 @family("ReverseSequence")
@@ -233,8 +251,13 @@ def reverse_sequence(draw: Draw, op: str) -> Case:
     shape = draw.shape(2, 4)
     time = draw.pick(0, 1)
     lengths = np.array(draw.ints(shape[1 - time], 1, shape[time]), np.int64)
-    return Case(op, opset, (draw.array(shape, draw.dtype(op, opset), 0.2), lengths),
-                {"time_axis": time, "batch_axis": 1 - time}, static=frozenset(draw.pick((), (1,))))  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (draw.array(shape, draw.dtype(op, opset), 0.2), lengths),
+        {"time_axis": time, "batch_axis": 1 - time},
+        static=frozenset(draw.pick((), (1,))),
+    )
 
 
 @family("DepthToSpace", "SpaceToDepth")
@@ -252,8 +275,13 @@ def trilu(draw: Draw, op: str) -> Case:
     """Diagonals far outside."""
     opset = draw.opset(op)
     k = draw.pick(None, np.asarray(draw.random.randint(-7, 7), np.int64))
-    return Case(op, opset, (draw.array(draw.shape(2, 4), draw.dtype(op, opset), 0.2), k), {"upper": draw.pick(None, 0, 1)},
-                static=frozenset((1,)))  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (draw.array(draw.shape(2, 4), draw.dtype(op, opset), 0.2), k),
+        {"upper": draw.pick(None, 0, 1)},
+        static=frozenset((1,)),
+    )
 
 
 @family("EyeLike")
@@ -289,13 +317,22 @@ def top_k(draw: Draw, op: str) -> Case:
     axis = draw.random.randrange(len(shape))
     dtype = draw.dtype(op, opset)
     count = int(np.prod(shape))
-    x = np.array(draw.random.sample(range(min(count, 100)), min(count, 100)), dtype).reshape(shape) \
-        if count <= 100 else draw.array(shape, dtype)  # fmt: skip
+    x = (
+        np.array(draw.random.sample(range(min(count, 100)), min(count, 100)), dtype).reshape(shape)
+        if count <= 100
+        else draw.array(shape, dtype)
+    )
     attributes: dict[str, Any] = {"axis": axis - len(shape) if draw.chance(0.3) and opset >= 11 else axis}
     if opset >= 11:
         attributes["largest"] = draw.pick(None, 0, 1)
-    return Case(op, opset, (x, np.array([draw.random.randint(0 if draw.chance(0.1) else 1, shape[axis])], np.int64)),
-                attributes, 2, frozenset((1,)))  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (x, np.array([draw.random.randint(0 if draw.chance(0.1) else 1, shape[axis])], np.int64)),
+        attributes,
+        2,
+        frozenset((1,)),
+    )
 
 
 @family("Dropout")

@@ -11,8 +11,19 @@ from rammer.testing.operators.case import Case, Draw, family
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _FUNCTIONS = {"RNN": 1, "GRU": 2, "LSTM": 3}
 #: Activation -> how many parameters it has (alpha, beta).
-_ACTIVATIONS = {"Relu": 0, "Tanh": 0, "Sigmoid": 0, "Affine": 2, "LeakyRelu": 1, "ThresholdedRelu": 1, "ScaledTanh": 2,
-                "HardSigmoid": 2, "Elu": 1, "Softsign": 0, "Softplus": 0}  # fmt: skip
+_ACTIVATIONS = {
+    "Relu": 0,
+    "Tanh": 0,
+    "Sigmoid": 0,
+    "Affine": 2,
+    "LeakyRelu": 1,
+    "ThresholdedRelu": 1,
+    "ScaledTanh": 2,
+    "HardSigmoid": 2,
+    "Elu": 1,
+    "Softsign": 0,
+    "Softplus": 0,
+}
 
 
 @family("RNN", "GRU", "LSTM")
@@ -27,12 +38,13 @@ def recurrent(draw: Draw, op: str) -> Case:
     state = (batch, many, hidden) if layout else (many, batch, hidden)
     x = draw.array((batch, steps, inputs) if layout else (steps, batch, inputs), dtype, low=-2, high=2)
     operands: list[Any] = [
-        x, draw.array((many, gates * hidden, inputs), dtype, low=-1, high=1),
+        x,
+        draw.array((many, gates * hidden, inputs), dtype, low=-1, high=1),
         draw.array((many, gates * hidden, hidden), dtype, low=-1, high=1),
         draw.array((many, 2 * gates * hidden), dtype, low=-1, high=1) if draw.chance() else None,
         np.array(draw.ints(batch, 1, steps), np.int32) if draw.chance(0.4) else None,
         draw.array(state, dtype, low=-1, high=1) if draw.chance(0.4) else None,
-    ]  # fmt: skip
+    ]
     attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction, "layout": layout}
     if op == "LSTM":
         operands.append(draw.array(state, dtype, low=-1, high=1) if draw.chance(0.4) else None)

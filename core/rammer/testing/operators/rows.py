@@ -11,8 +11,18 @@ from rammer.testing.operators.case import Case, Draw, family
 _AXES_OPERAND = {"ReduceSum": 13}
 
 
-@family("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
-        "ReduceLogSumExp", "ReduceSumSquare")  # fmt: skip
+@family(
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
 def reduction(draw: Draw, op: str) -> Case:
     """Any axes, none, all; empty tensors; values at which logarithms and exponentials break."""
     opset = draw.opset(op)
@@ -59,8 +69,9 @@ def softmax(draw: Draw, op: str) -> Case:
     if op == "Hardmax" and draw.chance():
         x = np.round(x)
     low = -x.ndim if opset >= 11 else 0
-    return Case(op, opset, (x,), {"axis": draw.pick(None, draw.random.randint(low, x.ndim - 1))
-                                  if x.ndim > 1 or opset >= 13 else 0})  # fmt: skip
+    return Case(
+        op, opset, (x,), {"axis": draw.pick(None, draw.random.randint(low, x.ndim - 1)) if x.ndim > 1 or opset >= 13 else 0}
+    )
 
 
 @family("CumSum", "CumProd")
@@ -69,8 +80,7 @@ def cumulative(draw: Draw, op: str) -> Case:
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 3), draw.dtype(op, opset))
     axis = np.asarray(draw.random.randint(-x.ndim, x.ndim - 1), draw.pick("int32", "int64"))
-    return Case(op, opset, (x, axis), {"reverse": draw.pick(None, 1), "exclusive": draw.pick(None, 1)},
-                static=frozenset((1,)))  # fmt: skip
+    return Case(op, opset, (x, axis), {"reverse": draw.pick(None, 1), "exclusive": draw.pick(None, 1)}, static=frozenset((1,)))
 
 
 @family("LpNormalization")
@@ -115,8 +125,13 @@ def batch_normalization(draw: Draw, op: str) -> Case:
     shape = draw.shape(2, 4)
     rows = [draw.array(shape[1:2], dtype) for _ in range(3)]
     variance = np.abs(draw.array(shape[1:2], dtype)) + np.asarray(0.1, dtype)
-    return Case(op, opset, (draw.array(shape, dtype), *rows, variance), {"epsilon": draw.pick(None, 0.1)},
-                static=frozenset(draw.pick((), (1, 2, 3, 4))))  # fmt: skip
+    return Case(
+        op,
+        opset,
+        (draw.array(shape, dtype), *rows, variance),
+        {"epsilon": draw.pick(None, 0.1)},
+        static=frozenset(draw.pick((), (1, 2, 3, 4))),
+    )
 
 
 @family("MeanVarianceNormalization")
@@ -150,10 +165,17 @@ def gemm(draw: Draw, op: str) -> Case:
     c = draw.pick(None, (m, n), (n,), (m, 1), (1, n), (1,), ())
     if c is None and opset < 11:
         c = (n,)
-    attributes = {"transA": flip_a, "transB": flip_b, "alpha": draw.pick(None, 2.0 if whole else 0.5),
-                  "beta": draw.pick(None, 0.0, 3.0)}  # fmt: skip
-    operands = (draw.array((k, m) if flip_a else (m, k), dtype), draw.array((n, k) if flip_b else (k, n), dtype),
-                None if c is None else draw.array(c, dtype))  # fmt: skip
+    attributes = {
+        "transA": flip_a,
+        "transB": flip_b,
+        "alpha": draw.pick(None, 2.0 if whole else 0.5),
+        "beta": draw.pick(None, 0.0, 3.0),
+    }
+    operands = (
+        draw.array((k, m) if flip_a else (m, k), dtype),
+        draw.array((n, k) if flip_b else (k, n), dtype),
+        None if c is None else draw.array(c, dtype),
+    )
     return Case(op, opset, operands, attributes, static=frozenset(draw.pick((), (1, 2))))
 
 
@@ -161,11 +183,29 @@ def gemm(draw: Draw, op: str) -> Case:
 def einsum(draw: Draw, op: str) -> Case:
     """Products, diagonals, ellipses, implicit results."""
     opset = draw.opset(op)
-    equation = draw.pick("ij,jk->ik", "ij,jk", "i,i->", "i,j->ij", "ii->i", "ii", "bij,bjk->bik", "...ij,...jk->...ik",
-                         "ij->ji", "ij->", "ij->i", "abc,cd->abd", "ij,ij->ij", "bhqd,bhkd->bhqk", "...i->...",
-                         "i,ij,j->", "ba", "iij->j")  # fmt: skip
+    equation = draw.pick(
+        "ij,jk->ik",
+        "ij,jk",
+        "i,i->",
+        "i,j->ij",
+        "ii->i",
+        "ii",
+        "bij,bjk->bik",
+        "...ij,...jk->...ik",
+        "ij->ji",
+        "ij->",
+        "ij->i",
+        "abc,cd->abd",
+        "ij,ij->ij",
+        "bhqd,bhkd->bhqk",
+        "...i->...",
+        "i,ij,j->",
+        "ba",
+        "iij->j",
+    )
     extents = {label: draw.size(1, 4) for label in "abcdhijkqe"}
-    shapes = [[*([2] if "..." in term else []), *[extents[c] for c in term if c != "."]]
-              for term in equation.split("->")[0].split(",")]  # fmt: skip
+    shapes = [
+        [*([2] if "..." in term else []), *[extents[c] for c in term if c != "."]] for term in equation.split("->")[0].split(",")
+    ]
     dtype = draw.pick("float32", "float32", "float64", "int32", "int64")
     return Case(op, opset, tuple(draw.array(tuple(s), dtype) for s in shapes), {"equation": equation})

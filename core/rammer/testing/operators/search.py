@@ -14,8 +14,7 @@ from rammer.testing.operators.voices import Verdict, judge, judge_device
 MODULES = (elementwise, hosted, places, recurrent, rows, windows)
 
 
-def verdicts(ops: Sequence[str], seed: int, count: int, fold: bool = False,
-             device: str = "") -> Iterator[tuple[int, Verdict]]:  # fmt: skip
+def verdicts(ops: Sequence[str], seed: int, count: int, fold: bool = False, device: str = "") -> Iterator[tuple[int, Verdict]]:
     """Judge ``count`` cases of each operator, on a ``device`` if one is given; numbers are those of ``drawn``."""
     for number in range(count):
         for op in ops:

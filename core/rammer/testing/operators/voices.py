@@ -212,4 +212,3 @@ def _trusted(case: Case, voice: Voice, said: Callable[[Case], Said]) -> Said:
 
 def _shown(text: str | None, said: Said) -> str:
     return f"none ({said.why[:90]})" if text is None else text or "agrees"
-

@@ -93,8 +93,7 @@ def conv_transpose(draw: Draw, op: str) -> Case:
     attributes = {"group": group, "kernel_shape": draw.pick(None, kernel), **_geometry(draw, rank, kernel)}
     strides, dilations = attributes.get("strides", [1] * rank), attributes.get("dilations", [1] * rank)
     if draw.chance(0.3):
-        attributes["output_padding"] = [draw.random.randint(0, max(s, d) - 1)
-                                        for s, d in zip(strides, dilations, strict=True)]  # fmt: skip
+        attributes["output_padding"] = [draw.random.randint(0, max(s, d) - 1) for s, d in zip(strides, dilations, strict=True)]
     if draw.chance(0.25):
         attributes.pop("pads", None)
         attributes["output_shape"] = [n * s + draw.random.randint(0, 2) for n, s in zip(source, strides, strict=True)]
@@ -105,8 +104,12 @@ def conv_transpose(draw: Draw, op: str) -> Case:
 def lrn(draw: Draw, op: str) -> Case:
     """Sizes from 1 to more than there are channels."""
     opset = draw.opset(op)
-    attributes = {"size": draw.pick(1, 1, 2, 3, 4, 5, 9), "alpha": draw.pick(None, 0.5, 1e-4),
-                  "beta": draw.pick(None, 0.5, 0.75, 1.0), "bias": draw.pick(None, 1.0, 2.0)}  # fmt: skip
+    attributes = {
+        "size": draw.pick(1, 1, 2, 3, 4, 5, 9),
+        "alpha": draw.pick(None, 0.5, 1e-4),
+        "beta": draw.pick(None, 0.5, 0.75, 1.0),
+        "bias": draw.pick(None, 1.0, 2.0),
+    }
     x = draw.array(_image(draw, draw.pick(1, 2, 2, 3), draw.size(1, 7)), draw.dtype(op, opset))
     return Case(op, opset, (x,), attributes)
 
@@ -121,8 +124,9 @@ def resize(draw: Draw, op: str) -> Case:
     x = draw.array(shape, dtype)
     if opset < 11:
         scales = np.array([1.0] * (rank - 2) + [draw.pick(0.5, 1.0, 1.5, 2.0, 3.0)] * 2, np.float32)
-        return Case(op, opset, (x, scales), {"mode": draw.pick("nearest", "linear") if dtype[0] == "f" else None},
-                    static=frozenset((1,)))  # fmt: skip
+        return Case(
+            op, opset, (x, scales), {"mode": draw.pick("nearest", "linear") if dtype[0] == "f" else None}, static=frozenset((1,))
+        )
     # How integers are rounded that were interpolated, nobody says.
     mode = draw.pick("nearest", "linear", "cubic") if dtype.startswith("float") else "nearest"
     modes = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"]
@@ -155,8 +159,9 @@ def _resized(draw: Draw, case: Case, axes: list[int], shape: tuple[int, ...]) ->
         # Where the nearest pixel is looked for, a factor that float32 rounds would decide ties by chance.
         choice = (0.5, 1.0, 1.5, 2.0, 3.0) if attributes["mode"] == "nearest" else (0.3, 0.5, 0.6, 0.8, 1.0, 1.3, 1.5, 2.0, 2.7)
         # ONNX Runtime copies where the extent stays, whatever the factor.
-        factors = [f if a >= rank - 2 and int(shape[a] * f) != shape[a] else 1.0
-                   for a, f in ((a, draw.pick(*choice)) for a in axes)]  # fmt: skip
+        factors = [
+            f if a >= rank - 2 and int(shape[a] * f) != shape[a] else 1.0 for a, f in ((a, draw.pick(*choice)) for a in axes)
+        ]
         scales = np.array(factors, np.float32)
     else:
         sizes = np.array([draw.random.randint(1, 9) if a >= rank - 2 else shape[a] for a in axes], np.int64)

@@ -62,8 +62,9 @@ def attention_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
 
 def _seconds(found: Attention, block: Block16, operator: ROperator, gpu: Gpu) -> float:
     share = -(-operator.task_count // gpu.sms)
-    resident = max(1, min(ROOM // (block.shared(len(found.reductions)) + 1024),
-                          gpu.registers // (block.threads * THREAD_REGISTERS), share))  # fmt: skip
+    resident = max(
+        1, min(ROOM // (block.shared(len(found.reductions)) + 1024), gpu.registers // (block.threads * THREAD_REGISTERS), share)
+    )
     rounds = -(-share // resident)
     warps = -(-resident * block.groups * block.warps // 4)
     size = 2 if block.half else 4
@@ -84,6 +85,14 @@ def _warp(found: Attention, block: Block16) -> float:
     return float(first + block.second * second + rows + stores)
 
 
-ATTENTION: Final = Family("attention", dict.fromkeys(("groups", "warps", "chunk", "stages"), range(1, 1025)),
-                          attention_candidates, attention_seconds, attention, lambda gpu: gpu.tf32, most=14,
-                          first=lambda *operator: True, holds=True)  # fmt: skip
+ATTENTION: Final = Family(
+    "attention",
+    dict.fromkeys(("groups", "warps", "chunk", "stages"), range(1, 1025)),
+    attention_candidates,
+    attention_seconds,
+    attention,
+    lambda gpu: gpu.tf32,
+    most=14,
+    first=lambda *operator: True,
+    holds=True,
+)

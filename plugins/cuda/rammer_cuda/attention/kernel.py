@@ -186,8 +186,9 @@ class _Attention:
         self._copy("qs", a.q, a.scores, (row, rows, f"min({left}, {rows})"), (a.depth, b.first * b.chunk, "0"), pq)
         self.frame.block.lines += [f"fetch({c});" for c in range(b.stages)]
 
-    def _copy(self, to: str, o: Operand, product: Compute, across: tuple[str, int, str], along: tuple[Axis, int, str],
-              pitch: int) -> None:  # fmt: skip
+    def _copy(
+        self, to: str, o: Operand, product: Compute, across: tuple[str, int, str], along: tuple[Axis, int, str], pitch: int
+    ) -> None:
         """Copies of ``across`` (axis, rows, rows there are) by ``along`` (axis, columns, first column), zero outside."""
         (axis, rows, limit), (column, columns, start), line = across, along, self.frame.line
         step, across_step = o.steps.get(column.name, 0), o.steps.get(axis, 0)
@@ -200,8 +201,10 @@ class _Attention:
         words, copy = columns // vector, {wide: "rm_copy16", 1: "rm_copy2" if self.b.half else "rm_copy4"}[vector]
         turned = step != 1 and across_step == 1
         places = f"i % {rows}, w = i / {rows} * {vector}" if turned else f"i / {words}, w = i % {words} * {vector}"
-        self.frame.block.lines += [f"#pragma unroll {self.b.unroll}",
-                                   f"for (int i = tid; i < {rows * words}; i += {self.b.threads}) {{"]  # fmt: skip
+        self.frame.block.lines += [
+            f"#pragma unroll {self.b.unroll}",
+            f"for (int i = tid; i < {rows * words}; i += {self.b.threads}) {{",
+        ]
         line(f"const int r = {places}, x = {start} + w;")
         line(f"const bool there = r < {limit} && x < {column.extent};")
         place = f"{base} + r * {across_step} + x * {step}"
@@ -227,8 +230,10 @@ class _Attention:
         b, (pq, pk, _), lines = self.b, self.b.pitches, self.frame.block.lines
         lines += [f"float s[{b.fragments}][4] = {{}};", "#pragma unroll 1", f"for (int c = 0; c < {b.first}; ++c) {{"]
         lines += self._arrived()
-        lines.append(f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>(qs + qat + c * {b.chunk}, "
-                     f"ring + c % {b.stages} * {b.sizes[1]} + kat, s);")  # fmt: skip
+        lines.append(
+            f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>(qs + qat + c * {b.chunk}, "
+            f"ring + c % {b.stages} * {b.sizes[1]} + kat, s);"
+        )
         self._refill("c")
         lines.append("}")
 
@@ -239,10 +244,12 @@ class _Attention:
             f"float o[{b.chunk // 8}][4] = {{}};",
             f"rm_context<{b.fragments}, {b.chunk // 8}, {pk}>(s, ring + c % {b.stages} * {b.sizes[1]} + vat, o);",
             f"float *const mine = parts + (own * {rows} + group * {ROWS} + lg) * {po} + lt * 2;",
-            "#pragma unroll", f"for (int j = 0; j < {b.chunk // 8}; ++j) {{",
+            "#pragma unroll",
+            f"for (int j = 0; j < {b.chunk // 8}; ++j) {{",
             "*(float2 *)(mine + j * 8) = make_float2(o[j][0], o[j][1]);",
-            f"*(float2 *)(mine + {8 * po} + j * 8) = make_float2(o[j][2], o[j][3]);", "}",
-        ]  # fmt: skip
+            f"*(float2 *)(mine + {8 * po} + j * 8) = make_float2(o[j][2], o[j][3]);",
+            "}",
+        ]
         self._refill("c")
         if b.first + b.second <= b.stages:
             lines.append("__syncthreads();")
@@ -262,8 +269,10 @@ class _Attention:
             if tests:
                 scope.line(f"if (!({' && '.join(tests)})) continue;")
             scope.line(f"float sum = parts[local * {po} + i % {b.chunk}];")
-            scope.lines += ["#pragma unroll 4", f"for (int w = 1; w < {b.warps}; ++w) "
-                            f"sum += parts[(w * {rows} + local) * {po} + i % {b.chunk}];"]  # fmt: skip
+            scope.lines += [
+                "#pragma unroll 4",
+                f"for (int w = 1; w < {b.warps}; ++w) sum += parts[(w * {rows} + local) * {po} + i % {b.chunk}];",
+            ]
             self.frame.unit.ranges |= {"row": (0, a.rows - 1), "column": (0, a.width - 1)}
             point = a.point(Ref("row"), Ref("column"))
             finish(scope, self.frame.places, Load(a.context.name, point), "sum", a.context.dtype, a.operator.outputs)
@@ -317,18 +326,27 @@ class _Attention:
             scope.line(f"if (place < {self.a.keys}) {{ {statement} }}" if self._ragged else statement)
         other = Val("other", c.dtype, atom=True)
         block.lines += [
-            "#pragma unroll", "for (int i = 0; i < 4; ++i) {",
+            "#pragma unroll",
+            "for (int i = 0; i < 4; ++i) {",
             f"  const float other = __shfl_xor_sync(0xffffffffu, {t}[i % 2], 1 + i / 2);",
-            f"  {block.combine(c, f'{t}[i % 2]', other)}", "}",
-        ]  # fmt: skip
+            f"  {block.combine(c, f'{t}[i % 2]', other)}",
+            "}",
+        ]
         if b.warps > 1:
             share, row = f"j{number}", f"group * {ROWS} + lg"
             block.lines += [
                 f"float *const {share} = joins + {number * b.warps * rows} + {row};",
-                f"if (lt == 0) {{ {share}[own * {rows}] = {t}[0]; {share}[own * {rows} + 8] = {t}[1]; }}", "__syncthreads();",
-                "#pragma unroll", "for (int h = 0; h < 2; ++h) {", f"  {t}[h] = {share}[8 * h];",
-                "#pragma unroll 4", f"  for (int w = 1; w < {b.warps}; ++w) {{",
-                f"    const float other = {share}[w * {rows} + 8 * h];", f"    {block.combine(c, f'{t}[h]', other)}", "  }", "}",
-            ]  # fmt: skip
+                f"if (lt == 0) {{ {share}[own * {rows}] = {t}[0]; {share}[own * {rows} + 8] = {t}[1]; }}",
+                "__syncthreads();",
+                "#pragma unroll",
+                "for (int h = 0; h < 2; ++h) {",
+                f"  {t}[h] = {share}[8 * h];",
+                "#pragma unroll 4",
+                f"  for (int w = 1; w < {b.warps}; ++w) {{",
+                f"    const float other = {share}[w * {rows} + 8 * h];",
+                f"    {block.combine(c, f'{t}[h]', other)}",
+                "  }",
+                "}",
+            ]
         values = self.a.along(c, Ref("row"), Ref("key"))
         self.known[Load(c.name, tuple(values[x.name] for x in c.axes))] = f"{t}[i % 4 / 2]"

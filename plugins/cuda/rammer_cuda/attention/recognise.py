@@ -90,8 +90,9 @@ class Attention:
 
     def tile(self, rows: int) -> tuple[int, ...]:
         """One head, ``rows`` rows and all columns."""
-        return tuple(min(rows, a.extent) if d == self.row else a.extent if d == self.column else 1
-                     for d, a in enumerate(self.context.axes))  # fmt: skip
+        return tuple(
+            min(rows, a.extent) if d == self.row else a.extent if d == self.column else 1 for d, a in enumerate(self.context.axes)
+        )
 
     def along(self, c: Compute, row: Expr, key: Expr) -> dict[str, Expr]:
         """The axes of the reduction ``c`` at an element of its row. Unsuited where it does not run along rows."""
@@ -177,8 +178,7 @@ def _sides(scores: Compute, column: int) -> tuple[Load, Load, int]:
     assert operands is not None, "a contraction has two operands"
     key = scores.axes[column].name
     for q, k in (operands, operands[::-1]):
-        own = [d for d, a in enumerate(scores.axes)
-               if a.extent > 1 and a.name in ex.axes_of(q) and a.name not in ex.axes_of(k)]  # fmt: skip
+        own = [d for d, a in enumerate(scores.axes) if a.extent > 1 and a.name in ex.axes_of(q) and a.name not in ex.axes_of(k)]
         if key in ex.axes_of(k) and key not in ex.axes_of(q) and len(own) == 1:
             return q, k, own[0]
     raise Unsuited("the scores have not one axis of rows and one of keys")

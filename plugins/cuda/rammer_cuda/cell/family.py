@@ -19,5 +19,6 @@ def pays(operator: ROperator, binding: Binding, gpu: Gpu) -> bool:
     return bool(binding.reused & {*operator.inputs}) or not gemv_candidates(operator, binding, gpu)
 
 
-CELL: Final = Family("cell", {}, cell_candidates, cell_seconds, cell, most=1 << 10, first=pays,
-                     held=Held(THREADS, cell, vectors_of))  # fmt: skip
+CELL: Final = Family(
+    "cell", {}, cell_candidates, cell_seconds, cell, most=1 << 10, first=pays, held=Held(THREADS, cell, vectors_of)
+)

@@ -117,8 +117,18 @@ class _CellText:
             body += self._entry(plain, ", ".join(pointers), held)
         tables = "".join(unit.tables.values())
         name = "c_" + hashlib.sha256((tables + PREAMBLE + body).encode()).hexdigest()[:20]
-        return HeldKernel(f"k_{name}", PREAMBLE + tables + body.replace("@NAME@", name), tuple(self.arguments), THREADS,
-                          self.shared, self.shared, 1, name, held, self.words)  # fmt: skip
+        return HeldKernel(
+            f"k_{name}",
+            PREAMBLE + tables + body.replace("@NAME@", name),
+            tuple(self.arguments),
+            THREADS,
+            self.shared,
+            self.shared,
+            1,
+            name,
+            held,
+            self.words,
+        )
 
     def _entry(self, parameters: str, pointers: str, held: int) -> str:
         """A kernel of one task a block."""
@@ -234,21 +244,31 @@ class _CellText:
         values = cell.each * cell.rows
         text.line(f"float sum[{values}] = {{}};")
         text.line(f"const float *const own = vectors + lane / {cell.lanes} * {cell.rows * cell.depth} + lane % {cell.lanes} * 4;")
-        text.all(["#pragma unroll", f"for (int r = 0; r < {cell.rows}; ++r)", "#pragma unroll",
-                  f"for (int i = 0; i < {cell.share // 4}; ++i) {{",
-                  f"const float4 x = *(const float4 *)(own + r * {cell.depth} + i * {cell.lanes * 4});",
-                  "#pragma unroll", f"for (int c = 0; c < {cell.each}; ++c) {{",
-                  f"const float *const y = w + (c * {cell.share // 4} + i) * 4;",
-                  f"float &s = sum[r * {cell.each} + c];",
-                  "s = fmaf(x.x, y[0], s); s = fmaf(x.y, y[1], s); s = fmaf(x.z, y[2], s); s = fmaf(x.w, y[3], s);",
-                  "}", "}"])  # fmt: skip
+        text.all(
+            [
+                "#pragma unroll",
+                f"for (int r = 0; r < {cell.rows}; ++r)",
+                "#pragma unroll",
+                f"for (int i = 0; i < {cell.share // 4}; ++i) {{",
+                f"const float4 x = *(const float4 *)(own + r * {cell.depth} + i * {cell.lanes * 4});",
+                "#pragma unroll",
+                f"for (int c = 0; c < {cell.each}; ++c) {{",
+                f"const float *const y = w + (c * {cell.share // 4} + i) * 4;",
+                f"float &s = sum[r * {cell.each} + c];",
+                "s = fmaf(x.x, y[0], s); s = fmaf(x.y, y[1], s); s = fmaf(x.z, y[2], s); s = fmaf(x.w, y[3], s);",
+                "}",
+                "}",
+            ]
+        )
         # More values than lanes are folded some at a time.
         for first in range(0, values, cell.lanes):
             text.line("{")
             text.line(f"const int at = rm_fold<{min(cell.lanes, values - first)}, {cell.lanes}>(sum + {first}, lane);")
             text.line(f"const int r = (at + {first}) / {cell.each}, c = warp * {cell.each} + (at + {first}) % {cell.each};")
-            text.line(f"if (at >= 0 && c < {cell.columns}) "
-                      f"sums[(lane / {cell.lanes} * {cell.rows} + r) * {cell.columns} + c] = sum[{first}];")  # fmt: skip
+            text.line(
+                f"if (at >= 0 && c < {cell.columns}) "
+                f"sums[(lane / {cell.lanes} * {cell.rows} + r) * {cell.columns} + c] = sum[{first}];"
+            )
             text.line("}")
         text.line("rm_fetched();") if self.words else None
         text.line("__syncthreads();")
@@ -281,8 +301,16 @@ class _CellText:
         tiles = {p.compute.name: self._tile(number) for number, p in enumerate(self.cell.parts)}
         ranges: dict[str, Interval] = {f"{letter}{d}": (0, a.extent - 1) for d, a in enumerate(axes) for letter in "xo"}
         inlined = {c.name: c for c in operator.computes if not c.reduce}
-        return _EarlyContext(CUDA, self.binding.types, inlined, {**places, **tiles}, ranges, constants=self.binding.constants,
-                          tiles=frozenset(tiles), first=self.cell.each * self.cell.share)  # fmt: skip
+        return _EarlyContext(
+            CUDA,
+            self.binding.types,
+            inlined,
+            {**places, **tiles},
+            ranges,
+            constants=self.binding.constants,
+            tiles=frozenset(tiles),
+            first=self.cell.each * self.cell.share,
+        )
 
     def _global(self, tensor: str) -> Place:
         return place_of(tensor, self._pointer(tensor), self.binding)
@@ -294,5 +322,10 @@ class _CellText:
         for d in (*reversed(cell.column_axes), *reversed(cell.row_axes)):
             strides[d] = below
             below *= cell.box[d][1]
-        return Place(f"(sums + {number * cell.rows * cell.columns})", "float32", tuple(strides),
-                     tuple(low for low, _ in cell.box), tuple(n for _, n in cell.box))  # fmt: skip
+        return Place(
+            f"(sums + {number * cell.rows * cell.columns})",
+            "float32",
+            tuple(strides),
+            tuple(low for low, _ in cell.box),
+            tuple(n for _, n in cell.box),
+        )

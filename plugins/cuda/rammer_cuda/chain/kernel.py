@@ -48,6 +48,7 @@ MOVED = 24.0
 #: Shared memory of each block that the system keeps for itself (NVIDIA Hopper tuning guide: 1 KiB).
 RESERVED = 1024
 
+
 def gemm_chain(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled chain. Unsuited where the operator is none, or its block is no possible one."""
     return _ChainText(chain_of(operator, binding), binding).kernel()
@@ -125,11 +126,14 @@ class _ChainText:
         inside = {c.name for c in chain.operator.computes}
         read = dict.fromkeys(t for x in chain.layers for c in x.maps for t in c.reads if t not in inside)
         self.arguments = [
-            Argument(chain.first.tensor, False), *(Argument(x.weights.tensor, False, x.packing) for x in chain.layers),
-            *(Argument(t, False) for t in read), *(Argument(t, True) for t in chain.operator.outputs),
-        ]  # fmt: skip
-        self.places = {a.tensor: place_of(a.tensor, f"p{k}", binding)
-                       for k, a in enumerate(self.arguments) if k and a.packing is None}  # fmt: skip
+            Argument(chain.first.tensor, False),
+            *(Argument(x.weights.tensor, False, x.packing) for x in chain.layers),
+            *(Argument(t, False) for t in read),
+            *(Argument(t, True) for t in chain.operator.outputs),
+        ]
+        self.places = {
+            a.tensor: place_of(a.tensor, f"p{k}", binding) for k, a in enumerate(self.arguments) if k and a.packing is None
+        }
         self.tables: dict[str, str] = {}
 
     def kernel(self) -> TaskKernel:
@@ -167,15 +171,19 @@ class _ChainText:
     def _start(self) -> None:
         """Barriers, and the first layers' weights: constants, which need not wait for earlier kernels."""
         text, layers = self.text, self.c.layers
-        text.all([
-            "extern __shared__ __align__(128) float shared[];",
-            "const unsigned base = (unsigned)__cvta_generic_to_shared(shared);",
-            f"float *const parked = shared + {(self.stages * self.c.weights_bytes + BARRIERS) // 4} + tid;",
-            f"const unsigned full = base + {self.stages * self.c.weights_bytes}, empty = full + {8 * len(layers)};",
-            "if (tid == 0) {", f"for (int i = 0; i < {len(layers)}; ++i) {{",
-            f"rm_barrier_init(full + 8 * i, 1); rm_barrier_init(empty + 8 * i, {self.groups * 4});",
-            "}", "rm_barriers_made();",
-        ])  # fmt: skip
+        text.all(
+            [
+                "extern __shared__ __align__(128) float shared[];",
+                "const unsigned base = (unsigned)__cvta_generic_to_shared(shared);",
+                f"float *const parked = shared + {(self.stages * self.c.weights_bytes + BARRIERS) // 4} + tid;",
+                f"const unsigned full = base + {self.stages * self.c.weights_bytes}, empty = full + {8 * len(layers)};",
+                "if (tid == 0) {",
+                f"for (int i = 0; i < {len(layers)}; ++i) {{",
+                f"rm_barrier_init(full + 8 * i, 1); rm_barrier_init(empty + 8 * i, {self.groups * 4});",
+                "}",
+                "rm_barriers_made();",
+            ]
+        )
         text.all(self._load(k) for k in range(self.stages))
         text.all(["}", "__syncthreads();", "rm_after();"])
 
@@ -213,18 +221,24 @@ class _ChainText:
         for first in range(0, depth // 8, CHUNK):
             steps = min(CHUNK, depth // 8 - first)
             place, target = f"shared + {number % self.stages * self.c.weights_bytes // 4}", "part" if first else f"d{number}"
-            text.all([
-                "{",
-                f"unsigned big[{steps}][4], small[{steps}][4];",
-                "#pragma unroll", f"for (int s = 0; s < {steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
-                f"  rm_halves({self._value(number, f's + {first}', 'e', parked=first > 0)}, big[s][e], small[s][e]);",
-                *([f"float part[{width // 2}];"] if first else [f"rm_barrier_wait(full + {8 * number}, 0);"]),
-                f"rm_products{width}({target}, big, small, rm_matrix({place} + {first * 8 * width}, {width}),",
-                f"  rm_matrix({place} + {(depth + first * 8) * width}, {width}));",
-                "rm_warpgroup_wait<0>();", f"rm_pin({target}); rm_pin(big); rm_pin(small);",
-                *(["#pragma unroll", f"for (int i = 0; i < {width // 2}; ++i) d{number}[i] += part[i];"] if first else []),
-                "}",
-            ])  # fmt: skip
+            text.all(
+                [
+                    "{",
+                    f"unsigned big[{steps}][4], small[{steps}][4];",
+                    "#pragma unroll",
+                    f"for (int s = 0; s < {steps}; ++s)",
+                    "#pragma unroll",
+                    "for (int e = 0; e < 4; ++e)",
+                    f"  rm_halves({self._value(number, f's + {first}', 'e', parked=first > 0)}, big[s][e], small[s][e]);",
+                    *([f"float part[{width // 2}];"] if first else [f"rm_barrier_wait(full + {8 * number}, 0);"]),
+                    f"rm_products{width}({target}, big, small, rm_matrix({place} + {first * 8 * width}, {width}),",
+                    f"  rm_matrix({place} + {(depth + first * 8) * width}, {width}));",
+                    "rm_warpgroup_wait<0>();",
+                    f"rm_pin({target}); rm_pin(big); rm_pin(small);",
+                    *(["#pragma unroll", f"for (int i = 0; i < {width // 2}; ++i) d{number}[i] += part[i];"] if first else []),
+                    "}",
+                ]
+            )
         last = number == len(self.c.layers) - 1
         if number + self.stages < len(self.c.layers):
             text.line(f"if (tid % 32 == 0) rm_barrier_arrive(empty + {8 * number});")
@@ -250,13 +264,18 @@ class _ChainText:
     def _results(self, number: int, layer: Layer, last: bool) -> None:
         """The maps on every result of the thread, into the next operand or to memory."""
         text, column = self.text, self.c.column
-        text.all([
-            # Nothing that depends on the column is loaded before the products are there: registers are scarce until then.
-            f"int at{number} = lt * 2;", f'asm volatile("" : "+r"(at{number}) :: "memory");',
-            "#pragma unroll", f"for (int s = 0; s < {layer.padded[1] // 8}; ++s) {{",
-            "#pragma unroll", "for (int e = 0; e < 4; ++e) {",
-            f"const int x{column} = s * 8 + at{number} + e % 2;",
-        ])  # fmt: skip
+        text.all(
+            [
+                # Nothing that depends on the column is loaded before the products are there: registers are scarce until then.
+                f"int at{number} = lt * 2;",
+                f'asm volatile("" : "+r"(at{number}) :: "memory");',
+                "#pragma unroll",
+                f"for (int s = 0; s < {layer.padded[1] // 8}; ++s) {{",
+                "#pragma unroll",
+                "for (int e = 0; e < 4; ++e) {",
+                f"const int x{column} = s * 8 + at{number} + e % 2;",
+            ]
+        )
         text.all(f"const int x{d} = e / 2 ? x{d}_1 : x{d}_0;" for d in self.c.rows)
         ragged = layer.column.extent % 8 != 0
         if not last:
@@ -280,5 +299,14 @@ class _ChainText:
         self.tables |= unit.tables
 
 
-CHAIN: Final = Family("gemm_chain", dict.fromkeys(("groups", "stages"), range(1, 1025)), chain_candidates, chain_seconds,
-                      gemm_chain, lambda gpu: gpu.warpgroups, most=1 << 10, first=lambda *operator: True, holds=True)  # fmt: skip
+CHAIN: Final = Family(
+    "gemm_chain",
+    dict.fromkeys(("groups", "stages"), range(1, 1025)),
+    chain_candidates,
+    chain_seconds,
+    gemm_chain,
+    lambda gpu: gpu.warpgroups,
+    most=1 << 10,
+    first=lambda *operator: True,
+    holds=True,
+)

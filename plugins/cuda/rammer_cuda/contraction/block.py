@@ -53,8 +53,17 @@ def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = Fa
     tm, tn = config.get("tm", 4), config.get("tn", 4)
     # Of threads, rows in pairs of register tiles, since neighbouring ones take neighbouring rows.
     high, wide = (16 * tm, 8 * tn) if tensor else (2 * tm, tn)
-    return Shape(-(-rows // high) * high, -(-width // wide) * wide, config.get("bk", 16), tm, tn,
-                 config.get("stages", 3), config.get("split", 1), config.get("slices", 1), tensor)  # fmt: skip
+    return Shape(
+        -(-rows // high) * high,
+        -(-width // wide) * wide,
+        config.get("bk", 16),
+        tm,
+        tn,
+        config.get("stages", 3),
+        config.get("split", 1),
+        config.get("slices", 1),
+        tensor,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,5 +108,17 @@ def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wid
     if fixed > MOST:
         raise Unsuited(f"{fixed} results of a thread's row")
     bm, bn = (through, fixed) if down else (fixed, through)
-    return Wide(bm, bn, config.get("bk", 32), 1, fixed // 2, config.get("stages", 3), config.get("split", 1), 1, False,
-                down, bool(config.get("patch", 0)), config.get("copiers", 1))  # fmt: skip
+    return Wide(
+        bm,
+        bn,
+        config.get("bk", 32),
+        1,
+        fixed // 2,
+        config.get("stages", 3),
+        config.get("split", 1),
+        1,
+        False,
+        down,
+        bool(config.get("patch", 0)),
+        config.get("copiers", 1),
+    )

@@ -94,8 +94,9 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
 
 
 @lru_cache(256)
-def _alike(shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...],
-           groups: frozenset[int]) -> dict[tuple[int, int, int], list[tuple[int, ...]]]:  # fmt: skip
+def _alike(
+    shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], groups: frozenset[int]
+) -> dict[tuple[int, int, int], list[tuple[int, ...]]]:
     """Tiles by their rows, columns and tasks: what a prediction depends on. Several families ask for the same ones."""
     alike: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
     for tile in _tiles(shape, rows, columns, groups):
@@ -105,8 +106,7 @@ def _alike(shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ..
     return alike
 
 
-def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding,
-            gpu: Gpu) -> Iterator[tuple[float, int, Config]]:  # fmt: skip
+def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding, gpu: Gpu) -> Iterator[tuple[float, int, Config]]:
     """(predicted seconds, position in ``blocks``, config) of every possible block, sorted; ``blocks`` has the
     rows, columns and number of tasks.
 
@@ -172,8 +172,9 @@ def _table(cost: RingCost, splits: Sequence[int]) -> tuple[list[Config], dict[st
     return configs, {n: np.array([dict(c)[n] for c in configs], np.int64) for n, _ in configs[0]}
 
 
-def _tiles(shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...],
-           groups: frozenset[int]) -> list[tuple[int, ...]]:  # fmt: skip
+def _tiles(
+    shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], groups: frozenset[int]
+) -> list[tuple[int, ...]]:
     """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
     result = set[tuple[int, ...]]()
     for row in tile_parts([shape[d] for d in rows], ROWS[0], ROWS[-1], groups):
@@ -260,8 +261,7 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
     return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
 
 
-def _predictions(cost: WarpgroupCost, roles: Roles, down: bool,
-                 gpu: Gpu) -> Iterator[tuple[float, tuple[int, ...], Config]]:  # fmt: skip
+def _predictions(cost: WarpgroupCost, roles: Roles, down: bool, gpu: Gpu) -> Iterator[tuple[float, tuple[int, ...], Config]]:
     read, names = roles.a if down else roles.b, [a.name for a in roles.main.axes]
     depths = {bk: depth_of(roles.main.reduce, bk) for bk in cost.blocks}
     known: dict[tuple[int, ...], list[tuple[float, Config]]] = {}
@@ -297,11 +297,15 @@ def _warpgroup_tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
             yield tuple(tile)
 
 
-def _configs(cost: WarpgroupCost, rows: int, width: int, down: bool, halo: int, depths: dict[int, Depth],
-             gpu: Gpu) -> Iterator[Config]:  # fmt: skip
-    kinds = ((bk, haloed, producers) for bk in cost.blocks
-             for haloed in ((0, 1) if halo and depths[bk].outer and not depths[bk].flat else (0,))
-             for producers in PRODUCERS)  # fmt: skip
+def _configs(
+    cost: WarpgroupCost, rows: int, width: int, down: bool, halo: int, depths: dict[int, Depth], gpu: Gpu
+) -> Iterator[Config]:
+    kinds = (
+        (bk, haloed, producers)
+        for bk in cost.blocks
+        for haloed in ((0, 1) if halo and depths[bk].outer and not depths[bk].flat else (0,))
+        for producers in PRODUCERS
+    )
     way = () if cost.instruction.constant else (("down", int(down)),)
     for bk, haloed, producers in kinds:
         for stages in STAGES:
@@ -338,8 +342,20 @@ _WARPGROUPS = dict.fromkeys(("bk", "stages", "split", "patch", "copiers", "down"
 
 #: Those of single threads and warps, then those of warpgroups.
 PRODUCTS: Final = (
-    *(Family(c.instruction.name, _RING, partial(ring_choices, c), partial(ring_time, c), contraction, product=True)
-      for c in RING_COSTS),
-    *(Family(c.instruction.name, _WARPGROUPS, partial(warpgroup_choices, c), partial(warpgroup_time, c), contraction,
-             lambda gpu: gpu.warpgroups, product=True) for c in WARPGROUP_COSTS),
-)  # fmt: skip
+    *(
+        Family(c.instruction.name, _RING, partial(ring_choices, c), partial(ring_time, c), contraction, product=True)
+        for c in RING_COSTS
+    ),
+    *(
+        Family(
+            c.instruction.name,
+            _WARPGROUPS,
+            partial(warpgroup_choices, c),
+            partial(warpgroup_time, c),
+            contraction,
+            lambda gpu: gpu.warpgroups,
+            product=True,
+        )
+        for c in WARPGROUP_COSTS
+    ),
+)

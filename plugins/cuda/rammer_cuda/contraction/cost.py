@@ -74,8 +74,9 @@ class Launch:
     taps: float
     cluster: float
 
-    def seconds(self, walk: Walk, split: Numbers, rounds: Numbers, step: Numbers, end: Numbers, gpu: Gpu,
-                spread: Numbers = 0.0) -> Numbers:  # fmt: skip
+    def seconds(
+        self, walk: Walk, split: Numbers, rounds: Numbers, step: Numbers, end: Numbers, gpu: Gpu, spread: Numbers = 0.0
+    ) -> Numbers:
         """Seconds of ``rounds`` of blocks, of ``step`` cycles for each block of products and ``end`` behind them; ``spread``
         cycles are those of the whole launch."""
         cycles = self.start + self.taps * walk.outer + self.cluster * (split > 1)
@@ -119,10 +120,18 @@ class RingCost:
     def configs(self, splits: Sequence[int]) -> list[tuple[tuple[str, int], ...]]:
         """The config of every block shape; the ring of tensor-core kernels depends on the task too (``choose.ring``)."""
         return [
-            (("tm", tm), ("tn", tn), ("bk", bk), ("split", split), ("slices", slices),
-             *(() if self.tensor else (("stages", 4 if bk < 32 else 3),)))
-            for tm, tn in self.tiles for bk, slices in self.blocks for split in splits
-        ]  # fmt: skip
+            (
+                ("tm", tm),
+                ("tn", tn),
+                ("bk", bk),
+                ("split", split),
+                ("slices", slices),
+                *(() if self.tensor else (("stages", 4 if bk < 32 else 3),)),
+            )
+            for tm, tn in self.tiles
+            for bk, slices in self.blocks
+            for split in splits
+        ]
 
     def issue(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
         """Cycles of the instructions of a warp (of a thread) for ``part`` products."""
@@ -178,15 +187,17 @@ class WarpgroupCost:
 #: Fitted to 736 kernels of 47 layers on an H200; the measured time over the predicted has a standard deviation of 0.18.
 FFMA_COST = RingCost(FFMA, REGISTERS, BLOCKS, Launch(1900, 850, 2100), 160, 2.1, 0.1, 7.0, 6.0, 0.0, 0.0, (0.25, 0.25), port=True)
 #: Fitted together with FFMA's; additions outside are in ``matrix``.
-TF32X3_COST = RingCost(MMA_TF32X3, FRAGMENTS, BLOCKS[1:], Launch(1900, 850, 2100),
-                       160, 13.0, 13.6, 4.2, 10.0, 0.0, 0.0, (4, 2), products=3)  # fmt: skip
+TF32X3_COST = RingCost(
+    MMA_TF32X3, FRAGMENTS, BLOCKS[1:], Launch(1900, 850, 2100), 160, 13.0, 13.6, 4.2, 10.0, 0.0, 0.0, (4, 2), products=3
+)
 #: Those of one product, on 798 kernels of 55 layers in tf32 and 784 of 27 in float16 on an H200, minimise by how much the first
 #: and the best of the first four choices are slower than the best: by 8%, and by 2%.
 TF32_COST = RingCost(MMA_TF32, FRAGMENTS, BLOCKS[1:], Launch(2300, 30, 1600), 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, (4, 2))
 F16_COST = RingCost(MMA_F16, FRAGMENTS, HALF_BLOCKS, Launch(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5))
 #: Not fitted: that of tf32, with instructions for twice the products in the same time, and one rounding for two reads.
-BF16_COST = RingCost(MMA_BF16, FRAGMENTS, ((16, 1), (32, 1), (32, 2)), Launch(2300, 30, 1600),
-                     72, 5.5, 6.5, 8.4, 11.3, 0.08, 0.09, (8, 4))  # fmt: skip
+BF16_COST = RingCost(
+    MMA_BF16, FRAGMENTS, ((16, 1), (32, 1), (32, 2)), Launch(2300, 30, 1600), 72, 5.5, 6.5, 8.4, 11.3, 0.08, 0.09, (8, 4)
+)
 
 #: Of warpgroups, all fitted to 450 kernels of 60 layers on an H200, the faster ones of a layer weighing more: the measured
 #: time over the predicted has a standard deviation of 0.14, and the fastest of the three best predicted is 0.3% slower than
@@ -212,8 +223,9 @@ RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST, BF16_COST)
 WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST)
 
 
-def ring_seconds(cost: RingCost, s: Shape, walk: Walk, tasks: Numbers, cells: Numbers, gpu: Gpu,
-                 together: bool = True, changed: str = "") -> Numbers:  # fmt: skip
+def ring_seconds(
+    cost: RingCost, s: Shape, walk: Walk, tasks: Numbers, cells: Numbers, gpu: Gpu, together: bool = True, changed: str = ""
+) -> Numbers:
     """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
     elements are float16, ``changed`` which operand passes through maps first ("a", "b" or "")."""
     threads, part = s.threads, s.bk / s.slices
@@ -255,8 +267,9 @@ def _resident(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
     return np.maximum(1, np.minimum(most, gpu.threads // s.threads))
 
 
-def warpgroup_seconds(cost: WarpgroupCost, s: Wide, depth: Depth, halo: int, tasks: int, cells: int, gpu: Gpu,
-                      changed: bool = False) -> float:  # fmt: skip
+def warpgroup_seconds(
+    cost: WarpgroupCost, s: Wide, depth: Depth, halo: int, tasks: int, cells: int, gpu: Gpu, changed: bool = False
+) -> float:
     """Seconds for all ``tasks`` of one launch; ``changed``: the operand that is no constant passes through maps first."""
     groups, instructions = s.through // GROUP, s.bk / cost.instruction.k
     per_sm = -(-tasks * s.split // usable(s.split, gpu.sms))

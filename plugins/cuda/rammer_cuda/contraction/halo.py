@@ -36,8 +36,9 @@ class Side:
     length: int
 
 
-def sides_of(p: Product, operand: Operand, axes: Sequence[int], depth: Depth, strides: Sequence[int],
-             shape: Sequence[int]) -> tuple[Side, ...]:  # fmt: skip
+def sides_of(
+    p: Product, operand: Operand, axes: Sequence[int], depth: Depth, strides: Sequence[int], shape: Sequence[int]
+) -> tuple[Side, ...]:
     """The dimensions of ``operand`` that tile axes or taps run through. Unsuited unless there are taps, each in a
     dimension of its own with at most one tile axis, and the channels run through another one alone."""
     if depth.flat or not depth.outer:
@@ -136,8 +137,10 @@ class InputHalo:
         """The prologue on what this thread copied of those channels: call it where its copies have arrived."""
         n, names = self.name, {self.depth.inner.name: "(c0 + k)"}
         self._rows(text)
-        prologue.apply(text, (Piece(f"{n}s + k * {self.pitch} + {n}j{g}", [*tests, *valid], names, 1)
-                            for g, tests, valid in self._elements()))  # fmt: skip
+        prologue.apply(
+            text,
+            (Piece(f"{n}s + k * {self.pitch} + {n}j{g}", [*tests, *valid], names, 1) for g, tests, valid in self._elements()),
+        )
         text.line("}")
 
     def _rows(self, text: Text) -> None:
@@ -174,9 +177,15 @@ class InputHalo:
         return result
 
 
-def halo_of(name: str, p: Product, operand: Operand, axes: tuple[int, ...], depth: Depth, threads: int,
-             strides: Sequence[int], shape: Sequence[int]) -> InputHalo:  # fmt: skip
+def halo_of(
+    name: str,
+    p: Product,
+    operand: Operand,
+    axes: tuple[int, ...],
+    depth: Depth,
+    threads: int,
+    strides: Sequence[int],
+    shape: Sequence[int],
+) -> InputHalo:
     """The halo of an operand. Unsuited where it has none."""
     return InputHalo(name, p, operand, axes, depth, threads, sides_of(p, operand, axes, depth, strides, shape))
-
-

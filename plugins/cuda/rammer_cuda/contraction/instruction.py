@@ -133,10 +133,13 @@ class Ffma(Instruction):
     def leave(self, s: Shape, line: int) -> list[str]:
         """Leave the registers in shared memory, row by row."""
         return [
-            "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; j += 4)",
+            "#pragma unroll",
+            f"for (int i = 0; i < {s.tm}; ++i)",
+            "#pragma unroll",
+            f"for (int j = 0; j < {s.tn}; j += 4)",
             f"  *(float4 *)(shared + (slice * {s.bm} + ty * 4 + i % 4 + i / 4 * {s.bm // (s.tm // 4)}) * {line} + tx * 4"
             f" + j / 4 * {s.bn // (s.tn // 4)}) = *(float4 *)(acc[i] + j);",
-        ]  # fmt: skip
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +199,15 @@ class Mma(Instruction):
         """Leave the registers in shared memory, two neighbours at a time."""
         (row, _), (column, _) = self.c.rows, self.c.columns
         return [
-            "#pragma unroll", f"for (int i = 0; i < {s.tm}; ++i)", "#pragma unroll", f"for (int j = 0; j < {s.tn}; ++j)",
-            "#pragma unroll", "for (int h = 0; h < 2; ++h)",
+            "#pragma unroll",
+            f"for (int i = 0; i < {s.tm}; ++i)",
+            "#pragma unroll",
+            f"for (int j = 0; j < {s.tn}; ++j)",
+            "#pragma unroll",
+            "for (int h = 0; h < 2; ++h)",
             f"  *(float2 *)(shared + (slice * {s.bm} + ty + i * 16 + h * 8 + {row}) * {line} + tx + j * 8 + {column})"
             " = make_float2(acc[i][j][2 * h], acc[i][j][2 * h + 1]);",
-        ]  # fmt: skip
+        ]
 
 
 #: A thread of its own; results of a warp's 16 x 8; operands of 8 products of 4 bytes, and of 16 of 2 bytes (PTX ISA, "Matrix
@@ -213,20 +220,76 @@ PAIRS_B = Fragment(("lt * 2", "e % 2 + e / 2 * 8"), ("lg", "0"), 4)
 
 FFMA = Ffma("gemm", "float32", 1, 1, 1, 1, ONE, ONE, ONE, (PLAIN, PLAIN), EVERY)
 #: Three tf32 products for one of fp32: an error of fp32's size.
-MMA_TF32X3 = Mma("gemm_tf32x3", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (WORDS, WORDS), ("float32",),
-                 "rm_multiply_tf32x3", source("mma", "mma_tf32x3"), lambda a, b: ())  # fmt: skip
+MMA_TF32X3 = Mma(
+    "gemm_tf32x3",
+    "float32",
+    16,
+    8,
+    8,
+    32,
+    WORDS_A,
+    WORDS_B,
+    RESULTS,
+    (WORDS, WORDS),
+    ("float32",),
+    "rm_multiply_tf32x3",
+    source("mma", "mma_tf32x3"),
+    lambda a, b: (),
+)
 #: Where the user allows it: one product, summed in float32 inside the tensor cores. Packed constants are rounded when a
 #: program is loaded, those of rows lie as ldmatrix wants them; everything else is rounded on its way to registers
 #: (``cvt.rna``: to nearest, halves away from zero).
-MMA_TF32 = Mma("gemm_tf32", "float32", 16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS, (TF32_TURNED, TF32_WORDS), LOWER,
-               "rm_multiply_tf32", source("mma", "mma_tf32"), lambda a, b: (a.packing is not None, b.packing is None),
-               )  # fmt: skip
+MMA_TF32 = Mma(
+    "gemm_tf32",
+    "float32",
+    16,
+    8,
+    8,
+    32,
+    WORDS_A,
+    WORDS_B,
+    RESULTS,
+    (TF32_TURNED, TF32_WORDS),
+    LOWER,
+    "rm_multiply_tf32",
+    source("mma", "mma_tf32"),
+    lambda a, b: (a.packing is not None, b.packing is None),
+)
 #: float16 operands, float32 sums; ldmatrix reads either order of a block, one of them transposed.
-MMA_F16 = Mma("gemm_f16", "float16", 16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS, (HALVES, HALVES), EVERY,
-              "rm_multiply_f16", source("mma", "mma_f16"), lambda a, b: (a.deep, b.deep), True)  # fmt: skip
+MMA_F16 = Mma(
+    "gemm_f16",
+    "float16",
+    16,
+    8,
+    16,
+    32,
+    PAIRS_A,
+    PAIRS_B,
+    RESULTS,
+    (HALVES, HALVES),
+    EVERY,
+    "rm_multiply_f16",
+    source("mma", "mma_f16"),
+    lambda a, b: (a.deep, b.deep),
+    True,
+)
 #: Where the user allows it: float32 operands, rounded to bfloat16 on their way to registers; float32 sums.
-MMA_BF16 = Mma("gemm_bf16", "float32", 16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS, (WORDS, WORDS), ("bfloat16",),
-               "rm_multiply_bf16", source("mma_bf16"), lambda a, b: ())  # fmt: skip
+MMA_BF16 = Mma(
+    "gemm_bf16",
+    "float32",
+    16,
+    8,
+    16,
+    32,
+    PAIRS_A,
+    PAIRS_B,
+    RESULTS,
+    (WORDS, WORDS),
+    ("bfloat16",),
+    "rm_multiply_bf16",
+    source("mma_bf16"),
+    lambda a, b: (),
+)
 
 #: By family.
 RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16, MMA_BF16)}

@@ -74,9 +74,11 @@ class Contraction:
         read = dict.fromkeys(self.prologue.prologue.constants if self.prologue else ())
         read |= dict.fromkeys(t for c in p.after for t in c.reads if t not in inside)
         return [
-            Argument(p.a.tensor, False, self.a.packing), Argument(p.b.tensor, False, self.b.packing),
-            *(Argument(t, False) for t in read), *(Argument(t, True) for t in p.operator.outputs),
-        ]  # fmt: skip
+            Argument(p.a.tensor, False, self.a.packing),
+            Argument(p.b.tensor, False, self.b.packing),
+            *(Argument(t, False) for t in read),
+            *(Argument(t, True) for t in p.operator.outputs),
+        ]
 
     def kernel(self) -> TaskKernel:
         """The finished kernel."""

@@ -213,8 +213,7 @@ class Staged:
         """Offset ``{n}o``, validity ``{n}v`` and padding coordinates ``{n}g`` of the element ``place`` of the unit."""
         n, p = self.name, self.p
         local = {p.axis(d).name: t for d, t in zip(self.axes, digits(place, self.tiles), strict=True)}
-        names = {a: f"(o{d} + {local[a]})" if a in local else f"o{d}" for d, a in
-                 enumerate(x.name for x in p.main.axes)}  # fmt: skip
+        names = {a: f"(o{d} + {local[a]})" if a in local else f"o{d}" for d, a in enumerate(x.name for x in p.main.axes)}
         text.line(f"const int {n}o{suffix} = {total(weighted(self.operand.steps, names), self.operand.constant)};")
         tests = list(inside)
         if self.count < self.unit or not self.axes:
@@ -305,8 +304,7 @@ class Staged:
         offset = total([(f"{n}o{element}", 1), (f"{n}q", 1), *weighted(o.steps, names)])
         tests += [f"{inner} < {d.inner.extent}"] if d.inner.extent % d.block else []
         tests += [
-            self._inside(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted(g.steps, names)])
-            for k, g in enumerate(o.guards)
+            self._inside(g, f"{n}g{element}_{k}", [(f"{n}q_{k}", 1), *weighted(g.steps, names)]) for k, g in enumerate(o.guards)
         ]
         return {**taps, **names}, offset, tests
 

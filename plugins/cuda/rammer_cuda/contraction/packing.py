@@ -117,8 +117,15 @@ def cores(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
     return np.ascontiguousarray(np.moveaxis(matrices, -3, -1))
 
 
-def pack(p: Product, operand: Operand, along: int | None, unit: int, depth: Depth,
-         arrangement: Arrangement = Rows(), kind: str = "float32") -> tuple[Packing, list[int]]:  # fmt: skip
+def pack(
+    p: Product,
+    operand: Operand,
+    along: int | None,
+    unit: int,
+    depth: Depth,
+    arrangement: Arrangement = Rows(),
+    kind: str = "float32",
+) -> tuple[Packing, list[int]]:
     """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks, a block of products]``, padded with zeros, of
     ``kind`` "float32", "tf32" (float32 rounded to it) or "float16".
 

@@ -211,8 +211,10 @@ class Producers:
         size, n = self.s.bk * halo.pitch, self.read.name
         head = [f"float *const {n}s = {n}shared + slot * {size};", f"const int c0 = block * {self.s.bk};"]
         k.functions(halo, "block", head)
-        head = [f"float *const {m.name}s = {m.name}shared + slot * {self.whole};",
-                f"const int kb = step % {halo.taps} * {k.depth.per_tap} + step / {halo.taps};"]  # fmt: skip
+        head = [
+            f"float *const {m.name}s = {m.name}shared + slot * {self.whole};",
+            f"const int kb = step % {halo.taps} * {k.depth.per_tap} + step / {halo.taps};",
+        ]
         k.functions(m, "step", head)
 
     def loop(self) -> None:

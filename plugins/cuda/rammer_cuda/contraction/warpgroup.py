@@ -90,9 +90,12 @@ class Wgmma(Instruction):
         place = f"({row}) * {line} + j * 8 + {column}" if s.down else f"(j * 8 + {column}) * {line} + {row}"
         return [
             "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;",
-            "#pragma unroll", f"for (int j = 0; j < {s.fixed // 8}; ++j)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
+            "#pragma unroll",
+            f"for (int j = 0; j < {s.fixed // 8}; ++j)",
+            "#pragma unroll",
+            "for (int e = 0; e < 4; ++e)",
             f"  shared[{place}] = acc[0][j * 4 + e];",
-        ]  # fmt: skip
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +114,13 @@ class Registers:
     def read(self, statement: str) -> list[str]:
         """``statement`` with ``{element}`` for every register ``[s][e]``."""
         element = f"at[(s * 8 + {self.k}) * {self.pitch} + {self.element}]"
-        return ["#pragma unroll", f"for (int s = 0; s < {self.steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)",
-                f"  {statement.format(element=element)}"]  # fmt: skip
+        return [
+            "#pragma unroll",
+            f"for (int s = 0; s < {self.steps}; ++s)",
+            "#pragma unroll",
+            "for (int e = 0; e < 4; ++e)",
+            f"  {statement.format(element=element)}",
+        ]
 
 
 def _registers(k: Producers, held: Fragment) -> Registers:
@@ -147,16 +155,26 @@ def three_products(k: Producers) -> None:
         turn = ["rm_turn_wait(mine);"]
         pass_on = [f"if (kb + 1 < end || mine < {groups}) rm_turn_pass(mine == {groups} ? 1 : mine + 1);"]
     with k.blocks():
-        text.all([
-            *held.wait, *k.complete(), held.place,
-            f"unsigned big[{steps}][4], small[{steps}][4];", *held.read("rm_halves({element}, big[s][e], small[s][e]);"),
-            f"float part[{fixed // 2}];", *turn,
-            f"rm_products{fixed}(part, big, small, rm_matrix({m.name}shared + slot * {k.whole}, {fixed}),",
-            f"  rm_matrix({m.name}shared + (slot + {s.stages}) * {k.whole}, {fixed}));",
-            *pass_on, "rm_warpgroup_wait<0>();", "rm_pin(big); rm_pin(small); rm_pin(part);",
-            "if (tid % 32 == 0) rm_barrier_arrive(empty + 8 * slot);", *held.leave,
-            "#pragma unroll", f"for (int j = 0; j < {fixed // 2}; ++j) acc[0][j] += part[j];",
-        ])  # fmt: skip
+        text.all(
+            [
+                *held.wait,
+                *k.complete(),
+                held.place,
+                f"unsigned big[{steps}][4], small[{steps}][4];",
+                *held.read("rm_halves({element}, big[s][e], small[s][e]);"),
+                f"float part[{fixed // 2}];",
+                *turn,
+                f"rm_products{fixed}(part, big, small, rm_matrix({m.name}shared + slot * {k.whole}, {fixed}),",
+                f"  rm_matrix({m.name}shared + (slot + {s.stages}) * {k.whole}, {fixed}));",
+                *pass_on,
+                "rm_warpgroup_wait<0>();",
+                "rm_pin(big); rm_pin(small); rm_pin(part);",
+                "if (tid % 32 == 0) rm_barrier_arrive(empty + 8 * slot);",
+                *held.leave,
+                "#pragma unroll",
+                f"for (int j = 0; j < {fixed // 2}; ++j) acc[0][j] += part[j];",
+            ]
+        )
 
 
 def one_product(k: Producers) -> None:
@@ -168,11 +186,19 @@ def one_product(k: Producers) -> None:
     held = _registers(k, WORDS_A)
     text.line(f"unsigned held[{s.bk // 8}][4];")
     with k.blocks():
-        text.all([
-            "rm_warpgroup_wait<0>();", k.release(), *held.wait, *k.complete(), held.place,
-            *held.read("held[s][e] = rm_rounded({element});"), "rm_pin(held);", *held.leave,
-            f"rm_products{s.fixed}(acc[0], held, rm_matrix({m.name}shared + slot * {k.whole}, {s.fixed}));",
-        ])  # fmt: skip
+        text.all(
+            [
+                "rm_warpgroup_wait<0>();",
+                k.release(),
+                *held.wait,
+                *k.complete(),
+                held.place,
+                *held.read("held[s][e] = rm_rounded({element});"),
+                "rm_pin(held);",
+                *held.leave,
+                f"rm_products{s.fixed}(acc[0], held, rm_matrix({m.name}shared + slot * {k.whole}, {s.fixed}));",
+            ]
+        )
     text.all(["rm_warpgroup_wait<0>();", "rm_pin(acc[0]);"])
 
 
@@ -182,12 +208,16 @@ def from_shared(k: Producers) -> None:
     call = f"rm_products_{half_name(s.fixed, k.turned)}<{s.bk // 16}, {2 * s.through}, {2 * s.fixed}>"
     text.line("rm_pin(acc[0]);")  # the zeros have to be in registers before the first products, which the compiler cannot know
     with k.blocks():
-        text.all([
-            *k.complete(), f"{call}(acc[0],",
-            f"  rm_matrix({r.name}shared + slot * {r.size} + tid / {THREADS} * {GROUP * CORE}, {s.through}),",
-            f"  rm_matrix({m.name}shared + slot * {k.whole}, {s.fixed}));",
-            "rm_warpgroup_wait<1>();", k.release(),
-        ])  # fmt: skip
+        text.all(
+            [
+                *k.complete(),
+                f"{call}(acc[0],",
+                f"  rm_matrix({r.name}shared + slot * {r.size} + tid / {THREADS} * {GROUP * CORE}, {s.through}),",
+                f"  rm_matrix({m.name}shared + slot * {k.whole}, {s.fixed}));",
+                "rm_warpgroup_wait<1>();",
+                k.release(),
+            ]
+        )
     text.all(["rm_warpgroup_wait<0>();", "rm_pin(acc[0]);"])
 
 
@@ -198,16 +228,34 @@ def preamble(columns: Sequence[int]) -> str:
 
 def _product(n: int) -> str:
     count = n // 2
-    return filled("wgmma_tf32", n=n, count=count, last=count + 5, matrix=count + 4, step=n * 8 * 4 // 16,
-                  operands=",".join(f"%{count + i}" for i in range(4)), **_results(count))  # fmt: skip
+    return filled(
+        "wgmma_tf32",
+        n=n,
+        count=count,
+        last=count + 5,
+        matrix=count + 4,
+        step=n * 8 * 4 // 16,
+        operands=",".join(f"%{count + i}" for i in range(4)),
+        **_results(count),
+    )
 
 
 def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
     """Device function ``rm_products_{half_name}``: float16 products of ``n`` columns; ``turned`` says of each operand that
     neighbouring rows (or columns), not neighbouring products, are contiguous."""
     count = n // 2
-    return source("wgmma") + filled("wgmma_f16", n=n, count=count, name=half_name(n, turned), first=count, second=count + 1,
-                                    last=count + 2, ta=int(turned[0]), tb=int(turned[1]), **_results(count))  # fmt: skip
+    return source("wgmma") + filled(
+        "wgmma_f16",
+        n=n,
+        count=count,
+        name=half_name(n, turned),
+        first=count,
+        second=count + 1,
+        last=count + 2,
+        ta=int(turned[0]),
+        tb=int(turned[1]),
+        **_results(count),
+    )
 
 
 def _results(count: int) -> dict[str, str]:
@@ -232,12 +280,28 @@ def halves(values: Array) -> tuple[Array, Array]:
 RESULTS = Fragment(("warp * 16 + lg", "e / 2 * 8"), ("lt * 2", "e % 2"), 4)
 WORDS_A = Fragment(("warp * 16 + lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4)
 
-WGMMA_TF32X3 = Wgmma("gemm_wgmma3", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, FLOAT32_CORES), ("float32",),
-                     three_products, True, 2)  # fmt: skip
-WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, TF32_CORES), LOWER,
-                   one_product, True, 1, 8)  # fmt: skip
-WGMMA_F16 = Wgmma("gemm_wgmma_f16", "float16", 64, 8, 16, THREADS, None, None, RESULTS, (HALF_CORES, HALF_CORES), EVERY,
-                  from_shared, False, 1)  # fmt: skip
+WGMMA_TF32X3 = Wgmma(
+    "gemm_wgmma3",
+    "float32",
+    64,
+    8,
+    8,
+    THREADS,
+    WORDS_A,
+    None,
+    RESULTS,
+    (WORDS, FLOAT32_CORES),
+    ("float32",),
+    three_products,
+    True,
+    2,
+)
+WGMMA_TF32 = Wgmma(
+    "gemm_wgmma1", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, TF32_CORES), LOWER, one_product, True, 1, 8
+)
+WGMMA_F16 = Wgmma(
+    "gemm_wgmma_f16", "float16", 64, 8, 16, THREADS, None, None, RESULTS, (HALF_CORES, HALF_CORES), EVERY, from_shared, False, 1
+)
 
 #: By family.
 WARPGROUPS: Final[Mapping[str, Wgmma]] = {i.name: i for i in (WGMMA_TF32X3, WGMMA_TF32, WGMMA_F16)}

@@ -9,9 +9,26 @@ from __future__ import annotations
 
 #: What kernels here and the stand-ins for instructions include: compiled once in a process, since reading them takes longer than
 #: most kernels do.
-INCLUDES = "".join(f"#include <{name}>\n" for name in (
-    "atomic", "chrono", "cmath", "cstdint", "cstdio", "cstdlib", "cstring", "deque", "functional", "pthread.h", "sched.h",
-    "setjmp.h", "sys/mman.h", "ucontext.h", "vector"))  # fmt: skip
+INCLUDES = "".join(
+    f"#include <{name}>\n"
+    for name in (
+        "atomic",
+        "chrono",
+        "cmath",
+        "cstdint",
+        "cstdio",
+        "cstdlib",
+        "cstring",
+        "deque",
+        "functional",
+        "pthread.h",
+        "sched.h",
+        "setjmp.h",
+        "sys/mman.h",
+        "ucontext.h",
+        "vector",
+    )
+)
 #: ``RM_OWN(type, name)``: a variable of every thread, which ``name()`` gives. ``rm_wait(ready)`` waits until ``ready()``; false
 #: where that never comes.
 _THREADS = """
@@ -62,7 +79,8 @@ static void rm_pass_barrier(Barrier &barrier) {
   rm_wait([&] { return barrier.turn != turn; });
 }
 """
-HEAD = f"""
+HEAD = (
+    f"""
 #define RM_INF INFINITY
 #define RM_NAN NAN
 #define __global__
@@ -78,7 +96,8 @@ static Place blockDim;
 #else
 {_TURNS}
 #endif
-""" + """
+"""
+    + """
 static Barrier rm_block[2], rm_warps[32][2];
 RM_OWN(int, rm_block_turn)
 RM_OWN(int, rm_warp_turn)
@@ -133,6 +152,7 @@ static void rm_made(int threads) {
   }
 }
 """
+)
 #: What follows the kernel, which tells whether its threads wait for ever.
 TAIL = """
 static void rm_call() { @NAME@(@POINTERS@, nullptr, rm_first); __syncthreads(); }

@@ -62,8 +62,17 @@ def host_arguments(arguments: Iterable[Argument], values: Mapping[str, Array]) -
     return [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor])) for a in arguments]
 
 
-def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks: int, threads: int, binding: Binding,
-                values: Mapping[str, Array], first: int = 0, switches: Sequence[int] = ()) -> dict[str, Array]:  # fmt: skip
+def run_on_host(
+    text: str,
+    entry: str,
+    arguments: Sequence[HostArgument],
+    blocks: int,
+    threads: int,
+    binding: Binding,
+    values: Mapping[str, Array],
+    first: int = 0,
+    switches: Sequence[int] = (),
+) -> dict[str, Array]:
     """Run tasks ``first`` and following of ``entry`` in ``text``, one a block; its outputs by name. ``values`` may say what
     outputs hold before; ``switches`` are what ``rm_switches`` starts with. Asserts that nothing else was written.
 
@@ -74,11 +83,9 @@ def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks
     library = _library(_source(text, entry, arguments, binding), switches)
     rng = np.random.default_rng()
     tensors = {
-        a.tensor: Guarded(binding.storages[a.tensor], values.get(a.tensor), binding.types[a.tensor].dtype, rng)
-        for a in arguments
+        a.tensor: Guarded(binding.storages[a.tensor], values.get(a.tensor), binding.types[a.tensor].dtype, rng) for a in arguments
     }
-    addresses = [ctypes.c_void_p(a.packed.ctypes.data) if a.packed is not None else tensors[a.tensor].pointer
-                 for a in arguments]  # fmt: skip
+    addresses = [ctypes.c_void_p(a.packed.ctypes.data) if a.packed is not None else tensors[a.tensor].pointer for a in arguments]
     stuck = library.rm_launch((ctypes.c_void_p * len(addresses))(*addresses), blocks, threads, first)
     assert not stuck, "threads wait for ever"
     for a in arguments:
@@ -87,8 +94,17 @@ def run_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks
     return {a.tensor: tensors[a.tensor].view.copy() for a in arguments if a.written}
 
 
-def launch_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blocks: int, threads: int, binding: Binding,
-                   addresses: Mapping[str, int], late: Sequence[Array], switches: Sequence[int] = ()) -> None:  # fmt: skip
+def launch_on_host(
+    text: str,
+    entry: str,
+    arguments: Sequence[HostArgument],
+    blocks: int,
+    threads: int,
+    binding: Binding,
+    addresses: Mapping[str, int],
+    late: Sequence[Array],
+    switches: Sequence[int] = (),
+) -> None:
     """Run ``blocks`` tasks of ``entry`` on tensors that lie at ``addresses``. The buffers ``late`` hold NaN until all threads of
     a block have waited for the kernels before (``rm_after``), and their values from then on.
 
@@ -104,13 +120,28 @@ def launch_on_host(text: str, entry: str, arguments: Sequence[HostArgument], blo
         return (ctypes.c_void_p * max(len(items), 1))(*items)
 
     sizes = (ctypes.c_long * max(len(late), 1))(*[buffer.nbytes for buffer in late])
-    lost = library.rm_launch_after(pointers(places), blocks, threads, 0, len(late), pointers([b.ctypes.data for b in late]),
-                                   pointers([v.ctypes.data for v in values]), sizes)  # fmt: skip
+    lost = library.rm_launch_after(
+        pointers(places),
+        blocks,
+        threads,
+        0,
+        len(late),
+        pointers([b.ctypes.data for b in late]),
+        pointers([v.ctypes.data for v in values]),
+        sizes,
+    )
     assert not lost, "a thread ends without rm_after(), threads wait for ever, or a copy is misaligned"
 
 
-def find_race(text: str, entry: str, arguments: Sequence[HostArgument], blocks: int, threads: int,
-              binding: Binding, switches: Sequence[int] = ()) -> str:  # fmt: skip
+def find_race(
+    text: str,
+    entry: str,
+    arguments: Sequence[HostArgument],
+    blocks: int,
+    threads: int,
+    binding: Binding,
+    switches: Sequence[int] = (),
+) -> str:
     """What ThreadSanitizer says of the first ``blocks`` tasks of ``entry``, one after another: accesses of two threads that
     nothing orders; "" where there are none. Values are all the same.
 

@@ -33,8 +33,9 @@ def generic(operator: ROperator, binding: Binding) -> TaskKernel:
     threads = dict(operator.config).get("threads", THREADS)
     arguments = tuple(Argument(t, written) for t, written in function.arguments)
     dynamic = function.scratch if function.scratch > STATIC_SHARED else 0
-    return TaskKernel(f"k_{function.name}", function.text + _wrapper(function, binding, threads),
-                      arguments, threads, function.scratch, dynamic)  # fmt: skip
+    return TaskKernel(
+        f"k_{function.name}", function.text + _wrapper(function, binding, threads), arguments, threads, function.scratch, dynamic
+    )
 
 
 def _wrapper(function: CFunction, binding: Binding, threads: int) -> str:
@@ -44,5 +45,4 @@ def _wrapper(function: CFunction, binding: Binding, threads: int) -> str:
     scratch = f"__shared__ __align__(16) char scratch[{max(function.scratch, 16)}];"
     if function.scratch > STATIC_SHARED:
         scratch = "extern __shared__ __align__(16) char scratch[];"
-    return _KERNEL.format(threads=threads, name=function.name, parameters=parameters, scratch=scratch,
-                          arguments=", ".join(names))  # fmt: skip
+    return _KERNEL.format(threads=threads, name=function.name, parameters=parameters, scratch=scratch, arguments=", ".join(names))

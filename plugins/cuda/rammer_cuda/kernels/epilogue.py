@@ -105,8 +105,7 @@ class Epilogue:
     def _ahead(self) -> list[Load]:
         """What the maps read that other kernels wrote."""
         loads = (ld for n in self.p.operator.outputs for ld in stored_loads(Load(n, self.point), self.unit.inlined))
-        return [ld for ld in dict.fromkeys(loads)
-                if ld.tensor in self.unit.places and ld.tensor not in self.binding.constants]  # fmt: skip
+        return [ld for ld in dict.fromkeys(loads) if ld.tensor in self.unit.places and ld.tensor not in self.binding.constants]
 
     def _rows_together(self, ahead: Sequence[Load]) -> None:
         """The rows in groups: the loads ``ahead`` of all of a group's, then the maps and stores."""

@@ -77,8 +77,9 @@ class Frame:
     def kernel(self, prefix: str) -> TaskKernel:
         """The finished kernel; its name is ``prefix`` and a hash of the text."""
         types = [ctype(CUDA, self.binding.types[a.tensor].dtype) for a in self.arguments]
-        names = ", ".join(f"{'' if a.written else 'const '}{t} *p{k}"
-                          for k, (a, t) in enumerate(zip(self.arguments, types, strict=True)))  # fmt: skip
+        names = ", ".join(
+            f"{'' if a.written else 'const '}{t} *p{k}" for k, (a, t) in enumerate(zip(self.arguments, types, strict=True))
+        )
         head = f'extern "C" __global__ void __launch_bounds__({self.threads}) @NAME@({names}, const int *order, int first)'
         body = "".join(f"  {line}\n" for line in self.block.lines)
         text = "".join(self.unit.tables.values()) + f"{head} {{\n{body}}}\n"
@@ -130,8 +131,10 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
     if narrow > 1:
         block.lines += ["#pragma unroll", f"for (int s = {narrow // 2}; s > 0; s >>= 1) {{", f"  {kind} other;"]
         for total in totals:
-            block.lines += [f"  other = __shfl_xor_sync(0xffffffffu, {total.text}, s);",
-                            f"  {block.combine(c, total.text, other)}"]  # fmt: skip
+            block.lines += [
+                f"  other = __shfl_xor_sync(0xffffffffu, {total.text}, s);",
+                f"  {block.combine(c, total.text, other)}",
+            ]
         block.line("}")
     if lanes <= WARP:
         return
@@ -143,10 +146,12 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
     for k, total in enumerate(totals):
         block.lines += [
             f"{total.text} = {share}[{k}][tid / {lanes} * {warps}];",
-            "#pragma unroll", f"for (int w = 1; w < {warps}; ++w) {{",
+            "#pragma unroll",
+            f"for (int w = 1; w < {warps}; ++w) {{",
             f"  const {kind} other = {share}[{k}][tid / {lanes} * {warps} + w];",
-            f"  {block.combine(c, total.text, other)}", "}",
-        ]  # fmt: skip
+            f"  {block.combine(c, total.text, other)}",
+            "}",
+        ]
 
 
 def moved_bytes(operator: ROperator, binding: Binding) -> int:

@@ -51,9 +51,12 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
         for x in tensors:
             sent.setdefault(reads.sender(name, x), set()).add(x)
     stored = {
-        x for o in private.operators for t in reads.inputs[o.name] if t not in received[o.name]
+        x
+        for o in private.operators
+        for t in reads.inputs[o.name]
+        if t not in received[o.name]
         for _, x in reads.writers[o.name, t]
-    }  # fmt: skip
+    }
     stored |= {t for o in private.operators for t in o.outputs if private.buffer[private.storage[t].buffer].kind == "output"}
     rows, counters = _left(private, reads, received)
     words = {o.name: received[o.name] | frozenset(sent.get(o.name, ())) for o in program.operators}
@@ -119,12 +122,15 @@ class _Reads:
         return result
 
 
-def _left(program: RProgram, reads: _Reads,
-          received: Mapping[str, frozenset[str]]) -> tuple[tuple[tuple[Task, ...], ...], tuple[Counter, ...]]:  # fmt: skip
+def _left(
+    program: RProgram, reads: _Reads, received: Mapping[str, frozenset[str]]
+) -> tuple[tuple[tuple[Task, ...], ...], tuple[Counter, ...]]:
     """Rows whose tasks wait for all writers of what they read plainly, unless it is their row's own work; and counters."""
     tasks, own, used = {o.name: o.task_count for o in program.operators}, _Own(program, reads), dict[str, None]()
-    plain = {n: [(t, w, x) for t in tensors if t not in received[n] for w, x in reads.writers[n, t]]
-             for n, tensors in reads.inputs.items()}  # fmt: skip
+    plain = {
+        n: [(t, w, x) for t in tensors if t not in received[n] for w, x in reads.writers[n, t]]
+        for n, tensors in reads.inputs.items()
+    }
     rows = list[tuple[Task, ...]]()
     for number, row in enumerate(program.rows):
         known, result = set[str](), list[Task]()

@@ -38,8 +38,9 @@ class PersistentProgram:
     ``words`` all waits are those of the program.
     """
 
-    def __init__(self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, limit: int = LIMIT,
-                 words: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, limit: int = LIMIT, words: bool = True
+    ) -> None:
         binding = Binding.of(program, constants)
         flow = kept_words(program, binding) if words else as_planned(program, binding)
         self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
@@ -74,8 +75,11 @@ class PersistentProgram:
         query = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.parts.threads, self.parts.shared)
         room = int(check(query, "asking for occupancy")) * self.resident.device.multiprocessors()
         if room < self.program.veus:
-            raise DeviceFailure(f"{self.program.veus} rows need as many blocks at once, this GPU runs {room}",
-                                where=f"program {self.program.name}", hint="--option executor=graph")  # fmt: skip
+            raise DeviceFailure(
+                f"{self.program.veus} rows need as many blocks at once, this GPU runs {room}",
+                where=f"program {self.program.name}",
+                hint="--option executor=graph",
+            )
 
     def table(self, resident: Resident) -> Table:
         """The program's table on the addresses of ``resident``."""
@@ -127,7 +131,7 @@ class PersistentProgram:
             f"vEU {hang.veu} waited {self.limit / 1e9:.3g} s for {hang.awaited}",
             where=f"program {self.program.name}, task {hang.task.operator}[{hang.task.index}], entry {hang.order} of its row",
             hint="nobody signals what it waits for: `rammer inspect --stage program` shows the rows",
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Free the module and all buffers."""
@@ -149,9 +153,21 @@ class Walk:
 
     def launch(self, stream: int) -> None:
         """Queue it on the stream with this handle."""
-        check(driver().cuLaunchCooperativeKernel(
-            self.function, self.veus, 1, 1, self.parts.threads, 1, 1, self.parts.shared, stream,
-            ctypes.addressof(self.parameters)), "launching a persistent kernel")  # fmt: skip
+        check(
+            driver().cuLaunchCooperativeKernel(
+                self.function,
+                self.veus,
+                1,
+                1,
+                self.parts.threads,
+                1,
+                1,
+                self.parts.shared,
+                stream,
+                ctypes.addressof(self.parameters),
+            ),
+            "launching a persistent kernel",
+        )
 
     def close(self) -> None:
         """Free the table."""

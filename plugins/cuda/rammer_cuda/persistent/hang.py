@@ -22,8 +22,9 @@ class Hang:
     awaited: str
 
 
-def find_hang(program: RProgram, stopped: Sequence[int], seen: Mapping[str, int], epoch: int,
-              words: Mapping[str, Sequence[str]]) -> Hang:  # fmt: skip
+def find_hang(
+    program: RProgram, stopped: Sequence[int], seen: Mapping[str, int], epoch: int, words: Mapping[str, Sequence[str]]
+) -> Hang:
     """The wait at fault. ``stopped`` is, for each row, one more than the entry that it stopped before (0: it finished);
     ``seen`` are the counters' values in run ``epoch``; ``words`` the tensors that an operator may get as words."""
     place = {(t.operator, t.index): (v, i) for v, row in enumerate(program.rows) for i, t in enumerate(row)}
@@ -40,8 +41,7 @@ def find_hang(program: RProgram, stopped: Sequence[int], seen: Mapping[str, int]
     return hangs[0]  # rows that wait for each other in a circle, or for words that were lost
 
 
-def _unfinished(program: RProgram, task: Task, seen: Mapping[str, int],
-                epoch: int) -> list[tuple[str, list[tuple[str, int]]]]:  # fmt: skip
+def _unfinished(program: RProgram, task: Task, seen: Mapping[str, int], epoch: int) -> list[tuple[str, list[tuple[str, int]]]]:
     """The waits of ``task`` that are not over, as (text, contributing tasks)."""
     result = list[tuple[str, list[tuple[str, int]]]]()
     for wait in task.waits:

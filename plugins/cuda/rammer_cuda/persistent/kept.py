@@ -15,16 +15,21 @@ from rammer_cuda.persistent.dataflow import Dataflow, plan_words, with_private_b
 def kept_words(program: RProgram, binding: Binding) -> Dataflow:
     """``plan_words`` of the program, remembered for the next process. Best effort."""
     return remembered(program, binding, "words").get(
-        lambda record: _planned(record, program), lambda: plan_words(program, binding), _record)
+        lambda record: _planned(record, program), lambda: plan_words(program, binding), _record
+    )
 
 
 def _record(flow: Dataflow) -> dict[str, Any]:
     return {
-        "kinds": flow.kinds, "words": {n: sorted(w) for n, w in flow.words.items()}, "stored": sorted(flow.stored),
+        "kinds": flow.kinds,
+        "words": {n: sorted(w) for n, w in flow.words.items()},
+        "stored": sorted(flow.stored),
         "counters": [[c.name, c.operator, c.first, c.last] for c in flow.program.counters],
-        "waits": [[[order, [[w.counter, w.threshold] for w in t.waits]] for order, t in enumerate(row) if t.waits]
-                  for row in flow.program.rows],
-    }  # fmt: skip
+        "waits": [
+            [[order, [[w.counter, w.threshold] for w in t.waits]] for order, t in enumerate(row) if t.waits]
+            for row in flow.program.rows
+        ],
+    }
 
 
 def _planned(record: Any, program: RProgram) -> Dataflow:

@@ -60,8 +60,9 @@ class Table:
     counters: tuple[Counter, ...]
 
 
-def make_table(program: RProgram, kernel_of: Mapping[str, int], pointers: Mapping[str, Sequence[int]],
-               held: Mapping[str, tuple[object, ...]]) -> Table:  # fmt: skip
+def make_table(
+    program: RProgram, kernel_of: Mapping[str, int], pointers: Mapping[str, Sequence[int]], held: Mapping[str, tuple[object, ...]]
+) -> Table:
     """The table of ``program``. By operator: its kernel's number, the pointers that it takes, and what identifies the
     constants that the kernel holds on chip (() where it holds none)."""
     number = {c.name: i for i, c in enumerate(program.counters)}
@@ -70,10 +71,16 @@ def make_table(program: RProgram, kernel_of: Mapping[str, int], pointers: Mappin
         feeds.setdefault(counter.operator, []).append((i, counter))
     tasks = [t for row in program.rows for t in row]
     waits = [(entry, i, number[w.counter], w.threshold) for entry, t in enumerate(tasks) for i, w in enumerate(t.waits)]
-    signals = [(entry, i, c) for entry, t in enumerate(tasks)
-               for i, c in enumerate([c for c, f in feeds.get(t.operator, ()) if f.first <= t.index < f.last])]  # fmt: skip
-    form = Form(max((w[1] + 1 for w in waits), default=0), max((s[1] + 1 for s in signals), default=0),
-                max(map(len, pointers.values()), default=0))  # fmt: skip
+    signals = [
+        (entry, i, c)
+        for entry, t in enumerate(tasks)
+        for i, c in enumerate([c for c, f in feeds.get(t.operator, ()) if f.first <= t.index < f.last])
+    ]
+    form = Form(
+        max((w[1] + 1 for w in waits), default=0),
+        max((s[1] + 1 for s in signals), default=0),
+        max(map(len, pointers.values()), default=0),
+    )
     entries = np.zeros((len(tasks), form.words), np.uint32)
     place = {o.name: i for i, o in enumerate(program.operators)}
     operator = np.array([place[t.operator] for t in tasks], np.int64)
@@ -94,8 +101,13 @@ def make_table(program: RProgram, kernel_of: Mapping[str, int], pointers: Mappin
     return Table(form, entries, runs, first, program.counters)
 
 
-def _runs(program: RProgram, index: NDArray[np.int64], operator: NDArray[np.int64], kernel_of: Mapping[str, int],
-          held: Mapping[str, tuple[object, ...]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:  # fmt: skip
+def _runs(
+    program: RProgram,
+    index: NDArray[np.int64],
+    operator: NDArray[np.int64],
+    kernel_of: Mapping[str, int],
+    held: Mapping[str, tuple[object, ...]],
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """The runs of tasks whose operators' places in the program are ``operator``, row after row, and each row's first."""
     kernels = np.array([kernel_of[o.name] for o in program.operators], np.int64)
     alike: dict[object, int] = {}

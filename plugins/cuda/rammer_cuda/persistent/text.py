@@ -87,10 +87,26 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) rm_persistent(const u
 def kernel_text(bodies: Sequence[Body], form: Form, threads: int, traced: bool = False) -> str:
     """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``; ``traced``, every task
     leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
-    sizes = {"words": form.words, "copy": COPY, "line": LINE, "head": HEAD, "signal_at": form.signal_at, "slots": SLOTS,
-             "pointer_at": form.pointer_at, "patience": PATIENCE, "control": ", ".join(CONTROL), "empty": EMPTY}  # fmt: skip
-    parts = ["#define RM_TRACE 1\n" if traced else "", CUDA.preamble, ORDER, source("record"), PREAMBLE,
-             filled("persistent", **sizes)]
+    sizes = {
+        "words": form.words,
+        "copy": COPY,
+        "line": LINE,
+        "head": HEAD,
+        "signal_at": form.signal_at,
+        "slots": SLOTS,
+        "pointer_at": form.pointer_at,
+        "patience": PATIENCE,
+        "control": ", ".join(CONTROL),
+        "empty": EMPTY,
+    }
+    parts = [
+        "#define RM_TRACE 1\n" if traced else "",
+        CUDA.preamble,
+        ORDER,
+        source("record"),
+        PREAMBLE,
+        filled("persistent", **sizes),
+    ]
     parts += dict.fromkeys(b.text for b in bodies)
     parts += [_WALK.format(name=b.name, words=form.words, slots=SLOTS, hold=_hold(b), step=_step(b)) for b in bodies]
     call = "alive = run_{}(walk, slots, run.y, run.z, begin, rm_scratch); break;"

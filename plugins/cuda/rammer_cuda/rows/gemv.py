@@ -197,8 +197,9 @@ class _Gemv:
         self._finish(point, tests)
         return f.kernel("v_")
 
-    def _distinct(self, points: Sequence[tuple[Expr, ...]],
-                  where: tuple[dict[str, int], int, int] | None) -> dict[str, list[int]]:  # fmt: skip
+    def _distinct(
+        self, points: Sequence[tuple[Expr, ...]], where: tuple[dict[str, int], int, int] | None
+    ) -> dict[str, list[int]]:
         """Address of the first product -> the results that read from there."""
         assert where is not None
         result: dict[str, list[int]] = {}
@@ -214,8 +215,10 @@ class _Gemv:
         f, s = self.frame, self.strips
         f.line(f"const int pick = min(lane, {s.each - 1});")
         digits = coordinates(f, "k", "pick", s.sizes)
-        return tuple(f.variable(f"y{d}", f"{f.unit.index(b).text} + {digit}", a.extent) if a.extent > 1 else integer(0)
-                     for d, (b, digit, a) in enumerate(zip(base, digits, self.m.main.axes, strict=True)))  # fmt: skip
+        return tuple(
+            f.variable(f"y{d}", f"{f.unit.index(b).text} + {digit}", a.extent) if a.extent > 1 else integer(0)
+            for d, (b, digit, a) in enumerate(zip(base, digits, self.m.main.axes, strict=True))
+        )
 
     def _place(self, chunk: int, turn: str) -> tuple[str, str]:
         """(first product of this thread's chunk, test that it is there) in turn ``turn`` ("" for the first)."""
@@ -264,9 +267,14 @@ class _Gemv:
         parts = [f".{p}" for p in "xyzw"] if w.vector > 1 else [""]
         for chunk in chunks:
             _, test = self._place(chunk, turn)
-            products = [f"{self.totals[k].text} = fmaf({held}w{c}_{chunk}{p}, v{r}_{chunk}{p}, {self.totals[k].text});"
-                        for p in parts for c, ks in enumerate(self.columns.values())
-                        for r, js in enumerate(self.rows.values()) for k in ks if k in js]  # fmt: skip
+            products = [
+                f"{self.totals[k].text} = fmaf({held}w{c}_{chunk}{p}, v{r}_{chunk}{p}, {self.totals[k].text});"
+                for p in parts
+                for c, ks in enumerate(self.columns.values())
+                for r, js in enumerate(self.rows.values())
+                for k in ks
+                if k in js
+            ]
             self.block.lines += [f"if ({test}) {{", *products, "}"] if test else products
 
     def _vectors(self, chunk: int, turn: str) -> None:

@@ -92,8 +92,9 @@ class _Rowwise:
     def __init__(self, form: RowForm, binding: Binding, shape: RowShape) -> None:
         self.form, self.binding, self.s = form, binding, shape
         operator = form.operator
-        whole = all(t == a.extent for t, a, e in zip(operator.tile, operator.anchor.axes, form.element_of, strict=True)
-                    if e is not None)  # fmt: skip
+        whole = all(
+            t == a.extent for t, a, e in zip(operator.tile, operator.anchor.axes, form.element_of, strict=True) if e is not None
+        )
         if not whole or shape.lanes not in LANES or shape.threads > MOST_THREADS:
             raise Unsuited(f"tile {operator.tile} of {shape.threads} threads")
         if shape.chunks * shape.vector > MOST_ELEMENTS or form.length % shape.vector or shape.lanes & (shape.lanes - 1):
@@ -331,5 +332,6 @@ def _lines(load: Load, strides: tuple[int, ...], found: Accesses, s: RowShape) -
     return max(1, apart) * (1 if abs(across) == 1 else rows)
 
 
-ROWWISE: Final = Family("rowwise", {"lanes": range(1, 1025), "vector": range(1, 17)}, rowwise_candidates, rowwise_seconds,
-                        rowwise)  # fmt: skip
+ROWWISE: Final = Family(
+    "rowwise", {"lanes": range(1, 1025), "vector": range(1, 17)}, rowwise_candidates, rowwise_seconds, rowwise
+)

@@ -18,15 +18,15 @@ PANEL = "panel"
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:
-    """The text of one task of a tiled operator; an unknown family is computed by the generic kernel.
-    """
+    """The text of one task of a tiled operator; an unknown family is computed by the generic kernel."""
     if operator.family == PANEL and device.threads == 1:
         try:
             return panel(operator, binding, device.vector)
         except Unsuited as problem:
             raise DeviceFailure(
                 f"operator {operator.name} is no matrix product for family panel: {problem}",
-                where=operator.anchor.origin, hint="choose another tile, or no family",
+                where=operator.anchor.origin,
+                hint="choose another tile, or no family",
             ) from problem
     return generic(operator, binding, CPU_DIALECT if device.threads == 1 else GPU_DIALECT)
 

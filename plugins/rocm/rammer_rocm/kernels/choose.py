@@ -102,8 +102,7 @@ def _tiles(operator: ROperator, veus: int) -> Iterator[tuple[int, ...]]:
                         yield _tile(shape, row, tile_row, columns, depth, tile)
 
 
-def _tile(shape: tuple[int, ...], row: int | None, tile_row: int, columns: list[int], depth: int,
-          tile: int) -> tuple[int, ...]:  # fmt: skip
+def _tile(shape: tuple[int, ...], row: int | None, tile_row: int, columns: list[int], depth: int, tile: int) -> tuple[int, ...]:
     whole = set(columns[len(columns) - depth + 1 :])
     result = [n if d in whole else 1 for d, n in enumerate(shape)]
     result[columns[-depth]] = tile
@@ -137,9 +136,10 @@ def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> P
         variants.append((window.width, copied + spilled, PEAK_SHARE * WINDOW_SHARE, 1))
     seconds, mr, nv, windowed = min(
         (gather + _multiply_seconds(p, width, share, device, m, v), -m, v, flag)
-        for m, v in register_tiles(device.vector) if m <= max(p.rows, 1)
+        for m, v in register_tiles(device.vector)
+        if m <= max(p.rows, 1)
         for width, gather, share, flag in variants
-    )  # fmt: skip
+    )
     config = (("mr", -mr), ("nv", nv), *((("window", 1),) if windowed else ()))
     tiled = replace(p.operator, family="panel", config=config)
     rounds = -(-tiled.task_count // device.veus)

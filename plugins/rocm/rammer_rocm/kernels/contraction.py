@@ -141,8 +141,9 @@ def _check_rows(a: Load, binding: Binding, before: Mapping[str, Compute]) -> Non
         access(a, binding)
 
 
-def _ordered(operator: ROperator, main: Compute, a: Load, b: Load, before: Mapping[str, Compute],
-             after: Sequence[Compute]) -> PanelProduct:  # fmt: skip
+def _ordered(
+    operator: ROperator, main: Compute, a: Load, b: Load, before: Mapping[str, Compute], after: Sequence[Compute]
+) -> PanelProduct:
     tile = {x.name: t for x, t in zip(main.axes, operator.tile, strict=True)}
     b = with_quotients(b, tile)
     in_a, in_b = ex.axes_of(a), ex.axes_of(b)

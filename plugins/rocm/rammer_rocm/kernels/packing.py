@@ -50,8 +50,9 @@ def _pack(p: PanelProduct, load: Load, along: str, unit: int) -> tuple[Packing, 
     return Packing(key, size, make), coordinates
 
 
-def _arranged(values: Array, load: Load, axes: Sequence[Axis], reduce: Sequence[Axis], split: bool,
-              shape: tuple[int, int, int, int]) -> Array:  # fmt: skip
+def _arranged(
+    values: Array, load: Load, axes: Sequence[Axis], reduce: Sequence[Axis], split: bool, shape: tuple[int, int, int, int]
+) -> Array:
     tiles, tile, blocks, unit = shape
     depth = math.prod(r.extent for r in reduce)
     full = evaluate(Compute("packed", "float32", (*axes, *reduce), load), {load.tensor: values})

@@ -57,8 +57,7 @@ class Operand:
 
 
 class _Panel:
-    def __init__(self, product: PanelProduct, binding: Binding, mr: int, nv: int, lanes: int,
-                 window: PanelWindow | None) -> None:  # fmt: skip
+    def __init__(self, product: PanelProduct, binding: Binding, mr: int, nv: int, lanes: int, window: PanelWindow | None) -> None:
         self.p, self.binding, self.mr, self.nv, self.lanes = product, binding, mr, nv, lanes
         self.text = Text()
         self.arguments: dict[tuple[str, str], Argument] = {}
@@ -94,14 +93,13 @@ class _Panel:
 
     def _finish(self) -> TaskFunction:
         arguments = tuple(self.arguments.values())
-        parts = [
-            f"__global {'' if a.written else 'const '}float *restrict p{k}" for k, a in enumerate(arguments)
-        ]
+        parts = [f"__global {'' if a.written else 'const '}float *restrict p{k}" for k, a in enumerate(arguments)]
         head = f"({', '.join([*parts, '__global char *scratch', 'int task'])}) {{\n"
         body = head + str(self.text) + "}\n"
         name = "panel_" + hashlib.sha256(body.encode()).hexdigest()[:20]
-        return TaskFunction(name, f"__attribute__((noinline)) void {name}{body}", arguments,
-                            ("float",) * len(arguments), self.scratch)  # fmt: skip
+        return TaskFunction(
+            name, f"__attribute__((noinline)) void {name}{body}", arguments, ("float",) * len(arguments), self.scratch
+        )
 
     def pointer(self, tensor: str, written: bool = False, packing: Packing | None = None) -> str:
         """Name of the parameter for ``tensor``."""
@@ -267,8 +265,10 @@ class _Panel:
         outer, inner = self.p.columns
         pitch = self.window.pitch
         text.line(f"for (int i = 0; i < min({self.mr}, rows - r); ++i) {{")
-        text.line(f"for (int s = 0, y = c / {pitch}, x = c % {pitch}; s < nv * {lanes} && y < e_{outer}; "
-                  f"s += {pitch} - x, x = 0, ++y) {{")  # fmt: skip
+        text.line(
+            f"for (int s = 0, y = c / {pitch}, x = c % {pitch}; s < nv * {lanes} && y < e_{outer}; "
+            f"s += {pitch} - x, x = 0, ++y) {{"
+        )
         text.line(f"const int count = min(nv * {lanes} - s, e_{inner} - x), row = r + i;")
         text.line(f"for (int n0 = 0; n0 < count; n0 += {lanes}) {{")
         text.line(f"const int col = y * e_{inner} + x + n0, have = min({lanes}, count - n0);")

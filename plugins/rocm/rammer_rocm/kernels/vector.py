@@ -15,10 +15,35 @@ from rammer_rocm.kernels.generic import CPU_DIALECT
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
 _CALLS = {
-    "abs": "fabs", "floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt", "pow": "pow",
-    **{n: n for n in ("exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-                      "asinh", "acosh", "atanh", "erf", "log1p", "expm1")},
-}  # fmt: skip
+    "abs": "fabs",
+    "floor": "floor",
+    "ceil": "ceil",
+    "round": "rint",
+    "sqrt": "sqrt",
+    "pow": "pow",
+    **{
+        n: n
+        for n in (
+            "exp",
+            "log",
+            "sin",
+            "cos",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asinh",
+            "acosh",
+            "atanh",
+            "erf",
+            "log1p",
+            "expm1",
+        )
+    },
+}
 
 
 def vector_type(width: int) -> str:

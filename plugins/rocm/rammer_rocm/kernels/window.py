@@ -61,9 +61,7 @@ class PanelWindow:
         """What to gather."""
         reduced = [r for r in self.p.main.reduce if r.name in self.channels]
         steps = dense_axes(reduced)
-        columns = tuple(
-            (c, f"(e_{c} + {self.spans[c]})", self.p.tile[c] + self.spans[c]) for c in self.p.columns
-        )
+        columns = tuple((c, f"(e_{c} + {self.spans[c]})", self.p.tile[c] + self.spans[c]) for c in self.p.columns)
         first = ex.substitute(self.p.b, {tap: integer(0) for tap in self.taps})
         if not isinstance(first, Load):
             raise Unsuited("no load")

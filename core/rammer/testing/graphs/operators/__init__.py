@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from rammer.testing.graphs.operators import (
-           elementwise,
-           images,
-           indexing,
-           layers,
-           products,
-           quantised,
-           recurrent,
-           reductions,
-           shapes,
+    elementwise,
+    images,
+    indexing,
+    layers,
+    products,
+    quantised,
+    recurrent,
+    reductions,
+    shapes,
 )
 from rammer.testing.graphs.operators.registry import DESCRIBED, LEFT_OUT, describe
 
-__all__ = ["DESCRIBED", "LEFT_OUT", "describe", "elementwise", "images", "indexing", "layers", "products", "quantised",
-           "recurrent", "reductions", "shapes"]  # fmt: skip
+__all__ = [
+    "DESCRIBED",
+    "LEFT_OUT",
+    "describe",
+    "elementwise",
+    "images",
+    "indexing",
+    "layers",
+    "products",
+    "quantised",
+    "recurrent",
+    "reductions",
+    "shapes",
+]

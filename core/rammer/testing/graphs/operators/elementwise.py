@@ -14,12 +14,34 @@ from rammer.testing.graphs.operators.registry import describe
 
 #: Functions of one variable and where they are drawn: wide enough for every branch, narrow enough that results stay finite.
 DOMAIN: Final[Mapping[str, tuple[float, float]]] = {
-    "Exp": (-20, 8), "Log": (1e-3, 100), "Sqrt": (0, 100), "Sin": (-30, 30), "Cos": (-30, 30), "Tan": (-1.3, 1.3),
-    "Asin": (-1, 1), "Acos": (-1, 1), "Atan": (-50, 50), "Sinh": (-6, 6), "Cosh": (-6, 6), "Tanh": (-20, 20),
-    "Asinh": (-50, 50), "Acosh": (1.05, 50), "Atanh": (-0.95, 0.95), "Erf": (-4, 4), "Sigmoid": (-30, 30),
-    "Reciprocal": (0.1, 20), "Softplus": (-30, 30), "Mish": (-30, 30), "Elu": (-20, 20), "Selu": (-20, 20), "Celu": (-20, 20),
-    "Softsign": (-50, 50), "Gelu": (-10, 10), "Swish": (-20, 20), "HardSwish": (-20, 20),
-}  # fmt: skip
+    "Exp": (-20, 8),
+    "Log": (1e-3, 100),
+    "Sqrt": (0, 100),
+    "Sin": (-30, 30),
+    "Cos": (-30, 30),
+    "Tan": (-1.3, 1.3),
+    "Asin": (-1, 1),
+    "Acos": (-1, 1),
+    "Atan": (-50, 50),
+    "Sinh": (-6, 6),
+    "Cosh": (-6, 6),
+    "Tanh": (-20, 20),
+    "Asinh": (-50, 50),
+    "Acosh": (1.05, 50),
+    "Atanh": (-0.95, 0.95),
+    "Erf": (-4, 4),
+    "Sigmoid": (-30, 30),
+    "Reciprocal": (0.1, 20),
+    "Softplus": (-30, 30),
+    "Mish": (-30, 30),
+    "Elu": (-20, 20),
+    "Selu": (-20, 20),
+    "Celu": (-20, 20),
+    "Softsign": (-50, 50),
+    "Gelu": (-10, 10),
+    "Swish": (-20, 20),
+    "HardSwish": (-20, 20),
+}
 
 
 def broadcast(d: Draw, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -79,9 +101,12 @@ def is_inf(d: Draw, op: str) -> Val:
 @describe("LeakyRelu", "ThresholdedRelu", "HardSigmoid", "Shrink")
 def parametric(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op))
-    choices = {"LeakyRelu": {"alpha": [0.01, 0.2, 0.0, -0.5, 1.5]}, "ThresholdedRelu": {"alpha": [0.0, 0.5, 1.0, -0.5]},
-               "HardSigmoid": {"alpha": [0.2, 0.5, 1.0], "beta": [0.5, 0.0, 0.25]},
-               "Shrink": {"lambd": [0.5, 0.0, 1.5], "bias": [0.0, 0.5, -0.25]}}[op]  # fmt: skip
+    choices = {
+        "LeakyRelu": {"alpha": [0.01, 0.2, 0.0, -0.5, 1.5]},
+        "ThresholdedRelu": {"alpha": [0.0, 0.5, 1.0, -0.5]},
+        "HardSigmoid": {"alpha": [0.2, 0.5, 1.0], "beta": [0.5, 0.0, 0.25]},
+        "Shrink": {"lambd": [0.5, 0.0, 1.5], "bias": [0.0, 0.5, -0.25]},
+    }[op]
     return d.add(op, [x.name], **{k: d.one(v) for k, v in choices.items() if d.chance(0.7)})
 
 
@@ -130,8 +155,9 @@ def power(d: Draw, op: str) -> Val:
     return d.add(op, [x.name, y.name])
 
 
-@describe("And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Less", "Greater", "LessOrEqual",
-          "GreaterOrEqual")  # fmt: skip
+@describe(
+    "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"
+)
 def logical(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op))
     return d.add(op, _pair(d, x, partner(d, x)))

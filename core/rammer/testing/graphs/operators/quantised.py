@@ -70,8 +70,7 @@ def conv_integer(d: Draw, op: str) -> Val:
     kernel = [d.integer(1, min(n, 3)) for n in x.shape[2:]]
     w = d.fresh("uint8" if x.dtype == "uint8" else "int8", (d.integer(1, 4), x.shape[1], *kernel), -20, 20, constant=True)
     points = [d._plain(np.asarray(point(d, v.dtype), v.dtype)) if d.chance(0.4) else "" for v in (x, w)]
-    return d.add(op, [x.name, w.name, *points], strides=d.one([None, [1, 2], [2, 1]]),
-                 pads=d.one([None, [0, 1, 1, 0]]))  # fmt: skip
+    return d.add(op, [x.name, w.name, *points], strides=d.one([None, [1, 2], [2, 1]]), pads=d.one([None, [0, 1, 1, 0]]))
 
 
 @describe("QLinearMatMul", weight=0.4)

@@ -11,8 +11,19 @@ from rammer.testing.graphs.operators.registry import describe
 #: Gates, activations and biases of each layer.
 GATES: Final = {"RNN": 1, "GRU": 3, "LSTM": 4}
 DEFAULTS: Final = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-ACTIVATIONS: Final = ("Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "HardSigmoid", "Elu",
-                      "Softsign", "Softplus")  # fmt: skip
+ACTIVATIONS: Final = (
+    "Relu",
+    "Tanh",
+    "Sigmoid",
+    "Affine",
+    "LeakyRelu",
+    "ThresholdedRelu",
+    "ScaledTanh",
+    "HardSigmoid",
+    "Elu",
+    "Softsign",
+    "Softplus",
+)
 #: How many numbers an activation takes; those with defaults of their own are given them here all the same.
 ALPHA: Final = {"Affine": 1.0, "LeakyRelu": 0.1, "ThresholdedRelu": 0.5, "ScaledTanh": 1.5, "HardSigmoid": 0.2, "Elu": 1.0}
 BETA: Final = {"Affine": 0.1, "ScaledTanh": 0.75, "HardSigmoid": 0.5}

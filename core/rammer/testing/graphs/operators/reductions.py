@@ -14,8 +14,18 @@ _POSITIVE = ("ReduceLogSum",)
 _ROUNDED = ("ReduceLogSum", "ReduceLogSumExp", "ReduceL2")
 
 
-@describe("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
-          "ReduceLogSumExp", "ReduceSumSquare")  # fmt: skip
+@describe(
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
 def reduce(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op), (0, 5), where=small)
     if op in _ROUNDED and not is_float(x.dtype):

@@ -122,3 +122,26 @@ def test_places_upon_pixels_by_a_scale_that_is_rounded() -> None:
     assert distrusted("reference", use(30)) is None and distrusted("reference", use(45)) is None
     assert distrusted("reference", use(11, coordinate_transformation_mode="align_corners")) is None
     assert distrusted("onnxruntime", use(11)) is None
+
+
+def test_what_wraps_round_a_torus_more_than_once() -> None:
+    pads = TensorType("int64", (8,))
+
+    def use(mode: str, *sides: int, known: bool = True) -> Use:
+        values = [None, np.array(sides, np.int64) if known else None]
+        return Use("Pad", 19, {"mode": mode}, (X, pads), (True,), values)
+
+    once, again = (0, 0, 5, 0, 0, 2, 0, 5), (0, 3, 0, 0, 0, 0, 0, 0)  # X has 1, 2, 5 and 5 elements
+    assert distrusted("onnxruntime", use("wrap", *again)) is not None and distrusted("onnxruntime", use("wrap", *once)) is None
+    assert distrusted("onnxruntime", use("reflect", *again)) is None
+    assert distrusted("onnxruntime", use("wrap", *once, known=False)) is not None
+
+
+def test_means_of_no_integers_and_indices_of_no_element() -> None:
+    nothing = TensorType("int64", (1, 0))
+    assert distrusted("reference", Use("ReduceMean", 18, {}, (nothing,))) is not None
+    assert distrusted("reference", Use("ReduceMean", 18, {}, (TensorType("int64", (1, 2)),))) is None
+    outside = {"kernel_shape": (2, 2), "dilations": (1, 2), "pads": (0, 1, 1, 1)}
+    for wanted, wrong in ((True, True), (False, False)):
+        use = Use("MaxPool", 12, outside, (TensorType("float32", (1, 1, 1, 1)),), (True, wanted))
+        assert (distrusted("onnxruntime", use) is not None) == wrong

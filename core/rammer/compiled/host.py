@@ -13,6 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from rammer.errors import BadInput
 from rammer.frontend import checks
+from rammer.frontend import external as external_files
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, first_line, node_proto
 from rammer.ir.data import loads
@@ -121,7 +122,7 @@ def _check_node(proto: NodeProto, version: int, opsets: Any) -> None:
     imports = {proto.domain: version, **{str(domain): int(v) for domain, v in opsets}}
     model = ModelProto(graph=graph, opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in imports.items()])
     checks.check_operators(model)
-    checks.check_external_data(model, None, "the compiled model")
+    external_files.check_external_data(model, None, "the compiled model")
 
 
 def _with_context(value: Any, outer: tuple[str, ...], opsets: tuple[tuple[str, int], ...]) -> Any:

@@ -10,6 +10,7 @@ from onnx import ModelProto, ValueInfoProto, inliner
 
 from rammer.errors import BadInput
 from rammer.frontend import checks, limits, wellformed
+from rammer.frontend import external as external_files
 from rammer.frontend.functions import with_defaults
 from rammer.frontend.kinds import check_kinds
 from rammer.frontend.nodes import first_line
@@ -49,9 +50,9 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
     limits.check_node_count(checks.count_nodes(proto, where), where)
     wellformed.check_names(graphs)
     folder = path.parent if path is not None else None
-    external = checks.check_external_data(proto, folder, where)
+    external = external_files.check_external_data(proto, folder, where)
     if external and folder is not None:
-        checks.load_external_data(proto, folder)
+        external_files.load_external_data(proto, folder)
     wellformed.check_tensors(proto, graphs)
     checks.check_operators(proto)
     if proto.functions:

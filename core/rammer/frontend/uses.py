@@ -134,3 +134,14 @@ def backwards(use: Use) -> bool:
     if not use.has(4) or (steps is not None and bool((steps > 0).all())):
         return False
     return starts is None or bool((starts < -min(use.shape(), default=0)).any())
+
+
+def wrapped_again(use: Use) -> bool:
+    """Whether a Pad that wraps may add more on a side than the extent that it repeats."""
+    if use.attr("mode", "constant") != "wrap":
+        return False
+    pads, axes, shape = use.value(1), use.value(3), use.shape()
+    if pads is None or (use.has(3) and axes is None):
+        return True
+    extents = [shape[int(a)] for a in axes] if axes is not None else [*shape]
+    return any(int(p) > n for p, n in zip(pads, [*extents, *extents], strict=False))

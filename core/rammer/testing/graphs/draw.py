@@ -25,6 +25,8 @@ SIGNED: Final = ("int32", "int64", "int8", "int16")
 UNSIGNED: Final = ("uint8", "uint16", "uint32", "uint64")
 INTEGERS: Final = (*SIGNED, *UNSIGNED)
 NUMBERS: Final = (*FLOATS, *INTEGERS)
+#: Names that ONNX spells otherwise than NumPy.
+_SPELLED: Final = {"float": "float32", "double": "float64"}
 #: How often an element type is drawn.
 WEIGHT: Final = {"float32": 24, "float16": 4, "float64": 3, "int64": 4, "int32": 4, "bool": 3, "uint8": 2, "int8": 2}
 #: Most elements of a tensor, and of all that one node reads and makes.
@@ -327,13 +329,10 @@ def allowed(op: str, opset: int, index: int = 0) -> tuple[str, ...]:
     schema = schema_of(op, opset)
     if schema is None or not schema.inputs:
         return ()
-    formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+    formal = schema.inputs[: index + 1][-1]
     spelled = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(formal.type_str, [formal.type_str])
-    names = {_SPELLED.get(s.removeprefix("tensor(").removesuffix(")"), s[7:-1]) for s in spelled if s.startswith("tensor(")}
+    names = {_SPELLED.get(s[7:-1], s[7:-1]) for s in spelled if s.startswith("tensor(")}
     return tuple(n for n in SHORT if n in names)
-
-
-_SPELLED: Final = {"float": "float32", "double": "float64"}
 
 
 def _exact(schema: Any, key: str, value: Any) -> Any:

@@ -26,7 +26,7 @@ from rammer.testing.judge import relative_error
 import rammer_c
 from rammer_ipu_sim.plugin import DEVICE
 
-PAGES = Path(__file__).parents[1] / "docs"
+PAGES = Path(__file__).parents[2] / "docs"
 
 
 class Point:

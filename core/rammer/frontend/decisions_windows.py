@@ -1,0 +1,175 @@
+"""Decisions on voices about operators that slide windows, pad, or sample between elements."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rammer.frontend import uses
+from rammer.frontend.decision import Decision
+
+WINDOWS: Final[tuple[Decision, ...]] = (
+    Decision(
+        ("MaxPool",),
+        "the Indices output, auto_pad, or ceil_mode",
+        lambda use: any(use.wanted[1:]) or uses.automatic(use) or bool(use.attr("ceil_mode", 0)),
+        ("reference",),
+        "'pad_shape[i] = (output_spatial_shape[i] - 1) * strides_spatial_shape[i] + ((kernel_spatial_shape[i] - 1) * "
+        "dilations[i] + 1) - input_spatial_shape[i]'; 'Sliding windows that would start in the right padded region are ignored'.",
+    ),
+    Decision(
+        ("AveragePool", "LpPool"),
+        "auto_pad, ceil_mode or dilations",
+        lambda use: uses.automatic(use) or bool(use.attr("ceil_mode", 0)) or any(d != 1 for d in use.attr("dilations") or ()),
+        ("reference",),
+        "The same formulas as MaxPool's.",
+    ),
+    Decision(
+        ("MaxPool",),
+        "pads that differ between dimensions or sides",
+        lambda use: len(set(use.attr("pads") or ())) > 1,
+        ("reference",),
+        "'pads format should be as follow [x1_begin, x2_begin...x1_end, x2_end,...]'. The reference takes them in another order.",
+    ),
+    Decision(
+        ("MaxPool", "AveragePool", "LpPool"),
+        "nothing fits, VALID with ceil_mode, SAME with dilations or with strides that leap",
+        uses.leaping,
+        ("onnxruntime",),
+        "'floor((input_spatial_shape[i] + pad_shape[i] - dilation[i] * (kernel_shape[i] - 1) - 1) / strides_spatial_shape[i] + "
+        "1)', 'VALID: ceil((input_spatial_shape[i] - ((kernel_spatial_shape[i] - 1) * dilations[i] + 1) + 1) / "
+        "strides_spatial_shape[i])', 'SAME_UPPER or SAME_LOWER: ceil(input_spatial_shape[i] / strides_spatial_shape[i])', 'the "
+        "extra padding is added at the end for SAME_UPPER and at the beginning for SAME_LOWER'. ONNX Runtime rounds towards "
+        "zero, takes VALID for pads of 0, leaves dilations out of SAME and halves negative paddings in another way.",
+    ),
+    Decision(
+        ("MaxPool",),
+        "windows over padding alone",
+        uses.padding_alone,
+        ("reference",),
+        "'The output of each pooling window is maximum number of elements exclude pad', and of no elements the maximum is, as "
+        "ReduceMax has it, 'minus infinity (if supported by the datatype) or the minimum value of the data type otherwise'. The "
+        "reference gives NaN.",
+    ),
+    Decision(
+        ("GridSample",),
+        "cubic with a border",
+        lambda use: use.attr("mode") in ("cubic", "bicubic") and use.attr("padding_mode") == "border",
+        ("reference",),
+        "'border: use border pixel values for outside grid locations', as torch's grid_sample, of which every sampled "
+        "pixel is one. The reference moves the location itself to the border.",
+    ),
+    Decision(
+        ("ConvTranspose",),
+        "groups, output_shape, or SAME",
+        lambda use: use.attr("group", 1) > 1 or bool(use.attr("output_shape")) or uses.automatic(use),
+        ("reference",),
+        "'output_shape[i] = input_shape[i] * strides[i]' and 'pads[start_i] = total_padding[i]/2'; the reference pads in front "
+        "where the result is larger than the scattered input, and mixes up groups of one feature.",
+    ),
+    Decision(
+        ("ConvTranspose",),
+        "a result larger than the scattered input",
+        uses.automatic,
+        ("onnxruntime",),
+        "'pad the input so that output_shape[i] = input_shape[i] * strides[i]'. ONNX Runtime gives less where a stride leaps "
+        "over more than the kernel covers.",
+    ),
+    Decision(
+        ("Conv",),
+        "group, SAME, or a stride that leaps",
+        uses.automatic,
+        ("reference",),
+        "'pad the input so that output_shape[i] = ceil(input_shape[i] / strides[i])'.",
+    ),
+    Decision(
+        ("GlobalMaxPool",),
+        "not two spatial dimensions",
+        lambda use: len(use.shape()) != 4,
+        ("reference",),
+        "'dimensions are in the form of (N x C x D1 x D2 ... Dn)'; the output has 'the same rank as the input'. The reference "
+        "loses or adds dimensions.",
+    ),
+    Decision(
+        ("LRN",),
+        "all",
+        uses.always,
+        ("reference",),
+        "'max(0, c - floor((size - 1) / 2)) <= i <= min(C - 1, c + ceil((size - 1) / 2))'. The reference leaves out the last "
+        "channel of the window.",
+    ),
+    Decision(
+        ("Resize",),
+        "places upon pixels by a scale that is rounded",
+        uses.beside_pixels,
+        ("reference",),
+        "'The data in the neighborhood of x_original', of which the nearest one is x_original itself where that is whole. The "
+        "reference seeks neighbours of x_original + padding, whose rounding is another one, and weighs them for x_original.",
+    ),
+    Decision(
+        ("LpPool",),
+        "pads",
+        lambda use: any(use.attr("pads") or ()),
+        ("reference",),
+        "'Lp pooling consisting of computing the Lp norm on all values of a subset of the input tensor'. The reference "
+        "multiplies an average by the whole kernel's size, also where the average counted fewer elements.",
+    ),
+    Decision(
+        ("Resize",),
+        "tf_crop_and_resize or pytorch_half_pixel",
+        lambda use: use.attr("coordinate_transformation_mode") in ("tf_crop_and_resize", "pytorch_half_pixel"),
+        ("reference",),
+        "'length_resized as the length of the resized tensor in axis x'; 'x_original = length_resized > 1 ? (x_resized + 0.5) / "
+        "scale - 0.5 : 0'. The reference takes the product of the length and the scale, which may have a fraction, and -0.5.",
+    ),
+    Decision(
+        ("Resize",),
+        "tf_crop_and_resize",
+        lambda use: use.attr("coordinate_transformation_mode") == "tf_crop_and_resize",
+        ("onnxruntime",),
+        "'start_x * (length_original - 1) + x_resized * (end_x - start_x) * (length_original - 1) / (length_resized - 1)' holds "
+        "for every axis. ONNX Runtime copies an axis whose extent stays, whatever part of it roi names.",
+    ),
+    Decision(
+        ("Resize",),
+        "align_corners with scales, given or by keep_aspect_ratio_policy",
+        lambda use: (
+            use.attr("coordinate_transformation_mode") == "align_corners"
+            and (use.shape(2) not in ((), (0,)) or use.attr("keep_aspect_ratio_policy", "stretch") != "stretch")
+        ),
+        ("onnxruntime",),
+        "'output_width the target length on the axis x which can be a fractional number when it is calculated out of a scale "
+        "factor': ONNX's node tests (resize_downsample_scales_linear_align_corners) divide by that; ONNX Runtime rounds first. "
+        "With a policy a scale is computed, too: 'scale = Min(sizes[i] / in_size[d])'.",
+    ),
+    Decision(
+        ("Resize",),
+        "axes with keep_aspect_ratio_policy",
+        lambda use: bool(use.attr("axes")) and use.attr("keep_aspect_ratio_policy", "stretch") != "stretch",
+        ("onnxruntime",),
+        "'scale = Max(sizes[i] / in_size[d]), out_size[d] = round_int(scale * in_size[d])'. ONNX Runtime keeps the size.",
+    ),
+    Decision(
+        ("Resize",),
+        "cubic with exclude_outside",
+        lambda use: use.attr("mode") == "cubic" and bool(use.attr("exclude_outside", 0)),
+        ("reference",),
+        "exclude_outside: 'If set to 1, the weight of sampling locations outside the tensor will be set to 0 and the weight "
+        "will be renormalized so that their sum is 1.0'.",
+    ),
+    Decision(
+        ("MaxPool",),
+        "the index of the largest of nothing but padding",
+        lambda use: any(use.wanted[1:]) and uses.padding_alone(use),
+        ("onnxruntime",),
+        "Indices: 'The values in indices of are the indices of the selected values during pooling', and nothing was selected. "
+        "Ours name an element outside; ONNX Runtime gives what lies in its memory.",
+    ),
+    Decision(
+        ("Pad",),
+        "wrap by more than there is",
+        uses.wrapped_again,
+        ("onnxruntime",),
+        "'wrap - wrap-around padding as if the data tensor forms a torus', on which one may go round more than once. ONNX "
+        "Runtime reads beyond the tensor: two runs of one model differ.",
+    ),
+)

@@ -1,0 +1,86 @@
+"""Tensors whose values are in files beside the model: only in its own folder or below, and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from onnx import ModelProto, TensorProto, external_data_helper
+
+from rammer.errors import BadInput
+from rammer.frontend.checks import all_graphs, bodies_of, graphs_below
+from rammer.frontend.wellformed import check_stored_bytes
+from rammer.ir.names import shortened
+
+
+def _external_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor whose values are in another file: of functions, their bodies and sparse tensors, too."""
+    inside = [n for f in model.functions for n in f.node]
+    graphs = [*all_graphs(model), *graphs_below(list(bodies_of(inside)))]
+    attributes = [a for nodes in (inside, *(g.node for g in graphs)) for node in nodes for a in node.attribute]
+    sparse = [s for g in graphs for s in g.sparse_initializer]
+    sparse += [s for a in attributes for s in (a.sparse_tensor, *a.sparse_tensors)]
+    dense = [t for g in graphs for t in g.initializer] + [t for a in attributes for t in (a.t, *a.tensors)]
+    dense += [t for s in sparse for t in (s.values, s.indices)]
+    return (t for t in dense if external_data_helper.uses_external_data(t))
+
+
+def load_external_data(model: ModelProto, folder: Path) -> None:
+    """Read every tensor's values that ``check_external_data`` has found in files of ``folder``."""
+    for tensor in _external_tensors(model):
+        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def check_external_data(model: ModelProto, folder: Path | None, where: str) -> bool:
+    """Whether the model has external data. BadInput if any lies outside ``folder`` or is not there.
+
+    ``folder`` is None for a model that comes from memory, which can have none.
+    """
+    found = False
+    for tensor in _external_tensors(model):
+        _check_external_tensor(tensor, folder, where)
+        found = True
+    return found
+
+
+def _check_external_tensor(tensor: TensorProto, folder: Path | None, where: str) -> None:
+    place = f"tensor {shortened(tensor.name)} of {where}"
+    try:
+        info = external_data_helper.ExternalDataInfo(tensor)
+        _check_external_place(tensor, info, folder, place)
+    except (OSError, ValueError) as error:  # an offset that is no number, a name that no file can have
+        what = f"the external data of a tensor cannot be found: {getattr(error, 'strerror', None) or error}"
+        raise BadInput(what, place, "export the model again") from error
+
+
+def _check_external_place(
+    tensor: TensorProto, info: external_data_helper.ExternalDataInfo, folder: Path | None, place: str
+) -> None:
+    if folder is None:
+        raise BadInput(
+            f"external data {info.location!r} of a model that comes from memory",
+            place,
+            "give the path of the model file, or load the model with its external data",
+        )
+    root = folder.resolve()
+    path = (root / info.location).resolve()
+    if Path(info.location).is_absolute() or not path.is_relative_to(root):
+        raise BadInput(
+            f"external data {info.location!r} lies outside the model's folder",
+            place,
+            "move the file beside the model and store its relative path",
+        )
+    if not path.is_file():
+        hint = f"put the file at {folder / info.location}"
+        raise BadInput(f"external data {info.location!r} is missing", place, hint)
+    offset, size = info.offset or 0, path.stat().st_size
+    length = size - offset if info.length is None else info.length
+    if offset < 0 or size < offset + max(length, 0):
+        raise BadInput(
+            f"external data {info.location!r} is truncated: {offset + length} bytes are needed, {size} are there",
+            place,
+            "download or copy the file again",
+        )
+    check_stored_bytes(tensor, length, place)

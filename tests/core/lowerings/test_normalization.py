@@ -68,6 +68,24 @@ def test_batch_normalization_with_constant_statistics_is_one_map() -> None:
     compare([values[graph.outputs[0]]], expected, 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize(("spread", "cancels"), [(0.0, True), (0.3, False)])
+def test_batch_normalization_in_float16_keeps_what_cancels(spread: float, cancels: bool) -> None:
+    """Channels whose elements lie at their mean, by a variance of almost nothing: the offset is 250 and rounds by 0.06."""
+    mean = np.array([-0.78, 0.53], np.float16)
+    inputs = {
+        "x": (mean[:, None] + np.random.default_rng().normal(0, max(spread, 1e-3), (3, 2, 40))).astype(np.float16),
+        **{"scale": np.ones(2, np.float16), "b": np.zeros(2, np.float16), "mean": mean, "var": np.full(2, spread**2, np.float16)},
+    }
+    model = node_model("BatchNormalization", inputs, opset=15)
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in inputs.items() if n != "x")
+    graph = lower(bind(read_model(with_static_inputs(model, inputs)), {"x": inputs["x"].shape}))
+    values = run_graph(graph, {graph.inputs[0]: inputs["x"]})
+    x, variance = inputs["x"].astype(np.float64), inputs["var"].astype(np.float64)
+    exact = (x - mean.astype(np.float64)[:, None]) / np.sqrt(variance + 1e-5)[:, None]
+    assert np.abs(values[graph.outputs[0]] - exact).max() < 2e-3 * max(1, np.abs(exact).max())
+    assert ("float32" in {str(c.dtype) for c in graph.constants.values()}) == cancels
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 17)])
 def test_instance_normalization(shape: tuple[int, ...]) -> None:
     check_random("InstanceNormalization", {"x": _data(*shape, mean=3), "s": _data(3), "b": _data(3)})

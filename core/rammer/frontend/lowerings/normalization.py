@@ -18,6 +18,10 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
 
+#: How many times what a normalised element is about, ``|scale| + |shift|``, the product of mean and factor may be before the
+#: factor and the offset are kept in float32: rounded to float16, both are off by 2^-11 of it, and their difference is small.
+CANCELLING = 8.0
+
 
 def refs(axes: Sequence[Axis]) -> list[str]:
     """Names of ``axes``, the indices of an element-wise load."""
@@ -61,7 +65,7 @@ def _channel_axes(ctx: Lowering) -> tuple[Axis, ...]:
 
 @lowering("BatchNormalization")
 def batch_normalization(ctx: Lowering) -> None:
-    """Inference with stored statistics: ``x * a[c] + b[c]``, ``a`` and ``b`` folded where constant."""
+    """Inference with stored statistics: ``x * a[c] + b[c]``, folded where constant; in float32 where these cancel."""
     if ctx.attr("training_mode", 0) or any(ctx.wants(i) for i in range(1, 5)):
         raise CannotLower("BatchNormalization in training mode")
     if not ctx.attr("spatial", 1):
@@ -76,9 +80,12 @@ def batch_normalization(ctx: Lowering) -> None:
         scale, shift, mean, variance = arrays
         factor = scale / np.sqrt(variance + epsilon)
         dtype = ctx.out().dtype
-        a = ctx.constant(factor.astype(dtype), "a")
-        b = ctx.constant((shift - mean * factor).astype(dtype), "b")
-        ctx.emit(axes, _affine(x, ctx.load(a, channel), ctx.load(b, channel)), output=0, dtype=dtype)
+        cancels = dtype == "float16" and bool((np.abs(mean * factor) > CANCELLING * (np.abs(scale) + np.abs(shift))).any())
+        kept = "float32" if cancels else dtype
+        a = ctx.constant(factor.astype(kept), "a")
+        b = ctx.constant((shift - mean * factor).astype(kept), "b")
+        value = Cast("float32", x) if cancels else x
+        ctx.emit(axes, _affine(value, ctx.load(a, channel), ctx.load(b, channel)), output=0, dtype=dtype)
         return
     mean_load, factor_load = ctx.load(ctx.input(3), channel), _channel_factor(ctx, epsilon)
     value = Op("sub", (x, mean_load))

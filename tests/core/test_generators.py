@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rammer.codegen.generators import generator_hash
+from rammer.device.code import code_hash
 
 
 @pytest.mark.parametrize("name", ["writer.py", "device/products.cuh"])
@@ -19,8 +20,8 @@ def test_kernels_are_made_anew_where_what_writes_them_changed(name: str, tmp_pat
     hashes = []
     for text in ("", "one", "two"):
         (package / name).write_text(text)
-        generator_hash.cache_clear()
+        code_hash.cache_clear()
         hashes.append(generator_hash("written_by"))
-    generator_hash.cache_clear()
+    code_hash.cache_clear()
     sys.modules.pop("written_by", None)
     assert len({*hashes}) == 3

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
 
 from rammer.device.code import code_hash
 
 
-@cache
 def generator_hash(plugin: str) -> str:
     """Content hash of everything that writes kernel text: the package ``plugin`` and the core's emitter."""
     for package in (plugin, "rammer.codegen"):

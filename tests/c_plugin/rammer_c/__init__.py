@@ -96,12 +96,8 @@ class Compiler:
     def _build(self, text: str) -> ctypes.CDLL:
         place = Path(self.folder.name, f"{len(os.listdir(self.folder.name))}.c")
         place.write_text(text)
-        done = subprocess.run(
-            [self.path, *FLAGS, str(place), "-o", str(place.with_suffix(".so")), "-lm"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [self.path, *FLAGS, str(place), "-o", str(place.with_suffix(".so")), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise DeviceFailure("the C compiler rejected a kernel: " + "\n".join(done.stderr.splitlines()[:5]), where=str(place))
         return ctypes.CDLL(str(place.with_suffix(".so")))
@@ -151,16 +147,8 @@ class CProgram:
             entries = np.zeros(len(row), ENTRY)
             for place, task in enumerate(row):
                 raised = [self.place[c.name] for c in counters.get(task.operator, ()) if c.first <= task.index < c.last]
-                entries[place] = (
-                    self.kernels_of[task.operator],
-                    self.pointers[task.operator].ctypes.data,
-                    task.index,
-                    wait,
-                    len(task.waits),
-                    len(signals),
-                    len(raised),
-                    0,
-                )
+                kernel, pointers = self.kernels_of[task.operator], self.pointers[task.operator].ctypes.data
+                entries[place] = (kernel, pointers, task.index, wait, len(task.waits), len(signals), len(raised), 0)
                 wait, signals = wait + len(task.waits), signals + raised
             self.rows.append(entries)
         self.signals = np.array(signals, np.int32)

@@ -84,8 +84,8 @@ def batch_normalization(ctx: Lowering) -> None:
         kept = "float32" if cancels else dtype
         a = ctx.constant(factor.astype(kept), "a")
         b = ctx.constant((shift - mean * factor).astype(kept), "b")
-        value = Cast("float32", x) if cancels else x
-        ctx.emit(axes, _affine(value, ctx.load(a, channel), ctx.load(b, channel)), output=0, dtype=dtype)
+        wide = Cast("float32", x) if cancels else x
+        ctx.emit(axes, _affine(wide, ctx.load(a, channel), ctx.load(b, channel)), output=0, dtype=dtype)
         return
     mean_load, factor_load = ctx.load(ctx.input(3), channel), _channel_factor(ctx, epsilon)
     value = Op("sub", (x, mean_load))

@@ -21,7 +21,7 @@ include_patterns = [
 ]
 exclude_patterns = [".*", "**/.*", "**/build", "**/dist", "**/*.egg-info", "docs/_build"]
 myst_heading_anchors = 4
-#: Result files are reached by links from one table, and begin with one; pages of plugins are reached from ARCHITECTURE.
+#: Result files are reached by links from one table, and begin with one.
 suppress_warnings = ["toc.not_included", "myst.header"]
 
 html_theme = "furo"

@@ -23,11 +23,14 @@ from rammer.frontend import limits
 from rammer.ir.program import RProgram
 from rammer.report.stages import STAGES
 
+from rammer_cuda.families import FAMILIES
 from rammer_ipu_sim.chip import GC2
 
 QUOTATION = re.compile(r"(<!-- generated: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")))
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
+#: A page for each kernel family of cuda, in its folder.
+FAMILY_PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "plugins/cuda/rammer_cuda").glob("*/README.md")))
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES, *FAMILY_PAGES)
 #: From where documents name files.
 ROOTS = (
     ROOT,
@@ -145,6 +148,13 @@ def test_every_page_is_in_the_contents() -> None:
     contents = (ROOT / "docs/index.md").read_text().splitlines()
     for page in PAGES:
         assert Path(page).stem in contents or page == "docs/index.md", f"docs/index.md does not list {page}"
+    for page in FAMILY_PAGES:
+        assert f"../{page.removesuffix('.md')}" in contents, f"docs/index.md does not list {page}"
+
+
+def test_every_family_of_cuda_has_a_page() -> None:
+    folders = {f.kernel.__module__.split(".")[1] for f in FAMILIES}
+    assert folders <= {Path(page).parent.name for page in FAMILY_PAGES}
 
 
 @pytest.mark.parametrize("name", draw.PICTURES)

@@ -1,1 +1,1 @@
-"""Recurrent cells whose weights stay in shared memory."""
+"""Recurrent cells whose weights stay in registers."""

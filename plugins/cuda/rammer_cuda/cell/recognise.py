@@ -3,7 +3,7 @@
 A task has so few rows that its time is that of fetching weights. Every thread therefore keeps its share of them in
 registers, which depends on nothing computed and so may come before the task's waits; where one block runs the same
 task again and again, as a persistent kernel does for the steps of a layer, they are fetched once. Here is how a task
-is divided among threads; ``cell_text`` writes the kernel.
+is divided among threads; ``cell.kernel`` writes the kernel.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Two products in a row, the first of which stays on chip."""
+"""Products in a row, in one launch: all but the last stay on chip."""

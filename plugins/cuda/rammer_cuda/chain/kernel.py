@@ -1,6 +1,6 @@
 """The ``gemm_chain`` family: matrix products in a row (``chain.recognise``), 64 rows a warpgroup, on chip from end to end.
 
-A warpgroup's results lie in registers as the next product's operand wants them (``wgmma.RESULT_ORDER``), so nothing but
+A warpgroup's results lie in registers as the next product's operand wants them (``warpgroup.RESULT_ORDER``), so nothing but
 the first operand, the last result and the weights moves. Weights come through a ring of ``stages`` shared-memory buffers,
 one layer each, by bulk copies that a thread starts as soon as every warp has left the buffer; warpgroups run apart.
 """
@@ -43,7 +43,7 @@ BARRIERS = 1024
 #: conversions per product, and of the maps per result of a thread: 38 us predicted, 41 us measured for 65,536 rows of 8
 #: layers of 64 on an H200.
 START, MATRIX, LAYER, RESULT = 4500, 5.5, 500, 22
-#: Bytes of weights that bulk copies bring an SM in a cycle (assumed, near what ``choose.L2_BYTES`` was measured to be).
+#: Bytes of weights that bulk copies bring an SM in a cycle (assumed, near what ``cost.L2_BYTES`` was measured to be).
 MOVED = 24.0
 #: Shared memory of each block that the system keeps for itself (NVIDIA Hopper tuning guide: 1 KiB).
 RESERVED = 1024

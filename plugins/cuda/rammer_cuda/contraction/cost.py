@@ -1,10 +1,10 @@
 """What a product costs, by a small model of one SM: one formula, and the figures of every instruction as data.
 
 A launch is a start, then rounds of as many blocks as an SM holds; a block is so many steps, one for every block of products,
-and the store of its tile. What a step costs depends on who does what. Of a ring that all threads fill (``ring_seconds``) the issue
-of instructions, reads of shared memory and copies add up. With producers and consumers (``warpgroup_seconds``) a step takes the
-longest of the tensor cores' work for all blocks of the SM, the bytes that it gets from L2, the producers' work, and one
-consumer's own chain of waiting, converting, multiplying and adding.
+and the store of its tile. What a step costs depends on who does what. Of a ring that all threads fill (``ring_seconds``) the
+issue of instructions, reads of shared memory and copies add up. With producers and consumers (``warpgroup_seconds``) a step
+takes the longest of the tensor cores' work for all blocks of the SM, the bytes that it gets from L2, the producers' work, and
+one consumer's own chain of waiting, converting, multiplying and adding.
 """
 
 from __future__ import annotations

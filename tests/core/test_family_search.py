@@ -92,6 +92,15 @@ def test_an_unsure_comparison_is_not_judged_and_a_sure_one_is() -> None:
     assert want.error is not None and np.isinf(want.error[0]) and want.error[1] == 0
 
 
+def test_what_has_moved_is_rounded_though_the_format_holds_the_true_value() -> None:
+    """1 + 2^-11 is stored in float16 as 1 or the next number, so what makes 2 of it is rounded, though float16 holds 2."""
+    texts = [f"t: f16[i:1] = x[i] + {2.0**-11!r}", f"y: f16[i:1] = t[i] + {1 - 2.0**-11!r}"]
+    operator = ROperator("y", tuple(Compute.parse(t) for t in texts), (), ("y",))
+    want = bounded_results(operator, {"x": np.ones(1, np.float16)})["y"]
+    assert want.value[0] == 2 and want.error is not None
+    assert want.error[0] >= 2.0**-11 + 2.0**-10  # half the distance of numbers at 1, and at 2
+
+
 @pytest.mark.parametrize("late", ["", "all", "each", "1", "2"])
 def test_operands_lie_between_guards_as_they_were_placed(late: str) -> None:
     operator, binding = product(8)

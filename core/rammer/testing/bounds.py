@@ -82,13 +82,16 @@ def bounded_results(operator: ROperator, tensors: Mapping[str, Array], precision
 
 
 def _stored(c: Compute, result: Bounded) -> Bounded:
-    """The rounding of what a Compute stores; interior results need not be rounded, so this only adds."""
+    """The rounding of what a Compute stores; interior results need not be rounded, so this only adds. A value that the
+    format holds is rounded, too, where it may have moved."""
     if not is_float(c.dtype):
         return result
     value = result.value
     kind = np.dtype(c.dtype)
     unit = {"float16": HALF, "float32": SINGLE}.get(c.dtype, 2.0**-53)
     inexact = value.astype(kind).astype(np.float64) != value
+    if result.error is not None:
+        inexact = inexact | (result.error > 0)
     if not inexact.any():
         return result
     return Bounded(value, _sum(result.error, np.where(inexact, unit * np.abs(value) + LEAST.get(c.dtype, 0.0), 0.0)))

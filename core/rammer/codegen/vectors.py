@@ -10,29 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rammer.ir.expr import TRANSCENDENTAL
+
 #: Mathematical functions of the scalar language with a C spelling of their own.
 MATH = (
     "floor",
     "ceil",
     "round",
     "sqrt",
-    "exp",
-    "log",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "erf",
-    "log1p",
-    "expm1",
+    *TRANSCENDENTAL,
     "pow",
     "fmod",
     "abs",

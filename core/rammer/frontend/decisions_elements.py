@@ -107,7 +107,8 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "tensors without elements",
         lambda use: use.empty,
         ("onnxruntime",),
-        "'Reduction over an empty set of values yields' an identity; ONNX Runtime reduces all axes where only some are named.",
+        "'Reduction over an empty set of values yields 0' (or the like), in a result of 'the same rank as the input'. ONNX "
+        "Runtime reduces all axes where only some are named, and for some element types keeps extents of 0 that are reduced.",
     ),
     Decision(
         ("GroupNormalization",),
@@ -224,25 +225,6 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         lambda use: "int" in use.dtype(),
         ("reference",),
         "Opsets up to 27 allow integers; the reference refuses them.",
-    ),
-    Decision(
-        (
-            "ReduceSum",
-            "ReduceProd",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSum",
-            "ReduceLogSumExp",
-            "ReduceSumSquare",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceMean",
-        ),
-        "nothing to reduce",
-        lambda use: use.empty,
-        ("onnxruntime",),
-        "'Reduction over an empty set of values yields 0' (or the like), in a result of 'the same rank as the input'. ONNX "
-        "Runtime keeps extents of 0 that are reduced, for some element types.",
     ),
     Decision(
         ("DynamicQuantizeLinear",),

@@ -112,32 +112,17 @@ class OpInfo:
     flops: int = 1
 
 
+#: Functions of one number that no device has an exact instruction for.
+TRANSCENDENTAL = (
+    *("exp", "log", "expm1", "log1p", "erf"),
+    *("sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+)
 #: Transcendentals count as 8 FLOP, the usual convention of roofline tables.
 OPS: dict[str, OpInfo] = {
     **{n: OpInfo(2) for n in ("add", "sub", "mul", "div", "min", "max", "mod", "floordiv", "fmod")},
     **{n: OpInfo(1) for n in ("neg", "abs", "sign", "floor", "ceil", "round", "sqrt")},
-    **{
-        n: OpInfo(1, flops=8)
-        for n in (
-            "exp",
-            "log",
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "sinh",
-            "cosh",
-            "tanh",
-            "asinh",
-            "acosh",
-            "atanh",
-            "erf",
-            "log1p",
-            "expm1",
-        )
-    },
+    **{n: OpInfo(1, flops=8) for n in TRANSCENDENTAL},
     "pow": OpInfo(2, flops=8),
     **{n: OpInfo(2, "bool") for n in ("eq", "lt", "le")},
     **{n: OpInfo(2) for n in ("and_", "or_", "xor", "shl", "shr")},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rammer.codegen.operations import literal
 from rammer.codegen.task import Unsuited
 from rammer.ir import expr as ex
-from rammer.ir.expr import Const, Expr, Load, Op
+from rammer.ir.expr import TRANSCENDENTAL, Const, Expr, Load, Op
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
 
@@ -21,28 +21,7 @@ _CALLS = {
     "round": "rint",
     "sqrt": "sqrt",
     "pow": "pow",
-    **{
-        n: n
-        for n in (
-            "exp",
-            "log",
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "sinh",
-            "cosh",
-            "tanh",
-            "asinh",
-            "acosh",
-            "atanh",
-            "erf",
-            "log1p",
-            "expm1",
-        )
-    },
+    **{n: n for n in TRANSCENDENTAL},
 }
 
 

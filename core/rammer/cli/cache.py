@@ -34,7 +34,7 @@ def status() -> None:
     store, kernels = KernelStore.default(), cache_folder() / "kernels.sqlite"
     rows = [["tuned kernels", str(store.count()), size(_bytes([kernels]))]]
     for kind, folder in FILES.items():
-        found = _kept(folder)[0]
+        found = _cached(folder)[0]
         rows.append([kind, str(len(found)), size(_bytes(found))])
     click.echo(f"{cache_folder()}\n{plain(rows, ['kept', 'entries', 'size'])}")
 
@@ -47,14 +47,14 @@ def clear() -> None:
     """
     removed = [f"{KernelStore.default().clear()} tuned kernels"]
     for kind, folder in FILES.items():
-        found, partial = _kept(folder)
+        found, partial = _cached(folder)
         for path in (*found, *partial):
             _remove(path)
         removed.append(f"{len(found)} {kind}")
     click.echo("removed " + ", ".join(removed))
 
 
-def _kept(folder: str) -> tuple[list[Path], list[Path]]:
+def _cached(folder: str) -> tuple[list[Path], list[Path]]:
     """The files in a folder of the cache, and those that were begun and not finished."""
     found = [p for p in cache_folder().glob(f"{folder}/*") if p.is_symlink() or not p.is_dir()]
     return [p for p in found if p.suffix != PARTIAL], [p for p in found if p.suffix == PARTIAL]

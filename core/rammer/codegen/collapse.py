@@ -1,4 +1,4 @@
-"""Joining neighbouring axes that every access walks as if they were one: longer rows, fewer divisions.
+"""Collapsing neighbouring axes that every access walks as if they were one: longer rows, fewer divisions.
 
 A 7 by 7 image has rows of 7, but an operator that reads it element by element may treat it as one row
 of 49. After joining axes ``a`` and ``b`` the first is fixed at 0 and the second runs over both: every
@@ -19,7 +19,7 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const, Expr, Load, integer
 
 
-def joined_stage(unit: FunctionContext, stage: Stage, stores: Sequence[Place]) -> Stage:
+def collapse_axes(unit: FunctionContext, stage: Stage, stores: Sequence[Place]) -> Stage:
     """``stage`` with its output axes joined where all loads and ``stores`` allow."""
     parts = bodies(unit, stage.computes)
     for d in reversed(range(len(stage.box) - 1)):
@@ -48,7 +48,7 @@ def _joined(stage: Stage, d: int, inner: int) -> Stage:
     return replace(stage, computes=computes, box=box, extents=extents)
 
 
-def joined_reduction(unit: FunctionContext, c: Compute) -> Compute:
+def collapse_reduction(unit: FunctionContext, c: Compute) -> Compute:
     """``c`` with neighbouring reduction axes joined where its loads allow."""
     parts = bodies(unit, (c,))
     for k in reversed(range(len(c.reduce) - 1)):

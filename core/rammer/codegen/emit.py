@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 from rammer.codegen import operations as ops
-from rammer.codegen.collapse import joined_reduction
+from rammer.codegen.collapse import collapse_reduction
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.cooperate import scratch_with_partials, shared
 from rammer.codegen.layout import Layout, Stage, scratch_of
@@ -63,7 +63,7 @@ class _Emitter:
         )
 
         for c in self.layout.inlined.values():
-            self.unit.inlined[c.name] = joined_reduction(self.unit, c)
+            self.unit.inlined[c.name] = collapse_reduction(self.unit, c)
 
     def _global(self, number: int, name: str) -> Place:
         if name not in self.binding.storages:
@@ -117,7 +117,7 @@ class _Emitter:
             body.line(f"{pointer}s{number} = ({pointer})(scratch + {stage.offset});")
 
     def _stage(self, body: Block, stage: Stage) -> None:
-        computes = tuple(joined_reduction(self.unit, c) for c in stage.computes)
+        computes = tuple(collapse_reduction(self.unit, c) for c in stage.computes)
         targets = []
         for c in computes:
             written = [Target(self.tiles[c.name])] if stage.offset >= 0 else []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rammer.codegen.bounds import fold
-from rammer.codegen.collapse import joined_stage
+from rammer.codegen.collapse import collapse_axes
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.cooperate import THREADS, Group, Shared
 from rammer.codegen.lanes import ColumnBlock, LaneBlock
@@ -58,7 +58,7 @@ class Nest:
         written = [t for _, targets in self.targets for t in targets]
         if any(t.tests for t in written):
             return
-        self.stage = joined_stage(self.unit, self.stage, [t.place for t in written])
+        self.stage = collapse_axes(self.unit, self.stage, [t.place for t in written])
         self.targets = [(c, t) for c, (_, t) in zip(self.stage.computes, self.targets, strict=True)]
 
     def emit(self, body: Block) -> None:

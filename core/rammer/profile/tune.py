@@ -82,12 +82,12 @@ class Tuner:
 
     def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
         key = self._key(sign)
-        kept = self.store.get(key)
+        cached = self.store.get(key)
         options = self._options.pop(sign, None) or self._candidates(operator, binding)
-        known = {(o.tile, o.family, o.config) for o in options[: MEASURED[self.level]]} if kept else {}
+        known = {(o.tile, o.family, o.config) for o in options[: MEASURED[self.level]]} if cached else {}
         # A store only says which candidate is the best; what is none was never measured here, whatever the store says.
-        if kept is not None and all((t.tile, t.family, t.config) in known for t in kept):
-            return tuple(self._rebuilt(operator, binding, t) for t in kept)
+        if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):
+            return tuple(self._rebuilt(operator, binding, t) for t in cached)
         if not options:
             layer = self.backend.vdevice.layer("veu")
             raise DeviceFailure(

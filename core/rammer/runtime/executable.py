@@ -127,7 +127,7 @@ class Executable:
     def _made(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         start = time.perf_counter()
         with collector_paused():
-            compiled = self._kept(key)
+            compiled = self._from_cache(key)
         if compiled is not None:
             try:
                 with as_refusal(self._path(key)):
@@ -211,7 +211,7 @@ class Executable:
             self.options.precision,
         )
 
-    def _to_keep(self, compiled: Compiled, path: Path) -> Artifact:
+    def _to_cache(self, compiled: Compiled, path: Path) -> Artifact:
         """``compiled`` under the key that its file's name is: one that lies under another name is not what it says."""
         return replace(self.artifact(compiled), key=path.stem)
 
@@ -221,22 +221,22 @@ class Executable:
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save_artifact(path, self._to_keep(compiled, path))
+                save_artifact(path, self._to_cache(compiled, path))
             except OSError as problem:
                 warn(f"compiled program is not kept: {problem}")
         return compiled
 
-    def _kept(self, key: ShapeKey) -> Compiled | None:
+    def _from_cache(self, key: ShapeKey) -> Compiled | None:
         path = self._path(key)
         if path is None or not path.is_file():
             return None
         try:
-            kept = load_artifact(path)
-            bare = Compiled(kept.compiled.graph, ())
-            if replace(kept, compiled=bare) != self._to_keep(bare, path) or not self._fits(kept.compiled, key):
+            cached = load_artifact(path)
+            bare = Compiled(cached.compiled.graph, ())
+            if replace(cached, compiled=bare) != self._to_cache(bare, path) or not self._fits(cached.compiled, key):
                 raise BadInput(f"{path} was kept for something else")
-            check_device(path, kept.compiled, self.backend)
-            return kept.compiled
+            check_device(path, cached.compiled, self.backend)
+            return cached.compiled
         except BadInput as problem:
             warn(f"{problem.what}; compiling again")
             return None

@@ -58,16 +58,16 @@ class ModelSource:
         """Ports, from the cache of an earlier successful read of the same content or by reading."""
         if self.known is not None:
             return self.known
-        kept = self._head_file()
-        text = cached_text(kept) if kept is not None else None
+        file = self._head_file()
+        text = cached_text(file) if file is not None else None
         if text is not None:
             with suppress(ValueError, TypeError, LookupError):  # nothing that this version writes: the model says
                 return _decode(loads(text))
         head = Head(self.model.name, self.model.inputs, self.model.outputs)
         if self.model.external:
             self.digest = ""  # the content is in other files, too
-        elif kept is not None:
-            cache_text(kept, json.dumps(asdict(head)))
+        elif file is not None:
+            cache_text(file, json.dumps(asdict(head)))
         return head
 
     def _head_file(self) -> Path | None:

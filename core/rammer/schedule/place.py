@@ -19,7 +19,7 @@ TINY = 1e-12
 
 Row = list[tuple[str, int]]
 #: Static operands, tile and grid: operators that agree in these have equal tasks.
-_Home: TypeAlias = "tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]"
+_Weights: TypeAlias = "tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]"
 
 
 def fastest(kernels: Sequence[RKernel], device: VDevice) -> RKernel:
@@ -76,7 +76,7 @@ def busy(kernels: Sequence[RKernel], device: VDevice) -> float:
 
 
 @dataclass
-class Homes:
+class WeightAffinity:
     """Where static operands live: equal tasks of operators that share weights go to the vEU that had them before, as
     long as that delays nobody, so that an executor can keep the weights there.
 
@@ -84,31 +84,31 @@ class Homes:
     """
 
     shared: Mapping[str, tuple[str, ...]]
-    at: dict[_Home, list[int]] = field(default_factory=dict)
+    at: dict[_Weights, list[int]] = field(default_factory=dict)
 
     def known(self, kernel: RKernel) -> bool:
         """Whether an operator with the same static operands, tile and grid was placed before."""
-        return self._home(kernel.operator) in self.at
+        return self._weights(kernel.operator) in self.at
 
-    def _home(self, operator: ROperator) -> _Home:
+    def _weights(self, operator: ROperator) -> _Weights:
         return self.shared.get(operator.name, ()), operator.tile, operator.grid
 
     def place(self, kernel: RKernel, loads: NDArray[np.float64], seconds: float) -> list[int]:
         """The vEU of every task of ``kernel``, given when each vEU is free."""
         operator = kernel.operator
-        home = self._home(operator)
-        homes = self.at.get(home)
-        if homes is None:
-            static = bool(home[0])
+        weights = self._weights(operator)
+        before = self.at.get(weights)
+        if before is None:
+            static = bool(weights[0])
             taken = {v for placed in self.at.values() for v in placed} if static else ()
             busy = loads.copy()
-            busy[list(taken)] += 0.5 * seconds  # first choose vEUs that are nobody's home
-            homes = _spread_out(spread(busy, operator.task_count, seconds))
+            busy[list(taken)] += 0.5 * seconds  # first choose vEUs that keep nobody's weights
+            before = _spread_out(spread(busy, operator.task_count, seconds))
             if static:
-                self.at[home] = homes
-            return homes
+                self.at[weights] = before
+            return before
         away = _spread_out(spread(loads, operator.task_count, seconds))
-        return homes if _end(homes, loads, seconds) <= _end(away, loads, seconds) else away
+        return before if _end(before, loads, seconds) <= _end(away, loads, seconds) else away
 
 
 def _spread_out(counts: NDArray[np.int64]) -> list[int]:
@@ -127,24 +127,25 @@ def side_by_side(
     after: Mapping[str, Sequence[str]],
     device: VDevice,
     rows: Sequence[Row] | None = None,
-    homes: Homes | None = None,
+    affinity: WeightAffinity | None = None,
 ) -> float:
     """Seconds for operators that share the vEUs, waiting only for each other's results; appends tasks to ``rows``.
 
     List scheduling: level by level of the dependences among them, longest tasks first, onto the least
-    loaded vEUs or their ``homes``. Each level costs one launch, since the executors that run in waves need as many.
+    loaded vEUs or those for which they have ``affinity``. Each level costs one launch, since the executors that run in waves
+    need as many.
     """
     chosen = {k.operator.name: k for k in kernels}
-    homes = homes or Homes({})
+    affinity = affinity or WeightAffinity({})
     loads, finish = np.zeros(device.veus), dict[str, float]()
     levels = levels_of(tuple(chosen), after)
     for level in levels:
         members = [chosen[n] for n in level]
         share = busy(members, device)
-        for kernel in sorted(members, key=lambda k: (not homes.known(k), -k.task_time(share))):
+        for kernel in sorted(members, key=lambda k: (not affinity.known(k), -k.task_time(share))):
             name, seconds = kernel.operator.name, kernel.task_time(share)
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
-            placed = homes.place(kernel, np.maximum(loads, ready), seconds)
+            placed = affinity.place(kernel, np.maximum(loads, ready), seconds)
             counts = np.bincount(placed, minlength=len(loads))
             used = counts > 0
             loads[used] = np.maximum(loads[used], ready) + counts[used] * seconds

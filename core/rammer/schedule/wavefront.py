@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.place import Homes, Row, choices, side_by_side
+from rammer.schedule.place import Row, WeightAffinity, choices, side_by_side
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
 
 
@@ -28,11 +28,11 @@ class Wavefront:
         """Predicts one launch a wave plus the time of the fullest vEU in each."""
         chosen: dict[str, RKernel] = {}
         rows: list[Row] = [[] for _ in range(device.veus)]
-        levels, seconds, homes = graph.levels(), 0.0, Homes(graph.shared_static())
+        levels, seconds, affinity = graph.levels(), 0.0, WeightAffinity(graph.shared_static())
         for level in levels:
             options = choices(graph, level, device)[: 1 + self.lean]
             best = min(options, key=lambda kernels: side_by_side(kernels, {}, device))
-            seconds += side_by_side(best, {}, device, rows, homes)
+            seconds += side_by_side(best, {}, device, rows, affinity)
             chosen |= {k.operator.name: k for k in best}
         stages = tuple(map(tuple, levels))
         return Schedule(tuple(chosen[n] for n in graph.names), stages, rows_of(rows), False, seconds)

@@ -45,10 +45,11 @@ WINDOWS: Final[tuple[Decision, ...]] = (
         ("MaxPool",),
         "windows over padding alone",
         uses.padding_alone,
-        ("reference",),
+        ("reference", "onnxruntime"),
         "'The output of each pooling window is maximum number of elements exclude pad', and of no elements the maximum is, as "
         "ReduceMax has it, 'minus infinity (if supported by the datatype) or the minimum value of the data type otherwise'. The "
-        "reference gives NaN.",
+        "reference gives NaN, ONNX Runtime the least finite number, which less itself is 0 where infinity's difference is NaN, "
+        "and for 'the indices of the selected values' what lies in its memory.",
     ),
     Decision(
         ("GridSample",),
@@ -106,6 +107,14 @@ WINDOWS: Final[tuple[Decision, ...]] = (
         "reference seeks neighbours of x_original + padding, whose rounding is another one, and weighs them for x_original.",
     ),
     Decision(
+        ("Resize",),
+        "symmetric coordinates whose terms cancel to where the nearest element changes",
+        uses.cancelling,
+        ("reference",),
+        "'x_ori = offset + (x_resized + 0.5) / scale - 0.5': by 1/6 + 1/3 - 1/2 that is 0, and ceil 0, as ONNX Runtime has it. "
+        "The reference is left with 1e-17, and takes element 1.",
+    ),
+    Decision(
         ("LpPool",),
         "pads",
         lambda use: any(use.attr("pads") or ()),
@@ -155,14 +164,6 @@ WINDOWS: Final[tuple[Decision, ...]] = (
         ("reference",),
         "exclude_outside: 'If set to 1, the weight of sampling locations outside the tensor will be set to 0 and the weight "
         "will be renormalized so that their sum is 1.0'.",
-    ),
-    Decision(
-        ("MaxPool",),
-        "the index of the largest of nothing but padding",
-        lambda use: any(use.wanted[1:]) and uses.padding_alone(use),
-        ("onnxruntime",),
-        "Indices: 'The values in indices of are the indices of the selected values during pooling', and nothing was selected. "
-        "Ours name an element outside; ONNX Runtime gives what lies in its memory.",
     ),
     Decision(
         ("Pad",),

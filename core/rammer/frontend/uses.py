@@ -128,6 +128,25 @@ def beside_pixels(use: Use) -> bool:
     return False
 
 
+def cancelling(use: Use) -> bool:
+    """Whether the terms of a symmetric coordinate cancel to where the nearest element changes."""
+    if (use.attr("coordinate_transformation_mode"), use.attr("mode", "nearest")) != ("half_pixel_symmetric", "nearest"):
+        return False
+    between = 0.0 if use.attr("nearest_mode") in ("floor", "ceil") else 0.5
+    given = use.value(2) if use.shape(2) not in ((), (0,)) else use.value(3)
+    if given is None:
+        return False
+    extents = [use.shape()[d] for d in use.attr("axes") or range(len(use.shape()))]
+    for source, by in ((n, float(m)) for n, m in zip(extents, given, strict=False) if n):
+        scale = by if given.dtype.kind == "f" else by / source
+        out = int(np.floor(source * scale + 1e-9))
+        if 0 < out < MAX_TABLE:
+            x = Resampling(source, out, scale).coordinates("half_pixel_symmetric") - between
+            if scale != 1 and bool((np.abs(x - np.rint(x)) < 1e-6).any()):
+                return True
+    return False
+
+
 def backwards(use: Use) -> bool:
     """Whether a Slice may go backwards from before the front."""
     starts, steps = use.value(1), use.value(4)

@@ -24,10 +24,10 @@ demo: .venv/demo
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: check
-	$(PYTEST) -m "not large and not cuda" tests
+	$(PYTEST) -m "not large and not cuda"
 
 test-all: check
-	$(PYTEST) -m "not cuda" tests
+	$(PYTEST) -m "not cuda"
 
 # The searches that `make test` only samples, in about 4 minutes: random graphs, damaged files, every kernel of sampled operators.
 # The same cases every time; SEED=N draws others. Ends at the first search that finds something; what it found is in $(FOUND).

@@ -31,18 +31,23 @@ PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.m
 #: A page for each kernel family of cuda, in its folder.
 FAMILY_PAGES = tuple(sorted(str(p.relative_to(ROOT)) for p in (ROOT / "plugins/cuda/rammer_cuda").glob("*/README.md")))
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES, *FAMILY_PAGES)
+PLUGINS = sorted(p.name for p in (ROOT / "plugins").iterdir() if (p / "pyproject.toml").exists())
 #: From where documents name files.
 ROOTS = (
     ROOT,
     ROOT / "core",
     ROOT / "core/rammer",
-    *sorted((ROOT / "plugins").iterdir()),
+    *(ROOT / "plugins" / n for n in PLUGINS),
     ROOT / "docs",
     ROOT / "benchmarks",
     ROOT / "plugins/cuda/rammer_cuda",
     ROOT / "core/rammer/plugin-template",
     ROOT / "tests/c_plugin",
 )
+#: All code but the tests of plugins.
+SOURCES = [
+    p for root in ("core/rammer", *(f"plugins/{n}/rammer_{n}" for n in PLUGINS)) for p in sorted((ROOT / root).rglob("*.py"))
+]
 #: Where every stage, variable and exit code is explained.
 COMMANDS_PAGE = "docs/commands.md"
 #: Beyond this the README is no first page any more.
@@ -75,7 +80,7 @@ def test_the_readme_is_a_first_page() -> None:
 
 def test_every_variable_stage_and_exit_code_is_explained() -> None:
     text = (ROOT / COMMANDS_PAGE).read_text()
-    sources = "".join(p.read_text() for folder in ("core", "plugins") for p in (ROOT / folder).rglob("*.py"))
+    sources = "".join(p.read_text() for p in SOURCES)
     assert set(re.findall(r"RAMMER_[A-Z]+", sources)) == set(re.findall(r"RAMMER_[A-Z]+", text))
     for name in STAGES:
         assert f"`{name}`" in text, f"{COMMANDS_PAGE} does not name stage {name}"
@@ -180,8 +185,7 @@ def _said(node: ast.AST) -> str:
 
 def test_messages_on_the_troubleshooting_page_are_the_programs() -> None:
     """Every message there is one that the sources can print, or its beginning."""
-    sources = [p for folder in ("core", "plugins") for p in (ROOT / folder).rglob("*.py")]
-    known = {_said(n) for p in sources for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, ast.Constant | ast.JoinedStr)}
+    known = {_said(n) for p in SOURCES for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, ast.Constant | ast.JoinedStr)}
     known |= {f"needs {name}" for name in known}  # MissingDependency says so
     plain = (re.sub(r"\s+", " ", text).removeprefix("rammer: warning: ") for text in known)
     said = {re.sub(r"%\.?\d*[sdf]", "...", text) for text in plain}

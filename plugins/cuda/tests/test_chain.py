@@ -18,11 +18,11 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
-from cuda_choices import WARPGROUPS, choices
 from products import CASES, conv
 
 from rammer.codegen.task import Unsuited
 
+from .cuda_choices import WARPGROUPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.chain.kernel import CHAIN
 from rammer_cuda.chain.recognise import chain_of

@@ -11,17 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cuda_choices import WARPGROUPS, WARPS, choices, others
-from host_wgmma import race_of_warpgroups
 from products import CASES as PRODUCTS
 from products import PROLOGUES
-from test_cuda_attention import CASES as ATTENTIONS
-from test_cuda_attention import SMALL, blocks
-from test_cuda_families import CASES as FAMILIES
-from test_cuda_families import ROWS, VECTORS
-from test_cuda_prologue import backend_of, ffma_on_host
-from test_cuda_single import ALL, TF32, alone, backend, given, kinds
-from warps import race_of_warps
 
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceUnavailable
@@ -29,6 +20,15 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import dense
 from rammer.ir.types import TensorType
 
+from .cuda_choices import WARPGROUPS, WARPS, choices, others
+from .host_wgmma import race_of_warpgroups
+from .test_attention import CASES as ATTENTIONS
+from .test_attention import SMALL, blocks
+from .test_families import CASES as FAMILIES
+from .test_families import ROWS, VECTORS
+from .test_prologue import backend_of, ffma_on_host
+from .test_single import ALL, TF32, alone, backend, given, kinds
+from .warps import race_of_warps
 from rammer_cuda.attention.kernel import attention
 from rammer_cuda.emulator.launch import COMPILER, HostArgument, find_race, host_arguments
 from rammer_cuda.rows.gemv import matvec_of, strips_of

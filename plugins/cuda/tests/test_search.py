@@ -12,12 +12,11 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from cuda_on_host import HostSearch, on_host, problem_of, run_cases
-
 from rammer.ir.operator import ROperator
 from rammer.testing.cases import Case, Sampler
 from rammer.testing.single import Trial, subjects, trial_of
 
+from .cuda_on_host import HostSearch, on_host, problem_of, run_cases
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel

@@ -24,9 +24,8 @@ from rammer_cuda.emulator.launch import COMPILER, host_arguments, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
-from cuda_choices import WARPGROUPS, WARPS, choices
-from host_wgmma import run_warpgroups
-
+from .cuda_choices import WARPGROUPS, WARPS, choices
+from .host_wgmma import run_warpgroups
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.device import source
 from rammer_cuda.families import FAMILIES

@@ -10,12 +10,11 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from cuda_on_host import HostSearch, problem_of
-
 from rammer.ir.operator import ROperator
 from rammer.testing.cases import Case
 from rammer.testing.single import Subject, subjects, trial_of
 
+from .cuda_on_host import HostSearch, problem_of
 from rammer_cuda.contraction.choose import PRODUCTS
 from rammer_cuda.emulator.launch import COMPILER
 from rammer_cuda.kernels.task import TaskKernel

@@ -14,9 +14,6 @@ pytest.importorskip("cuda.bindings")
 
 from families import CASES as OTHERS
 from products import CASES as PRODUCTS
-from test_cuda_attention import CASES as ATTENTIONS
-from test_cuda_chain import CHAINS, mlp
-from test_cuda_single import HALVES
 
 from rammer.codegen.task import Unsuited
 from rammer.compiled.options import CompileOptions
@@ -29,6 +26,9 @@ from rammer.ir.program import Port, RProgram, dense
 from rammer.profile.store import KernelStore
 from rammer.testing.selftest import tiny_graph
 
+from .test_attention import CASES as ATTENTIONS
+from .test_chain import CHAINS, mlp
+from .test_single import HALVES
 from rammer_cuda import backend as module
 from rammer_cuda import families, source
 from rammer_cuda.backend import CudaBackend, open_backend

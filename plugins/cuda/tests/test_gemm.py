@@ -13,11 +13,10 @@ from rammer.ir.evaluate import evaluate
 
 pytest.importorskip("cuda.bindings")
 
-from cuda_choices import WARPS, choices
-
 from rammer.codegen.contraction import product_of, roles_of
 from rammer.codegen.task import Unsuited
 
+from .cuda_choices import WARPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.contraction.depth import depth_of
 from rammer_cuda.contraction.packing import pack

@@ -15,11 +15,10 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
-from cuda_choices import WARPS, choices
-
 from rammer.codegen.contraction import product_of
 from rammer.codegen.task import Unsuited
 
+from .cuda_choices import WARPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.cell.recognise import cell_candidates
 from rammer_cuda.contraction.instruction import MMA_F16

@@ -8,9 +8,7 @@ import re
 from dataclasses import replace
 from random import Random
 
-import host_wgmma
 import numpy as np
-from warps import WARPS
 
 from rammer.device.manifest import OpenOptions
 from rammer.ir.operator import ROperator
@@ -18,6 +16,8 @@ from rammer.testing.cases import Case, pick_of
 from rammer.testing.search import Search
 from rammer.testing.single import Subject, Trial, images, judge, placed, subjects, trial_of
 
+from . import host_wgmma
+from .warps import WARPS
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.emulator.launch import host_arguments, launch_on_host
 from rammer_cuda.kernels.task import TaskKernel

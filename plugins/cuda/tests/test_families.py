@@ -19,7 +19,6 @@ from rammer_cuda.emulator.launch import COMPILER, host_arguments, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
-from cuda_choices import OTHERS, choices, others
 from families import (
     CASES,
     HALVES,
@@ -35,6 +34,7 @@ from families import (
     softmax,
 )
 
+from .cuda_choices import OTHERS, choices, others
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.family import Family
 from rammer_cuda.kernels.frame import VECTOR

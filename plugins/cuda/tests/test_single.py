@@ -15,14 +15,14 @@ from rammer.ir.types import TensorType
 
 pytest.importorskip("cuda.bindings")
 
-from cuda_choices import WARPGROUPS, choices
 from families import operator as from_text
-from host_wgmma import run_warpgroups
 from products import CASES, conv, matmul
 
 from rammer.codegen.contraction import product_of
 from rammer.codegen.task import Unsuited
 
+from .cuda_choices import WARPGROUPS, choices
+from .host_wgmma import run_warpgroups
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.contraction.kernel import Contraction, contraction

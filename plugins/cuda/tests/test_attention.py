@@ -19,10 +19,9 @@ from rammer_cuda.emulator.launch import COMPILER
 
 pytest.importorskip("cuda.bindings")
 
-from warps import random_values, run_warps
-
 from rammer.codegen.task import Unsuited
 
+from .warps import random_values, run_warps
 from rammer_cuda.attention.cost import attention_candidates
 from rammer_cuda.attention.kernel import attention
 from rammer_cuda.attention.recognise import attention_of, tiled

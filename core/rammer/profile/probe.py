@@ -1,17 +1,24 @@
-"""Programs for measuring: one operator, some of its tasks, on random data."""
+"""Programs for measuring: one operator, some of its tasks, on random data; and what a task takes by a device's own clock."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.device.manifest import ALIGNED_ELEMENTS, Binding
+from rammer.device.manifest import ALIGNED_ELEMENTS, Binding, Loaded
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
+from rammer.ir.types import TensorType, is_float
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Seconds that one timed run should take at least, so that what starting it takes is about 1%; how often it runs; and most
+#: tasks of a row.
+SPAN, REPEATS, LONGEST_ROW = 5e-4, 8, 20_000
 
 
 def own_buffer(storage: Storage, buffer: str) -> tuple[Storage, int]:
@@ -22,21 +29,29 @@ def own_buffer(storage: Storage, buffer: str) -> tuple[Storage, int]:
     return replace(storage, buffer=buffer, offset=storage.offset - start), max(high - start, 1)
 
 
-def probe_program(operator: ROperator, binding: Binding, veus: int) -> tuple[RProgram, dict[str, Array]]:
-    """The first ``veus`` tasks of ``operator``, one a row; its outside tensors are inputs with the strides of
-    ``binding``, its results outputs. There are no constants: every operand is an input."""
-    storages: list[Storage] = []
-    buffers: list[Buffer] = []
-    inputs: list[Port] = []
-    outputs: list[Port] = []
+def probe_program(
+    operator: ROperator, binding: Binding, rows: int, veus: int = 0, length: int = 1
+) -> tuple[RProgram, dict[str, Array]]:
+    """A program of ``operator`` alone: ``length`` tasks on each of ``rows`` vEUs, different ones as far as there are, and none on
+    the others of ``veus``.
+
+    Its tensors have the strides and the alignment of ``binding``. What is constant there is constant here, with the random
+    values that are returned, so that kernels pack it as they will in the model; its results are outputs, the rest inputs.
+    """
+    rng, constants = np.random.default_rng(), dict[str, Array]()
+    storages, buffers, inputs, outputs = list[Storage](), list[Buffer](), list[Port](), list[Port]()
     for name in (*operator.inputs, *operator.outputs):
         moved, size = own_buffer(binding.storages[name], f"b_{name}")
-        written = name in operator.outputs
         storages.append(moved)
-        kind: BufferKind = "output" if written else "input"
+        kind: BufferKind = "output" if name in operator.outputs else "constant" if name in binding.constants else "input"
         buffers.append(Buffer(moved.buffer, binding.types[name].dtype, size, kind))
-        (outputs if written else inputs).append(Port(name, name))
-    rows = tuple((Task(operator.name, i),) for i in range(min(veus, operator.task_count)))
+        if kind == "constant":
+            constants[name] = random_values(binding.types[name], rng)
+        else:
+            (outputs if kind == "output" else inputs).append(Port(name, name))
+    count = operator.task_count
+    tasks = range(length if count else 0)
+    table = [tuple([Task(operator.name, (row + i * rows) % count) for i in tasks]) for row in range(rows)]
     program = RProgram(
         "probe",
         "probe",
@@ -46,7 +61,49 @@ def probe_program(operator: ROperator, binding: Binding, veus: int) -> tuple[RPr
         tuple(storages),
         (operator,),
         (),
-        rows,
+        (*table, *[()] * (veus - rows)),
         precision=binding.precision,
     )
-    return program, {}
+    return program, constants
+
+
+def task_times(
+    load: Callable[[RProgram, Mapping[str, Array]], Loaded], operator: ROperator, binding: Binding, veus: int
+) -> tuple[float, float]:
+    """Seconds of one task alone on a vEU, and with all ``veus`` running one, by the clock of what a backend's ``load`` gives:
+    the ``task_time`` of a device that has a clock."""
+    return _task_seconds(load, operator, binding, 1, veus), _task_seconds(load, operator, binding, veus, veus)
+
+
+def _task_seconds(
+    load: Callable[[RProgram, Mapping[str, Array]], Loaded], operator: ROperator, binding: Binding, rows: int, veus: int
+) -> float:
+    """Of all tasks dealt to ``rows`` rows; of longer rows where those are too short for a clock."""
+    tasks = max(1, -(-operator.task_count // rows))
+    once = _timed(load, *probe_program(operator, binding, rows, veus, tasks)) / tasks
+    if once * tasks >= SPAN:
+        return once
+    longer = min(max(math.ceil(SPAN / max(once, 1e-9)), tasks), LONGEST_ROW)
+    return _timed(load, *probe_program(operator, binding, rows, veus, longer)) / longer
+
+
+def _timed(load: Callable[[RProgram, Mapping[str, Array]], Loaded], program: RProgram, constants: Mapping[str, Array]) -> float:
+    """Seconds of a run, the best of a few."""
+    loaded = load(program, constants)
+    try:
+        inputs = random_inputs(program, np.random.default_rng())
+        return min(loaded.run(inputs).seconds for _ in range(REPEATS))
+    finally:
+        loaded.close()
+
+
+def random_inputs(program: RProgram, rng: np.random.Generator) -> dict[str, Array]:
+    """An array for every input, by ONNX name (see ``random_values``)."""
+    return {p.external: random_values(program.types[p.tensor], rng) for p in program.inputs}
+
+
+def random_values(kind: TensorType, rng: np.random.Generator) -> Array:
+    """Floats N(0,1), all else 0, which is a legal index into any axis."""
+    if is_float(kind.dtype):
+        return rng.standard_normal(kind.shape, np.float32).astype(kind.dtype)
+    return np.zeros(kind.shape, kind.dtype)

@@ -5,6 +5,7 @@ The C-family devices have their own; this is for simulators, for plugin authors'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -17,9 +18,11 @@ from rammer.ir.compute import Axis, Box, Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
-from rammer.ir.program import RProgram, Storage
-from rammer.ir.types import TensorType, is_float
+from rammer.ir.program import Buffer, RProgram, Storage
+from rammer.ir.types import TensorType
 from rammer.plan.room import room
+from rammer.profile.probe import random_inputs as random_inputs  # where plugins look for them
+from rammer.profile.probe import random_values as random_values
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -79,6 +82,20 @@ def view(flat: Array, storage: Storage) -> Array:
     return as_strided(flat[storage.offset :], storage.shape, strides)
 
 
+def fills(storage: Storage, buffer: Buffer) -> bool:
+    """Whether the elements of a tensor are all of its buffer, in order."""
+    return storage.offset == 0 and storage.row_major and math.prod(storage.shape) == buffer.size
+
+
+def image(storage: Storage, buffer: Buffer, values: Array) -> Array:
+    """The flat contents of a tensor's buffer: ``values`` themselves where they fill it, else 0 between its elements."""
+    if fills(storage, buffer):
+        return np.ascontiguousarray(values, buffer.dtype).reshape(-1)
+    flat = np.zeros(buffer.size, buffer.dtype)
+    view(flat, storage)[...] = values
+    return flat
+
+
 def evaluate_task(operator: ROperator, index: int, tensors: Mapping[str, Array]) -> dict[str, tuple[Box, Array]]:
     """Box and values of every output of one task, from whole ``tensors``; interior values stay in the task."""
     outside = {n: TensorType(str(tensors[n].dtype), tensors[n].shape) for n in operator.inputs}
@@ -113,15 +130,3 @@ def _from_tiles(body: Expr, origins: Mapping[str, tuple[int, ...]]) -> Expr:
         return None
 
     return ex.transform(body, rule)
-
-
-def random_inputs(program: RProgram, rng: np.random.Generator) -> dict[str, Array]:
-    """An array for every input, by ONNX name (see ``random_values``)."""
-    return {p.external: random_values(program.types[p.tensor], rng) for p in program.inputs}
-
-
-def random_values(kind: TensorType, rng: np.random.Generator) -> Array:
-    """Floats N(0,1), all else 0, which is a legal index into any axis."""
-    if is_float(kind.dtype):
-        return rng.standard_normal(kind.shape, np.float32).astype(kind.dtype)
-    return np.zeros(kind.shape, kind.dtype)

@@ -9,10 +9,8 @@ import numpy as np
 
 from rammer.device.manifest import Array, Binding, Loaded
 from rammer.ir.operator import Resources, RKernel, ROperator
-from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
-from rammer.ir.types import row_major
-from rammer.profile.probe import own_buffer
-from rammer.runtime.host_memory import random_inputs
+from rammer.ir.program import RProgram
+from rammer.profile.probe import probe_program, random_inputs
 
 from rammer_cuda.compile import compile_all
 from rammer_cuda.gpu import Gpu
@@ -95,34 +93,5 @@ class CudaProfiler:
 
 
 def whole_program(operator: ROperator, binding: Binding) -> tuple[RProgram, dict[str, Array]]:
-    """All tasks of ``operator``, one a row, with random constants where ``binding`` knows constants, so that kernels pack
-    them as they will in the model; its other outside tensors are inputs with the strides of ``binding``."""
-    rng, constants = np.random.default_rng(), dict[str, Array]()
-    storages: list[Storage] = []
-    buffers: list[Buffer] = []
-    inputs: list[Port] = []
-    outputs: list[Port] = []
-    for name in (*operator.inputs, *operator.outputs):
-        storage, kind = binding.storages[name], binding.types[name]
-        moved, size = own_buffer(storage, f"b_{name}")
-        storages.append(moved)
-        use: BufferKind = "output" if name in operator.outputs else "input"
-        if name in binding.constants and storage.strides == row_major(kind.shape) and kind.dtype in ("float32", "float16"):
-            use, constants[name] = "constant", rng.standard_normal(kind.shape, dtype=np.float32).astype(kind.dtype)
-        buffers.append(Buffer(f"b_{name}", kind.dtype, size, use))
-        if use != "constant":
-            (outputs if use == "output" else inputs).append(Port(name, name))
-    rows = tuple((Task(operator.name, i),) for i in range(operator.task_count))
-    program = RProgram(
-        "probe",
-        "probe",
-        tuple(inputs),
-        tuple(outputs),
-        tuple(buffers),
-        tuple(storages),
-        (operator,),
-        (),
-        rows,
-        precision=binding.precision,
-    )
-    return program, constants
+    """All tasks of ``operator``, one a row, and random constants."""
+    return probe_program(operator, binding, operator.task_count)

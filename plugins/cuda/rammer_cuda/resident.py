@@ -16,8 +16,8 @@ from rammer.codegen.task import Argument
 from rammer.device.manifest import Array
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
-from rammer.ir.types import itemsize, row_major
-from rammer.runtime.host_memory import view
+from rammer.ir.types import itemsize
+from rammer.runtime.host_memory import image, view
 
 from rammer_cuda.compile import compile_all, compile_cubin
 from rammer_cuda.driver import check, driver
@@ -66,7 +66,7 @@ class Resident:
     def _allocate(self, constants: Mapping[str, Array], read: Collection[str] | None) -> dict[str, Any]:
         """Buffer name -> device bytes: one arena, one allocation for each other buffer."""
         cp, program = self.cp, self.program
-        values = {program.storage[n].buffer: v for n, v in constants.items()}
+        values = {program.storage[n].buffer: n for n in constants}
         kept = [b for b in program.buffers if b.kind != "constant" or read is None or b.name in read]
         need = program.arena_bytes + sum(b.nbytes for b in kept if b.kind != "arena")
         free = int(cp.cuda.runtime.memGetInfo()[0])
@@ -82,7 +82,7 @@ class Resident:
                 if b.kind == "arena":
                     result[b.name] = arena[b.offset : b.offset + b.nbytes]
                 elif b.name in values:
-                    flat = np.ascontiguousarray(values[b.name]).reshape(-1).view(np.uint8)
+                    flat = self._image(values[b.name], constants[values[b.name]])
                     result[b.name] = cp.asarray(flat) if flat.size else cp.zeros(1, cp.uint8)
                 else:
                     result[b.name] = self._unset(b.nbytes)
@@ -175,12 +175,7 @@ class Resident:
     def _image(self, tensor: str, values: Array) -> Array:
         """The bytes of a tensor's buffer, zero where a strided tensor has no element."""
         storage = self.program.storage[tensor]
-        buffer = self.program.buffer[storage.buffer]
-        if storage.offset or storage.strides != row_major(storage.shape):
-            image = np.zeros(buffer.size, buffer.dtype)
-            view(image, storage)[...] = values
-            return image.view(np.uint8)
-        return np.ascontiguousarray(values, buffer.dtype).reshape(-1).view(np.uint8)
+        return image(storage, self.program.buffer[storage.buffer], values).view(np.uint8)
 
     def copy_out(self) -> dict[str, Array]:
         """The program's outputs by ONNX name, when everything queued so far is done."""

@@ -10,13 +10,13 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.errors import DeviceFailure
 from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram, Task, waves
 from rammer.ir.types import itemsize
+from rammer.runtime.host_memory import fills, view
 
 from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
@@ -321,15 +321,13 @@ class OpenClProgram:
         buffer = self.program.buffer[storage.buffer]
         if not buffer.nbytes:
             return
-        dtype = np.dtype(buffer.dtype)
-        if storage.offset == 0 and values.size == buffer.size and storage.row_major:
-            dense = np.ascontiguousarray(values, dtype)
+        if fills(storage, buffer):
+            dense = np.ascontiguousarray(values, buffer.dtype)
             self._copy(dense, self.memory.buffers[storage.buffer], blocking or dense is not values)
             return
-        image = np.zeros(buffer.size, dtype)
-        opencl().enqueue_copy(self.queue, image, self.buffer, src_offset=self.memory.buffers[storage.buffer])
-        _view(image, storage.offset, storage.shape, storage.strides)[...] = values
-        self._copy(image, self.memory.buffers[storage.buffer])
+        flat = self._flat(storage.buffer)
+        view(flat, storage)[...] = values
+        self._copy(flat, self.memory.buffers[storage.buffer])
 
     def _copy(self, values: Array, address: int, blocking: bool = True) -> None:
         if values.nbytes:
@@ -338,11 +336,15 @@ class OpenClProgram:
     def read(self, tensor: str) -> Array:
         """A copy of a tensor after the runs queued so far."""
         storage = self.program.storage[tensor]
-        buffer = self.program.buffer[storage.buffer]
-        image = np.empty(buffer.size, np.dtype(buffer.dtype))
+        return np.ascontiguousarray(view(self._flat(storage.buffer), storage)).reshape(storage.shape)
+
+    def _flat(self, name: str) -> Array:
+        """What is in a buffer after the runs queued so far."""
+        buffer = self.program.buffer[name]
+        flat = np.empty(buffer.size, buffer.dtype)
         if buffer.nbytes:
-            opencl().enqueue_copy(self.queue, image, self.buffer, src_offset=self.memory.buffers[storage.buffer])
-        return np.ascontiguousarray(_view(image, storage.offset, storage.shape, storage.strides)).reshape(storage.shape)
+            opencl().enqueue_copy(self.queue, flat, self.buffer, src_offset=self.memory.buffers[name])
+        return flat
 
     def close(self) -> None:
         """Free the device memory, when what was queued is done."""
@@ -351,10 +353,3 @@ class OpenClProgram:
         for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
             buffer.release()
         self.launches.clear()
-
-
-def _view(image: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """The elements of a storage inside a flat image of its buffer."""
-    if 0 in shape:
-        return np.empty(shape, image.dtype)
-    return as_strided(image[offset:], shape, tuple(s * image.itemsize for s in strides))

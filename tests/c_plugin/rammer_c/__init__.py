@@ -32,9 +32,9 @@ from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDep
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import Counter, RProgram
-from rammer.profile.probe import probe_program
+from rammer.profile.probe import random_inputs, task_times
 from rammer.runtime.host_bound import HostBound
-from rammer.runtime.host_memory import HostMemory, random_inputs
+from rammer.runtime.host_memory import HostMemory
 from rammer.schedule.fold import fold
 from rammer.tile.search import candidates
 from rammer.tile.traffic import task_cost
@@ -188,8 +188,7 @@ class CProfiler:
         self.backend = backend
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        alone, crowded = (probe_program(kernel.operator, binding, veus)[0] for veus in (1, VEUS))
-        return self.program_time(alone, {}, 9), self.program_time(crowded, {}, 9)
+        return task_times(self.backend.load, kernel.operator, binding, VEUS)
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         return kernel.resources

@@ -22,9 +22,9 @@ from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import RProgram, waves
-from rammer.profile.probe import probe_program
+from rammer.profile.probe import random_inputs, task_times
 from rammer.runtime.host_bound import HostBound
-from rammer.runtime.host_memory import HostMemory, random_inputs
+from rammer.runtime.host_memory import HostMemory
 from rammer.tile.search import candidates
 from rammer.tile.traffic import task_cost
 
@@ -89,8 +89,7 @@ class ToyProfiler:
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
         """Seconds of one task with one vEU busy, and with all of them busy."""
-        alone, crowded = (probe_program(kernel.operator, binding, veus)[0] for veus in (1, VEUS))
-        return self.program_time(alone, {}, 3), self.program_time(crowded, {}, 3)
+        return task_times(self.backend.load, kernel.operator, binding, VEUS)
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         return kernel.resources

@@ -11,7 +11,7 @@ from onnx import ModelProto, SparseTensorProto, TensorProto, helper, numpy_helpe
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
-from rammer.frontend.reader import read_model
+from rammer.frontend.reader import TARGET_OPSET, read_model
 from rammer.ir.evaluate import run_graph
 
 X = np.arange(-4, 4, dtype=np.float32).reshape(2, 4)
@@ -65,6 +65,9 @@ DENSE = np.array([[0, 3, 0, 0], [0, 0, -1, 0]], np.float32)
 def test_a_sparse_initializer_is_dense_inside(flat: bool, opset: int) -> None:
     model = _sum(opset)
     model.graph.sparse_initializer.append(_sparse(flat))
+    read = read_model(model)
+    assert read.opset == TARGET_OPSET and not read.notes, "ONNX's converter does not see sparse initialisers"
+    assert model.graph.sparse_initializer and not read.proto.graph.sparse_initializer
     np.testing.assert_array_equal(_run(model, x=X), X + DENSE)
 
 
@@ -81,4 +84,13 @@ def test_sparse_indices_outside_the_tensor_are_bad_input() -> None:
     wrong.indices.CopyFrom(numpy_helper.from_array(np.array([1, 8], np.int64), "places"))
     model.graph.sparse_initializer.append(wrong)
     with pytest.raises(BadInput, match="indices outside its shape"):
+        _run(model, x=X)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 21])
+def test_a_constant_of_two_values_is_bad_input(opset: int) -> None:
+    model = _sum(opset)
+    node = helper.make_node("Constant", [], ["w"], sparse_value=_sparse(True), value=numpy_helper.from_array(DENSE, "w"))
+    model.graph.node.insert(0, node)
+    with pytest.raises(BadInput, match="Constant"):
         _run(model, x=X)

@@ -7,7 +7,7 @@ import pytest
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.frontend.lowering import REGISTRY
-from rammer.testing.graphs.case import Case
+from rammer.testing.graphs.case import Call, Case
 from rammer.testing.graphs.draw import Draw, Reject, schema_of
 from rammer.testing.graphs.generate import OPSETS, graph, merged, tidied
 from rammer.testing.graphs.operators import DESCRIBED, LEFT_OUT
@@ -57,6 +57,13 @@ def test_a_case_survives_its_text_and_its_batch() -> None:
             assert kept.dtype == array.dtype and np.array_equal(kept, array, equal_nan=array.dtype.kind == "f")
     assert len(merged(cases).nodes) == sum(len(c.nodes) for c in cases)
     merged(cases).typed()
+
+
+def test_what_nothing_computes_is_refused_before_onnx_looks() -> None:
+    """Its inference of EyeLike ends the process over an operand without a type."""
+    case = Case(20, {}, {}, (Call("EyeLike", ("nowhere",), ("y",), {"dtype": 1}),), ("y",))
+    with pytest.raises(ValueError, match="nothing computes nowhere"):
+        case.typed()
 
 
 def test_the_same_seed_draws_the_same_graph() -> None:

@@ -115,8 +115,6 @@ class _Walk:
         """Make the constants of ``graph`` known."""
         for tensor in graph.initializer:
             self.constant(tensor.name, numpy_helper.to_array(tensor), scope)
-        for sparse in graph.sparse_initializer:
-            self.constant(sparse.values.name, nd.dense(sparse), scope)
 
     def constant(self, onnx_name: str, value: np.ndarray, scope: _Scope) -> None:
         """Bind ``onnx_name`` to a known value."""
@@ -218,10 +216,6 @@ class _Walk:
             return False
         if any(a.HasField("g") for a in proto.attribute):
             return False
-        stored = next((a.sparse_tensor for a in proto.attribute if a.HasField("sparse_tensor")), None)
-        if stored is not None and proto.op_type == "Constant":
-            self.constant(proto.output[0], nd.dense(stored), scope)
-            return True
         try:
             values = evaluate(nd.plain_node(proto, schema.since_version), operands, static)
         except NotImplementedError as reason:

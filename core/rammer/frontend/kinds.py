@@ -53,7 +53,6 @@ def _walk(graph: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int]
     kinds = dict(outer)
     kinds |= {v.name: _kind(v.type) for v in graph.input}
     kinds |= {t.name: _SPELLED.get(t.data_type, "") for t in graph.initializer}
-    kinds |= {t.values.name: _SPELLED.get(t.values.data_type, "") for t in graph.sparse_initializer}
     for node in graph.node:
         domain = "" if node.domain == "ai.onnx" else node.domain
         bound = _bound(node, _formals(node.op_type, opsets[domain], domain, False), kinds)

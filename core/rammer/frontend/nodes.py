@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TypeProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy_helper
 
-from rammer.errors import BadInput
 from rammer.ir.graph import Node
 from rammer.ir.names import quoted, shortened
 from rammer.ir.types import SHORT, TensorType
@@ -100,24 +99,6 @@ def captures(node: Node) -> tuple[str, ...]:
 def bodies(node: Node) -> list[SubGraph]:
     """The sub-graphs of ``node``."""
     return [v for v in node.attributes.values() if isinstance(v, SubGraph)]
-
-
-def dense(sparse: SparseTensorProto) -> np.ndarray:
-    """A sparse tensor with its zeros. BadInput where its indices do not fit its extents."""
-    shape, values = tuple(sparse.dims), numpy_helper.to_array(sparse.values)
-    result = np.zeros(shape, values.dtype)
-    places = numpy_helper.to_array(sparse.indices)
-    try:
-        # Either one row-major position a value, or one index tuple.
-        at = tuple(places.T) if places.ndim == 2 else np.unravel_index(places, shape)
-        if any((a < 0).any() for a in at):
-            raise IndexError("negative")
-        result[at] = values
-    except (ValueError, IndexError) as error:
-        raise BadInput(
-            f"the sparse tensor {sparse.values.name!r} has indices outside its shape {list(shape)}", hint="export the model again"
-        ) from error
-    return result
 
 
 def node_title(proto: NodeProto) -> str:

@@ -14,6 +14,7 @@ from rammer.frontend import external as external_files
 from rammer.frontend.functions import with_defaults
 from rammer.frontend.kinds import check_kinds
 from rammer.frontend.nodes import first_line
+from rammer.frontend.sparse import dense_model
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.frontend.veils import open_extents
 from rammer.ir.port import InputPort
@@ -65,7 +66,7 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
         checks.check_operators(proto)
     for function in proto.functions:
         raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")
-    proto = _ordered(proto)
+    proto = dense_model(_ordered(proto))
     _ports(proto)  # ONNX's converter does not survive an input without a type
     check_kinds(proto)
     proto = open_extents(proto)
@@ -118,7 +119,7 @@ def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], externa
 def _ports(proto: ModelProto) -> tuple[InputPort, ...]:
     """The inputs. Up to IR version 3 every initialiser is listed as one too; it is a constant all the same."""
     graph = proto.graph
-    constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    constants = {t.name for t in graph.initializer}
     return tuple(_port(v) for v in graph.input if v.name not in constants)
 
 

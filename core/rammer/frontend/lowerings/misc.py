@@ -92,7 +92,7 @@ def constant(ctx: Lowering) -> None:
         if value is not None:
             identity(ctx, ctx.constant(np.asarray(value, dtype=ctx.out().dtype)))
             return
-    raise CannotLower("Constant of strings or of a sparse tensor")
+    raise CannotLower("Constant of strings")
 
 
 @lowering("Shape")

@@ -161,6 +161,9 @@ class Case:
 
     def typed(self) -> ModelProto:
         """The plain model with inferred types, checked strictly by ONNX: its exception is the verdict."""
+        made = {*self.inputs, *self.constants, *(o for c in self.nodes for o in c.outputs)}
+        if self.reads - made:  # ONNX's inference asks for the type of some operands, and ends the process where they have none
+            raise ValueError(f"nothing computes {', '.join(sorted(self.reads - made))}")
         inferred = self.inferred(check_type=True, strict_mode=True)
         onnx.checker.check_model(inferred, full_check=True)
         return inferred

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, ModelProto, helper, numpy_helper
 
-from rammer.frontend.nodes import dense
+from rammer.frontend.sparse import dense
 from rammer.testing.cage import forked
 from rammer.testing.graphs.case import Array, Call, Case
 from rammer.testing.graphs.judge import Judge, Setting

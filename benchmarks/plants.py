@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
 Edit: TypeAlias = Callable[[str], str]
@@ -40,12 +40,20 @@ def early(text: str) -> str:
     return text[:waited] + text[waited + len(wait) : loop] + wait + text[loop:]
 
 
+def edited(made: Any, edit: Edit) -> Any:
+    """A rocm function with another text, or a cuda kernel with other statements or, where those do not change, device code."""
+    own = [f.name for f in fields(made)]
+    parts = ["text"] if "text" in own else ["body", "device"]
+    changes = {part: new for part in parts if (new := edit(getattr(made, part))) != getattr(made, part)}
+    return replace(made, **dict(list(changes.items())[:1]))
+
+
 def faulted(honest: Callable[..., Any], edit: Edit) -> Callable[..., Any]:
     """A writer of kernels whose texts are edited, but for those that only make others wait."""
 
     def faulty(*arguments: Any) -> Any:
         made = honest(*arguments)
-        return made if "held_" in arguments[0].name else replace(made, text=edit(made.text))
+        return made if "held_" in arguments[0].name else edited(made, edit)
 
     return faulty
 
@@ -94,9 +102,9 @@ def unstored_product() -> None:
         kernel = families.CELL.kernel(*arguments)
         if any(not c.reduce for c in arguments[0].computes):
             return kernel
-        lines = kernel.text.splitlines(keepends=True)
+        lines = kernel.device.splitlines(keepends=True)
         stores = [i for i, line in enumerate(lines) if re.search(r"^\s*p\d+\[.*\] = ", line)]
-        return replace(kernel, text="".join(line for i, line in enumerate(lines) if i not in stores))
+        return replace(kernel, device="".join(line for i, line in enumerate(lines) if i not in stores))
 
     families._BY_NAME["cell"] = replace(families.CELL, kernel=faulty)
 

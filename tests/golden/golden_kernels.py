@@ -40,7 +40,6 @@ from rammer_cuda.persistent.dataflow import as_planned, plan_words
 from rammer_cuda.persistent.table import make_table
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.source import task_kernel, translation_unit
-from rammer_cuda.trace import traced
 
 LIST = Path(__file__).with_name("cases.txt")
 #: Architectures that every text is compiled for, and the one whose operators and candidates the cases are.
@@ -121,7 +120,7 @@ def written(line: str) -> Written:
     tiled = picked(subject.operator, case.pick)
     kernel = task_kernel(tiled, subject.binding)
     if how == "traced":
-        kernel = traced(kernel)
+        kernel = replace(kernel, traced=True)
         return Written(line, kernel.text, translation_unit([kernel]), kernel.entry, _facts(kernel, subject.binding))
     seconds = _home().kernel(tiled, subject.binding).operator_time(_home().vdevice.veus)
     facts = {**_facts(kernel, subject.binding), "microseconds": digits(seconds)}

@@ -16,7 +16,7 @@ import numpy as np
 
 from rammer_cuda.driver import check, driver
 
-#: The device variable by which a kernel is told, in every module (``source.ORDER``).
+#: The device variable by which a kernel is told, in every module (``device/order.cuh``).
 SWITCH = b"rm_early"
 #: Replays of one measurement and before the first one; kernels tried singly, those with most launches first.
 REPLAYS, WARM, TRIED = 7, 10, 24

@@ -21,6 +21,8 @@ from rammer_cuda.source import Writer
 
 #: Beyond any number of threads, bytes of shared memory and blocks of a cluster.
 LARGEST = 1 << 24
+#: What is kept of a kernel by name: strings, and whole numbers.
+TEXTS, SIZES = ("entry", "device", "body"), ("threads", "shared", "dynamic", "blocks", "resident")
 
 
 def kept_kernels(program: RProgram, binding: Binding, writer: Writer) -> dict[str, TaskKernel]:
@@ -43,14 +45,8 @@ def _record(kernels: Mapping[str, TaskKernel]) -> dict[str, Any]:
         packings = tuple(a.packing and a.packing.key for a in k.arguments)
         number = numbers.setdefault((k.entry, *packings), len(numbers))
         if number == len(distinct):
-            form = {
-                "written": [a.written for a in k.arguments],
-                "threads": k.threads,
-                "shared": k.shared,
-                "dynamic": k.dynamic,
-                "blocks": k.blocks,
-            }
-            distinct.append({"like": name} if any(packings) else {"entry": k.entry, "text": k.text, **form})
+            form = {"written": [a.written for a in k.arguments], **{n: getattr(k, n) for n in (*TEXTS, "parameters", *SIZES)}}
+            distinct.append({"like": name} if any(packings) else form)
         users[name] = number, [a.tensor for a in k.arguments]
     return {"kernels": distinct, "operators": users}
 
@@ -73,7 +69,9 @@ def _kernel(k: Mapping[str, Any], program: RProgram, binding: Binding, writer: W
     if "like" in k:
         return writer.written(program.operator[k["like"]], binding)
     arguments = tuple(Argument("", bool(w)) for w in k["written"])
-    sizes = [k[n] for n in ("threads", "shared", "dynamic", "blocks")]
-    if checked("a kernel", k["entry"]) not in k["text"] or not all(type(n) is int and 0 <= n < LARGEST for n in sizes):
+    sizes, texts = {n: k[n] for n in SIZES}, {n: k[n] for n in TEXTS}
+    whole = all(type(n) is int and 0 <= n < LARGEST for n in sizes.values())
+    if not whole or not all(isinstance(t, str) for t in (*texts.values(), *k["parameters"])):
         raise ValueError(f"not a kernel: {k['entry']}")
-    return TaskKernel(k["entry"], k["text"], arguments, k["threads"], k["shared"], k["dynamic"], k["blocks"])
+    checked("a kernel", k["entry"])
+    return TaskKernel(**texts, parameters=tuple(k["parameters"]), arguments=arguments, **sizes)

@@ -20,17 +20,13 @@ from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import image, view
 
 from rammer_cuda.compile import compile_all, compile_cubin
+from rammer_cuda.device import source
 from rammer_cuda.driver import check, driver
 from rammer_cuda.early import Switches
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.hardware import Unit, cupy
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import translation_unit
-
-POISON = """extern "C" __global__ void rm_poison(int words) {
-  extern __shared__ volatile unsigned memory[];
-  for (int i = threadIdx.x; i < words; i += blockDim.x) memory[i] = 0xffffffffu;
-}"""
 
 
 class Resident:
@@ -218,7 +214,7 @@ class Resident:
                 if b.kind != "constant":
                     self.buffers[b.name].data.memset(0xFF, self.buffers[b.name].nbytes)
             shared = self.gpu.shared
-            function = self.function(compile_cubin(POISON, self.gpu.architecture).code, "rm_poison", shared)
+            function = self.function(compile_cubin(source("poison"), self.gpu.architecture).code, "rm_poison", shared)
             values = [ctypes.c_int(shared // 4)]
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(values[0]))
             blocks = 2 * self.device.multiprocessors()

@@ -11,27 +11,11 @@ from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.families import family_of
 from rammer_cuda.kernels.task import TaskKernel
 
-#: ``rm_trigger`` lets dependent kernels start, ``rm_after`` waits until those this one depends on have finished and their
-#: results are visible (programmatic dependent launch, from compute capability 9.0 on). Every kernel calls the second.
-#: ``rm_early`` is the switch of ``rammer_cuda.early``.
-ORDER = """
-extern "C" { __constant__ int rm_early = 0; }
-__device__ __forceinline__ void rm_trigger() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ __forceinline__ void rm_after() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  if (rm_early) rm_trigger();
-#endif
-}
-"""
 #: Texts that a writer keeps, of some 10 KB each.
 MOST_KEPT = 2048
 
@@ -107,4 +91,4 @@ def moved(arguments: Iterable[Argument], names: Mapping[str, str]) -> tuple[Argu
 def translation_unit(kernels: Iterable[TaskKernel]) -> str:
     """One source of all distinct kernels, the preamble first."""
     distinct = {k.entry: k.text for k in kernels}
-    return CUDA.preamble + ORDER + "\n".join(distinct[entry] for entry in sorted(distinct))
+    return CUDA.preamble + source("order") + "\n".join(distinct[entry] for entry in sorted(distinct))

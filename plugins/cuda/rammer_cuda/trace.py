@@ -1,9 +1,8 @@
 """Measured traces: the same kernels built once more, each block noting its SM and when it worked.
 
-The text of a kernel does not change. Its preamble is followed by a macro that makes ``rm_after()`` also declare an object
-whose life is the task's: from the end of the wait for earlier kernels to the end of the kernel. So what a kernel does
-before that wait (fetching constants) is not in its time. Kernels call ``rm_after()`` once, outside any loop. The
-persistent kernel has macros at the same places of its walk.
+Of a traced kernel ``rm_after()`` also declares an object whose life is the task's (``device/trace.cuh``): from the end of the
+wait for earlier kernels to the end of the kernel. So what a kernel does before that wait (fetching constants) is not in its
+time. The persistent kernel has macros at the same places of its walk (``device/record.cuh``).
 """
 
 from __future__ import annotations
@@ -27,28 +26,6 @@ from rammer_cuda.persistent.executor import PersistentProgram, Walk
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.resident import Resident
 
-#: End of every kernel's parameter list; a traced kernel has one more.
-PARAMETERS = "const int *order, int first)"
-#: ``%globaltimer`` counts nanoseconds, the same for all SMs. The last warp to end gives the block's end.
-TRACING = """
-struct RmRecord { unsigned long long start, end, sm; };
-__device__ __forceinline__ unsigned long long rm_now() {
-  unsigned long long t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t) :: "memory"); return t;
-}
-struct RmSpan {
-  RmRecord *record;
-  __device__ __forceinline__ RmSpan(RmRecord *records) : record(records + blockIdx.x) {
-    if (threadIdx.x == 0) {
-      unsigned sm; asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
-      record->start = rm_now(); record->sm = sm;
-    }
-  }
-  __device__ __forceinline__ ~RmSpan() {
-    if (threadIdx.x % 32 == 0) atomicMax(&record->end, rm_now());
-  }
-};
-#define rm_after() rm_after(); const RmSpan rm_span(rm_records)
-"""
 #: Words of 8 bytes of one RmRecord.
 WORDS = 3
 #: Replays of one trace: the one that took the median time is reported.
@@ -67,17 +44,10 @@ class Trace:
     plain: float
 
 
-def traced(kernel: TaskKernel) -> TaskKernel:
-    """The kernel that also writes records."""
-    if kernel.text.count(PARAMETERS) != 1:
-        raise DeviceFailure(f"kernel {kernel.entry} does not end its parameters as traced kernels must: {PARAMETERS}")
-    return replace(kernel, text=TRACING + kernel.text.replace(PARAMETERS, f"{PARAMETERS[:-1]}, RmRecord *rm_records)"))
-
-
 def trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
     """Run the program on ``inputs`` with traced kernels and read the records back."""
     resident, recipe = loaded.resident, loaded.recipe
-    kernels = {name: traced(k) for name, k in recipe.kernels.items()}
+    kernels = {name: replace(k, traced=True) for name, k in recipe.kernels.items()}
     counts = [len(launch.tasks) * kernels[launch.operator].blocks for launch in recipe.plan]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(int)
     with resident.device:

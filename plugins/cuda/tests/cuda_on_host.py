@@ -5,6 +5,7 @@ and in what a kernel may read only after it has waited for the kernels before it
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -70,6 +71,14 @@ template <bool ROUND> static unsigned rm_tf32(float x) {
 }
 static void rm_words4(unsigned (&r)[4], const float *at) { rm_blocks4<false>(r, (const unsigned short *)at); }
 """
+
+
+def planted(kernel: TaskKernel, edit: Callable[[str], str]) -> TaskKernel:
+    """The kernel with a fault: in its statements, or else in what stands before them."""
+    body = edit(kernel.body)
+    made = replace(kernel, body=body) if body != kernel.body else replace(kernel, device=edit(kernel.device))
+    assert made != kernel
+    return made
 
 
 def on_host(kernel: TaskKernel) -> str:

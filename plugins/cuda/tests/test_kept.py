@@ -144,7 +144,8 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
     for what, changes in {
         "kernels": (
             ('"entry": "', '"entry": "evil();'),
-            ('"entry": "', '"entry": "other'),
+            ('"body": "', '"body": 1, "text": "'),
+            ('"parameters": ["', '"parameters": [1, "'),
             ('"threads": ', '"threads": 9999999'),
             ('"written": [false', '"written": [true'),
             ('"operators": {', '"operator": {'),

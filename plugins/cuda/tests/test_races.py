@@ -7,7 +7,6 @@ them did: mbarriers and named barriers order those who arrive before those who w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from rammer.ir.program import dense
 from rammer.ir.types import TensorType
 
 from .cuda_choices import WARPGROUPS, WARPS, choices, others
+from .cuda_on_host import planted
 from .host_wgmma import race_of_warpgroups
 from .test_attention import CASES as ATTENTIONS
 from .test_attention import SMALL, blocks
@@ -92,8 +92,7 @@ def without_wait(name: str) -> Callable[[str], str]:
 def test_a_missing_barrier_is_found(edit: Callable[[str], str]) -> None:
     (tiled, *_), binding = wide("float32", "patches")
     kernel = task_kernel(tiled, binding)
-    worse = replace(kernel, text=edit(kernel.text))
-    assert worse.text != kernel.text
+    worse = planted(kernel, edit)
     assert "data race" in race_of_warpgroups(worse, binding, given(tiled, binding), False)
 
 

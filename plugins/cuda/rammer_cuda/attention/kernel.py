@@ -10,7 +10,7 @@ meet, in order: results repeat bit for bit. Expressions, scale and mask included
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rammer.codegen import operations as ops
 from rammer.codegen.contraction import Operand
@@ -119,7 +119,10 @@ class _Attention:
     def __init__(self, found: Attention, block: Block16, binding: Binding) -> None:
         self.a, self.b, self.binding = found, block, binding
         maps = {c.name: c for c in (*found.between, *found.after) if not c.reduce}
-        self.frame = Frame(found.operator, binding, maps, block.threads)
+        shared = block.shared(len(found.reductions))
+        device = source("copies", "mma", "attention_f16" if block.half else "attention_tf32x3")
+        # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
+        self.frame = Frame(found.operator, binding, maps, block.threads, shared=shared, dynamic=shared, device=device, resident=1)
         self.type = "unsigned short" if block.half else "float"
         self.pointer = {a.tensor: f"p{k}" for k, a in enumerate(self.frame.arguments)}
         self.own = found.scores.name
@@ -135,12 +138,7 @@ class _Attention:
             self._reduce(number, c)
         self._hold_before(None)
         self._context()
-        made = self.frame.kernel("t_")
-        dynamic = self.b.shared(len(self.a.reductions))
-        before = source("copies", "mma", "attention_f16" if self.b.half else "attention_tf32x3")
-        # Shared memory leaves room for few blocks: registers need not be saved, let alone spilled, for more of them.
-        text = made.text.replace(f"__launch_bounds__({self.b.threads})", f"__launch_bounds__({self.b.threads}, 1)")
-        return replace(made, text=before + text, shared=dynamic, dynamic=dynamic)
+        return self.frame.kernel("t_")
 
     # --- places and copies ----------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ that it is not there yet, and no counter is waited for. Such a kernel uses the r
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from rammer.ir.program import Storage
 from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_of
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.task import HeldKernel, origins, place_of
+from rammer_cuda.kernels.task import HeldKernel, hash_of, origins, place_of
 
 PREAMBLE = source("cell")
 
@@ -103,42 +102,41 @@ class _CellText:
         maps, unit = self._maps()
         held = self.cell.each * self.cell.share + len(unit.constant)
         hold, step = self._hold(unit), self._step(unit, maps)
-        pointers = [f"p{k}" for k in range(len(self.arguments))]
-        kinds = ["" if a.written else "const " for a in self.arguments]
-        plain = ", ".join(f"{kind}float *{p}" for kind, p in zip(kinds, pointers, strict=True))
-        extra = "".join(f", unsigned *q{k}" for k in range(len(self.words)))
+        parameters = tuple(f"{'' if a.written else 'const '}float *p{k}" for k, a in enumerate(self.arguments))
+        plain, extra = ", ".join(parameters), "".join(f", unsigned *q{k}" for k in range(len(self.words)))
         walk = ", const rm_walk &walk, int order" if self.words else ""
-        body = (
-            f"__device__ __forceinline__ void @NAME@_hold({plain}, float (&w)[{held}], int task) {{\n{hold}}}\n"
-            f"__device__ __forceinline__ bool @NAME@_step({plain}{extra}{walk}, const float (&w)[{held}], float *scratch, "
-            f"int task) {{\n{step}}}\n"
-        )
-        if not self.words:
-            body += self._entry(plain, ", ".join(pointers), held)
-        tables = "".join(unit.tables.values())
-        name = "c_" + hashlib.sha256((tables + PREAMBLE + body).encode()).hexdigest()[:20]
+
+        def device(name: str) -> str:
+            return (
+                f"{PREAMBLE}{''.join(unit.tables.values())}"
+                f"__device__ __forceinline__ void {name}_hold({plain}, float (&w)[{held}], int task) {{\n{hold}}}\n"
+                f"__device__ __forceinline__ bool {name}_step({plain}{extra}{walk}, const float (&w)[{held}], float *scratch, "
+                f"int task) {{\n{step}}}\n"
+            )
+
+        name = "c_" + hash_of(device(""))
         return HeldKernel(
             f"k_{name}",
-            PREAMBLE + tables + body.replace("@NAME@", name),
+            device(name),
+            parameters,
+            "" if self.words else str(self._body(name, held)),
             tuple(self.arguments),
             THREADS,
             self.shared,
             self.shared,
-            1,
-            name,
-            held,
-            self.words,
+            name=name,
+            held=held,
+            words=self.words,
         )
 
-    def _entry(self, parameters: str, pointers: str, held: int) -> str:
-        """A kernel of one task a block."""
-        return (
-            f'extern "C" __global__ void __launch_bounds__({THREADS}) k_@NAME@({parameters}, const int *order, int first) {{\n'
-            f"  extern __shared__ __align__(16) float scratch[];\n"
-            f"  const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;\n"
-            f"  float w[{held}];\n  @NAME@_hold({pointers}, w, task);\n"
-            f"  rm_after();\n  @NAME@_step({pointers}, w, scratch, task);\n}}\n"
-        )
+    def _body(self, name: str, held: int) -> Text:
+        """One task: constants, the wait for the kernels before, and the rest."""
+        text, pointers = Text(), ", ".join(f"p{k}" for k in range(len(self.arguments)))
+        text.line("extern __shared__ __align__(16) float scratch[];")
+        text.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
+        text.all([f"float w[{held}];", f"{name}_hold({pointers}, w, task);"])
+        text.all(["rm_after();", f"{name}_step({pointers}, w, scratch, task);"])
+        return text
 
     # --- places -----------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ one layer each, by bulk copies that a thread starts as soon as every warp has le
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import replace
 from typing import Final
@@ -139,19 +138,15 @@ class _ChainText:
     def kernel(self) -> TaskKernel:
         """The finished kernel."""
         threads, dynamic = self.groups * THREADS, _bytes(self.c, self.groups, self.stages)
-        self.resident = _resident(self.c, self.groups, self.stages)
         self._origins()
         self._start()
         self._first()
         for number, layer in enumerate(self.c.layers):
             self._layer(number, layer)
-        names = ", ".join(parameter("float", a, k, self.binding) for k, a in enumerate(self.arguments))
-        bounds = f"__launch_bounds__({threads}, {self.resident})"
-        head = f'extern "C" __global__ void {bounds} @NAME@({names}, const int *order, int first)'
-        text = f"{head} {{\n{self.text}}}\n"
+        parameters = tuple(parameter("float", a, k, self.binding) for k, a in enumerate(self.arguments))
         before = preamble([x.padded[1] for x in self.c.layers]) + source("bulk_copy") + "".join(self.tables.values())
-        name = "g_" + hashlib.sha256((before + text).encode()).hexdigest()[:20]
-        return TaskKernel(name, before + text.replace("@NAME@", name), tuple(self.arguments), threads, dynamic, dynamic)
+        shape = threads, dynamic, dynamic, 1, _resident(self.c, self.groups, self.stages)
+        return TaskKernel("", before, parameters, str(self.text), tuple(self.arguments), *shape).named("g_")
 
     def _origins(self) -> None:
         text, o = self.text, self.c.operator
@@ -258,8 +253,8 @@ class _ChainText:
 
     def _keep(self, number: int, slot: str, value: str) -> list[str]:
         """Keep ``value`` as the next operand's, in the unrolled loop over ``s``."""
-        here, there = (self._value(number, "s", slot, parked) for parked in (False, True))
-        return [f"if (s < {CHUNK}) {here.replace('[s]', f'[min(s, {CHUNK - 1})]')} = {value}; else {there} = {value};"]
+        here, there = self._value(number, f"min(s, {CHUNK - 1})", slot, False), self._value(number, "s", slot, True)
+        return [f"if (s < {CHUNK}) {here} = {value}; else {there} = {value};"]
 
     def _results(self, number: int, layer: Layer, last: bool) -> None:
         """The maps on every result of the thread, into the next operand or to memory."""

@@ -10,7 +10,6 @@ one operand once to each staged element (``contraction.prologue``).
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from rammer.codegen.contraction import Product, product_of
@@ -88,13 +87,10 @@ class Contraction:
         self._sum()
         end = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split, self.line, self.i.unroll)
         before = source("copies", *["cluster"] * (self.split > 1)), self.pipeline.device, end.write()
-        names = ", ".join(parameter(CUDA.types[types[a.tensor].dtype], a, k, self.binding) for k, a in enumerate(self.arguments))
-        cluster = f"__cluster_dims__({self.split}, 1, 1) " if self.split > 1 else ""
-        head = f'extern "C" __global__ void {cluster}__launch_bounds__({s.threads}) @NAME@({names}, const int *order, int first)'
-        text = f"{''.join(before)}{head} {{\n{self.text}}}\n"
-        name = "g_" + hashlib.sha256(text.encode()).hexdigest()[:20]
-        text = text.replace("@NAME@", name)
-        return TaskKernel(name, text, tuple(self.arguments), s.threads, self.dynamic, self.dynamic, self.split)
+        kinds = [CUDA.types[types[a.tensor].dtype] for a in self.arguments]
+        parameters = tuple(parameter(t, a, k, self.binding) for k, (t, a) in enumerate(zip(kinds, self.arguments, strict=True)))
+        shape = s.threads, self.dynamic, self.dynamic, self.split
+        return TaskKernel("", "".join(before), parameters, str(self.text), tuple(self.arguments), *shape).named("g_")
 
     def _origins(self) -> None:
         text = self.text

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rammer.codegen.context import FunctionContext
 from rammer.codegen.contraction import address
@@ -31,7 +30,7 @@ class Frame:
     """One kernel under construction: ``p0, p1, ...`` point at the operator's inputs, then its outputs.
 
     ``block`` collects the statements; Computes in ``inlined`` are computed where they are read. The task's origin along
-    the anchor's axis ``k`` is ``o{k}``.
+    the anchor's axis ``k`` is ``o{k}``. ``device``, ``dynamic`` and ``resident`` are the kernel's (``TaskKernel``).
     """
 
     operator: ROperator
@@ -40,6 +39,9 @@ class Frame:
     threads: int
     packed: dict[str, Packing] = field(default_factory=dict)
     shared: int = 0
+    dynamic: int = 0
+    device: str = ""
+    resident: int = 0
 
     def __post_init__(self) -> None:
         tensors = [(n, False) for n in self.operator.inputs] + [(n, True) for n in self.operator.outputs]
@@ -77,14 +79,12 @@ class Frame:
     def kernel(self, prefix: str) -> TaskKernel:
         """The finished kernel; its name is ``prefix`` and a hash of the text."""
         types = [ctype(CUDA, self.binding.types[a.tensor].dtype) for a in self.arguments]
-        names = ", ".join(
-            f"{'' if a.written else 'const '}{t} *p{k}" for k, (a, t) in enumerate(zip(self.arguments, types, strict=True))
-        )
-        head = f'extern "C" __global__ void __launch_bounds__({self.threads}) @NAME@({names}, const int *order, int first)'
+        constant = ("" if a.written else "const " for a in self.arguments)
+        parameters = tuple(f"{c}{t} *p{k}" for k, (c, t) in enumerate(zip(constant, types, strict=True)))
+        device = self.device + "".join(self.unit.tables.values())
         body = "".join(f"  {line}\n" for line in self.block.lines)
-        text = "".join(self.unit.tables.values()) + f"{head} {{\n{body}}}\n"
-        name = prefix + hashlib.sha256(text.encode()).hexdigest()[:20]
-        return TaskKernel(name, text.replace("@NAME@", name), self.arguments, self.threads, self.shared)
+        made = TaskKernel("", device, parameters, body, self.arguments, self.threads, self.shared, self.dynamic)
+        return replace(made, resident=self.resident).named(prefix)
 
 
 def steps_of(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rammer.codegen.context import Place
 from rammer.codegen.task import Argument
@@ -12,22 +13,47 @@ from rammer.device.manifest import Binding
 from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.device import source
+
 
 @dataclass(frozen=True, slots=True)
 class TaskKernel:
-    """One operator's kernel: entry point, text, pointer arguments and launch shape.
+    """One operator's kernel: entry point, text in parts, pointer arguments and launch shape.
 
-    ``threads`` a block, ``shared`` bytes in all of which ``dynamic`` are asked for at launch, ``blocks`` a task: a
-    task whose sum is split runs as one thread-block cluster of so many.
+    ``device`` is what stands before the kernel, ``parameters`` declare its pointers, ``body`` are its statements, "" where it has
+    no entry point. ``threads`` a block, ``shared`` bytes in all of which ``dynamic`` are asked for at launch, ``blocks`` a task:
+    a task whose sum is split runs as one thread-block cluster of so many. So many ``resident`` blocks an SM are to have registers
+    (0: as ptxas likes). ``traced``: blocks leave records of when they worked.
     """
 
     entry: str
-    text: str
+    device: str
+    parameters: tuple[str, ...]
+    body: str
     arguments: tuple[Argument, ...]
     threads: int
     shared: int
     dynamic: int = 0
     blocks: int = 1
+    resident: int = 0
+    traced: bool = False
+
+    @property
+    def text(self) -> str:
+        """The kernel, and what it needs besides the preamble. ``order`` is null where a launch has consecutive tasks, from
+        ``first`` on."""
+        if not self.body:
+            return self.device
+        cluster = f"__cluster_dims__({self.blocks}, 1, 1) " if self.blocks > 1 else ""
+        bounds = f"__launch_bounds__({self.threads}{f', {self.resident}' if self.resident else ''})"
+        records = ["RmRecord *rm_records"] if self.traced else []
+        parameters = ", ".join((*self.parameters, "const int *order", "int first", *records))
+        head = f'extern "C" __global__ void {cluster}{bounds} {self.entry}({parameters})'
+        return f"{source('trace') if self.traced else ''}{self.device}{head} {{\n{self.body}}}\n"
+
+    def named(self, prefix: str) -> TaskKernel:
+        """The kernel under a name that is ``prefix`` and a hash of the text."""
+        return replace(self, entry=prefix + hash_of(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +73,11 @@ class HeldKernel(TaskKernel):
     def types(self) -> tuple[str, ...]:
         """The C types of what its pointers point to."""
         return (*("float" if a.written else "const float" for a in self.arguments), *["unsigned"] * len(self.words))
+
+
+def hash_of(text: str) -> str:
+    """The end of the name of what has this text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def parameter(kind: str, argument: Argument, number: int, binding: Binding) -> str:

@@ -17,7 +17,6 @@ from rammer_cuda.device import filled, source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.task import HeldKernel
 from rammer_cuda.persistent.table import COPY, HEAD, Form
-from rammer_cuda.source import ORDER
 
 #: 32-bit words from a counter to the next: one L2 line of 128 bytes.
 LINE = 32
@@ -41,49 +40,6 @@ class Body:
     held: HeldKernel | None = None
 
 
-_WALK = """
-__device__ __noinline__ bool run_{name}(const rm_walk &walk, unsigned (*slots)[{words}], int first, int count, int begin,
-                                        char *scratch) {{
-  rm_fetch(walk, slots[0], first);
-  rm_fetched();
-  __syncthreads();
-  {hold}
-  for (int i = 0, slot = 0; i < count; ++i) {{
-    unsigned *const entry = slots[slot];
-    slot = slot == {slots} - 1 ? 0 : slot + 1;
-    if (i + 1 < count) rm_fetch(walk, slots[slot], first + i + 1);
-    if (entry[1] && rm_wait(walk, entry, first + i - begin)) return false;
-    RM_BEGIN(first + i - begin)
-    {step}
-  }}
-  __syncthreads();
-  return true;
-}}
-"""
-
-_KERNEL = """
-extern "C" __global__ void __launch_bounds__({threads}, 1) rm_persistent(const unsigned *entries, const int3 *runs,
-    const int *rows, unsigned *counters, rm_control *control, unsigned long long limit) {{
-  extern __shared__ __align__(16) char rm_scratch[];
-  __shared__ __align__(16) unsigned slots[{slots}][{words}];
-  const rm_walk walk = {{entries, counters, control, limit, rm_acquire(&control->epoch)}};
-  bool alive = true;
-  for (int r = rows[blockIdx.x], end = rows[blockIdx.x + 1], begin = r < end ? runs[r].y : 0; r < end && alive; ++r) {{
-    const int3 run = runs[r];
-    switch (run.x) {{
-{cases}
-    }}
-  }}
-  __syncthreads();
-  // The last block to finish starts the next epoch; the end of the launch orders that before the next run.
-  if (threadIdx.x == 0 && atomicAdd(&control->finished, 1u) == gridDim.x - 1) {{
-    control->finished = 0;
-    control->epoch = walk.epoch + 1;
-  }}
-}}
-"""
-
-
 def kernel_text(bodies: Sequence[Body], form: Form, threads: int, traced: bool = False) -> str:
     """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``; ``traced``, every task
     leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
@@ -102,16 +58,15 @@ def kernel_text(bodies: Sequence[Body], form: Form, threads: int, traced: bool =
     parts = [
         "#define RM_TRACE 1\n" if traced else "",
         CUDA.preamble,
-        ORDER,
-        source("record"),
+        source("order", "record"),
         PREAMBLE,
         filled("persistent", **sizes),
     ]
     parts += dict.fromkeys(b.text for b in bodies)
-    parts += [_WALK.format(name=b.name, words=form.words, slots=SLOTS, hold=_hold(b), step=_step(b)) for b in bodies]
+    parts += [filled("persistent_run", **sizes, name=b.name, hold=_hold(b), step=_step(b)) for b in bodies]
     call = "alive = run_{}(walk, slots, run.y, run.z, begin, rm_scratch); break;"
     cases = "\n".join(f"      case {i}: {call.format(b.name)}" for i, b in enumerate(bodies))
-    return "".join((*parts, _KERNEL.format(threads=threads, words=form.words, slots=SLOTS, cases=cases)))
+    return "".join((*parts, filled("persistent_kernel", **sizes, threads=threads, cases=cases)))
 
 
 def _pointers(body: Body, entry: str) -> str:

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, version_converter
 from onnx_models import bound, message, model, tensor
 
+from rammer.frontend import upgrade
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import TARGET_OPSET, read_model
 from rammer.runtime.reference import evaluate_graph
 from rammer.testing import models as zoo
+from rammer.testing.operators import search  # noqa: F401  (importing it registers all families)
+from rammer.testing.operators.case import FAMILIES, drawn
 
 
 def test_upgrade_keeps_the_meaning() -> None:
@@ -92,3 +95,19 @@ def test_operator_without_shape_inference() -> None:
         "ONNX cannot infer the shape of 'y', the result of Normalizer\n  at: node n (Normalizer)\n"
         "  hint: export the model without Normalizer"
     )
+
+
+def test_what_has_not_changed_is_as_the_converter_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The converter is asked only where an operator of the model has changed."""
+    older = [m for op in sorted(FAMILIES)[::3] if (m := drawn(op, 0, 1).model()).opset_import[0].version < TARGET_OPSET]
+    calls = list[int]()
+    real = version_converter.convert_version
+    monkeypatch.setattr(version_converter, "convert_version", lambda m, o: [calls.append(o), real(m, o)][1])
+    at_once = [read_model(m) for m in older]
+    asked = len(calls)
+    monkeypatch.setattr(upgrade, "_means_the_same", lambda *_: False)
+    for proto, quick in zip(older, at_once, strict=True):
+        slow = read_model(proto)
+        assert (quick.opset, quick.notes) == (slow.opset, slow.notes)
+        assert quick.proto.SerializeToString(deterministic=True) == slow.proto.SerializeToString(deterministic=True)
+    assert 10 < asked < (len(calls) - asked) - 10

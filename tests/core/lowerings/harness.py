@@ -82,9 +82,19 @@ def lower_model(model: ModelProto, inputs: Mapping[str, Array]) -> ComputeGraph:
 
 def run_node_model(model: ModelProto, inputs: Mapping[str, Array], precise: bool = False) -> list[Array]:
     """Outputs of ``model`` in its own order, by NumPy evaluation of its Computes. Raises CannotLower."""
-    graph = lower_model(model, inputs)
+    graph = reloaded(lower_model(model, inputs))
+    return evaluated(graph, model, inputs, precise)
+
+
+def reloaded(graph: ComputeGraph) -> ComputeGraph:
+    """``graph``, whose Computes read back what they print."""
     for compute in graph.computes:
         assert Compute.parse(str(compute)) == compute, f"does not reload: {compute}"
+    return graph
+
+
+def evaluated(graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array], precise: bool) -> list[Array]:
+    """What a lowered model computes, its outputs in its own order."""
     internal = {external: name for name, external in graph.aliases.items()}
     known = {n: inputs[graph.aliases[n]] for n in graph.inputs}
     values = run_graph(graph, known, precise)
@@ -153,14 +163,15 @@ def check_node_case(case: Any, reference: Runner | None = None) -> None:
         inputs = {v.name: _array(a) for v, a in zip(case.model.graph.input, given, strict=True)}
         expected = [_array(a) for a in expected]
         try:
+            graph = reloaded(lower_model(case.model, inputs))
             for precise in (False, True):
-                actual = run_node_model(case.model, inputs, precise)
+                actual = evaluated(graph, case.model, inputs, precise)
                 # Where float64 meets expectations rounded to half precision at every step, two roundings differ.
                 half = precise and any(e.dtype == np.float16 for e in expected)
                 compare(actual, expected, max(case.rtol, 2e-3) if half else case.rtol, case.atol)
         except (CannotLower, BadInput) as reason:
             pytest.skip(f"declined: {reason}")
-        _check_fresh(case, inputs, reference or ort_outputs)
+        _check_fresh(graph, case.model, inputs, reference or ort_outputs)
 
 
 def _array(value: Any) -> Array:
@@ -180,18 +191,18 @@ def compare(actual: Sequence[Array], expected: Sequence[Array], rtol: float, ato
         np.testing.assert_allclose(a, e, rtol=rtol, atol=atol)
 
 
-def _check_fresh(case: Any, inputs: Mapping[str, Array], reference: Runner) -> None:
-    """Random floats of the same shapes against ``reference``, where that runs the model."""
+def _check_fresh(graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array], reference: Runner) -> None:
+    """Random floats of the same shapes against ``reference``, where that runs the model, which ``graph`` was lowered from."""
     rng = np.random.default_rng()
-    static = {v.name for v in case.model.graph.input} - {v.name for v in with_static_inputs(case.model, inputs).graph.input}
+    static = {v.name for v in model.graph.input} - {v.name for v in with_static_inputs(model, inputs).graph.input}
     fresh = {
         n: np.asarray(rng.uniform(0.1, 1.0, a.shape), a.dtype) if a.dtype.kind == "f" and n not in static else a
         for n, a in inputs.items()
     }
-    expected = reference(case.model, fresh)
+    expected = reference(model, fresh)
     if expected is not None:
         loose = any(a.dtype == np.float16 for a in fresh.values())
-        compare(run_node_model(case.model, fresh), expected, 1e-2 if loose else 1e-4, 1e-3 if loose else 1e-6)
+        compare(evaluated(graph, model, fresh, False), expected, 1e-2 if loose else 1e-4, 1e-3 if loose else 1e-6)
 
 
 def onnx_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
@@ -228,6 +239,7 @@ def check_random(
     model = node_model(op, inputs, outputs, opset, **attributes)
     expected = ort_outputs(onnx.shape_inference.infer_shapes(model), {n: a for n, a in inputs.items() if n})
     assert expected is not None, f"ONNX Runtime does not run {op}"
+    graph = reloaded(lower_model(model, inputs))
     for precise in (False, True):
-        compare(run_node_model(model, inputs, precise), expected, rtol, atol)
-    return lower_model(model, inputs)
+        compare(evaluated(graph, model, inputs, precise), expected, rtol, atol)
+    return graph

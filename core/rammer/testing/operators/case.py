@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any, TypeAlias
 
@@ -152,7 +153,7 @@ class Draw:
 
     def opset(self, op: str, low: int = 7, high: int = 26) -> int:
         """An opset at which the operator exists and is not withdrawn: any version, each of its revisions alike."""
-        versions = sorted({max(s.since_version, low) for s in _history(op) if s.since_version <= high})
+        versions = sorted({max(v, low) for v in _history()[op] if v <= high})
         chosen = self.random.choice(versions)
         later = [v for v in versions if v > chosen]
         last = min(later) - 1 if later else high
@@ -188,8 +189,14 @@ class Draw:
         return [self.random.randint(low, high) for _ in range(count)]
 
 
-def _history(op: str) -> list[Any]:
-    return [s for s in defs.get_all_schemas_with_history() if s.name == op and s.domain == "" and not s.deprecated]
+@cache
+def _history() -> dict[str, list[int]]:
+    """The versions of every operator, by its name."""
+    versions: dict[str, list[int]] = {}
+    for schema in defs.get_all_schemas_with_history():
+        if schema.domain == "" and not schema.deprecated:
+            versions.setdefault(schema.name, []).append(schema.since_version)
+    return versions
 
 
 def accepted(op: str, opset: int, position: int = 0) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fused_models import ROWS, WIDTH, attention, mlp
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.target import CTarget
@@ -15,12 +16,9 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.testing.conformance import Subject, check_model
 from rammer.testing.host_c import THREADED, Case, check
 from rammer.testing.small_models import SmallModel
 from rammer.tile.connect import MOST_CONTRACTIONS, connect
-
-ROWS, WIDTH = 96, 8
 
 
 def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:
@@ -30,36 +28,6 @@ def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:
         MemoryLayer("register", "thread", 4096, 1e12),
     )
     return VDevice("test", "for tests", 4, layers, 1e10, launch)
-
-
-def mlp(layers: int, rows: int = ROWS, width: int = WIDTH) -> SmallModel:
-    """``layers`` products of ``width x width`` with bias and ReLU."""
-    weights = ", ".join(f"float[{width},{width}] w_{i}, float[{width}] w_b{i}" for i in range(layers))
-    lines = (f"    m{i} = MatMul(r{i}, w_{i})\n    a{i} = Add(m{i}, w_b{i})\n    r{i + 1} = Relu(a{i})" for i in range(layers))
-    body = "\n".join(lines)
-    text = f"(float[{rows},{width}] r0, {weights}) => (float[{rows},{width}] r{layers}) {{\n{body}\n}}"
-    return SmallModel("mlp", text)
-
-
-def attention(
-    rows: int = 24, keys: int = 20, softmax: str = "Softmax<axis=-1>(a)", kept: bool = False, before: str = ""
-) -> SmallModel:
-    """Scaled and masked scores of two heads, row-wise work, context; ``kept`` makes the probabilities a result, too,
-    ``before`` is a map on the queries."""
-    return SmallModel(
-        "attention",
-        f"""(float[1,2,{rows},8] q, float[1,2,8,{keys}] k, float[1,2,{keys},6] v,
-        float[1,1,1,{keys}] mask)
-        => (float[1,2,{rows},6] c{f", float[1,2,{rows},{keys}] p" if kept else ""}) {{
-        scale = Constant<value_float=0.25>()
-        {f"qb = {before}(q)" if before else ""}
-        s = MatMul({"qb" if before else "q"}, k)
-        m = Mul(s, scale)
-        a = Add(m, mask)
-        p = {softmax}
-        c = MatMul(p, v)
-    }}""",
-    )
 
 
 def graph_of(model: SmallModel) -> ComputeGraph:
@@ -183,9 +151,3 @@ def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTar
     rng = np.random.default_rng()
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
     check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
-
-
-@pytest.mark.parametrize("model", [mlp(4), attention(), attention(kept=True)], ids=["chain", "attention", "kept"])
-@pytest.mark.parametrize("name", ["rocm", "ipu_sim", "toy"])
-def test_devices_compute_models_with_chains(name: str, model: SmallModel) -> None:
-    check_model(Subject(name), model)

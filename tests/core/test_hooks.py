@@ -32,7 +32,9 @@ from rammer.runtime.session import open_executable
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.schedule.sequential import Sequential
 
-from rammer_ipu_sim.plugin import DEVICE
+import rammer_toy
+
+(DEVICE,) = rammer_toy.rammer_devices()
 
 MODEL = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y) { t = Abs(x) y = Relu(t) }'
 
@@ -109,8 +111,8 @@ def opened(plugin: object, policy: str = "wavefront") -> Executable:
     model: onnx.ModelProto = parser.parse_model(MODEL)
     return open_executable(
         model,
-        "ipu_sim",
-        Request(policy=policy, device_options={"tiles": "4"}),
+        "toy",
+        Request(policy=policy),
         store=KernelStore(None),
         registry=Registry([Point("extra", plugin)]),
     )
@@ -186,8 +188,8 @@ def test_a_hook_that_fails_is_named_and_the_others_go_on(
     registry = Registry(points)
     exe = open_executable(
         parser.parse_model(MODEL),
-        "ipu_sim",
-        Request(policy="reluctant", device_options={"tiles": "4"}),
+        "toy",
+        Request(policy="reluctant"),
         store=KernelStore(None),
         registry=registry,
     )
@@ -221,8 +223,8 @@ def test_what_a_plugin_added_is_named_where_it_fails(hook: str, value: Any, caps
     policy = "reluctant" if hook == "rammer_policies" else "wavefront"
     exe = open_executable(
         parser.parse_model(MODEL),
-        "ipu_sim",
-        Request(policy=policy, device_options={"tiles": "4"}),
+        "toy",
+        Request(policy=policy),
         store=KernelStore(None),
         registry=registry,
     )
@@ -311,7 +313,7 @@ def test_another_api_version_is_told_for_targets_too() -> None:
     registry = Registry([Point("old", type("Plugin", (), {"rammer_devices": hookimpl(lambda self: [old])})())])
     for target in ("", "chip"):
         with pytest.raises(DeviceUnavailable, match="api-mismatch") as caught:
-            registry.open("ipu_sim", target=target)
+            registry.open("toy", target=target)
         assert f"speaks API version {API_VERSION - 1}, this core {API_VERSION}" in caught.value.where
 
 
@@ -331,5 +333,5 @@ def test_an_edited_plugin_is_another_one(tmp_path: Path, monkeypatch: pytest.Mon
     other.write_text("COST = 2\n")
     after = code_hash.__wrapped__("extending_here")
     assert before and after and before != after
-    opened = Registry([Point("extra", Plain())]).open("ipu_sim")
-    assert opened.fingerprint.endswith(f", code {code_hash('rammer_ipu_sim')}") and code_hash("rammer_ipu_sim")
+    opened = Registry([Point("extra", Plain())]).open("toy")
+    assert opened.fingerprint.endswith(f", code {code_hash('rammer_toy')}") and code_hash("rammer_toy")

@@ -1,4 +1,4 @@
-"""The core knows no device: its code names none, nor what only one of them has."""
+"""The core knows no device: its code names none, nor what only one of them has; and its tests use none."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rammer
+from rammer.device.loader import Registry
 
 CORE = Path(rammer.__file__).parent
 #: Devices, their languages and vendors, and packages by which they are driven.
@@ -69,3 +70,42 @@ def test_the_core_names_no_device() -> None:
 def test_the_search_finds(code: str, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(f'"""An example for cuda."""\n# for cuda\n{code}\n')
     assert len(found(tmp_path)) == 1
+
+
+def used(tree: ast.AST) -> Iterator[str]:
+    """Plugins that a file of tests imports, in whatever way, or opens: a text that is a device's name."""
+    names = "cuda|rocm|ipu_sim"
+    for node in ast.walk(tree):
+        modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        texts = [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+        yield from (m for m in modules if re.match(rf"rammer_({names})\b", m))
+        yield from (t for t in texts if re.fullmatch(rf"rammer_({names})(\.\w+)*|({names})(:\d+)?", t))
+
+
+def users(folder: Path) -> set[tuple[str, str]]:
+    """(file, plugin) of everything below ``folder`` that a plugin is needed for. This file looks for their names."""
+    files = [f for f in sorted(folder.rglob("*.py")) if f.name != Path(__file__).name]
+    assert files
+    return {(f.name, plugin) for f in files for plugin in used(ast.parse(f.read_text()))}
+
+
+def test_the_cores_tests_use_no_plugin() -> None:
+    assert not users(Path(__file__).parent), "it belongs into that plugin's tests, or into tests/devices"
+    assert {s.name for s in Registry().statuses() if s.state != "disabled"} == {"toy"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from rammer_cuda.gpu import Gpu",
+        "import rammer_rocm.plugin as p",
+        "def f():\n    from rammer_ipu_sim import chip",
+        "pytest.importorskip('rammer_ipu_sim.plugin')",
+        "rammer.compile(m, device='rocm')",
+        "Registry().open('cuda:1', target='sm_90a')",
+    ],
+)
+def test_the_search_for_plugins_finds(code: str, tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(f'"""Not of rocm."""\n{code}\n')
+    assert len(users(tmp_path)) == 1

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fused_models import block
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.target import CTarget
@@ -15,7 +16,6 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.testing.conformance import Subject, check_model
 from rammer.testing.host_c import THREADED, Case, check
 from rammer.testing.small_models import SmallModel
 from rammer.tile.connect import connect
@@ -27,27 +27,6 @@ LAYERS = (
     MemoryLayer("register", "thread", 4096, 1e12),
 )
 DEVICE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)
-WEIGHTS = "float[6] f, float[6] g, float[8,6,{k},{k}] w_0, float[4,8,3,3] w_1"
-
-
-def block(kernel: int = 1, more: str = "", out: str = "") -> SmallModel:
-    """A dense layer: maps that no convolution's weights can take in, a convolution, ReLU, and a padded one. The shift is
-    such that the maps make no 0 of padding."""
-    pads = f"pads = [{', '.join([str(kernel // 2)] * 4)}]"
-    return SmallModel(
-        "block",
-        f"""(float[1,6,7,5] x, {WEIGHTS.format(k=kernel)}) => (float[1,4,7,5] y{out}) {{
-        fs = Constant <value = float[6,1,1] {{0.5, 1.5, -1.0, 2.0, 1.0, -0.5}}> ()
-        gs = Constant <value = float[6,1,1] {{1.0, 0.5, 2.0, 0.25, 1.5, 3.0}}> ()
-        a = Mul(x, fs)
-        b = Add(a, gs)
-        r = Relu(b)
-        c = Conv <{pads}> (r, w_0)
-        d = Relu(c)
-        y = Conv <pads = [1, 1, 1, 1]> (d, w_1)
-        {more}
-    }}""",
-    )
 
 
 def graph_of(model: SmallModel) -> ComputeGraph:
@@ -103,9 +82,3 @@ def test_the_generic_emitter_pads_after_the_maps(kernel: int, tile: tuple[int, .
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
     inputs |= {n: np.asarray(v) for n, v in graph.constants.items() if n in inputs}
     check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
-
-
-@pytest.mark.parametrize("name", ["rocm", "ipu_sim", "toy"])
-@pytest.mark.parametrize("kernel", [1, 3])
-def test_devices_compute_models_with_prologues(name: str, kernel: int) -> None:
-    check_model(Subject(name), block(kernel))

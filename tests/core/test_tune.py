@@ -14,20 +14,40 @@ import pytest
 from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, OpenOptions
-from rammer.ir.operator import Resources, ROperator
+from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore, TunedKernel, key_of
 from rammer.profile.tune import MEASURED, Tuner
 from rammer.testing.selftest import tiny_graph
+from rammer.tile.search import candidates
+
+from rammer_toy import ToyBackend, ToyProfiler
 
 PORTS = ((Port("x", "x"),), (Port("y", "y"),))
 
 
+class Predicted(ToyProfiler):
+    """Measures what was predicted."""
+
+    def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
+        return kernel.alone, kernel.crowded
+
+
+class Simulated(ToyBackend):
+    """Sixteen units, many tiles, and a clock that says what was predicted."""
+
+    def __init__(self) -> None:
+        super().__init__(OpenOptions())
+        self.vdevice = replace(self.vdevice, veus=16, simulated=True)
+        self.profiler = Predicted(self)
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        return candidates(operator, binding, self.vdevice, 16)
+
+
 @pytest.fixture
 def backend() -> Backend:
-    plugin = pytest.importorskip("rammer_ipu_sim.plugin")
-    opened: Backend = plugin.DEVICE.open(OpenOptions(options={"tiles": "16"}))
-    return opened
+    return Simulated()
 
 
 @pytest.fixture

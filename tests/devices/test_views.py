@@ -10,7 +10,7 @@ from onnx import helper
 from onnx_models import model, tensor
 from view_graphs import failure, opened
 
-#: Models tried in each run of the tests; ``python tests/core/view_graphs.py DEVICE SECONDS`` tries more.
+#: Models tried in each run of the tests; ``python tests/devices/view_graphs.py DEVICE SECONDS`` tries more.
 COUNT = {"toy": 20, "ipu_sim": 12, "rocm": 6}
 
 

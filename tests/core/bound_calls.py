@@ -1,0 +1,41 @@
+"""What the tests of bound calls share: an opened model, values, an array of another library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rammer.compiled.options import CompileOptions
+from rammer.profile.store import KernelStore
+from rammer.runtime.executable import Executable
+from rammer.runtime.source import open_source
+from rammer.testing.conformance import Subject
+from rammer.testing.small_models import SmallModel
+
+TWICE = SmallModel("twice", "(float[3,4] x) => (float[3,4] y, float[4,3] t) { y = Add(x, x)\n t = Transpose(y) }")
+
+rng = np.random.default_rng()
+
+
+def executable(device: str, model: SmallModel) -> Executable:
+    subject = Subject(device)
+    source = open_source(model.build(subject.rng))
+    return Executable(source, subject.backend, device, CompileOptions(), subject.registry, store=KernelStore(None))
+
+
+def normal(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+class Foreign:
+    """An array that offers DLPack and nothing else."""
+
+    def __init__(self, array: np.ndarray, device: int = 1) -> None:
+        self.array, self.device, self.dtype, self.shape = array, device, f"library.{array.dtype}", array.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__()

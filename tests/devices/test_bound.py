@@ -1,0 +1,71 @@
+"""Bound calls on host arrays, on every device: what may be bound, that runs read and write it where it is, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from bound_calls import TWICE, Foreign, executable, normal
+
+from rammer.device.arrays import dtype_of, shape_of
+from rammer.errors import BadInput
+from rammer.runtime.executable import Executable
+
+
+@pytest.fixture(params=["toy", "rocm", "ipu_sim"])
+def twice(request: pytest.FixtureRequest) -> Iterator[Executable]:
+    exe = executable(request.param, TWICE)
+    yield exe
+    exe.close()
+
+
+def test_runs_read_and_write_the_callers_arrays(twice: Executable) -> None:
+    x, y = normal(3, 4), np.zeros((3, 4), np.float32)
+    bound = twice.bind({"x": x}, {"y": y})
+    assert bound.outputs["y"] is y and bound.inputs["x"] is x
+    for _ in range(3):
+        x[...] = normal(3, 4)
+        bound.run()
+        bound.synchronize()
+        assert np.array_equal(y, x + x) and np.array_equal(bound.outputs["t"], (x + x).T)
+
+
+def test_strided_arrays(twice: Executable) -> None:
+    x, whole = normal(3, 8)[:, ::2], np.zeros((4, 6), np.float32)
+    bound = twice.bind({"x": x}, {"t": whole[:, ::2]})
+    bound.run()
+    bound.synchronize()
+    assert np.array_equal(whole[:, ::2], (x + x).T)
+    assert not whole[:, 1::2].any()
+
+
+def test_arrays_of_other_libraries(twice: Executable) -> None:
+    x = normal(3, 4)
+    assert (dtype_of(Foreign(x)), shape_of(Foreign(x))) == ("float32", (3, 4))
+    bound = twice.bind({"x": Foreign(x)})
+    for _ in range(2):
+        bound.run()
+        assert np.array_equal(bound.to_host("y")["y"], x + x)
+        x[...] = normal(3, 4)
+    with pytest.raises(BadInput, match=r"input 'x' is .*another device"):
+        twice.bind({"x": Foreign(x, device=2)})
+    with pytest.raises(BadInput, match=r"output 'y' is .*another device"):
+        twice.bind({"x": x}, {"y": Foreign(x, device=2)})
+    with pytest.raises(BadInput, match=r"input 'x' is .*another device"):
+        bound.write({"x": Foreign(x, device=2)})
+
+
+def test_memory_that_cannot_be_written_or_is_bound_twice(twice: Executable) -> None:
+    x, fixed = normal(3, 4), np.zeros((3, 4), np.float32)
+    fixed.flags.writeable = False
+    with pytest.raises(BadInput, match="output 'y' is an array that cannot be written"):
+        twice.bind({"x": x}, {"y": fixed})
+    bound = twice.bind({"x": fixed})
+    with pytest.raises(BadInput, match="input 'x' was bound as an array that cannot be written"):
+        bound.write({"x": x})
+    flat = np.zeros(20, np.float32)
+    with pytest.raises(BadInput, match="output 't' shares memory with output 'y'"):
+        twice.bind({"x": x}, {"y": flat[:12].reshape(3, 4), "t": flat[8:].reshape(4, 3)})
+    with pytest.raises(BadInput, match="output 'y' shares memory with input 'x'"):
+        twice.bind({"x": x}, {"y": x})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,33 @@ class Argument:
     tensor: str
     written: bool
     packing: Packing | None = None
+
+
+class TaskCode(Protocol):
+    """One operator's tasks as a text, whichever kernel family wrote it; a device's own is a dataclass that knows, too, how to run
+    it. Equal operators on different tensors share one text, and so one ``entry``, which ends with a hash of it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def entry(self) -> str:
+        """The name of the function."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The function, and what it needs besides the dialect's preamble."""
+        ...
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What its pointers point at, in order."""
+        ...
+
+
+def hash_of(text: str) -> str:
+    """The end of the name of what has this text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def packing_key(*parts: object) -> str:

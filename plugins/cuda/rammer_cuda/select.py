@@ -119,7 +119,7 @@ def _faster(program: RProgram, options: tuple[CudaProgram, PersistentProgram]) -
 
 def keeps_constants(program: RProgram) -> bool:
     """Whether a row runs a task with held constants more than once: what a persistent kernel can make use of."""
-    held = {o.name for o in program.operators if family_of(o).held}
+    held = {o.name for o in program.operators if family_of(o).own}
     if not held:
         return False
     constants = {s.tensor for s in program.storages if program.buffer[s.buffer].kind == "constant"}

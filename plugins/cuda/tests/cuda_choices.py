@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
+from rammer.codegen.family import Choice
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.backend import CudaBackend
 from rammer_cuda.contraction.choose import PRODUCTS
 from rammer_cuda.families import FAMILIES
-from rammer_cuda.family import Choice, Family
+from rammer_cuda.family import Family
 from rammer_cuda.gpu import TARGETS
 
 #: Products of warps and threads, those of warpgroups, and the families of operators that are no product.

@@ -15,6 +15,7 @@ pytest.importorskip("cuda.bindings")
 from families import CASES as OTHERS
 from products import CASES as PRODUCTS
 
+from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
@@ -34,7 +35,6 @@ from rammer_cuda import families, source
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.contraction import choose as contraction
 from rammer_cuda.families import FAMILIES, family_of
-from rammer_cuda.family import Choice
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -66,7 +66,7 @@ def test_what_is_offered_is_what_is_predicted_and_may_be_loaded() -> None:
                 again = family.seconds(tiled, binding, gpu) + gpu.launch
                 assert seconds == pytest.approx(again, rel=1e-9), (family.name, tiled.head())
                 rounds = -(-tiled.task_count // gpu.sms)
-                assert family.round(tiled, binding, gpu)[1] * rounds == pytest.approx(again - gpu.launch, rel=1e-9)
+                assert family.round(tiled, binding, gpu, gpu.sms)[1] * rounds == pytest.approx(again - gpu.launch, rel=1e-9)
                 seen.add(family.name)
     assert seen == {f.name for f in FAMILIES}
 

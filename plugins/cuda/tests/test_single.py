@@ -19,6 +19,7 @@ from families import operator as from_text
 from products import CASES, conv, matmul
 
 from rammer.codegen.contraction import product_of
+from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 
 from .cuda_choices import WARPGROUPS, choices
@@ -31,7 +32,6 @@ from rammer_cuda.contraction.packing import cores, rounded_to_tf32
 from rammer_cuda.contraction.pipeline import Producers
 from rammer_cuda.contraction.warpgroup import WGMMA_F16
 from rammer_cuda.emulator.launch import COMPILER
-from rammer_cuda.family import Choice
 from rammer_cuda.source import task_kernel, translation_unit
 
 Case = tuple[ROperator, Binding]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Final
 
+from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -14,7 +15,7 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, attention, block_of
 from rammer_cuda.attention.recognise import Attention, attention_of, tiled
 from rammer_cuda.contraction.cost import F16_COST, ROOM, TF32X3_COST
-from rammer_cuda.family import Choice, Family
+from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 
 #: Rows of warps, and warps that share a row's keys.

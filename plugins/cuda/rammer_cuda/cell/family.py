@@ -20,5 +20,5 @@ def pays(operator: ROperator, binding: Binding, gpu: Gpu) -> bool:
 
 
 CELL: Final = Family(
-    "cell", {}, cell_candidates, cell_seconds, cell, most=1 << 10, first=pays, held=Held(THREADS, cell, vectors_of)
+    "cell", {}, cell_candidates, cell_seconds, cell, most=1 << 10, first=pays, own=Held(THREADS, cell, vectors_of)
 )

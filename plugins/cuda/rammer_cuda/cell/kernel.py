@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.scalar import Block
-from rammer.codegen.task import Argument
+from rammer.codegen.task import Argument, hash_of
 from rammer.codegen.text import Text, digits, total
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Const, Expr, Interval, Load, Ref
@@ -26,7 +26,7 @@ from rammer.ir.program import Storage
 from rammer_cuda.cell.recognise import THREADS, WARPS, Cell, Part, cell_of
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.kernels.task import HeldKernel, hash_of, origins, place_of
+from rammer_cuda.kernels.task import HeldKernel, origins, place_of
 
 PREAMBLE = source("cell")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rammer.codegen.contraction import address
+from rammer.codegen.family import Choice
 from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -23,7 +24,6 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import Choice
 from rammer_cuda.gpu import Gpu
 
 #: Threads of a block: with 512 a thread may have 128 registers (65,536 an SM; CUDA C++ programming guide).

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from rammer.codegen.context import FunctionContext
+from rammer.codegen.family import Choice
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
@@ -23,7 +24,7 @@ from rammer_cuda.chain.recognise import Chain, Layer, chain_of
 from rammer_cuda.contraction.warpgroup import preamble
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.family import Choice, Family
+from rammer_cuda.family import Family
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter, place_of

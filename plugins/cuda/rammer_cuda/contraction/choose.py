@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from rammer.codegen.contraction import Roles, operand_of, product_of, roles_of, with_quotients
+from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Load
@@ -32,7 +33,7 @@ from rammer_cuda.contraction.cost import (
 from rammer_cuda.contraction.depth import Depth, depth_of
 from rammer_cuda.contraction.instruction import Instruction
 from rammer_cuda.contraction.kernel import contraction
-from rammer_cuda.family import Choice, Family
+from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 
 #: Row tiles that are tried (elements), and the range of column tiles.

@@ -10,12 +10,13 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from rammer.codegen.family import Choice
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.operator import ROperator
 from rammer.tile.traffic import task_cost
 
-from rammer_cuda.family import Choice, Family
+from rammer_cuda.family import Family
 from rammer_cuda.generic.kernel import generic
 from rammer_cuda.gpu import THREADS as BLOCK_THREADS
 from rammer_cuda.gpu import Gpu

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rammer.codegen.context import Place
-from rammer.codegen.task import Argument
+from rammer.codegen.task import Argument, hash_of
 from rammer.codegen.text import digits
 from rammer.device.manifest import Binding
 from rammer.ir.expr import integer
@@ -73,11 +72,6 @@ class HeldKernel(TaskKernel):
     def types(self) -> tuple[str, ...]:
         """The C types of what its pointers point to."""
         return (*("float" if a.written else "const float" for a in self.arguments), *["unsigned"] * len(self.words))
-
-
-def hash_of(text: str) -> str:
-    """The end of the name of what has this text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def parameter(kind: str, argument: Argument, number: int, binding: Binding) -> str:

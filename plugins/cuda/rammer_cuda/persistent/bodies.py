@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rammer.codegen.emit import emit
 from rammer.codegen.task import Argument
+from rammer.codegen.writer import moved, renaming
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
@@ -12,7 +13,6 @@ from rammer_cuda.families import family_of
 from rammer_cuda.gpu import THREADS
 from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.text import Body
-from rammer_cuda.source import moved, renaming
 
 
 class Bodies:
@@ -53,7 +53,7 @@ class Bodies:
 
     def _emit(self, operator: ROperator) -> int:
         """Note the operator's function and arguments; returns the function's number."""
-        if held := family_of(operator).held:
+        if held := family_of(operator).own:
             kernel = held.kernel(operator, self.binding, self.flow.words.get(operator.name, ()), self.flow.stored)
             self.arguments[operator.name], self.words[operator.name] = kernel.arguments, kernel.words
             self.threads, self.shared = max(self.threads, held.threads), max(self.shared, kernel.shared)

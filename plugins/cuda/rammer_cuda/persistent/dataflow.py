@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rammer.codegen.writer import kinds_of, renaming
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, RProgram, Storage, Task, Wait
@@ -19,7 +20,6 @@ from rammer.plan.overlap import overlap
 
 from rammer_cuda.families import family_of
 from rammer_cuda.family import Held
-from rammer_cuda.source import kinds_of, renaming
 
 #: Most bytes for buffers that share no memory; a program that needs more keeps its arena and its counters.
 MOST_PRIVATE = 1 << 30
@@ -98,7 +98,7 @@ class _Reads:
                 mine = program.storage[t]
                 meet = [(w, s.tensor) for w, s in by_buffer.get(mine.buffer, ()) if overlap(s, mine)]
                 self.writers[o.name, t] = meet
-        holding = [(o, held) for o in program.operators if (held := family_of(o).held)]
+        holding = [(o, held) for o in program.operators if (held := family_of(o).own)]
         self.holding = {o.name for o, _ in holding}
         self.kinds = kinds_of(program.operators, binding)
         self.vectors = self._vectors(holding, binding)

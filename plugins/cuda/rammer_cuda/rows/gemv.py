@@ -17,6 +17,7 @@ import numpy as np
 
 from rammer.codegen.bounds import tidy
 from rammer.codegen.contraction import Roles, roles_of
+from rammer.codegen.family import Choice
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.task import Array, Packing, Unsuited, packing_key
@@ -27,7 +28,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, add, integer, mul
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import Choice, Family
+from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of

@@ -15,6 +15,7 @@ from typing import Final
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
+from rammer.codegen.family import Choice
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.rowform import Accesses, RowForm, accesses, joinable, map_form, row_form, step
@@ -26,7 +27,7 @@ from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.family import Choice, Family
+from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes, moved_bytes
 from rammer_cuda.kernels.task import TaskKernel

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-pytest.importorskip("cuda.bindings")
-
+from rammer.codegen.family import Choice
+from rammer.codegen.ranking import LEADING, NEAR, Queue, leaders_first
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const
 from rammer.ir.operator import ROperator
-
-from rammer_cuda.family import Choice
-from rammer_cuda.ranking import LEADING, NEAR, Queue, leaders_first
 
 SEED = 20_261_122
 

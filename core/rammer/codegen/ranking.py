@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rammer.codegen.family import Choice
 from rammer.ir.operator import ROperator
-
-from rammer_cuda.family import Choice
 
 #: How far behind the best prediction a family's best may be and still be measured among the first: so many times, and seconds.
 LEADING, NEAR = 1.3, 2e-6

@@ -1,0 +1,65 @@
+"""What a kernel family is: which operators it sees, the tiles it would give them and what it expects of each, and its text.
+
+A device has a tuple of them, and a loop over it is all that its backend knows of families (``FamilySearch``). What others must
+know of a family, it says here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from rammer.codegen.task import TaskCode
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+
+#: How a device describes itself, its kernels, and what its own executors know of some families.
+Unit = TypeVar("Unit")
+Code = TypeVar("Code", bound=TaskCode)
+Own = TypeVar("Own")
+
+
+class Choice(NamedTuple):
+    """A tiled operator with its predicted seconds for all tasks, launch included."""
+
+    seconds: float
+    operator: ROperator
+
+
+@dataclass(frozen=True, eq=False)
+class KernelFamily(Generic[Unit, Code, Own]):
+    """One family of kernels.
+
+    ``configs`` are the values that a loaded file may have, by key; what of them goes together ``kernel`` decides.
+    ``candidates`` are choices for an untiled operator, the most promising first; none where the family does not suit. Some
+    of them ``kernel`` may refuse. ``seconds`` predicts all tasks of a tiled operator without the launch, and is what schedules
+    are made by, too. ``kernel`` writes it. Both raise Unsuited where the operator is none of the family.
+
+    ``needs`` says of a unit whether it has what the kernels use. ``most`` choices are offered of it, of all matrix products
+    together as many (``product``). ``first`` says of an operator whether only this family is offered where it has
+    candidates. ``last`` is true of a family that can write everything and is offered behind all others, in its own order: what
+    it predicts counts bytes and operations, which is no time to compare with theirs. ``holds`` is true of families that keep a
+    product's operand on chip. ``times`` predicts seconds of one round of tasks, alone and crowded, where that is no share of
+    ``seconds``. ``own`` is for the device's executors.
+    """
+
+    name: str
+    configs: Mapping[str, range]
+    candidates: Callable[[ROperator, Binding, Unit], Iterable[Choice]]
+    seconds: Callable[[ROperator, Binding, Unit], float]
+    kernel: Callable[[ROperator, Binding], Code]
+    needs: Callable[[Unit], bool] = lambda unit: True
+    most: int = 6
+    product: bool = False
+    first: Callable[[ROperator, Binding, Unit], bool] | None = None
+    last: bool = False
+    holds: bool = False
+    times: Callable[[ROperator, Binding, Unit], tuple[float, float]] | None = None
+    own: Own | None = None
+
+    def round(self, operator: ROperator, binding: Binding, unit: Unit, veus: int) -> tuple[float, float]:
+        """Predicted seconds of one round of a tiled operator's tasks on ``veus`` vEUs, alone and crowded."""
+        if self.times is not None:
+            return self.times(operator, binding, unit)
+        return (self.seconds(operator, binding, unit) / -(-operator.task_count // veus),) * 2

@@ -1,0 +1,122 @@
+"""What a backend offers and writes, as a loop over its kernel families."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Generic, TypeVar
+
+from rammer.codegen.family import Choice, KernelFamily
+from rammer.codegen.ranking import Queue, leaders_first
+from rammer.codegen.task import TaskCode, Unsuited
+from rammer.codegen.writer import KernelWriter, refusal
+from rammer.device.lazily import Lazily
+from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
+from rammer.ir.operator import Resources, RKernel, ROperator, Written
+
+Unit = TypeVar("Unit")
+Code = TypeVar("Code", bound=TaskCode)
+Own = TypeVar("Own")
+
+
+class FamilyBackend(Generic[Unit, Code, Own]):
+    """What of a Backend follows from its kernel families: of ``kinds``, on a ``unit`` of so many ``veus``.
+
+    One of the families has no name: it writes what has a family that is none of them. ``needs`` says what a kernel takes of a
+    vEU; one whose local memory is more than ``room`` bytes is not offered (0: any is). Of matrix products ``products`` choices
+    are offered in all.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[KernelFamily[Unit, Code, Own]],
+        unit: Unit,
+        veus: int,
+        writer: KernelWriter[Code],
+        needs: Callable[[Code], Resources],
+        room: int = 0,
+        products: int = 0,
+    ) -> None:
+        self.kinds = {f.name: f for f in kinds}
+        self.usable = tuple(f for f in kinds if f.needs(unit))  #: Those whose kernels the unit can run.
+        self.unit, self.veus, self._writer = unit, veus, writer
+        self._needs, self._room, self._products = needs, room, products
+
+    @property
+    def families(self) -> Mapping[str, Mapping[str, range]]:
+        """What kernels there are texts for."""
+        return {f.name: f.configs for f in self.kinds.values()}
+
+    def otherwise(self, operator: ROperator, binding: Binding) -> Iterable[ROperator]:
+        """Tiles of an operator that suits no family, for the one without a name: none, unless a device has some."""
+        return ()
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        """Tiled operators that can be written and that fit: the best predicted of each family, then the rest, best first; those
+        of one family alone where it says so."""
+        for family in self.usable:
+            if family.first is not None and family.first(operator, binding, self.unit):
+                found = Lazily(islice(self.choices(operator, binding, family), family.most))
+                if found:
+                    return Lazily(c.operator for c in found)
+        return Lazily(self._ranked(operator, binding))
+
+    def _ranked(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
+        """``candidates`` of the families that go before no others, one by one: a kernel is written to see whether it fits."""
+        plain = [f for f in self.usable if f.first is None and not f.product and not f.last]
+        groups = [(self._products, [f for f in self.usable if f.product]), *((f.most, [f]) for f in plain)]
+        possible, found = partial(self.fits, binding=binding), False
+        queues = [Queue(self._predicted(operator, binding, families), possible, most) for most, families in groups]
+        for choice in leaders_first(queues):
+            found = True
+            yield choice.operator
+        for family in (f for f in self.usable if f.last):
+            for choice in islice(family.candidates(operator, binding, self.unit), family.most):
+                found = True
+                yield choice.operator
+        if not found:
+            yield from filter(possible, self.otherwise(operator, binding))
+
+    def _predicted(
+        self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]
+    ) -> Iterator[Choice]:
+        """Every choice of some families, best predicted first; for some there may be no kernel."""
+        return heapq.merge(*(f.candidates(operator, binding, self.unit) for f in families), key=lambda c: c.seconds)
+
+    def choices(self, operator: ROperator, binding: Binding, *families: KernelFamily[Unit, Code, Own]) -> Iterator[Choice]:
+        """Every choice of some families that can be written and that fits, best predicted first."""
+        return (c for c in self._predicted(operator, binding, families) if self.fits(c.operator, binding))
+
+    def offered(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
+        """Every choice of every family, whatever its prediction; nothing is kept from those that go before others."""
+        for family in self.usable:
+            yield from (c.operator for c in family.candidates(operator, binding, self.unit))
+        yield from self.otherwise(operator, binding)
+
+    def best(self, operator: ROperator, binding: Binding, families: Iterable[KernelFamily[Unit, Code, Own]]) -> float:
+        """Predicted seconds of the best choice of some families; infinite where none suits."""
+        return min((c.seconds for c in islice(self.choices(operator, binding, *families), 1)), default=float("inf"))
+
+    def fits(self, operator: ROperator, binding: Binding) -> bool:
+        """Whether the operator's family can write its kernel, and a vEU has the local memory for it."""
+        try:
+            made = self._writer.written(operator, binding)
+        except DeviceFailure:
+            return False
+        return not self._room or self._needs(made).local_bytes <= self._room
+
+    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
+        """Predicted times, and the text when somebody asks for it. DeviceFailure where the operator is none for its family."""
+        try:
+            family = self.kinds.get(operator.family) or self.kinds[""]
+            alone, crowded = family.round(operator, binding, self.unit, self.veus)
+        except Unsuited as problem:
+            raise refusal(operator, problem) from problem
+        return RKernel(operator, lambda: self._written(operator, binding), alone, crowded)
+
+    def _written(self, operator: ROperator, binding: Binding) -> Written:
+        made = self._writer.written(operator, binding)
+        return Written(made.text, self._needs(made))

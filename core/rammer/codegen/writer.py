@@ -1,0 +1,79 @@
+"""Kernels by what they compute: each is written once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from rammer.codegen.task import Argument, TaskCode, Unsuited
+from rammer.device.manifest import Binding
+from rammer.errors import DeviceFailure
+from rammer.ir.operator import ROperator
+
+Code = TypeVar("Code", bound=TaskCode)
+
+#: Texts that a writer keeps, of some 10 KB each.
+MOST_KEPT = 2048
+
+
+class KernelWriter(Generic[Code]):
+    """Kernels by what they compute, each written once by ``write``: whether there is one, what memory it needs and its text are
+    one answer, which serves all equal operators (an unrolled LSTM has thousands), the search and the program that is loaded."""
+
+    def __init__(self, write: Callable[[ROperator, Binding], Code]) -> None:
+        self._write = write
+        self._known: OrderedDict[str, tuple[ROperator, Code | Unsuited]] = OrderedDict()
+
+    def written(self, operator: ROperator, binding: Binding) -> Code:
+        """The kernel of a tiled operator. DeviceFailure where its family cannot compute it."""
+        key = binding.key(operator)
+        if key not in self._known:
+            self._known[key] = operator, self._attempt(operator, binding)
+            if len(self._known) > MOST_KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        first, made = self._known[key]
+        if isinstance(made, Unsuited):
+            raise refusal(operator, made) from made
+        return made if first is operator else replace(made, arguments=moved(made.arguments, renaming(first, operator)))
+
+    def all(self, operators: Iterable[ROperator], binding: Binding) -> dict[str, Code]:
+        """The kernel of every operator by name."""
+        return {o.name: self.written(o, binding) for o in operators}
+
+    def _attempt(self, operator: ROperator, binding: Binding) -> Code | Unsuited:
+        try:
+            return self._write(operator, binding)
+        except Unsuited as problem:
+            return problem
+        except DeviceFailure as problem:
+            if isinstance(problem.__cause__, Unsuited):
+                return problem.__cause__
+            raise
+
+
+def refusal(operator: ROperator, problem: Unsuited) -> DeviceFailure:
+    """What to say of an operator that its family cannot compute."""
+    return DeviceFailure(
+        f"operator {operator.name} is none for family {operator.family}: {problem}",
+        where=operator.anchor.origin,
+        hint="choose another tile, or no family",
+    )
+
+
+def kinds_of(operators: Iterable[ROperator], binding: Binding) -> dict[str, int]:
+    """A number for every operator by name, equal for operators whose kernels have equal texts."""
+    numbers: dict[str, int] = {}
+    return {o.name: numbers.setdefault(binding.key(o), len(numbers)) for o in operators}
+
+
+def renaming(first: ROperator, operator: ROperator) -> dict[str, str]:
+    """The tensors of ``operator`` by those of the equal operator ``first``."""
+    return dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
+
+
+def moved(arguments: Iterable[Argument], names: Mapping[str, str]) -> tuple[Argument, ...]:
+    """``arguments`` of an equal operator, with this one's tensors."""
+    return tuple([Argument(names[a.tensor], a.written, a.packing) for a in arguments])

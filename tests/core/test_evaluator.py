@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,12 @@ def test_the_unjudged_are_not_folded_but_named() -> None:
     assert "not compared with ONNX Runtime" in reservation(Node("DeformConv", (), ("y",)))
 
 
+U8 = functools.partial(np.asarray, dtype=np.uint8)
+ONE = np.asarray(1, F32)
+#: An image of one dimension, its scale and zero point, and weights of two channels.
+LINE = (U8([[[9, 1, 7, 4]]]), ONE, U8(2), U8([[[3, 4]], [[1, 9]]]))
+
+
 #: What onnx.reference folds wrongly or not at all.
 CASES = [
     Case("LpNormalization", 22, (np.array([[3, -1], [0, -2]], F32),), {"p": 1}),
@@ -78,6 +85,10 @@ CASES = [
     Case("GatherElements", 13, (np.arange(12).reshape(3, 4), np.array([[2, -1], [0, 0]])), {"axis": 0}),
     Case("Unique", 11, (np.array([[1, 2, 1], [0, 2, 0]], F32),), {"axis": 0, "sorted": 0}, 4),
     Case("Softplus", 7, (np.array([-20, -50], F32),)),
+    *(Case("QuantizeLinear", o, (np.array([1e10, -1e10, 3e38, 2.5, 3.5, -1.5], F32), ONE, U8(3))) for o in (10, 13, 19, 21)),
+    Case("QLinearMatMul", 10, (U8([[5], [7]]), ONE, U8(0), U8([[1]]), np.asarray(0.5, F32), U8(0), ONE, U8(3))),
+    Case("QLinearConv", 10, (*LINE, np.array([0.5, 0.25], F32), U8([1, 2]), ONE, U8(4), np.array([3, -4], np.int32))),
+    Case("ConvInteger", 10, (LINE[0], LINE[3], U8(2), U8(5)), {"pads": [1, 0], "dilations": [2], "strides": [2]}),
 ]
 
 
@@ -202,3 +213,38 @@ def test_dynamic_quantisation_folded_is_that_at_run_time(numbers: tuple[float, .
     assert made["scale"] == values["y_scale"] == (max(x.max(), 0) - min(x.min(), 0)) / F32(255)
     assert np.array_equal(made["y"], values["y"]) and made["zero"] == values["y_zero_point"]
     assert [made[n].dtype for n in ("y", "scale", "zero")] == [np.uint8, F32, np.uint8]
+
+
+@pytest.mark.parametrize("op", ["MatMulInteger", "QLinearMatMul"])
+def test_zero_points_of_rows_and_columns(op: str) -> None:
+    """'per row for a and per column for b': ONNX Runtime has no such kernels, and the reference takes rows for columns."""
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(0, 255, (2, 3, 3), np.uint8), rng.integers(-99, 99, (3, 3), np.int8)
+    rows, columns = rng.integers(0, 255, (3,), np.uint8), rng.integers(-99, 99, (3,), np.int8)
+    total = (a.astype(int) - rows[:, None]) @ (b.astype(int) - columns)
+    if op == "MatMulInteger":
+        values, want = {"a": a, "b": b, "za": rows, "zb": columns}, total
+    else:
+        scale = {n: 2.0 ** rng.integers(-6, -2, 3).astype(F32) for n in "aby"}
+        zero = rng.integers(0, 255, (3,), np.uint8)
+        values = {"a": a, "sa": scale["a"], "za": rows, "b": b, "sb": scale["b"], "zb": columns, "sy": scale["y"], "zy": zero}
+        quotient = total * (scale["a"][:, None].astype(float) * scale["b"] / scale["y"][:, None])
+        want = np.clip(np.rint(quotient) + zero[:, None], 0, 255)
+    (have,) = evaluate(Node(op, tuple(values), ("y",)), values, {}).values()
+    np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_blocks_are_counted_from_either_end(axis: int, dtype: Any) -> None:
+    rng = np.random.default_rng(4)
+    x, scale = rng.normal(0, 20, (2, 5, 3)).astype(dtype), rng.uniform(0.1, 2, (2, 3, 3)).astype(dtype)
+    zero = rng.integers(-9, 9, (2, 3, 3)).astype(np.int16)
+    whole, moved = (np.repeat(v, 2, 1)[:, :5] for v in (scale, zero))
+    given = {"x": x, "s": scale, "z": zero}
+    attributes = {"axis": axis, "block_size": 2}
+    (made,) = evaluate(Node("QuantizeLinear", tuple(given), ("y",), attributes), given, {}).values()
+    np.testing.assert_array_equal(made, np.rint(x / whole).astype(int) + moved)
+    (again,) = evaluate(Node("DequantizeLinear", ("y", "s", "z"), ("x",), attributes), {**given, "y": made}, {}).values()
+    assert again.dtype == dtype
+    np.testing.assert_allclose(again, (made - moved).astype(float) * whole, rtol=1e-3)

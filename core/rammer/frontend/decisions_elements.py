@@ -235,6 +235,36 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "Sub and Div without a condition: 0. ONNX Runtime says 1 and the reference 1 / 255.",
     ),
     Decision(
+        ("QuantizeLinear", "QLinearConv", "QLinearMatMul"),
+        "a scale of 0",
+        uses.unscaled,
+        ("onnxruntime", "reference"),
+        "'y = saturate((x / y_scale) + y_zero_point)', of a quotient by 0 nothing. Ours takes 0 / 0 for 0; others turn NaN into "
+        "an integer, which is whatever the processor makes of it.",
+    ),
+    Decision(
+        ("QuantizeLinear",),
+        "quotients that 32 bits do not hold",
+        uses.beyond,
+        ("reference",),
+        "'y = saturate((x / y_scale) + y_zero_point)'. The reference goes through int32, where a large number becomes the least.",
+    ),
+    Decision(
+        ("QLinearConv", "QLinearMatMul"),
+        "an odd zero point of the result",
+        uses.turned,
+        ("reference",),
+        "'For (x / y_scale), it is rounding to nearest ties to even', and then it is moved. The reference adds first.",
+    ),
+    Decision(
+        ("QLinearConv", "ConvInteger"),
+        "scales or zero points of channels, in other than two spatial dimensions",
+        uses.by_channel,
+        ("reference",),
+        "'If it's a 1-D tensor, its number of elements should be equal to the number of output channels (M)'. The reference "
+        "makes axes of two spatial dimensions of it.",
+    ),
+    Decision(
         ("LogSoftmax",),
         "elements far below the largest",
         uses.always,

@@ -7,9 +7,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from rammer.frontend.quantised import QUANTISED
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: From attributes and operands (None where one is absent) to all outputs.
-_Operator: TypeAlias = Callable[[Mapping[str, Any], Sequence["Array | None"]], Sequence[Array]]
+#: From attributes and operands (None where one is absent) to all outputs; None for element types that it does not take.
+_Operator: TypeAlias = Callable[[Mapping[str, Any], Sequence["Array | None"]], "Sequence[Array] | None"]
 
 
 def _unique(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
@@ -87,4 +89,5 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "Unique": _unique,
     "NonMaxSuppression": _non_max_suppression,
     "DynamicQuantizeLinear": _dynamic_quantize,
+    **QUANTISED,
 }

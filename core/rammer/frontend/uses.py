@@ -114,6 +114,32 @@ def zeros(use: Use) -> bool:
     return known is not None and not np.any(known)
 
 
+def unscaled(use: Use) -> bool:
+    """Whether a scale that divides is known to be 0."""
+    divisor = use.value(1 if use.op == "QuantizeLinear" else 6)
+    return divisor is not None and not np.all(divisor)
+
+
+def beyond(use: Use) -> bool:
+    """Whether a quotient that is quantised is known to leave 32 bits."""
+    x, scale = use.value(0), use.value(1)
+    if x is None or scale is None or not x.size or not scale.size:
+        return False
+    return float(np.abs(x).max()) >= 2.0**31 * float(np.abs(scale).min())
+
+
+def turned(use: Use) -> bool:
+    """Whether the zero point of a quantised product is known to be odd."""
+    zero = use.value(7)
+    return zero is not None and bool((zero % 2).any())
+
+
+def by_channel(use: Use) -> bool:
+    """Whether channels have scales or zero points of their own, and images other than two dimensions."""
+    each = use.shape(4) if use.op == "QLinearConv" else use.shape(3)
+    return each not in ((), (1,)) and len(use.shape()) != 4
+
+
 def beside_pixels(use: Use) -> bool:
     """Whether out / source is rounded, and puts a place next to a pixel on which it would be."""
     sizes, mode = use.value(3), use.attr("coordinate_transformation_mode", "half_pixel")

@@ -73,6 +73,7 @@ INTEGERS: Final = (
     "MatMulInteger",
     "ConvInteger",
     "QLinearMatMul",
+    "QLinearConv",
     "Cast",
     "Add",
     "Relu",

@@ -2,47 +2,87 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+from onnx import helper
 
 from rammer.testing.graphs.draw import Draw, Reject, Val
 from rammer.testing.graphs.operators.elementwise import small
-from rammer.testing.graphs.operators.images import image
+from rammer.testing.graphs.operators.images import image, window
 from rammer.testing.graphs.operators.registry import describe
 
 #: Powers of two: what is quantised then is often exact, and where a tie is, the evaluation sees it.
 STEPS: Final = (0.03125, 0.0625, 0.25, 1.0)
+#: Scales of sums of products.
+COARSE: Final = (0.25, 1.0, 8.0)
 
 
 def point(d: Draw, dtype: str) -> int:
     """A zero point."""
-    return d.integer(0, 200) if dtype == "uint8" else d.integer(-50, 50) if dtype == "int8" else 0
+    return d.integer(0, 200) if dtype.startswith("uint") else 0 if dtype == "int32" else d.integer(-50, 50)
+
+
+def steps(d: Draw, dtype: str = "float32", shape: tuple[int, ...] = ()) -> str:
+    """Scales."""
+    return d._plain(np.asarray(d.rng.choice(STEPS, shape), dtype))
+
+
+def points(d: Draw, dtype: str, shape: tuple[int, ...] = ()) -> str:
+    """Zero points."""
+    return d._plain(np.asarray(d.rng.permutation(point(d, dtype) + np.arange(int(np.prod(shape))) % 9).reshape(shape), dtype))
+
+
+@dataclass(frozen=True)
+class Grain:
+    """What shares a scale: the whole tensor, an index along an axis, or a block of indices along it."""
+
+    axis: int | None
+    block: int | None
+    shape: tuple[int, ...]
+
+
+def grain(d: Draw, op: str, x: Val) -> Grain:
+    """One that the operator has at this opset."""
+    if not x.rank or d.since(op) < 13 or d.chance(0.5):
+        return Grain(None, None, ())
+    axis = d.integer(-x.rank, x.rank - 1)
+    extent = x.shape[axis]
+    if 0 in x.shape:
+        raise Reject("no scales")
+    if not d.takes(op, "block_size") or d.chance(0.5):
+        return Grain(axis, None, (extent,))
+    block = d.integer(1, extent)
+    blocks = list(x.shape)
+    blocks[axis] = -(-extent // block)
+    return Grain(axis, block, tuple(blocks))
 
 
 @describe("QuantizeLinear", weight=0.7)
 def quantize(d: Draw, op: str) -> Val:
-    x = d.pick(("float32",), (0, 4), where=small)
-    target = d.one(["uint8", "int8"])
-    axis = d.integer(-x.rank, x.rank - 1) if x.rank and d.since(op) >= 13 and d.chance(0.4) else None
-    shape = () if axis is None else (x.shape[axis],)
-    if 0 in shape:
-        raise Reject("no scales")
-    scale = d._plain(np.asarray(d.rng.choice(STEPS, shape), np.float32))
-    zero = d._plain(np.full(shape, point(d, target), target)) if target == "int8" or d.chance(0.7) else ""
-    return d.add(op, [x.name, scale, zero], axis=axis)
+    narrow = d.since(op) >= 19 and d.chance(0.2)
+    x = d.pick(("float16",) if narrow else ("float32",), (0, 4), where=small)
+    if not narrow and d.chance(0.1):  # further than 32 bits reach
+        x = d.fresh("float32", x.shape, -1e11, 1e11)
+    target = d.one(["uint8", "int8", "uint16", "int16"] if d.since(op) >= 21 else ["uint8", "int8"])
+    g = grain(d, op, x)
+    given: dict[str, Any] = {"axis": g.axis, "block_size": g.block}
+    zero, named = "", d.takes(op, "output_dtype") and d.chance(0.4)
+    if named:
+        given["output_dtype"] = int(helper.np_dtype_to_tensor_dtype(np.dtype(target)))
+    if (target != "uint8" and not named) or d.chance(0.6):
+        zero = points(d, target, g.shape)
+    return d.add(op, [x.name, steps(d, x.dtype, g.shape), zero], **given)
 
 
 @describe("DequantizeLinear", weight=0.7)
 def dequantize(d: Draw, op: str) -> Val:
-    x = d.pick(("uint8", "int8", "int32"), (0, 4))
-    axis = d.integer(-x.rank, x.rank - 1) if x.rank and d.since(op) >= 13 and d.chance(0.4) else None
-    shape = () if axis is None else (x.shape[axis],)
-    if 0 in shape:
-        raise Reject("no scales")
-    scale = d._plain(np.asarray(d.rng.choice(STEPS, shape), np.float32))
-    zero = d._plain(np.full(shape, point(d, x.dtype), x.dtype)) if x.dtype != "int32" and d.chance(0.7) else ""
-    return d.add(op, [x.name, scale, zero], axis=axis)
+    x = d.pick(("uint8", "int8", "int32", *(("uint16", "int16") if d.since(op) >= 21 else ())), (0, 4))
+    g = grain(d, op, x)
+    zero = points(d, x.dtype, g.shape) if x.dtype != "int32" and d.chance(0.7) else ""
+    scale = steps(d, "float16" if d.since(op) >= 19 and d.chance(0.2) else "float32", g.shape)
+    return d.add(op, [x.name, scale, zero], axis=g.axis, block_size=g.block)
 
 
 @describe("DynamicQuantizeLinear", weight=0.4)
@@ -58,29 +98,38 @@ def dynamic(d: Draw, op: str) -> Val:
 def matmul_integer(d: Draw, op: str) -> Val:
     x = d.pick(("uint8", "int8"), (2, 3))
     y = d.fresh(d.one(["uint8", "int8"]), (x.shape[-1], d.extent()), -20, 20)
-    points = [d._plain(np.asarray(point(d, v.dtype), v.dtype)) if d.chance(0.5) else "" for v in (x, y)]
-    return d.add(op, [x.name, y.name, *points])
+    return d.add(op, [x.name, y.name, *(points(d, v.dtype) if d.chance(0.5) else "" for v in (x, y))])
 
 
-@describe("ConvInteger", weight=0.4)
-def conv_integer(d: Draw, op: str) -> Val:
-    x = image(d, op, (4, 4))
+@describe("ConvInteger", "QLinearConv", weight=0.6)
+def quantised_conv(d: Draw, op: str) -> Val:
+    x = image(d, op)
     if 0 in x.shape:
         raise Reject("no window fits")
-    kernel = [d.integer(1, min(n, 3)) for n in x.shape[2:]]
-    w = d.fresh("uint8" if x.dtype == "uint8" else "int8", (d.integer(1, 4), x.shape[1], *kernel), -20, 20, constant=True)
-    points = [d._plain(np.asarray(point(d, v.dtype), v.dtype)) if d.chance(0.4) else "" for v in (x, w)]
-    return d.add(op, [x.name, w.name, *points], strides=d.one([None, [1, 2], [2, 1]]), pads=d.one([None, [0, 1, 1, 0]]))
+    channels, kernel = x.shape[1], [d.integer(1, min(n, 3)) for n in x.shape[2:]]
+    group = d.one([g for g in range(1, channels + 1) if channels % g == 0])
+    features = group * d.integer(1, 3)
+    kinds = ["uint8"] if x.dtype == "uint8" and d.chance(0.5) else ["int8"]
+    w = d.fresh(d.one(kinds), (features, channels // group, *kernel), -20, 20, constant=True)
+    if op == "ConvInteger":
+        each = (features,) if d.chance(0.3) else ()
+        names = [x.name, w.name, points(d, x.dtype) if d.chance(0.4) else "", points(d, w.dtype, each) if d.chance(0.4) else ""]
+    else:
+        each = (features,) if d.chance(0.4) else ()
+        names = [x.name, steps(d), points(d, x.dtype), w.name, steps(d, shape=each), points(d, w.dtype, each)]
+        names += [d.scalar("float32", d.one(COARSE)), points(d, d.one(["uint8", "int8"]))]
+        names += [d.fresh("int32", (features,), -500, 500, constant=True).name] if d.chance(0.5) else []
+    given = window(d, op, x.shape[2:], kernel)
+    return d.add(op, names, group=group if group > 1 else None, kernel_shape=kernel if d.chance(0.5) else None, **given)
 
 
-@describe("QLinearMatMul", weight=0.4)
+@describe("QLinearMatMul", weight=0.6)
 def qlinear_matmul(d: Draw, op: str) -> Val:
-    x = d.pick(("uint8",), (2, 2))
-    y = d.fresh("uint8", (x.shape[-1], d.extent()), 0, 50, constant=True)
-    numbers = []
-    for _ in range(3):
-        numbers += [d.scalar("float32", d.one(STEPS)), d._plain(np.asarray(point(d, "uint8"), "uint8"))]
-    return d.add(op, [x.name, *numbers[:2], y.name, *numbers[2:]])
+    x = d.pick(("uint8", "int8"), (2, 3))
+    y = d.fresh(d.one(["uint8", "int8"]), (x.shape[-1], d.extent()), -50, 50, constant=True)
+    each = (y.shape[1],) if y.shape[1] and d.chance(0.3) else ()
+    names = [x.name, steps(d), points(d, x.dtype), y.name, steps(d, shape=each), points(d, y.dtype, each)]
+    return d.add(op, [*names, d.scalar("float32", d.one(COARSE)), points(d, d.one(["uint8", "int8"]))])
 
 
 @describe("Det", weight=0.4)

@@ -17,7 +17,7 @@ from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
-from rammer.errors import DeviceFailure
+from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.bind import bind
 from rammer.frontend.evaluator import check_host, reservation
 from rammer.frontend.lower import Lowerings, can_lower, lower
@@ -67,6 +67,7 @@ class Compiler:
         self.policy = parse_policy(self.options.policy, plugins.policies() if plugins else ())
         self.passes = (*default_passes(), *(plugins.passes() if plugins else ()))
         self.lowerings: Lowerings = {**REGISTRY, **(plugins.lowerings() if plugins else {})}
+        self.custom = plugins.operators() if plugins else {}
         self.tuner = Tuner(
             self.backend,
             self.store,
@@ -98,7 +99,7 @@ class Compiler:
         uses = _Uses(graph)
         for number, (nodes, why) in enumerate(split_segments(graph, self.lowerings)):
             if why:
-                segments.append(HostSegment(HostNode.of(graph, nodes[0]), why))
+                segments.append(HostSegment(HostNode.of(graph, nodes[0], self.custom), why))
             else:
                 segments.append(self._segment(uses.subgraph(nodes, number)))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
@@ -138,10 +139,10 @@ class Compiler:
         with self._step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
-        with self._step("schedule"):
+        with self._step("schedule"), blamed(self.policy):
             after = dependences(tile.operators, plan.storages)
             schedule = self.policy(OperatorGraph(kernels, after, binding.constants), self.backend.vdevice)
-        with self._step("plan"):
+        with self._step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
             program = build_program(
                 compute.name,
                 schedule,

@@ -7,6 +7,8 @@ or plugin (4). Exit code 1 is a numerical mismatch. Anything else that escapes i
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import ClassVar, Final
 
 #: Modules of Python whose errors are those of a file, a database or another program.
@@ -75,6 +77,19 @@ class MissingDependency(DeviceUnavailable):
     def reason(self) -> str:
         """What is needed and what to install, in one line."""
         return ": ".join(filter(None, (self.what, self.hint)))
+
+
+@contextmanager
+def blamed(culprit: object) -> Iterator[None]:
+    """What is raised here, and is no error of the user's, is the fault of ``culprit``, which a plugin may have given:
+    ``Registry.blaming`` names the plugin."""
+    try:
+        yield
+    except Exception as problem:
+        if not isinstance(problem, (BadInput, DeviceUnavailable)) and not hasattr(problem, "culprit"):
+            with suppress(AttributeError):
+                problem.culprit = culprit  # type: ignore[attr-defined]
+        raise
 
 
 def of_system(problem: Exception, who: str) -> RammerError | None:

@@ -61,7 +61,8 @@ def test_unknown_operator(tmp_path: Path) -> None:
     foreign = model(LITTLE.replace('["" : 21]', '["" : 21, "com.acme" : 1]').replace("Relu", "com.acme.Fuse"))
     assert file_message(saved(path, foreign)) == (
         "unknown operator Fuse in domain com.acme, opset 1\n  at: node computing y (Fuse)\n"
-        "  hint: domain com.acme is not part of ONNX: export the model with standard operators only"
+        "  hint: domain com.acme is not part of ONNX, and no plugin here declares operators of it (`rammer plugins list`): "
+        "install or write one that does (hook rammer_operators), or export the model with standard operators only"
     )
 
 
@@ -250,7 +251,7 @@ LISTS = f"from rammer.device.manifest import Device\n{HOOKS}def rammer_devices()
         ),
         ("def rammer_devices(): return []", "TypeError: rammer_devices is not marked with @hookimpl (rammer.device.hooks)"),
         (f"{HOOKS}def rammer_devices(): return []\ndef rammer_passes(): return []", "TypeError: rammer_passes is not marked"),
-        ("VALUE = 1", "TypeError: it fills no hook; those are rammer_devices, rammer_policies, rammer_passes, rammer_lowerings"),
+        ("VALUE = 1", "TypeError: it fills no hook; those are rammer_devices, rammer_policies, rammer_passes, rammer_operators"),
         (
             f"{LISTS}[Device('broken', '', list, list)]",
             "TypeError: Device.__init__() missing 1 required keyword-only argument: 'api'",

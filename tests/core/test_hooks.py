@@ -234,6 +234,92 @@ def test_what_a_plugin_added_is_named_where_it_fails(hook: str, value: Any, caps
     assert not capsys.readouterr().err
 
 
+@dataclass(frozen=True)
+class Breaking(Witness):
+    """A pass that makes a graph that cannot be."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        return replace(graph, nodes=graph.nodes[1:])
+
+
+@dataclass(frozen=True)
+class Restless(Witness):
+    """A pass that never settles."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        return replace(graph)
+
+
+@dataclass(frozen=True)
+class Forgetful(Reluctant):
+    """A policy that leaves tasks out."""
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        made = Sequential()(graph, device)
+        return replace(made, rows=tuple(() for _ in made.rows))
+
+
+def emits_nothing(ctx: Lowering) -> None:
+    """A lowering without a result."""
+
+
+@pytest.mark.parametrize(
+    ("hook", "value", "words"),
+    [
+        ("rammer_passes", [Breaking([])], "pass: witness"),
+        ("rammer_passes", [Restless([])], "pass witness still changes the graph after 16 rounds"),
+        ("rammer_policies", [Forgetful()], ""),
+        ("rammer_lowerings", {("", "Abs"): emits_nothing}, "the lowering of Abs gives None for output t"),
+    ],
+)
+def test_what_a_plugin_made_and_cannot_be_is_the_plugins_fault(hook: str, value: Any, words: str) -> None:
+    """Found by the core, where no code of the plugin runs any more."""
+    registry = Registry([Point("bad", failing(hook, None, value)), Point("extra", Plain())])
+    request = Request(policy="reluctant" if hook == "rammer_policies" else "wavefront")
+    exe = open_executable(parser.parse_model(MODEL), "toy", request, store=KernelStore(None), registry=registry)
+    with pytest.raises(DeviceFailure, match="plugin bad fails: ") as caught:
+        exe.run({"x": np.zeros(4, np.float32)})
+    assert words in caught.value.what and caught.value.hint == "leave it out: RAMMER_DISABLE=bad"
+
+
+def offering(change: Any) -> object:
+    """A plugin that offers a candidate of everything: what ``change`` makes of one task for all."""
+
+    def fill(self: object, device: str, operator: ROperator, binding: Binding) -> Any:
+        return [change(replace(operator, tile=tuple(max(1, n) for n in operator.anchor.shape)))]
+
+    return type("Bad", (), {"rammer_kernels": hookimpl(fill)})()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda o: replace(o, tile=()), "it offers the tile () for 1 axes"),
+        (lambda o: replace(o, tile=(0,)), "it offers the tile (0,) for 1 axes"),
+        (lambda o: replace(o, tile=(2.0,)), "it offers the tile (2.0,) for 1 axes"),
+        (lambda o: o.renamed("other"), "it offers another operator than the one that was asked for"),
+        (lambda o: replace(o, family="nonsense", config=(("n", 1),)), ""),
+        (lambda o: o, ""),
+    ],
+)
+@pytest.mark.parametrize("tune", ["off", "quick"])
+def test_a_candidate_that_is_none_is_passed_over(change: Any, words: str, tune: str, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = Registry([Point("bad", offering(change)), Point("extra", Plain())])
+    request = Request(tune=tune)
+    exe = open_executable(parser.parse_model(MODEL), "toy", request, store=KernelStore(None), registry=registry)
+    assert exe.run({"x": np.array([-2, -1, 1, 2], np.float32)})["y"].tolist() == [2, 1, 1, 2]
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(told) == bool(words) and all(words in line and "plugin bad fails in rammer_kernels" in line for line in told)
+
+
+@pytest.mark.parametrize("hook", ["rammer_lowerings", "rammer_policies"])
+def test_two_plugins_with_one_name_are_both_named(hook: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"rammer_lowerings": {("", "Abs"): negated}, "rammer_policies": [Reluctant()]}[hook]
+    registry = Registry([Point("one", failing(hook, None, value)), Point("two", failing(hook, None, value))])
+    assert len(registry.lowerings() if hook == "rammer_lowerings" else registry.policies()) == 1
+    assert f"plugin two fails in {hook}, and is left out of it: ValueError: plugin one has" in capsys.readouterr().err
+
+
 # --- whose device -------------------------------------------------------------------------------------
 
 

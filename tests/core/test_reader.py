@@ -69,7 +69,8 @@ def test_unknown_domain() -> None:
     proto = model([node], [tensor("x", [2])], ["y"], imports=[helper.make_opsetid("com.example", 1)])
     assert message(proto) == (
         "unknown operator FusedConv in domain com.example, opset 1\n  at: node computing y (FusedConv)\n"
-        "  hint: domain com.example is not part of ONNX: export the model with standard operators only"
+        "  hint: domain com.example is not part of ONNX, and no plugin here declares operators of it (`rammer plugins list`): "
+        "install or write one that does (hook rammer_operators), or export the model with standard operators only"
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from rammer.compiled.options import CompileOptions
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, OpenOptions
+from rammer.errors import DeviceFailure
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore, TunedKernel, key_of
@@ -126,6 +127,25 @@ def test_third_parties_win_by_time_and_not_by_coming_first(backend: Backend) -> 
     other = SimpleNamespace(kernel=backend.kernel, vdevice=backend.vdevice, fingerprint="slow", candidates=lambda o, b: slow)
     better.backend = cast(Backend, other)
     assert better.kernels(operator, binding)[0].operator.tile == own[0].tile
+
+
+def test_a_third_partys_candidate_that_the_device_refuses_is_passed_over(backend: Backend) -> None:
+    tuner, operator, binding = asked(backend, "off", lambda o, b: [replace(n, family="newer") for n in whole(o, b)])
+    for problem in (DeviceFailure("no such family"), KeyError("newer")):
+
+        def kernel(option: ROperator, known: Binding, problem: Exception = problem) -> RKernel:
+            if option.family:
+                raise problem
+            return backend.kernel(option, known)
+
+        fake = SimpleNamespace(kernel=kernel, vdevice=backend.vdevice, fingerprint="old", candidates=backend.candidates)
+        tuner.backend = cast(Backend, fake)
+        if isinstance(problem, DeviceFailure):
+            assert tuner._candidates(operator, binding)[0].family == ""
+        else:
+            with pytest.raises(KeyError) as caught:
+                tuner._candidates(operator, binding)
+            assert caught.value.culprit.family == "newer"  # type: ignore[attr-defined]
 
 
 def test_no_list_hides_a_third_partys_best(backend: Backend) -> None:

@@ -77,10 +77,11 @@ def command(
 
 def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
     """Each model takes the --shape options that name its inputs; one that names no model's input is an error."""
+    from rammer.device.loader import Registry
     from rammer.runtime.source import open_source
 
-    given = parse_shapes(shapes)
-    ports = [{p.name for p in open_source(model).head.inputs} for model in models]
+    given, plugins = parse_shapes(shapes), Registry().operators
+    ports = [{p.name for p in open_source(model, plugins).head.inputs} for model in models]
     unknown = sorted(set(given) - set().union(*ports))
     if unknown:
         raise BadInput(
@@ -104,10 +105,11 @@ def _device(model: Path, device: str, request: Request, choice: InputChoice, eff
 
 
 def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision: str) -> Row:
+    from rammer.device.loader import Registry
     from rammer.peers.oracle import onnxruntime_session
     from rammer.runtime.source import open_source
 
-    source = open_source(model)
+    source = open_source(model, Registry().operators)
     loaded = source.model
     inputs = collect_inputs(source.head, choice)
     hardware = f"{environment()['cpu']}, {environment()['cores']} cores"

@@ -5,19 +5,22 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
-from rammer.errors import BadInput
+from rammer.device.operators import CustomOperator, CustomOperators
+from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend import checks
 from rammer.frontend import external as external_files
+from rammer.frontend.custom import NONE, declared
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, first_line, node_proto
 from rammer.ir.data import loads
 from rammer.ir.graph import Graph, Node
+from rammer.ir.names import quoted
 from rammer.ir.types import TensorType
 
 
@@ -27,11 +30,22 @@ class HostNode:
 
     node: Node
     types: Mapping[str, TensorType]
+    #: What a plugin says of the operator, where ONNX does not have it.
+    custom: CustomOperator | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.node.declared and (self.custom is None or self.custom.reference is None):
+            owner = f"plugin {self.custom.plugin}" if self.custom is not None else "the plugin that declares it"
+            raise BadInput(
+                f"{self.node.op} cannot run: no lowering takes this use of it, and it has no reference",
+                f"node {quoted(self.node.name)} ({self.node.op})",
+                f"ask {owner}: a lowering (hook rammer_lowerings) computes it on the device, a reference on the host",
+            )
 
     @staticmethod
-    def of(graph: Graph, node: Node) -> HostNode:
-        """``node`` of ``graph``."""
-        return HostNode(node, {o: graph.types[o] for o in node.outputs if o})
+    def of(graph: Graph, node: Node, plugins: CustomOperators = NONE) -> HostNode:
+        """``node`` of ``graph``. BadInput for a plugin's operator without a reference."""
+        return HostNode(node, {o: graph.types[o] for o in node.outputs if o}, plugins.get((node.domain, node.bare)))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -55,9 +69,11 @@ class HostNode:
         """
         where = f"node {self.node.name} ({self.node.op})"
         try:
-            values = evaluate(self.node, inputs, self.types, host=True)
+            values = self._referred(inputs) if self.node.declared else evaluate(self.node, inputs, self.types, host=True)
         except BadInput as problem:
             raise BadInput(problem.what, where, problem.hint) from problem
+        except DeviceFailure:
+            raise
         except Unjudged as error:
             raise BadInput(str(error), where, "export the model without it") from error
         except NotImplementedError as error:
@@ -69,6 +85,14 @@ class HostNode:
                 f"{self.node.op} fails on the host: {first_line(error)}", where, "check the operator's inputs"
             ) from error
         return {name: self._checked(name, values[name], where) for name in self.types}
+
+    def _referred(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """By the plugin's reference, whose failure is the plugin's fault."""
+        assert self.custom is not None
+        try:
+            return self.custom.referred(self.node.attributes, self.node.inputs, self.node.outputs, inputs)
+        except DeviceFailure as problem:
+            raise DeviceFailure(problem.what, f"node {self.node.name} ({self.node.op})", problem.hint) from problem
 
     def _checked(self, name: str, value: np.ndarray, where: str) -> np.ndarray:
         declared = self.types[name]
@@ -93,19 +117,20 @@ class HostNode:
         ).encode()
 
     @staticmethod
-    def from_bytes(data: bytes) -> HostNode:
+    def from_bytes(data: bytes, plugins: CustomOperators = NONE) -> HostNode:
         """Inverse of ``to_bytes``. Raises ValueError, KeyError or TypeError for anything else."""
         head: dict[str, Any] = loads(data)
         try:
             proto = NodeProto.FromString(base64.b64decode(head["proto"]))
         except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations
             raise ValueError(f"not an operator: {first_line(error)}") from error
-        _check_node(proto, int(head["version"]), head["opsets"])
+        _check_node(proto, int(head["version"]), head["opsets"], plugins)
+        custom = declared(proto, plugins)
         outer = tuple(map(str, head["captures"]))
         opsets = tuple((str(domain), int(version)) for domain, version in head["opsets"])
         attributes = {a.name: _with_context(attribute_value(a), outer, opsets) for a in proto.attribute}
         node = Node(
-            proto.op_type,
+            custom.title if custom is not None else proto.op_type,
             tuple(map(str, head["inputs"])),
             tuple(proto.output),
             attributes,
@@ -113,15 +138,15 @@ class HostNode:
             proto.domain,
             int(head["version"]),
         )
-        return HostNode(node, {str(n): TensorType.parse(t) for n, t in head["types"].items()})
+        return HostNode(node, {str(n): TensorType.parse(t) for n, t in head["types"].items()}, custom)
 
 
-def _check_node(proto: NodeProto, version: int, opsets: Any) -> None:
-    """BadInput for an operator that ONNX does not define, or one that reads other files."""
+def _check_node(proto: NodeProto, version: int, opsets: Any, plugins: CustomOperators) -> None:
+    """BadInput for an operator that neither ONNX nor a plugin defines, or one that reads other files."""
     graph = GraphProto(node=[proto])
     imports = {proto.domain: version, **{str(domain): int(v) for domain, v in opsets}}
     model = ModelProto(graph=graph, opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in imports.items()])
-    checks.check_operators(model)
+    checks.check_operators(model, plugins)
     external_files.check_external_data(model, None, "the compiled model")
 
 

@@ -13,7 +13,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ from rammer.compiled.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE,
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.compiled.shares import in_threads, read_into
 from rammer.device.manifest import Backend, Families
+from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.ir.data import loads
 from rammer.ir.graph import Graph, Value
@@ -34,6 +35,7 @@ from rammer.ir.types import SHORT, TensorType
 from rammer.ir.verify import VerifyError, verify
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Plugins: TypeAlias = "Callable[[], CustomOperators]"
 
 #: Bytes of a head and of a program's text: a hundred times those of the largest known.
 LONGEST_HEAD, LONGEST_PROGRAM = 64 << 20, 256 << 20
@@ -54,11 +56,14 @@ _DAMAGE = (
 )
 
 
-def load_artifact(path: Path) -> Artifact:
-    """Read an artifact and verify all of it. BadInput when it is damaged, of another format, or not as it must be."""
+def load_artifact(path: Path, plugins: Plugins = dict) -> Artifact:
+    """Read an artifact and verify all of it. BadInput when it is damaged, of another format, or not as it must be.
+
+    ``plugins`` gives the operators that plugins declare, and is called where an operator runs on the host.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            return _Reader(archive, path).artifact()
+            return _Reader(archive, path, plugins).artifact()
     except VerifyError as problem:
         said = f"{problem.what} ({problem.where})" if problem.where else problem.what
         raise _refused(path, said) from problem
@@ -99,8 +104,8 @@ def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
 class _Reader:
     """The members of one file."""
 
-    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
-        self.archive, self.path = archive, path
+    def __init__(self, archive: zipfile.ZipFile, path: Path, plugins: Plugins) -> None:
+        self.archive, self.path, self.plugins = archive, path, plugins
         self.members: dict[str, zipfile.ZipInfo] = {}
         for info in archive.infolist():
             name = shortened(info.filename)
@@ -160,7 +165,7 @@ class _Reader:
             from rammer.compiled.host import HostNode
 
             try:
-                node = HostNode.from_bytes(self.read(f"{number}.node"))
+                node = HostNode.from_bytes(self.read(f"{number}.node"), self.plugins())
             except BadInput as problem:
                 raise ValueError(problem.what) from problem
             return HostSegment(node, _text(entry["why"]))

@@ -14,6 +14,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from rammer.device.manifest import Binding, Device
+    from rammer.device.operators import CustomOperator
     from rammer.frontend.lowering import LoweringFn
     from rammer.ir.operator import ROperator
     from rammer.passes.pipeline import Pass
@@ -39,6 +40,11 @@ class Hooks:
     @hookspec
     def rammer_passes(self) -> Sequence[Pass]:  # type: ignore[empty-body]
         """Graph passes, run after the built-in ones."""
+
+    @hookspec
+    def rammer_operators(self) -> Sequence[CustomOperator]:  # type: ignore[empty-body]
+        """Operators of domains that ONNX does not have, with the types of their results. How they are computed says
+        ``rammer_lowerings``."""
 
     @hookspec
     def rammer_lowerings(self) -> Mapping[tuple[str, str], LoweringFn]:  # type: ignore[empty-body]

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 from rammer.device.code import code_hash, package_of
+from rammer.device.contributions import Checked, candidates, declarations, lowerings, passes, policies, spelled
 from rammer.device.guard import guarded
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
+from rammer.device.operators import CustomOperator
 from rammer.errors import (
     BadInput,
     DeviceFailure,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 GROUP = "rammer.devices"
 #: Hooks by which a plugin changes the compilation for devices that are not its own.
-EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_lowerings", "rammer_kernels")
+EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_operators", "rammer_lowerings", "rammer_kernels")
 HOOKS = ("rammer_devices", *EXTENSIONS)
 #: Where the devices are that this repository has.
 PLUGINS = "the checkout has plugins: pip install -e plugins/NAME"
@@ -81,6 +83,7 @@ class Registry:
     broken: dict[str, DeviceStatus] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  #: What was raised, by plugin and hook.
+    owners: list[tuple[object, str]] = field(default_factory=list)  #: What plugins gave, and who.
 
     @cached_property
     def manager(self) -> pluggy.PluginManager:
@@ -173,29 +176,60 @@ class Registry:
 
     def policies(self) -> list[Policy]:
         """Scheduling policies of all plugins."""
-        return self._contributed("rammer_policies", _named_calls)
+        return [policy for _, policy in self._contributed("rammer_policies", policies)]
 
     def passes(self) -> list[Pass]:
         """Graph passes of all plugins."""
-        return self._contributed("rammer_passes", _named_calls)
+        return [step for _, step in self._contributed("rammer_passes", passes)]
+
+    def operators(self) -> dict[tuple[str, str], CustomOperator]:
+        """Operators that plugins declare, by (domain, operator)."""
+        self.lowerings()  # says which plugin lowers operators that none declares, before a model with one is refused
+        return self._declared
+
+    @cached_property
+    def _declared(self) -> dict[tuple[str, str], CustomOperator]:
+        found = {key: o.owned(name) for key, o, name in self._given("rammer_operators", declarations)}
+        self.owners += [(o, o.plugin) for o in found.values()]
+        return found
 
     def lowerings(self) -> dict[tuple[str, str], LoweringFn]:
         """Lowerings of all plugins by (domain, operator)."""
-        return dict(self._contributed("rammer_lowerings", _lowerings))
+        return dict(self._contributed("rammer_lowerings", lambda group: lowerings(group, self._declared)))
 
     def extra_kernels(self, device: str, operator: ROperator, binding: Binding) -> list[ROperator]:
         """Candidates that third parties add for somebody else's device."""
-        return self._contributed("rammer_kernels", _operators, device=device, operator=operator, binding=binding)
+        given = {"device": device, "operator": operator, "binding": binding}
+        found = list(self._given("rammer_kernels", lambda group: candidates(group, operator), **given))
+        self.owners += [(value, name) for _, value, name in found]
+        return [value for _, value, _ in found]
 
-    def _contributed(self, hook: str, checked: Callable[[Any], list[Any]], **given: Any) -> list[Any]:
-        """What all plugins return from ``hook``. One that fails in it is left out, and a warning names it."""
-        result: list[Any] = []
+    def _contributed(self, hook: str, checked: Checked) -> list[tuple[Any, Any]]:
+        """What all plugins return from ``hook``, with what tells one from another; they are asked once."""
+        if hook not in self._kept:
+            found = list(self._given(hook, checked))
+            self.owners += [(value, name) for _, value, name in found]
+            self._kept[hook] = [(key, value) for key, value, _ in found]
+        return self._kept[hook]
+
+    @cached_property
+    def _kept(self) -> dict[str, list[tuple[Any, Any]]]:
+        return {}
+
+    def _given(self, hook: str, checked: Checked, **given: Any) -> Iterator[tuple[Any, Any, str]]:
+        """What each plugin returns from ``hook``: key, value and the plugin's name. One that fails in it is left out, and a
+        warning names it; so is one that gives what another plugin gave already."""
+        owners: dict[Any, str] = {}
         for name, call in self._fillers(hook):
             try:
-                result += [value for group in call(**given) for value in checked(group)]
+                pairs = [pair for group in call(**given) for pair in checked(group)]
+                for key, _ in pairs:
+                    if key is not None and owners.setdefault(key, name) != name:
+                        raise ValueError(f"plugin {owners[key]} has {spelled(key)}, too")
             except (Exception, SystemExit) as problem:
                 self._leave_out(name, hook, problem)
-        return result
+            else:
+                yield from ((key, value, name) for key, value in pairs)
 
     def _fillers(self, hook: str) -> list[tuple[str, Callable[..., list[Any]]]]:
         """The plugins that fill ``hook``, each with a call of its own."""
@@ -226,20 +260,27 @@ class Registry:
 
     @contextmanager
     def blaming(self) -> Iterator[None]:
-        """What a plugin's pass, policy, lowering or offered kernel raises here is a DeviceFailure that names the plugin."""
+        """What a plugin's pass, policy, lowering, declared operator or offered kernel raises here, or what the core raises about
+        it (``culprit``), is a DeviceFailure that names the plugin."""
         try:
             yield
-        except RammerError:
-            raise
         except Exception as problem:
-            owners = {package_of(p): n for n, p in self.manager.list_name_plugin() if self._extends(n)}
-            frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(problem.__traceback__)]
-            name = next((owners[f] for f in (f.partition(".")[0] for f in reversed(frames)) if f in owners), None)
+            culprit = getattr(problem, "culprit", None)
+            name = next((n for value, n in reversed(self.owners) if value is culprit), None)
+            if name is None and not isinstance(problem, RammerError):
+                name = self._raiser(problem)
             if name is None:
                 raise
+            said = problem.what if isinstance(problem, RammerError) else f"{type(problem).__name__}: {problem}"
             raise DeviceFailure(
-                f"plugin {name} fails: {type(problem).__name__}: {problem}", hint=f"leave it out: RAMMER_DISABLE={name}"
+                f"plugin {name} fails: {said}", getattr(problem, "where", ""), f"leave it out: RAMMER_DISABLE={name}"
             ) from problem
+
+    def _raiser(self, problem: Exception) -> str | None:
+        """The plugin whose code raised ``problem``."""
+        owners = {package_of(p): n for n, p in self.manager.list_name_plugin() if self._extends(n)}
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(problem.__traceback__)]
+        return next((owners[f] for f in (f.partition(".")[0] for f in reversed(frames)) if f in owners), None)
 
     def _extends(self, name: str) -> bool:
         """Whether a plugin fills a hook for devices that are not its own."""
@@ -274,30 +315,6 @@ def _check_marks(manager: pluggy.PluginManager, plugin: object) -> None:
             raise TypeError(f"{hook} is not marked with @hookimpl (rammer.device.hooks)")
     if not filled:
         raise TypeError(f"it fills no hook; those are {', '.join(HOOKS)}")
-
-
-def _named_calls(group: Any) -> list[Any]:
-    """Policies or passes: both have a name and are called."""
-    for value in group:
-        if not (callable(value) and isinstance(getattr(value, "name", None), str)):
-            raise TypeError(f"{value!r} is no value with a name that can be called")
-    return list(group)
-
-
-def _lowerings(group: Any) -> list[tuple[tuple[str, str], Any]]:
-    if not isinstance(group, Mapping):
-        raise TypeError(f"{group!r} is no mapping of functions by (domain, operator)")
-    for key, function in group.items():
-        if not (isinstance(key, tuple) and [type(k) for k in key] == [str, str] and callable(function)):
-            raise TypeError(f"{key!r}: {function!r} is no function by (domain, operator)")
-    return list(group.items())
-
-
-def _operators(group: Any) -> list[ROperator]:
-    for value in group:
-        if not isinstance(value, ROperator):
-            raise TypeError(f"{value!r} is no ROperator")
-    return list(group)
 
 
 def _conflict(name: str, owners: list[str]) -> DeviceStatus:

@@ -24,11 +24,13 @@ from onnx import (
 )
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
+from rammer.device.operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput
-from rammer.frontend import attributes, checks, functions, limits
+from rammer.frontend import attributes, checks, custom, functions, limits
 from rammer.frontend import nodes as nd
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.inference import inferred_types
+from rammer.frontend.kinds import check_types
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
@@ -66,7 +68,7 @@ def bind(model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container
     Raises BadInput for a shape that is missing or contradicts the model, for an operator that does not
     accept its operands and for a shape that depends on run-time data.
     """
-    walk = _Walk(lowered)
+    walk = _Walk(lowered, model.custom)
     graph = model.proto.graph
     extents = bound_shapes(model, shapes)
     scope = _Scope({}, checks.opset_versions(model.proto.opset_import))
@@ -104,6 +106,7 @@ class _Walk:
     """The walk's state. A scope maps ONNX names to names of the Graph; ``known`` are constants by the latter."""
 
     lowered: Container[tuple[str, str]]
+    custom: CustomOperators = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     types: MutableMapping[str, TensorType] = field(default_factory=dict)
     known: MutableMapping[str, np.ndarray] = field(default_factory=dict)
@@ -134,7 +137,13 @@ class _Walk:
         operands = {n: self.known[name] for n, name in reads.items() if name in self.known}
         if self.fold_type_only(proto, scope) or self.take_branch(proto, operands, scope):
             return
+        if (operator := custom.declared(proto, self.custom)) is not None:
+            self.keep_custom(proto, operator, scope)
+            return
         types = {n: self.onnx_type(name) for n, name in reads.items()}
+        if self.custom:
+            custom.check_body(proto, (n for g in checks.graphs_inside(proto) for n in g.node), self.custom)
+            check_types(proto, scope.opset(proto), types)
         limits.check_sizes(proto, operands)
         attributes.check_operands(proto, [nd.tensor_type(types[n]) if n else None for n in proto.input])
         schema = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
@@ -235,7 +244,9 @@ class _Walk:
         self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: _Scope
     ) -> dict[str, TypeProto]:
         """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
-        trial = _Walk((), types=ChainMap({}, self.types), known=ChainMap({}, self.known), taken=Names(outer=self.taken))
+        trial = _Walk(
+            (), self.custom, types=ChainMap({}, self.types), known=ChainMap({}, self.known), taken=Names(outer=self.taken)
+        )
         names = _Scope(ChainMap({}, scope.values), scope.opsets)
         if not trial.expand(schema, proto, types, names):
             return {}
@@ -272,8 +283,29 @@ class _Walk:
                 raise _untyped(schema, proto, onnx_name, inferred.get(onnx_name))
             # Inference gives a type to outputs that are left out, too.
             outputs.append(self.result(onnx_name, kind, scope) if onnx_name and kind is not None else "")
+        self.add(proto, proto.op_type, inputs, outputs, attributes, schema.since_version)
+
+    def keep_custom(self, proto: NodeProto, operator: CustomOperator, scope: _Scope) -> None:
+        """Emit a plugin's operator as a Node, with the types that the plugin infers and the defaults of its attributes."""
+        inputs = [scope.values[n] if n else "" for n in proto.input]
+        kinds = [nd.tensor_type(self.onnx_type(n)) if n else None for n in inputs]
+        version = scope.opset(proto)
+        attributes, found = custom.types_of(proto, operator, version, kinds, [self.known.get(n) for n in inputs])
+        outputs = [self.result(o, kind, scope) if o else "" for o, kind in zip(proto.output, found, strict=True)]
+        self.add(proto, operator.title, inputs, outputs, attributes, version)
+
+    def add(
+        self,
+        proto: NodeProto,
+        op: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, Any],
+        version: int,
+    ) -> None:
+        """A Node for ``proto``."""
         title = shortened(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
-        self.nodes.append(Node(proto.op_type, inputs, tuple(outputs), attributes, title, _domain(proto), schema.since_version))
+        self.nodes.append(Node(op, tuple(inputs), tuple(outputs), attributes, title, _domain(proto), version))
 
     def result(self, onnx_name: str, kind: TensorType, scope: _Scope) -> str:
         """The name of a value that a Node computes: the one kept for a graph output, else a new one."""

@@ -11,8 +11,9 @@ from typing import Final
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, defs
 
+from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
-from rammer.frontend import limits
+from rammer.frontend import custom, limits
 from rammer.frontend.nodes import element_type, node_title
 from rammer.frontend.wellformed import check_node, check_strings
 from rammer.ir.types import SHORT
@@ -158,8 +159,8 @@ def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]
     return {("" if i.domain == "ai.onnx" else i.domain): i.version for i in imports}
 
 
-def check_operators(model: ModelProto) -> None:
-    """BadInput naming the first operator that neither ONNX nor a function of the model defines."""
+def check_operators(model: ModelProto, plugins: CustomOperators = custom.NONE) -> None:
+    """BadInput naming the first operator that neither ONNX nor a function of the model defines, and no plugin declares."""
     for imports in (model.opset_import, *(f.opset_import for f in model.functions)):
         check_opsets(imports)
     functions = {(f.domain, f.name) for f in model.functions}
@@ -172,8 +173,11 @@ def check_operators(model: ModelProto) -> None:
             domain = "" if node.domain == "ai.onnx" else node.domain
             if (node.domain, node.op_type) in functions:
                 continue
+            if (operator := custom.declared(node, plugins)) is not None:
+                custom.check_use(node, operator, opsets.get(domain, 0), inside)
+                continue
             if not _known(node.op_type, domain, opsets.get(domain, 0)):
-                raise _unknown_operator(node, domain, opsets.get(domain, 0))
+                raise _unknown_operator(node, domain, opsets.get(domain, 0), plugins)
             check_node(node, domain, opsets[domain], inside)
 
 
@@ -187,14 +191,14 @@ def _known(op: str, domain: str, version: int) -> bool:
     return not schema.deprecated or bool(schema.has_context_dependent_function or schema.has_function)
 
 
-def _unknown_operator(node: NodeProto, domain: str, version: int) -> BadInput:
+def _unknown_operator(node: NodeProto, domain: str, version: int, plugins: CustomOperators) -> BadInput:
     opset = f"opset {version}" if version else "which the model does not import"
     what = f"unknown operator {node.op_type} in domain {domain or 'ai.onnx'}, {opset}"
     schemas = defs.get_all_schemas_with_history()
     names = sorted({s.name for s in schemas if s.domain == domain and _known(s.name, domain, version)})
     close = difflib.get_close_matches(node.op_type, names, 1)
     if not any(s.domain == domain for s in schemas):
-        hint = f"domain {domain} is not part of ONNX: export the model with standard operators only"
+        hint = custom.unknown_domain(node, plugins)
     elif any((s.name, s.domain) == (node.op_type, domain) for s in schemas):
         since = min(s.since_version for s in schemas if (s.name, s.domain) == (node.op_type, domain))
         hint = f"it exists since opset {since}" if since > version else "it was removed: export with a newer opset"

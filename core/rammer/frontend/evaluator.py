@@ -20,9 +20,11 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TypeProto, defs
 
+from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import limits
 from rammer.frontend import nodes as nd
+from rammer.frontend.custom import check_use
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.lower import lower_node
@@ -108,13 +110,15 @@ def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) 
 
 def reservation(node: Node) -> str:
     """What a user should know of ``node`` on the host: "" where its implementation was judged."""
+    if node.declared:
+        return "its results are those of the plugin's reference"
     known = (node.domain, node.op) in REGISTRY or node.op in JUDGED or node.op in OPERATORS or nd.is_random(node)
     return "" if known else "its results by onnx.reference were not compared with ONNX Runtime's"
 
 
 def check_host(node: Node, types: Mapping[str, TensorType]) -> None:
     """BadInput for an operator that only ``onnx.reference`` runs, and wrongly at this use; ``types`` has those of its inputs."""
-    if (node.domain, node.op) in REGISTRY or node.op in OPERATORS:
+    if (node.domain, node.op) in REGISTRY or node.op in OPERATORS or node.declared:
         return
     kinds = [types.get(n) for n in node.inputs]
     decision = distrusted("reference", Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs]))
@@ -218,6 +222,26 @@ def _own_operators() -> tuple[type[Any], ...]:
 
     own = (type(op, (Own,), {}) for domain, op in REGISTRY if not domain)
     return *own, *(type(base.__name__, (_Timed, base), {"op_domain": ""}) for base in (Loop, Scan))
+
+
+def reference_operators(plugins: CustomOperators) -> list[type[Any]]:
+    """Classes by which ``onnx.reference`` runs plugins' operators: by the plugins' references."""
+    from onnx.reference.op_run import OpRun
+
+    class Declared(OpRun):  # type: ignore[misc]  # onnx has no types
+        def run(self, *args: Any, linked_attributes: Any = None, context: Any = None) -> tuple[Any, ...]:
+            """The outputs; attributes are those of the node, with defaults."""
+            node: NodeProto = self.onnx_node
+            operator = plugins[node.domain, node.op_type]
+            attributes = check_use(node, operator, self.run_params["opsets"].get(node.domain, 0))
+            values = {n: np.asarray(a) for n, a in zip(node.input, args, strict=False) if n}
+            results = operator.referred(attributes, node.input, node.output, values)
+            return tuple(results.get(o) for o in node.output)
+
+        def _run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            return self.run(*args)
+
+    return [type(op, (Declared,), {"op_domain": domain}) for domain, op in plugins]
 
 
 class _Timed:

@@ -23,8 +23,10 @@ from onnx import (
     shape_inference,
 )
 
+from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import checks
+from rammer.frontend.custom import NONE, declared
 from rammer.frontend.nodes import node_title
 
 #: ONNX's spelling of an element type in schemas; "" stands for what is not known, or no tensor.
@@ -43,20 +45,30 @@ class _Formal:
     allowed: frozenset[str]
 
 
-def check_kinds(model: ModelProto) -> None:
+def check_kinds(model: ModelProto, plugins: CustomOperators = NONE) -> None:
     """BadInput for the first node with an operand of an element type that its operator does not take, or of another one than
-    an operand that must be of the same. Nodes are in topological order; functions are inlined."""
-    _walk(model.graph, {}, checks.opset_versions(model.opset_import))
+    an operand that must be of the same. Nodes are in topological order; functions are inlined. What comes out of a plugin's
+    operator is not known before shapes are: what reads it is checked then, by ``check_types``."""
+    _walk(model.graph, {}, checks.opset_versions(model.opset_import), plugins)
 
 
-def _walk(graph: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int]) -> dict[str, str]:
+def check_types(node: NodeProto, opset: int, types: Mapping[str, TypeProto]) -> None:
+    """The same of one node, whose operands have ``types``."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    _bound(node, _formals(node.op_type, opset, domain, False), {n: _kind(t) for n, t in types.items()})
+
+
+def _walk(graph: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int], plugins: CustomOperators) -> dict[str, str]:
     kinds = dict(outer)
     kinds |= {v.name: _kind(v.type) for v in graph.input}
     kinds |= {t.name: _SPELLED.get(t.data_type, "") for t in graph.initializer}
     for node in graph.node:
+        if declared(node, plugins) is not None:
+            kinds.update(dict.fromkeys(node.output, ""))
+            continue
         domain = "" if node.domain == "ai.onnx" else node.domain
         bound = _bound(node, _formals(node.op_type, opsets[domain], domain, False), kinds)
-        bodies = [_ends(a.g, kinds, opsets) for a in node.attribute if a.type == AttributeProto.GRAPH]
+        bodies = [_ends(a.g, kinds, opsets, plugins) for a in node.attribute if a.type == AttributeProto.GRAPH]
         made = _made(node, _formals(node.op_type, opsets[domain], domain, True), bound, bodies)
         if "" in made:
             made = [new or old for new, old in zip(_inferred(node, kinds, opsets), made, strict=True)]
@@ -64,9 +76,9 @@ def _walk(graph: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int]
     return kinds
 
 
-def _ends(body: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int]) -> list[str]:
+def _ends(body: GraphProto, outer: Mapping[str, str], opsets: Mapping[str, int], plugins: CustomOperators) -> list[str]:
     """Element types of a body's outputs."""
-    inner = _walk(body, outer, opsets)
+    inner = _walk(body, outer, opsets, plugins)
     return [inner.get(v.name, "") for v in body.output]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
+from rammer.errors import blamed
 from rammer.frontend.lowering import REGISTRY, CannotLower, Lowering, LoweringFn
+from rammer.ir.bodies import Bodies
 from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import Names
@@ -24,17 +27,23 @@ def lower_node(graph: Graph, node: Node, taken: set[str], lowerings: Lowerings =
     Raises CannotLower when the operator has no tensor expression here, ValueError when a lowering
     breaks its contract (an output missing, or of another type than shape inference says).
     """
-    function = lowerings.get((node.domain, node.op))
+    function = lowerings.get((node.domain, node.bare))
     if function is None:
-        raise CannotLower(f"{f'{node.domain}.' if node.domain else ''}{node.op} has no lowering")
+        raise CannotLower(f"{f'{node.domain}.' if node.domain else ''}{node.bare} has no lowering")
     context = Lowering(graph, node, taken=taken)
-    function(context)
-    for output in node.outputs:
-        if output and context.types.get(output) != graph.types[output]:
-            raise ValueError(
-                f"the lowering of {node.op} gives {context.types.get(output)} for output {output}, "
-                f"which is declared {graph.types[output]}\n  {node}"
-            )
+    with blamed(function):
+        function(context)
+        for output in node.outputs:
+            if output and context.types.get(output) != graph.types[output]:
+                raise ValueError(
+                    f"the lowering of {node.op} gives {context.types.get(output)} for output {output}, "
+                    f"which is declared {graph.types[output]}\n  {node}"
+                )
+        if function is not REGISTRY.get((node.domain, node.bare)):
+            # A plugin's that reads beside its tensors is to blame, not the planner that would meet it later.
+            bodies = Bodies(ChainMap(context.types, graph.types))  # type: ignore[arg-type]  # which is only read
+            for compute in context.computes:
+                bodies.check(compute, node.op)
     return context
 
 

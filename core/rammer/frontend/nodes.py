@@ -84,7 +84,7 @@ def attribute_proto(name: str, value: Any) -> AttributeProto:
 def node_proto(node: Node) -> NodeProto:
     """``node`` as a protobuf whose formal inputs and outputs have the names of the Graph."""
     formal = len(node.inputs) - len(captures(node))
-    proto = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
+    proto = NodeProto(op_type=node.bare, domain=node.domain, name=node.name)
     proto.input.extend(node.inputs[:formal])
     proto.output.extend(node.outputs)
     proto.attribute.extend(attribute_proto(k, v) for k, v in node.attributes.items())

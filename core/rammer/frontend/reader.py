@@ -8,9 +8,11 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, ValueInfoProto, inliner
 
+from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import checks, limits, wellformed
 from rammer.frontend import external as external_files
+from rammer.frontend.custom import NONE, used
 from rammer.frontend.functions import with_defaults
 from rammer.frontend.kinds import check_kinds
 from rammer.frontend.nodes import first_line
@@ -26,7 +28,8 @@ __all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
 class Model:
     """A checked ONNX model. ``notes`` say what reading could not do (an upgrade that failed).
 
-    ``external`` tells that weights came from other files: the model file alone does not identify it.
+    ``external`` tells that weights came from other files: the model file alone does not identify it. ``custom`` are the
+    plugins' operators that it uses.
     """
 
     proto: ModelProto = field(repr=False, compare=False)
@@ -37,12 +40,14 @@ class Model:
     opset: int
     notes: tuple[str, ...] = ()
     external: bool = False
+    custom: CustomOperators = field(default_factory=dict, repr=False, compare=False)
 
 
-def read_model(source: str | Path | bytes | ModelProto) -> Model:
+def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators = NONE) -> Model:
     """Read a model from a path, its bytes or a protobuf. Raises BadInput for whatever is wrong with it.
 
-    A ModelProto is not changed, but the Model may share it.
+    A ModelProto is not changed, but the Model may share it. ``plugins`` are the operators that plugins declare; a function of
+    the model comes before one of its name.
     """
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
@@ -55,7 +60,7 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
     if external and folder is not None:
         external_files.load_external_data(proto, folder)
     wellformed.check_tensors(proto, graphs)
-    checks.check_operators(proto)
+    checks.check_operators(proto, plugins)
     if proto.functions:
         try:
             proto = inliner.inline_local_functions(with_defaults(proto))
@@ -63,15 +68,16 @@ def read_model(source: str | Path | bytes | ModelProto) -> Model:
             what = f"the model's functions cannot be inlined: {first_line(error).rpartition('failed: ')[2]}"
             raise BadInput(what, where, "export the model without functions") from error
         limits.check_nesting(proto.graph.node, where)
-        checks.check_operators(proto)
+        checks.check_operators(proto, plugins)
     for function in proto.functions:
         raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")
     proto = dense_model(_ordered(proto))
     _ports(proto)  # ONNX's converter does not survive an input without a type
-    check_kinds(proto)
+    mine = used((n for g in checks.all_graphs(proto) for n in g.node), plugins)
+    check_kinds(proto, mine)
     proto = open_extents(proto)
     proto, notes = upgraded(proto)
-    return _model(proto, path, notes, external)
+    return _model(proto, path, notes, external, mine)
 
 
 def _content(source: str | Path | bytes) -> bytes:
@@ -103,7 +109,7 @@ def _ordered(model: ModelProto) -> ModelProto:
     return result
 
 
-def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: bool) -> Model:
+def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: bool, custom: CustomOperators) -> Model:
     graph = proto.graph
     inputs = _ports(proto)
     for value in graph.output:
@@ -113,7 +119,7 @@ def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], externa
     name = graph.name or (path.stem if path is not None else "model")
     outputs = tuple(v.name for v in graph.output)
     opset = checks.opset_versions(proto.opset_import).get("", TARGET_OPSET)
-    return Model(proto, path, name, inputs, outputs, opset, notes, external)
+    return Model(proto, path, name, inputs, outputs, opset, notes, external, custom)
 
 
 def _ports(proto: ModelProto) -> tuple[InputPort, ...]:

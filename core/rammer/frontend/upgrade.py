@@ -124,9 +124,11 @@ def _prepared(model: ModelProto, opset: int) -> ModelProto:
     # The converter drops the attributes of Upsample, but at opset 10 it is a Resize.
     result.CopyFrom(_converted(model, 10) if "Upsample" in names and opset < 10 else model)
     for graph in checks.all_graphs(result):
-        constants = [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" for a in n.attribute]
+        constants = [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" and not n.domain for a in n.attribute]
         known = {**{t.name: t for t in graph.initializer}, **dict(constants)}
-        nodes = [new for node in graph.node for new in (_said(node, known) if node.op_type in stale else [node])]
+        nodes = [
+            new for node in graph.node for new in (_said(node, known) if node.op_type in stale and not node.domain else [node])
+        ]
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)

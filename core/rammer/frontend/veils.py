@@ -93,7 +93,7 @@ def veil(model: ModelProto) -> dict[str, str]:
     it stands for."""
     graphs = list(checks.all_graphs(model))
     constant = {t.name for g in graphs for t in g.initializer}
-    constant |= {o for g in graphs for n in g.node if n.op_type == "Constant" for o in n.output}
+    constant |= {o for g in graphs for n in g.node if n.op_type == "Constant" and n.domain in ("", "ai.onnx") for o in n.output}
     found = [n for n in _veilable(graphs) if n.input[1] and (n.op_type != "GatherND" or n.input[1] not in constant)]
     if not found:
         return {}

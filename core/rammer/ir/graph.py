@@ -29,7 +29,8 @@ class Node:
     """One ONNX operator. Absent optional inputs are ``""``; ``name`` is the node's ONNX name.
 
     ``domain`` is "" for the standard operators; attribute values are Python scalars, tuples, strings
-    or NumPy arrays (tensor attributes), never protobufs (sub-graphs stay in ``proto``).
+    or NumPy arrays (tensor attributes), never protobufs (sub-graphs stay in ``proto``). ``op`` of a plugin's operator has the
+    domain before the name (``acme.Relu``), so that nobody takes it for ONNX's of that name.
     """
 
     op: str
@@ -39,6 +40,16 @@ class Node:
     name: str = ""
     domain: str = ""
     version: int = 0
+
+    @property
+    def declared(self) -> bool:
+        """Whether a plugin declares the operator, and ONNX does not have it."""
+        return bool(self.domain) and self.op.startswith(f"{self.domain}.")
+
+    @property
+    def bare(self) -> str:
+        """The operator's name without its domain, as the model has it."""
+        return self.op.removeprefix(f"{self.domain}.") if self.domain else self.op
 
     def __str__(self) -> str:
         shown = ", ".join(f"{k}={_attribute(v)}" for k, v in sorted(self.attributes.items()))

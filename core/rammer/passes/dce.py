@@ -49,5 +49,7 @@ def _trimmed(node: Node, live: set[str]) -> Node:
 
 @cache
 def _optional(domain: str, op: str, version: int, index: int) -> bool:
+    if not defs.has(op, version, domain):  # a plugin's: its lowering says what it computes
+        return False
     formal = defs.get_schema(op, version, domain).outputs
     return index < len(formal) and formal[index].option == defs.OpSchema.FormalParameterOption.Optional

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol, runtime_checkable
 
-from rammer.errors import BadInput, RammerError
+from rammer.errors import BadInput, RammerError, blamed
 from rammer.ir.graph import Graph, verify_graph
 from rammer.passes.batchnorm import FoldAffine
 from rammer.passes.cse import CommonSubexpressions
@@ -72,22 +72,29 @@ class Pipeline:
         after the last round.
         """
         reports: list[PassReport] = []
+        last: Pass | None = None
         for _ in range(self.rounds):
-            before, last = graph, ""
+            before = graph
             for step in self.passes:
                 result = _checked(step, graph, reports)
-                last = last if result is graph else str(step)
+                last = last if result is graph else step
                 graph = result
             if graph is before:
                 return graph, reports
-        raise PassError(
-            f"pass {last} still changes the graph after {self.rounds} rounds",
-            f"graph {graph.name}",
-            "a pass must return the graph itself when it has nothing to do",
-        )
+        with blamed(last):
+            raise PassError(
+                f"pass {last} still changes the graph after {self.rounds} rounds",
+                f"graph {graph.name}",
+                "a pass must return the graph itself when it has nothing to do",
+            )
 
 
 def _checked(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
+    with blamed(step):
+        return _run(step, graph, reports)
+
+
+def _run(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
     start = time.perf_counter()
     result = step(graph)
     if result is graph:

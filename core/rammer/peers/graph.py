@@ -67,10 +67,11 @@ def peer_graph(model: onnx.ModelProto) -> PeerGraph:
     nodes = []
     for node in model.graph.node:
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        if node.op_type == "Constant":
-            constants.update(evaluated(PeerNode(node.op_type, (), tuple(node.output), attributes), {}, 21))
+        op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+        if op == "Constant":
+            constants.update(evaluated(PeerNode(op, (), tuple(node.output), attributes), {}, 21))
         else:
-            nodes.append(PeerNode(node.op_type, tuple(node.input), tuple(node.output), attributes))
+            nodes.append(PeerNode(op, tuple(node.input), tuple(node.output), attributes))
     inputs = tuple(i.name for i in model.graph.input if i.name not in constants)
     opset = next(i.version for i in model.opset_import if not i.domain)
     graph = PeerGraph(model.graph.name, inputs, tuple(o.name for o in model.graph.output), nodes, constants, opset)

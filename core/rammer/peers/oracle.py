@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rammer.errors import BadInput, DeviceUnavailable
+from rammer.errors import BadInput, DeviceUnavailable, RammerError
 from rammer.frontend.reader import Model
 from rammer.runtime.inputs import load_npz
 
@@ -21,14 +21,27 @@ def expected_outputs(model: Model, against: str, inputs: Mapping[str, Array]) ->
     if against == "onnxruntime":
         return run_onnxruntime(model, inputs)
     if against == "reference":
-        from onnx.reference import ReferenceEvaluator
-
-        with _refusals("onnx.reference"):
-            values = ReferenceEvaluator(model.proto).run(None, dict(inputs))
-        return dict(zip(model.outputs, map(np.asarray, values), strict=True))
+        return run_reference(model, inputs)
     if against.endswith(".npz"):
         return load_npz(Path(against))
     raise BadInput(f"unknown reference {against!r}", hint="use onnxruntime, reference or a file F.npz")
+
+
+def run_reference(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs of ONNX's reference evaluator, which computes plugins' operators by the plugins' references. BadInput where one has
+    none, or where the evaluator refuses the model or the inputs."""
+    from onnx.reference import ReferenceEvaluator
+
+    from rammer.frontend.evaluator import reference_operators
+
+    for operator in model.custom.values():
+        if operator.reference is None:
+            raise BadInput(
+                f"plugin {operator.plugin} declares no reference of {operator.title}", "--against reference", "give a file F.npz"
+            )
+    with _refusals("onnx.reference"):
+        values = ReferenceEvaluator(model.proto, new_ops=reference_operators(model.custom)).run(None, dict(inputs))
+    return dict(zip(model.outputs, map(np.asarray, values), strict=True))
 
 
 def onnxruntime_session(model: Model, threads: int = 0) -> Any:
@@ -41,7 +54,7 @@ def onnxruntime_session(model: Model, threads: int = 0) -> Any:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     source = str(model.path) if model.path else model.proto.SerializeToString()
-    with _refusals("ONNX Runtime"):
+    with _refusals("ONNX Runtime", model):
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
@@ -54,10 +67,18 @@ def run_onnxruntime(model: Model, inputs: Mapping[str, Array]) -> dict[str, Arra
 
 
 @contextmanager
-def _refusals(who: str) -> Iterator[None]:
-    """What a reference refuses is bad input, quoted; its exceptions have no class in common but Exception."""
+def _refusals(who: str, model: Model | None = None) -> Iterator[None]:
+    """What a reference refuses is bad input, quoted; its exceptions have no class in common but Exception. A ``model`` with
+    operators that ONNX does not define may be refused for them."""
     try:
         yield
+    except RammerError:
+        raise
     except Exception as problem:
         last = (str(problem).strip().splitlines() or [type(problem).__name__])[-1][:300]
+        if model is not None and model.custom:
+            titles = ", ".join(o.title for o in model.custom.values())
+            full = all(o.reference is not None for o in model.custom.values())
+            hint = "--against reference computes them by the plugin's own reference" if full else "--against F.npz"
+            raise BadInput(f"{who} refuses this model, which has operators of plugins: {titles}", last, hint) from problem
         raise BadInput(f"{who} refuses this model or these inputs", last, "--range bounds random indices") from problem

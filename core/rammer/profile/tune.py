@@ -13,7 +13,7 @@ from itertools import chain
 
 from rammer.device.lazily import Lazily
 from rammer.device.manifest import Backend, Binding, Preparing
-from rammer.errors import DeviceFailure
+from rammer.errors import DeviceFailure, blamed
 from rammer.ir.operator import RKernel, ROperator
 from rammer.profile.store import KernelStore, TunedKernel, key_of
 
@@ -61,8 +61,17 @@ class Tuner:
         profiler.prepare(pairs)
 
     def _candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        own, extra = self.backend.candidates(operator, binding), self.extra(operator, binding)
+        own = self.backend.candidates(operator, binding)
+        extra = [o for o in self.extra(operator, binding) if self._has(o, binding)]
         return self._ranked(extra, Lazily(own), binding) if extra else own
+
+    def _has(self, option: ROperator, binding: Binding) -> bool:
+        """Whether the device has a kernel for a third party's candidate, which may be for another version of the device."""
+        with blamed(option):
+            try:
+                return bool(self.backend.kernel(option, binding).source)
+            except DeviceFailure:
+                return False
 
     def _ranked(self, extra: Sequence[ROperator], own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
         """Third parties' candidates among the device's own. Where nothing is measured, the predicted time decides; else the

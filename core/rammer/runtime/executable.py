@@ -231,7 +231,7 @@ class Executable:
         if path is None or not path.is_file():
             return None
         try:
-            cached = load_artifact(path)
+            cached = load_artifact(path, self.registry.operators if self.registry else dict)
             bare = Compiled(cached.compiled.graph, ())
             if replace(cached, compiled=bare) != self._to_cache(bare, path) or not self._fits(cached.compiled, key):
                 raise BadInput(f"{path} was kept for something else")

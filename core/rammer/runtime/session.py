@@ -64,7 +64,7 @@ def open_executable(
                 "leave out --layout, or compile the model again with it",
             )
         return open_artifact(Path(model), device, request, registry)
-    source = open_source(model)
+    source = open_source(model, registry.operators)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     spec = device or first_measured(registry)
     backend, chosen = registry.open(spec, request.require, request.target, request.device_options), request.chosen
@@ -93,7 +93,7 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     One that was compiled for a named ``--target`` runs on whatever unit of that device is here, with a warning:
     the hardware it was meant for has no fingerprint to compare. Where that has fewer vEUs, rows are folded.
     """
-    artifact = load_artifact(path)
+    artifact = load_artifact(path, registry.operators)
     spec = device or artifact.device
     made_for, asked = artifact.device.partition(":")[0], spec.partition(":")[0]
     if made_for != asked:

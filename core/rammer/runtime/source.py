@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rammer.compiled.files import cache_text, cached_text
 from rammer.compiled.shares import in_threads
+from rammer.device.operators import CustomOperators
 from rammer.ir.data import loads
 from rammer.ir.port import InputPort
 from rammer.ir.types import SHORT
@@ -74,13 +75,14 @@ class ModelSource:
         return cache_folder() / "heads" / f"{self.digest}.json" if self.digest else None
 
 
-def open_source(source: str | Path | bytes | onnx.ModelProto) -> ModelSource:
-    """A source for a path, bytes or ModelProto; nothing is parsed yet."""
+def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[[], CustomOperators] = dict) -> ModelSource:
+    """A source for a path, bytes or ModelProto; nothing is parsed yet. ``plugins`` gives the operators that plugins declare
+    (``Registry.operators``) and is called when the model is read."""
 
     def read() -> Model:
         from rammer.frontend.reader import read_model
 
-        return read_model(source)
+        return read_model(source, plugins())
 
     path = Path(source) if isinstance(source, str | Path) else None
     digest = _digest(path) if path is not None else _digest(source) if isinstance(source, bytes) else ""

@@ -81,7 +81,7 @@ def measured(prepared: Prepared, reference: Mapping[str, Array], effort: Effort)
     }
 
 
-def _reference(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str) -> dict[str, Array]:
+def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Array], device: str) -> dict[str, Array]:
     """float64 by torch, or without it by rammer's own NumPy evaluation."""
     try:
         return float64_outputs(model, inputs, device)
@@ -112,7 +112,7 @@ def model_rows(
     model = onnx.load(str(path))
     inputs = ZOO[key].feeds(seed)
     place = "cuda" if device.startswith("cuda") else "cpu"
-    reference = _reference(model, inputs, place)
+    reference = reference_outputs(model, inputs, place)
     for runner in runners:
         head, kernels, prepared = (run, key, precision, runner, hardware), 0, None
         try:

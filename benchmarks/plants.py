@@ -106,7 +106,7 @@ def unstored_product() -> None:
         stores = [i for i, line in enumerate(lines) if re.search(r"^\s*p\d+\[.*\] = ", line)]
         return replace(kernel, device="".join(line for i, line in enumerate(lines) if i not in stores))
 
-    families._BY_NAME["cell"] = replace(families.CELL, kernel=faulty)
+    families.BY_NAME["cell"] = replace(families.CELL, kernel=faulty)
 
 
 def opencl(edit: Edit) -> Plant:

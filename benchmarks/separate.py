@@ -40,7 +40,7 @@ def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> Memory:
 class SeparateProgram(OpenClProgram):
     """A program whose addresses are ``number of allocation << PLACE | place``."""
 
-    def _upload(
+    def upload(
         self, context: Any, arguments: Array, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction], scratch: int
     ) -> None:
         sizes = {self.memory.buffers[b.name]: b.nbytes for b in self.program.buffers}
@@ -57,7 +57,7 @@ class SeparateProgram(OpenClProgram):
         self.tables = [self._allocated(context, t.nbytes) for t in tables]
         for made, values in zip(self.tables, tables, strict=True):
             opencl().enqueue_copy(self.queue, made, values)
-        self._upload_constants(constants, functions)
+        self.upload_constants(constants, functions)
 
     def _allocated(self, context: Any, nbytes: int) -> Any:
         return opencl().Buffer(context, opencl().mem_flags.READ_WRITE, max(nbytes, 1))
@@ -82,9 +82,9 @@ class SeparateProgram(OpenClProgram):
         storage = self.program.storage[tensor]
         address = self.memory.buffers[storage.buffer]
         _tensor(self.images[address], self.program, tensor)[...] = values
-        self._copy(self.images[address], address)
+        self.write_bytes(self.images[address], address)
 
-    def _copy(self, values: Array, address: int, blocking: bool = True) -> None:
+    def write_bytes(self, values: Array, address: int, blocking: bool = True) -> None:
         if values.nbytes:
             opencl().enqueue_copy(self.queue, self.parts[address], values)
 
@@ -102,7 +102,7 @@ class SeparateProgram(OpenClProgram):
             if buffer.kind != "constant":
                 address = self.memory.buffers[buffer.name]
                 self.images[address][...] = 0xFF
-                self._copy(self.images[address], address)
+                self.write_bytes(self.images[address], address)
 
     def close(self) -> None:
         """Nothing is freed: what Oclgrind knows of an allocation would be taken for that of the next one with its number."""

@@ -86,13 +86,13 @@ class Compiler:
         """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open."""
         self.seconds = {}
         with self.registry.blaming() if self.registry else nullcontext():
-            with self._step("bind"):
+            with self.step("bind"):
                 graph = bind(model, shapes, self.lowerings)
             return self.compile(graph)
 
     def compile(self, graph: Graph) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
-        with self._step("passes"):
+        with self.step("passes"):
             graph, reports = self._rewritten(graph)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
@@ -113,20 +113,20 @@ class Compiler:
         return graph, reports
 
     def _segment(self, graph: Graph) -> ProgramSegment:
-        with self._step("lower"):
+        with self.step("lower"):
             compute = lower(graph, self.lowerings)
         return self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
 
     def program(self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> ProgramSegment:
         """From tensor expressions to a verified program."""
-        with self._step("storage"):
+        with self.step("storage"):
             compute = slice_steps(inline_conditions(compute), self.backend.vdevice)
             plan = assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
-        with self._step("tile"):
+        with self.step("tile"):
             tile = connect(
-                plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), *self._rates(plan), self._binding(plan)
+                plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), *self.rates(plan), self._binding(plan)
             )
         first, *others = [self._planned(compute, p, tile, inputs, outputs) for p in self._layouts(plan, tile)]
         return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
@@ -136,13 +136,13 @@ class Compiler:
     ) -> ProgramSegment:
         """From operators and their storages to a verified program."""
         binding = self._binding(plan, tile.operators)
-        with self._step("kernels"):
+        with self.step("kernels"):
             self.tuner.prepare(tile.operators, binding)
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
-        with self._step("schedule"), blamed(self.policy):
+        with self.step("schedule"), blamed(self.policy):
             after = dependences(tile.operators, plan.storages)
             schedule = self.policy(OperatorGraph(kernels, after, binding.constants), self.backend.vdevice)
-        with self._step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
+        with self.step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
             program = build_program(
                 compute.name,
                 schedule,
@@ -169,7 +169,7 @@ class Compiler:
         """The plans to choose from: one, or with ``auto`` the model's layout and the cheapest operator by operator."""
         if self.options.layout == "keep":
             return [plan]
-        with self._step("layouts"):
+        with self.step("layouts"):
             if self.options.layout == "nhwc":
                 return [assign_layouts(plan, tile.operators)]
             cheapest = assign_layouts(plan, tile.operators, self._price(self._binding(plan, tile.operators)))
@@ -179,10 +179,10 @@ class Compiler:
         """The time of a whole program, measured where kernels are: operators measured one by one do not tell all of it."""
         if not MEASURED[self.options.tune]:
             return segment.program.predicted
-        with self._step("layouts"):
+        with self.step("layouts"):
             return self.backend.profiler.program_time(segment.program, segment.constants)
 
-    def _rates(self, plan: StoragePlan) -> tuple[Rate, Rate]:
+    def rates(self, plan: StoragePlan) -> tuple[Rate, Rate]:
         """What the device says of operators that hold an operand, and of maps before a contraction."""
         backend, binding = self.backend, self._binding(plan)
         return (
@@ -215,7 +215,8 @@ class Compiler:
         return result
 
     @contextmanager
-    def _step(self, name: str) -> Iterator[None]:
+    def step(self, name: str) -> Iterator[None]:
+        """Clock one step of the staircase (seconds), and say that it begins."""
         self.progress(name, "")
         start = time.perf_counter()
         yield

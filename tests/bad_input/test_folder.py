@@ -35,7 +35,7 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, own_cache: P
     (kept.parent / "planted.rammer").write_bytes(kept.read_bytes())
     kept.write_bytes(b"evil")
     own_cache.chmod(mode)
-    folder._own_folder.cache_clear()
+    folder.own_folder.cache_clear()
     for _ in range(2):
         run(path)
     assert capsys.readouterr().err == (
@@ -53,5 +53,5 @@ def test_a_folder_of_somebody_else_is_not_used(own_cache: Path, capsys: Capture,
     if own_cache.stat().st_uid == 0:  # root may write anywhere: its folder is anybody's
         assert cache_folder() == own_cache
         os.chown(own_cache, 4711, -1)
-    folder._own_folder.cache_clear()
+    folder.own_folder.cache_clear()
     assert cache_folder() != own_cache and "it belongs to user" in capsys.readouterr().err

@@ -255,7 +255,7 @@ def test_a_store_whose_disk_fails_while_it_is_used(tmp_path: Path, capsys: pytes
     )
     for number, use in enumerate(uses):
         store = KernelStore(tmp_path / f"{number}.sqlite")
-        store._db = Broken()  # type: ignore[assignment]
+        store.connection = Broken()  # type: ignore[assignment]
         use(store)
         assert "is ignored: disk I/O error" in capsys.readouterr().err
 
@@ -290,9 +290,9 @@ print(len(probe()))
 
 def test_opencl_beside_another_copy_of_its_threading_library(tmp_path: Path) -> None:
     """OpenVINO brings an older one; here it has no function at all."""
-    from rammer_rocm.icd import _installed_file
+    from rammer_rocm.icd import installed_file
 
-    if not shutil.which("cc") or _installed_file("tbb", "libtbb.so.12") is None:
+    if not shutil.which("cc") or installed_file("tbb", "libtbb.so.12") is None:
         pytest.skip("needs a C compiler and Intel's OpenCL runtime")
     other = tmp_path / "libtbb.so.12"
     subprocess.run(["cc", "-shared", "-Wl,-soname,libtbb.so.12", "-xc", "/dev/null", "-o", str(other)], check=True)

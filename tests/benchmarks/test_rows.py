@@ -98,7 +98,7 @@ def test_a_run_resumes_and_again_measures_anew(tmp_path: Path, monkeypatch: pyte
     fake = Fake()
     monkeypatch.setattr(peers, "open_peer", fake.peer)
     monkeypatch.setattr(peers, "open_rammer", fake.rammer)
-    monkeypatch.setattr(peers, "_reference", lambda *_: {"y": np.ones(2)})
+    monkeypatch.setattr(peers, "reference_outputs", lambda *_: {"y": np.ones(2)})
     common = [
         "--quick",
         "--models",
@@ -141,7 +141,7 @@ def test_onnxruntime_peer_computes_the_model() -> None:
     model, feeds = entry.build(), entry.feeds(5)
     made = open_peer("onnxruntime", model, feeds, "cpu")
     assert made.seconds() > 0
-    assert relative_error(made.outputs(), peers._reference(model, feeds, "cpu")) < 1e-5
+    assert relative_error(made.outputs(), peers.reference_outputs(model, feeds, "cpu")) < 1e-5
 
 
 def test_a_missing_framework_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,17 +141,17 @@ def test_a_third_partys_candidate_that_the_device_refuses_is_passed_over(backend
         fake = SimpleNamespace(kernel=kernel, vdevice=backend.vdevice, fingerprint="old", candidates=backend.candidates)
         tuner.backend = cast(Backend, fake)
         if isinstance(problem, DeviceFailure):
-            assert tuner._candidates(operator, binding)[0].family == ""
+            assert tuner.offered(operator, binding)[0].family == ""
         else:
             with pytest.raises(KeyError) as caught:
-                tuner._candidates(operator, binding)
+                tuner.offered(operator, binding)
             assert caught.value.culprit.family == "newer"  # type: ignore[attr-defined]
 
 
 def test_no_list_hides_a_third_partys_best(backend: Backend) -> None:
     added = [replace(o, config=(("mine", n),)) for n in range(3) for o in whole(*asked(backend, "off", whole)[1:])]
     tuner, operator, binding = asked(backend, "quick", lambda o, b: added)
-    options = tuner._candidates(operator, binding)[: MEASURED["quick"]]
+    options = tuner.offered(operator, binding)[: MEASURED["quick"]]
     own = backend.candidates(operator, binding)
     assert [o in added for o in options] == [True, False, False, False]
     assert [o.tile for o in options[1:]] == [o.tile for o in own[:3]]

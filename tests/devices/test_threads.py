@@ -181,7 +181,7 @@ def test_a_store_is_used_by_several_threads(tmp_path: Path) -> None:
     def work(key: str) -> Callable[[], Any]:
         def call() -> Any:
             store.put(key, [kernel])
-            store._memory.clear()
+            store.forget()
             return store.get(key)
 
         return call

@@ -257,7 +257,7 @@ class LaneBlock(Block):
         """The row of ``producer`` at ``indices``."""
         if not any(self._varies(i) for i in indices):
             return super().inline(producer, indices)
-        axes = dict(zip((a.name for a in producer.axes), (self._bound(i) for i in indices), strict=True))
+        axes = dict(zip((a.name for a in producer.axes), (self.bound_index(i) for i in indices), strict=True))
         if producer.reduce:
             return self.reduction(producer, axes)
         return self.let(self.value(ex.substitute(producer.body, axes)))
@@ -285,10 +285,10 @@ class LaneBlock(Block):
 class ColumnBlock(Block):
     """A scalar scope whose reductions in ``unit.columns`` walk one of their axes in vectors."""
 
-    def _over(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:
+    def accumulate(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:
         column = self.unit.columns.get(c.name)
         if column is None:
-            super()._over(c, sums)
+            super().accumulate(c, sums)
             return
         names = {r.name: self.unit.fresh("r") for r in c.reduce}
         inner: dict[str, Expr] = {r: Ref(n) for r, n in names.items()}

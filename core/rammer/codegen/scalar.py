@@ -230,13 +230,13 @@ class Block:
 
     def inline(self, producer: Compute, indices: tuple[Expr, ...]) -> Val:
         """The element of ``producer`` at ``indices``, computed here."""
-        axes = dict(zip((a.name for a in producer.axes), (self._bound(i) for i in indices), strict=True))
+        axes = dict(zip((a.name for a in producer.axes), (self.bound_index(i) for i in indices), strict=True))
         if producer.reduce:
             return self.reduction(producer, axes)
         value = ops.convert(self.unit.target, self.value(ex.substitute(producer.body, axes)), producer.dtype)
         return self.let(value)
 
-    def _bound(self, index: Expr) -> Expr:
+    def bound_index(self, index: Expr) -> Expr:
         """Indices that are no sums of axes get a name, since the producer's body repeats them."""
         if ex.affine(index) is not None:
             return index
@@ -251,14 +251,14 @@ class Block:
     def reduction(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
         """``c`` at ``axes``: an accumulator and its loops, in order."""
         total = self.accumulator(c, axes)
-        self._over(c, [(total.text, axes)])
+        self.accumulate(c, [(total.text, axes)])
         return total
 
     def reduce_at(self, c: Compute, points: Sequence[tuple[Expr, ...]]) -> None:
         """``c`` at several points in the same loops; later loads of them find the results."""
         axes = [dict(zip((a.name for a in c.axes), p, strict=True)) for p in points]
         totals = [self.accumulator(c, a) for a in axes]
-        self._over(c, [(t.text, a) for t, a in zip(totals, axes, strict=True)])
+        self.accumulate(c, [(t.text, a) for t, a in zip(totals, axes, strict=True)])
         for point, total in zip(points, totals, strict=True):
             self.memo[Load(c.name, tuple(tidy(i) for i in point))] = total
 
@@ -268,7 +268,7 @@ class Block:
         self.line(f"{ops.ctype(target, ops.compute_type(c.dtype))} {total} = {ops.start(target, c)};")
         return Val(total, c.dtype, atom=True)
 
-    def _over(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:
+    def accumulate(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:
         """Combine the body of ``c`` over its reduction axes, in order, into each accumulator."""
         names = {r.name: self.unit.fresh("r") for r in c.reduce}
         inner: dict[str, Expr] = {r: Ref(n) for r, n in names.items()}

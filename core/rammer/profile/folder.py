@@ -23,7 +23,7 @@ def cache_folder() -> Path:
     with suppress(OSError):  # whoever wants to write there says what is wrong
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     why = _shared(path)
-    return path if not why else _own_folder(path, why)
+    return path if not why else own_folder(path, why)
 
 
 def _shared(path: Path) -> str:
@@ -40,7 +40,7 @@ def _shared(path: Path) -> str:
 
 
 @cache
-def _own_folder(path: Path, why: str) -> Path:
+def own_folder(path: Path, why: str) -> Path:
     """A folder of this process in the place of ``path``."""
     import tempfile  # rarely needed, and it takes long to import
 

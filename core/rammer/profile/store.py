@@ -59,7 +59,7 @@ class KernelStore:
         self.warning = ""
         self._memory: dict[str, str] = {}
         self._lock = Lock()
-        self._db = self._connect(path) if path is not None else None
+        self.connection = self._connect(path) if path is not None else None
         self.hits = self.misses = 0
 
     @staticmethod
@@ -82,15 +82,15 @@ class KernelStore:
         if not self.warning:
             self.warning = f"kernel store {self.path} is ignored: {problem}"
             print(f"rammer: warning: {self.warning}", file=sys.stderr)
-        self._db = None
+        self.connection = None
 
     def get(self, key: str) -> tuple[TunedKernel, ...] | None:
         """The kernels kept under ``key``, or None."""
         text = self._memory.get(key)
-        if text is None and self._db is not None:
+        if text is None and self.connection is not None:
             try:
                 with self._lock:
-                    row = self._db.execute("select value from kernels where key = ?", (key,)).fetchone()
+                    row = self.connection.execute("select value from kernels where key = ?", (key,)).fetchone()
                 text = row[0] if row else None
             except _DAMAGE as problem:
                 self._warn(problem)
@@ -103,18 +103,18 @@ class KernelStore:
         text = json.dumps([asdict(k) for k in kernels])
         text = f"{key_of(key, text)} {text}"
         self._memory[key] = text
-        if self._db is not None:
+        if self.connection is not None:
             try:
                 with self._lock:
-                    self._db.execute("insert or replace into kernels values (?, ?)", (key, text))
+                    self.connection.execute("insert or replace into kernels values (?, ?)", (key, text))
             except _DAMAGE as problem:
                 self._warn(problem)
 
     def count(self) -> int:
         """Number of entries."""
-        if self._db is not None:
+        if self.connection is not None:
             try:
-                return int(self._db.execute("select count(*) from kernels").fetchone()[0])
+                return int(self.connection.execute("select count(*) from kernels").fetchone()[0])
             except _DAMAGE as problem:
                 self._warn(problem)
         return len(self._memory)
@@ -123,21 +123,25 @@ class KernelStore:
         """Remove every entry, and a file that cannot be read; returns how many entries there were."""
         count = self.count()
         self._memory.clear()
-        if self._db is not None:
+        if self.connection is not None:
             try:
-                self._db.execute("delete from kernels")
+                self.connection.execute("delete from kernels")
             except _DAMAGE as problem:
                 self._warn(problem)
-        if self._db is None and self.path is not None:
+        if self.connection is None and self.path is not None:
             with contextlib.suppress(OSError):  # a warning was given when it could not be opened
                 self.path.unlink(missing_ok=True)
         return count
 
+    def forget(self) -> None:
+        """Drop what this process has read and written; the file stays."""
+        self._memory.clear()
+
     def close(self) -> None:
         """Close the database."""
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
 
 def _decode(key: str, text: Any) -> tuple[TunedKernel, ...] | None:

@@ -56,11 +56,11 @@ class Tuner:
             if sign in self._seen or sign in self._options:
                 continue
             if self.store.get(self._key(sign)) is None:
-                self._options[sign] = self._candidates(operator, binding)
+                self._options[sign] = self.offered(operator, binding)
                 pairs += [(o, binding) for o in self._options[sign][: MEASURED[self.level]]]
         profiler.prepare(pairs)
 
-    def _candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+    def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         own = self.backend.candidates(operator, binding)
         extra = [o for o in self.extra(operator, binding) if self._has(o, binding)]
         return self._ranked(extra, Lazily(own), binding) if extra else own
@@ -92,7 +92,7 @@ class Tuner:
     def _find(self, operator: ROperator, binding: Binding, sign: str) -> tuple[RKernel, ...]:
         key = self._key(sign)
         cached = self.store.get(key)
-        options = self._options.pop(sign, None) or self._candidates(operator, binding)
+        options = self._options.pop(sign, None) or self.offered(operator, binding)
         known = {(o.tile, o.family, o.config) for o in options[: MEASURED[self.level]]} if cached else {}
         # A store only says which candidate is the best; what is none was never measured here, whatever the store says.
         if cached is not None and all((t.tile, t.family, t.config) in known for t in cached):

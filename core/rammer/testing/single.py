@@ -84,7 +84,7 @@ def subjects(case: Case, backend: Backend) -> list[Subject]:
 
     compiler.program = program  # type: ignore[method-assign]
     if "fuse" in case.tags:  # whatever can meet on chip does, also where it is predicted slower
-        compiler._rates = lambda plan: (lambda operator: FAST, lambda operator: FAST)  # type: ignore[method-assign]
+        compiler.rates = lambda plan: (lambda operator: FAST, lambda operator: FAST)  # type: ignore[method-assign]
     with suppress(_Stop):
         compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {})
     operators, binding = recorder.found

@@ -18,9 +18,9 @@ from rammer_cuda.window.kernel import WINDOW
 
 #: In the order in which they are asked, and in which equal predictions stand.
 FAMILIES: Final[tuple[Family, ...]] = (CELL, CHAIN, ATTENTION, *PRODUCTS, GENERIC, GEMV, ROWWISE, WINDOW)
-_BY_NAME: Final = {f.name: f for f in FAMILIES}
+BY_NAME: Final = {f.name: f for f in FAMILIES}
 
 
 def family_of(operator: ROperator) -> Family:
     """The family of a tiled operator; the generic one where it has none, or one that nobody knows."""
-    return _BY_NAME.get(operator.family, GENERIC)
+    return BY_NAME.get(operator.family, GENERIC)

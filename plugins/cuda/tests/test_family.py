@@ -132,7 +132,7 @@ def test_a_new_family_is_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(module, "FAMILIES", (*FAMILIES, *new))
     for family in new:
-        monkeypatch.setitem(families._BY_NAME, family.name, family)
+        monkeypatch.setitem(families.BY_NAME, family.name, family)
     backend = target()
     assert {*new[0].configs} == {*backend.families["eager"]}
     compiler = Compiler(backend, CompileOptions("wavefront"), KernelStore(None))

@@ -146,7 +146,7 @@ class OpenClProgram:
         text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
         self.binary = builder(text)
         self.threads, self.epoch, self.launch = device.threads, 0, 0
-        self._upload(context, arguments, constants, functions, self.groups * scratch if device.threads == 1 else 0)
+        self.upload(context, arguments, constants, functions, self.groups * scratch if device.threads == 1 else 0)
         self._prepare(context)
 
     @property
@@ -181,9 +181,10 @@ class OpenClProgram:
                     hint="use a smaller batch, or a device with more memory",
                 )
 
-    def _upload(
+    def upload(
         self, context: Any, arguments: Array, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction], scratch: int
     ) -> None:
+        """Put memory, constants and the tables on the device."""
         cl = opencl()
         flags = cl.mem_flags
         try:
@@ -193,11 +194,12 @@ class OpenClProgram:
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
             self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]
-            self._upload_constants(constants, functions)
+            self.upload_constants(constants, functions)
         except cl.MemoryError as problem:
             raise DeviceFailure(f"out of device memory: {self.memory.nbytes} bytes wanted ({problem})") from problem
 
-    def _upload_constants(self, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction]) -> None:
+    def upload_constants(self, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction]) -> None:
+        """Write constants to the device, packed where a kernel wants them so."""
         for name in sorted(constants):
             if name in self.program.storage and self.program.storage[name].buffer in self.memory.buffers:
                 self.write(name, constants[name])
@@ -208,7 +210,7 @@ class OpenClProgram:
                 if key not in done:
                     done.add(key)
                     values = np.ascontiguousarray(argument.packing.make(constants[argument.tensor]), np.float32)
-                    self._copy(values, self.memory.packed[key])
+                    self.write_bytes(values, self.memory.packed[key])
 
     def _prepare(self, context: Any) -> None:
         """Kernels with all arguments set, so that a run only enqueues them."""
@@ -323,13 +325,14 @@ class OpenClProgram:
             return
         if fills(storage, buffer):
             dense = np.ascontiguousarray(values, buffer.dtype)
-            self._copy(dense, self.memory.buffers[storage.buffer], blocking or dense is not values)
+            self.write_bytes(dense, self.memory.buffers[storage.buffer], blocking or dense is not values)
             return
         flat = self._flat(storage.buffer)
         view(flat, storage)[...] = values
-        self._copy(flat, self.memory.buffers[storage.buffer])
+        self.write_bytes(flat, self.memory.buffers[storage.buffer])
 
-    def _copy(self, values: Array, address: int, blocking: bool = True) -> None:
+    def write_bytes(self, values: Array, address: int, blocking: bool = True) -> None:
+        """Copy dense ``values`` to ``address`` (bytes) of the program's memory."""
         if values.nbytes:
             opencl().enqueue_copy(self.queue, self.buffer, values, dst_offset=address, is_blocking=blocking)
 

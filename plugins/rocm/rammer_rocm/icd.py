@@ -117,12 +117,12 @@ def _load_runtime() -> tuple[Path | None, str]:
     """The Intel CPU driver with its support libraries loaded, and a sentence on what came of it."""
     if not sys.platform.startswith("linux"):
         return None, f"the embedded runtime is set up on Linux only, this is {sys.platform}"
-    library = _installed_file(RUNTIME_PACKAGE, _RUNTIME_LIBRARY)
+    library = installed_file(RUNTIME_PACKAGE, _RUNTIME_LIBRARY)
     if library is None:
         return None, f"{RUNTIME_PACKAGE} is not installed (pip install {RUNTIME_PACKAGE} {SUPPORT_PACKAGE})"
-    threads = _installed_file(_THREADS_PACKAGE, _THREADS_LIBRARY)
+    threads = installed_file(_THREADS_PACKAGE, _THREADS_LIBRARY)
     for name in (*_PRELOADED, *([_THREADS_LIBRARY] if threads else [])):
-        support = threads if name == _THREADS_LIBRARY else _installed_file(SUPPORT_PACKAGE, name)
+        support = threads if name == _THREADS_LIBRARY else installed_file(SUPPORT_PACKAGE, name)
         if support is None:
             return None, f"{name} is missing (pip install {SUPPORT_PACKAGE})"
         try:
@@ -142,7 +142,7 @@ def _has(package: str) -> bool:
     return True
 
 
-def _installed_file(package: str, name: str) -> Path | None:
+def installed_file(package: str, name: str) -> Path | None:
     """Where pip put the file ``name`` of ``package``; the prefixes' lib folders are tried as well."""
     candidates: list[Path] = []
     if _has(package):

@@ -262,10 +262,10 @@ def _shown(value: Any) -> str:
 
 def _data(value: Array) -> dict[str, Any]:
     values = value.astype(np.float64).ravel().tolist() if value.dtype.kind == "f" else value.ravel().tolist()
-    return {"dtype": str(value.dtype), "shape": list(value.shape), "values": [_plain(v) for v in values]}
+    return {"dtype": str(value.dtype), "shape": list(value.shape), "values": [plain(v) for v in values]}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

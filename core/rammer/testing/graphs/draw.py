@@ -237,12 +237,13 @@ class Draw:
         made = Val(f"s{len(self.nodes)}_{len(self.constants)}_{len(self.inputs)}", dtype, array.shape, True, array)
         if array.ndim == 1 and array.size > 1 and self.chance(0.1):
             at = self.integer(1, array.size - 1)
-            return self.add("Concat", [self._plain(array[:at]), self._plain(array[at:])], axis=0).name
+            return self.add("Concat", [self.plain(array[:at]), self.plain(array[at:])], axis=0).name
         if self.chance(0.15) and self.opset >= 9:
             return self._constant_node(made).name
-        return self._plain(array)
+        return self.plain(array)
 
-    def _plain(self, array: Array) -> str:
+    def plain(self, array: Array) -> str:
+        """A constant that is no candidate for other operands."""
         name = f"s{len(self.constants)}_{len(self.nodes)}"
         self.constants[name] = array
         return name
@@ -263,7 +264,7 @@ class Draw:
 
     def scalar(self, dtype: str, value: float) -> str:
         """A constant of no axes."""
-        return self._plain(np.asarray(value, dtype))
+        return self.plain(np.asarray(value, dtype))
 
     # Nodes ------------------------------------------------------------------------------------------------------
 

@@ -32,9 +32,9 @@ class _Clocked(Compiler):
     spent: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def _step(self, name: str) -> Iterator[None]:
+    def step(self, name: str) -> Iterator[None]:
         start = time.process_time()
-        with super()._step(name):
+        with super().step(name):
             yield
         self.spent[name] = self.spent.get(name, 0.0) + time.process_time() - start
 

@@ -258,5 +258,5 @@ def dropout(d: Draw, op: str) -> Val:
         return d.add(op, [x.name], ratio=d.one([None, 0.25]))
     wanted = [True, d.chance(0.3)]
     ratio = d.scalar(d.one(FLOATS[:1]), d.one([0.0, 0.25])) if d.chance(0.4) else ""
-    mode = d._plain(np.asarray(False)) if d.chance(0.3) else ""
+    mode = d.plain(np.asarray(False)) if d.chance(0.3) else ""
     return d.add(op, [x.name, ratio, mode], wanted, seed=d.one([None, 7]))

@@ -136,7 +136,7 @@ def upsample(d: Draw, op: str) -> Val:
     mode = d.one([None, "nearest", "linear"] if "float" in x.dtype else [None, "nearest"])
     if d.since(op) < 9:
         return d.add(op, [x.name], mode=mode, scales=scales)
-    return d.add(op, [x.name, d._plain(np.asarray(scales, np.float32))], mode=mode)
+    return d.add(op, [x.name, d.plain(np.asarray(scales, np.float32))], mode=mode)
 
 
 @describe("Resize", weight=2)
@@ -155,7 +155,7 @@ def resize(d: Draw, op: str) -> Val:
     if since < 11:
         shrink = d.chance(0.3)
         scaled = [1.0 if a < 2 else d.one([0.5, 1.0] if shrink else [1.0, 2.0, 3.0]) for a in axes]
-        return d.add(op, [x.name, d._plain(np.asarray(scaled, np.float32))], mode=mode)
+        return d.add(op, [x.name, d.plain(np.asarray(scaled, np.float32))], mode=mode)
     given = _coordinates(d, op, mode)
     if axes != list(range(x.rank)):
         given["axes"] = axes
@@ -163,16 +163,16 @@ def resize(d: Draw, op: str) -> Val:
     if given.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         low = [0.0 if s == 1 else d.one([0.0, 0.25, -0.25]) for s in scaled]
         high = [1.0 if s == 1 else d.one([1.0, 0.75, 1.25]) for s in scaled]
-        roi = d._plain(np.asarray([*low, *high], np.float32))
+        roi = d.plain(np.asarray([*low, *high], np.float32))
     elif since < 13:
-        roi = d._plain(np.zeros(0, np.float32))
+        roi = d.plain(np.zeros(0, np.float32))
     if d.chance(0.5):
         sizes = [x.shape[a] if s == 1 else max(1, int(x.shape[a] * s)) for a, s in zip(axes, scaled, strict=True)]
         if since >= 18 and d.chance(0.4):
             given["keep_aspect_ratio_policy"] = d.one(["not_larger", "not_smaller", "stretch"])
-        empty = d._plain(np.zeros(0, np.float32)) if since < 13 else ""
+        empty = d.plain(np.zeros(0, np.float32)) if since < 13 else ""
         return d.add(op, [x.name, roi, empty, d.static(sizes)], mode=mode, **given)
-    return d.add(op, [x.name, roi, d._plain(np.asarray(scaled, np.float32))], mode=mode, **given)
+    return d.add(op, [x.name, roi, d.plain(np.asarray(scaled, np.float32))], mode=mode, **given)
 
 
 def _coordinates(d: Draw, op: str, mode: str | None) -> dict[str, Any]:

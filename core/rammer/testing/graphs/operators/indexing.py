@@ -75,7 +75,7 @@ def one_hot(d: Draw, op: str) -> Val:
     if where.dtype == "float32":
         where = replaced(d, where, np.asarray(d.rng.integers(-depth, depth, where.shape), np.float32))
     pair = d.fresh(d.dtype(("float32", "int64", "int32")), (2,))
-    count = d._plain(np.asarray(depth if d.chance(0.5) else [depth], "int64"))
+    count = d.plain(np.asarray(depth if d.chance(0.5) else [depth], "int64"))
     return d.add(op, [where.name, count, pair.name], axis=d.integer(-where.rank - 1, where.rank) if d.chance(0.7) else None)
 
 

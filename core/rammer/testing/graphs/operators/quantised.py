@@ -26,12 +26,12 @@ def point(d: Draw, dtype: str) -> int:
 
 def steps(d: Draw, dtype: str = "float32", shape: tuple[int, ...] = ()) -> str:
     """Scales."""
-    return d._plain(np.asarray(d.rng.choice(STEPS, shape), dtype))
+    return d.plain(np.asarray(d.rng.choice(STEPS, shape), dtype))
 
 
 def points(d: Draw, dtype: str, shape: tuple[int, ...] = ()) -> str:
     """Zero points."""
-    return d._plain(np.asarray(d.rng.permutation(point(d, dtype) + np.arange(int(np.prod(shape))) % 9).reshape(shape), dtype))
+    return d.plain(np.asarray(d.rng.permutation(point(d, dtype) + np.arange(int(np.prod(shape))) % 9).reshape(shape), dtype))
 
 
 @dataclass(frozen=True)

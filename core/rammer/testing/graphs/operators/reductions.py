@@ -62,7 +62,7 @@ def cumulative(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op), (1, 4), where=small)
     if op == "CumProd":
         x = d.bounded(x, 0.5, 1.5) if is_float(x.dtype) else d.bounded(x, 0, 2)
-    axis = d._plain(np.asarray(axis_of(d, x.rank), d.one(["int64", "int32"])))
+    axis = d.plain(np.asarray(axis_of(d, x.rank), d.one(["int64", "int32"])))
     return d.add(op, [x.name, axis], exclusive=d.one([None, 0, 1]), reverse=d.one([None, 0, 1]))
 
 

@@ -206,7 +206,7 @@ def pad(d: Draw, op: str) -> Val:
 @describe("Trilu")
 def trilu(d: Draw, op: str) -> Val:
     x = d.pick(d.types(op), (2, 4))
-    shift = d._plain(np.asarray(d.integer(-3, 3), np.int64)) if d.chance(0.5) else ""
+    shift = d.plain(np.asarray(d.integer(-3, 3), np.int64)) if d.chance(0.5) else ""
     return d.add(op, [x.name, shift], upper=d.one([None, 0, 1]))
 
 
@@ -222,7 +222,7 @@ def range_(d: Draw, op: str) -> Val:
     kind = d.dtype(d.types(op))
     step = d.one([1, 2, -1, 3])
     start, count = d.integer(-3, 3), d.extent()
-    ends = [d._plain(np.asarray(v, kind)) for v in (start, start + step * count, step)]
+    ends = [d.plain(np.asarray(v, kind)) for v in (start, start + step * count, step)]
     return d.add(op, ends)
 
 

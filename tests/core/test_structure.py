@@ -1,0 +1,137 @@
+"""Who may know whom: no import runs back up, wherever it stands, and no file needs another's private names."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+#: Package -> the row of each of its modules, counted from the top.
+ROWS: Mapping[str, Mapping[str, int]] = {
+    contract["containers"][0]: {
+        module.strip(): row for row, names in enumerate(contract["layers"]) for module in names.replace("|", ":").split(":")
+    }
+    for contract in CONTRACTS
+    if contract["type"] == "layers"
+}
+#: Imports upwards that no run makes: hooks are typed by what plugins give to every step.
+TYPED = {
+    (f"rammer.device.{module}", target)
+    for module in ("hooks", "loader")
+    for target in ("rammer.frontend.lowering", "rammer.passes.pipeline", "rammer.schedule.policy")
+}
+#: Private names of others that have no public one, and names that only look private.
+ALLOWED = {"_exit": "os", "_sleep": "torch.cuda", "_replace": "a named tuple's"}
+#: Tests that replace what a class does inside.
+WHITE_BOX = {
+    ("tests/devices/test_threads.py", "_plain"),
+    *(("plugins/cuda/tests/test_single.py", f"_{n}") for n in ("words", "step", "lanes")),
+}
+
+
+def module_of(file: Path) -> str:
+    """The dotted name of a file of the core."""
+    return ".".join(file.relative_to(ROOT / "core").with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Modules that a file imports: at its head, in functions, for types only, and by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("rammer."):
+            yield node.value
+
+
+def upwards(module: str, tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Imports of ``module`` from a higher row than its own."""
+    for target in imported(tree):
+        for package, rows in ROWS.items():
+            if module.startswith(f"{package}.") and target.startswith(f"{package}."):
+                here, there = (name.removeprefix(f"{package}.").split(".")[0] for name in (module, target))
+                if here in rows and rows.get(there, len(rows)) < rows[here]:
+                    yield module, target
+
+
+def test_no_import_runs_back_up() -> None:
+    files = [f for f in (ROOT / "core/rammer").rglob("*.py") if "plugin-template" not in f.parts]
+    assert len(files) > 200 and len(ROWS) > 3
+    found = {up for f in files for up in upwards(module_of(f), ast.parse(f.read_text()))}
+    assert found == TYPED
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from rammer.plan.build import build_program",
+        "def f():\n    from rammer.compiler import Compiler",
+        "if TYPE_CHECKING:\n    import rammer.runtime.session",
+        "importlib.import_module('rammer.cli.run')",
+    ],
+)
+def test_the_search_finds_imports(code: str) -> None:
+    assert [*upwards("rammer.ir.compute", ast.parse(code))]
+
+
+def private(name: str) -> bool:
+    """Whether a name is its owner's alone."""
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def owned(tree: ast.AST) -> set[str]:
+    """Names that a file defines: functions, classes, fields, variables, and attributes of ``self``."""
+    names = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    names |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            names |= {node.attr} if node.value.id in ("self", "cls") else set()
+    return names
+
+
+def borrowed(tree: ast.AST) -> Iterator[str]:
+    """Private names of other files that a file imports or asks objects for."""
+    mine = owned(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "_typeshed"):
+            yield from (a.name for a in node.names if private(a.name))
+        if isinstance(node, ast.Attribute) and private(node.attr) and node.attr not in mine:
+            yield node.attr
+
+
+def inherited(trees: Mapping[Path, ast.AST]) -> Iterator[tuple[str, str]]:
+    """Private methods that a class replaces in a class of another file."""
+    classes = {c.name: (file, c) for file, tree in trees.items() for c in ast.walk(tree) if isinstance(c, ast.ClassDef)}
+    for name, (file, found) in classes.items():
+        mine = {m.name for m in found.body if isinstance(m, ast.FunctionDef) and private(m.name)}
+        for base in (ast.unparse(b).split(".")[-1] for b in found.bases):
+            other, theirs = classes.get(base, (file, found))
+            names = {m.name for m in theirs.body if isinstance(m, ast.FunctionDef)}
+            yield from ((f"{name}({base})", method) for method in mine & names if other != file)
+
+
+def test_no_file_needs_anothers_private_names() -> None:
+    files = [f for folder in ("core", "plugins", "tests", "benchmarks", "docs") for f in (ROOT / folder).rglob("*.py")]
+    trees = {f: ast.parse(f.read_text()) for f in files}
+    assert len(trees) > 500
+    found = {(str(f.relative_to(ROOT)), name) for f, tree in trees.items() for name in borrowed(tree) if name not in ALLOWED}
+    assert found == WHITE_BOX
+    assert not {*inherited(trees)}
+
+
+@pytest.mark.parametrize(
+    "code", ["from a import _b", "x._rates = 1", "x._db", "class A(B):\n    def f(self):\n        self._over()", "a._b().c()"]
+)
+def test_the_search_finds_private_names(code: str) -> None:
+    assert [*borrowed(ast.parse(code))]
+
+
+def test_the_search_finds_what_is_inherited() -> None:
+    one, two = "class A:\n    def _f(self): ...", "class B(a.A):\n    def _f(self): ..."
+    assert [*inherited({Path("a"): ast.parse(one), Path("b"): ast.parse(two)})] == [("B(A)", "_f")]

@@ -17,7 +17,7 @@ import onnx
 import rammer
 from rammer.device.loader import DeviceStatus
 from rammer.frontend.reader import read_model
-from rammer.peers.bench import Effort, bench_onnxruntime, percentiles, sample
+from rammer.peers.bench import Effort, Runner, bench_onnxruntime, percentiles, sample
 from rammer.peers.oracle import onnxruntime_session, run_onnxruntime
 from rammer.report.compare import HEADERS, differences, rows
 from rammer.report.table import duration, plain
@@ -85,7 +85,7 @@ def main() -> int:
         lines, agree = run_on(device, model, want, inputs)
         table += lines
         good &= agree
-    peer = bench_onnxruntime(MODEL, lambda: onnxruntime_session(loaded), inputs, "", Effort(3, RUNS, 0.0))
+    peer = bench_onnxruntime(Runner(MODEL, "onnxruntime", ""), lambda: onnxruntime_session(loaded), inputs, Effort(3, RUNS, 0.0))
     table.append(["ONNX Runtime on the CPU", duration(peer.compile), duration(peer.median), *[""] * 6])
     print(plain(table, ["device", "compile", "latency", "on host", *HEADERS]))
     print(f"latency: wall time, NumPy in and out, median of {RUNS} runs; simulated times are the simulator's cycles")

@@ -49,8 +49,8 @@ def compile(
     from rammer.compiled.options import Request
     from rammer.runtime.session import open_executable
 
-    request = Request(policy, tune, target, precision, layout, require, dict(options or {}))
-    return open_executable(model, device, request, resident=resident)
+    request = Request(policy, tune, target, precision, layout, require, dict(options or {}), resident)
+    return open_executable(model, device, request)
 
 
 def devices() -> list[DeviceStatus]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rammer.cli.common import collect_inputs, progress, write_text
-from rammer.cli.options import InputChoice, compile_options, parse_shapes
+from rammer.cli.options import InputChoice, compile_options, gathered, parse_shapes
 from rammer.compiled.options import DEFAULT, Request
 from rammer.errors import BadInput
-from rammer.peers.bench import Effort, Row, bench_device, bench_framework, bench_onnxruntime
+from rammer.peers.bench import Effort, Row, Runner, bench_device, bench_framework, bench_onnxruntime
 from rammer.report.environment import environment
 from rammer.report.table import duration, markdown, plain
 from rammer.runtime.host_bound import WHOLE
@@ -23,27 +23,37 @@ HEADERS = ["model", "on", "hardware", "median", "p90", "p99", "first run", "comp
 PEERS = ("onnxruntime", "torch", "torch-graph", "torch-graph-nhwc", "torch-compile", "torch-compile-nhwc", "jax")
 
 
+@dataclass(frozen=True)
+class Runners:
+    """Who runs the models."""
+
+    devices: tuple[str, ...]
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the results go, beside the terminal."""
+
+    json_file: Path | None
+    markdown_file: Path | None
+
+
 @click.command()
 @click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--device", "devices", multiple=True, required=True, metavar="NAME[:INDEX]", help="Repeatable.")
 @click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), help="Repeatable.")
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed runs.")
 @click.option("--iterations", type=click.IntRange(1), default=20, show_default=True, help="Least number of timed runs.")
-@click.option("--duration", "seconds", type=float, default=1.0, show_default=True, help="And at least so many seconds.")
+@click.option("--duration", type=float, default=1.0, show_default=True, help="And at least so many seconds.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write rows and environment as JSON.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table as Markdown.")
 @compile_options
+@gathered("runners", Runners, "devices", "peers")
+@gathered("effort", Effort, "warmup", "iterations", "duration")
+@gathered("files", Files, "json_file", "markdown_file")
 def command(
-    models: tuple[Path, ...],
-    devices: tuple[str, ...],
-    peers: tuple[str, ...],
-    warmup: int,
-    iterations: int,
-    seconds: float,
-    json_file: Path | None,
-    markdown_file: Path | None,
-    shapes: tuple[str, ...],
-    request: Request,
+    models: tuple[Path, ...], runners: Runners, effort: Effort, files: Files, shapes: tuple[str, ...], request: Request
 ) -> None:
     """Time MODELS on every DEVICE and PEER with the same inputs.
 
@@ -53,26 +63,25 @@ def command(
 
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """
-    effort = Effort(warmup, iterations, seconds)
     precision, layout = request.chosen.precision, request.layout
-    if precision != DEFAULT.precision and "onnxruntime" in peers:
+    if precision != DEFAULT.precision and "onnxruntime" in runners.peers:
         raise BadInput(
             f"ONNX Runtime on the CPU is no {precision} peer",
             "--peer onnxruntime",
             f"leave it out, or compare in {DEFAULT.precision}",
         )
-    on_device = set(peers) != {"onnxruntime"}
+    on_device = set(runners.peers) != {"onnxruntime"}
     rows: list[Row] = []
     for model, choice in zip(models, _choices(models, shapes), strict=True):
-        for device in devices:
+        for device in runners.devices:
             rows.append(_device(model, device, replace(request, precision=precision), choice, effort, on_device))
-        rows += [_peer(model, peer, choice, effort, precision) for peer in peers]
+        rows += [_peer(model, peer, choice, effort, precision) for peer in runners.peers]
     facts = environment() | {"precision": precision, "layout": layout}
     click.echo(table(rows, plain))
-    if json_file is not None:
-        write_text(json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
-    if markdown_file is not None:
-        write_text(markdown_file, document(rows, facts))
+    if files.json_file is not None:
+        write_text(files.json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
+    if files.markdown_file is not None:
+        write_text(files.markdown_file, document(rows, facts))
 
 
 def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputChoice]:
@@ -99,7 +108,8 @@ def _device(model: Path, device: str, request: Request, choice: InputChoice, eff
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name
-    row = bench_device(model.stem, device, hardware, special, inputs, exe.backend.vdevice.simulated, effort, on_device)
+    simulated = exe.backend.vdevice.simulated
+    row = bench_device(Runner(model.stem, device, hardware), special, inputs, effort, simulated=simulated, on_device=on_device)
     exe.close()
     return row
 
@@ -113,9 +123,10 @@ def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision
     loaded = source.model
     inputs = collect_inputs(source.head, choice)
     hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
+    runner = Runner(model.stem, peer, hardware)
     if peer != "onnxruntime":
-        return bench_framework(model.stem, peer, loaded.proto, inputs, hardware, effort, precision)
-    return bench_onnxruntime(model.stem, lambda: onnxruntime_session(loaded), inputs, hardware, effort)
+        return bench_framework(runner, loaded.proto, inputs, effort, precision)
+    return bench_onnxruntime(runner, lambda: onnxruntime_session(loaded), inputs, effort)
 
 
 def _cells(rows: list[Row]) -> Iterator[list[Any]]:

@@ -9,10 +9,10 @@ import click
 from rammer.cli.common import collect_inputs, progress
 from rammer.cli.options import (
     InputChoice,
+    Tolerance,
     compile_options,
     input_options,
     tolerance_options,
-    tolerances,
 )
 from rammer.compiled.options import Request
 from rammer.errors import Mismatch
@@ -37,8 +37,7 @@ def command(
     model: Path,
     devices: tuple[str, ...],
     against: str,
-    rtol: float | None,
-    atol: float | None,
+    tolerance: Tolerance,
     choice: InputChoice,
     request: Request,
 ) -> None:
@@ -57,7 +56,7 @@ def command(
             inputs = collect_inputs(exe.head, choice)
             have = exe.run(inputs)  # first: it has limits where a reference would run for ever
             want = want or expected_outputs(exe.source.model, against, inputs)
-        found = differences(have, want, *tolerances(exe.options.precision, rtol, atol))
+        found = differences(have, want, *tolerance.of(exe.options.precision))
         bad += sum(not d.good for d in found)
         hosted = sum(len(s.compiled.host_nodes) for s in exe.cache.values())
         name = f"{device} ({exe.backend.hardware.name})" + (f", {hosted} on host" if hosted else "")

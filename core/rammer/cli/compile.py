@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from rammer.cli.common import cannot_write, check_writable, progress
-from rammer.cli.options import compile_options, parse_shapes
+from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiled.options import Request
 from rammer.ir.operator import RKernel
 from rammer.report.table import duration, plain, size
@@ -17,10 +16,10 @@ from rammer.report.table import duration, plain, size
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--device", required=True, metavar="NAME[:INDEX]", help="Compile for this device.")
-@click.option("--target", default="", metavar="NAME", help="Named hardware, e.g. sm_90a or gfx90a; needs none of it here.")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="File to write; `rammer run FILE` runs it.")
 @compile_options
-def command(model: Path, device: str, target: str, output: Path | None, shapes: tuple[str, ...], request: Request) -> None:
+@target_option("Named hardware, e.g. sm_90a or gfx90a; needs none of it here.")
+def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ...], request: Request) -> None:
     """Compile MODEL for a device and print what each kernel uses.
 
     Example: rammer compile model.onnx --device cuda --target sm_90a -o model.rammer
@@ -30,7 +29,7 @@ def command(model: Path, device: str, target: str, output: Path | None, shapes: 
 
     check_writable(output, model)
     with progress(model.name) as sink:
-        exe = open_executable(model, device, replace(request, target=target), progress=sink)
+        exe = open_executable(model, device, request, progress=sink)
         compiled = exe.compile_only(parse_shapes(shapes))
         chosen = exe.resources(compiled)
     click.echo(plain([_row(k) for k in chosen], HEADERS))

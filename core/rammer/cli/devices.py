@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -30,37 +31,23 @@ def command(as_json: bool, no_test: bool) -> None:
         click.echo(f"no devices: no plugin is installed ({PLUGINS})")
 
 
+#: A row of which nothing is known.
+UNKNOWN: Mapping[str, Any] = {
+    **dict.fromkeys(("device", "state", "name", "kind", "memory", "veus", "self_test"), "-"),
+    "detail": {},
+}
+
+
 def _rows(registry: Registry, status: DeviceStatus, test: bool) -> list[dict[str, Any]]:
     if not status.hardware:
-        return [_row(status.name, status.state, name=status.reason)]
+        return [{**UNKNOWN, "device": status.name, "state": status.state, "name": status.reason}]
     result = []
     for unit in status.hardware:
         spec = f"{status.name}:{unit.index}"
         veus, verdict = _try(registry, spec) if test else ("-", "skipped")
-        result.append(_row(spec, status.state, unit.name, unit.kind, size(unit.memory), veus, verdict, detail=dict(unit.detail)))
+        said = {"device": spec, "state": status.state, "name": unit.name, "kind": unit.kind, "memory": size(unit.memory)}
+        result.append({**UNKNOWN, **said, "veus": veus, "self_test": verdict, "detail": dict(unit.detail)})
     return result
-
-
-def _row(
-    device: str,
-    state: str,
-    name: str = "-",
-    kind: str = "-",
-    memory: str = "-",
-    veus: str = "-",
-    self_test: str = "-",
-    detail: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    return {
-        "device": device,
-        "state": state,
-        "name": name,
-        "kind": kind,
-        "memory": memory,
-        "veus": veus,
-        "self_test": self_test,
-        "detail": detail or {},
-    }
 
 
 def _try(registry: Registry, spec: str) -> tuple[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from rammer.cli.common import progress
-from rammer.cli.options import compile_options, parse_shapes
+from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiled.options import Request
 from rammer.report.stages import STAGES, write_dump
 
@@ -16,13 +15,11 @@ from rammer.report.stages import STAGES, write_dump
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--device", default="", metavar="NAME[:INDEX]", help="Default: the first working device with a clock.")
-@click.option("--target", default="", metavar="NAME", help="Compile for named hardware without running it, e.g. sm_90a.")
 @click.option("--stage", type=click.Choice(list(STAGES)), default="program", show_default=True, help="What to print.")
 @click.option("--dump", type=click.Path(path_type=Path), help="Write the numbered text of every step to this folder.")
 @compile_options
-def command(
-    model: Path, device: str, target: str, stage: str, dump: Path | None, shapes: tuple[str, ...], request: Request
-) -> None:
+@target_option("Compile for named hardware without running it, e.g. sm_90a.")
+def command(model: Path, device: str, stage: str, dump: Path | None, shapes: tuple[str, ...], request: Request) -> None:
     """Print one STAGE of MODEL on its way to the device.
 
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
@@ -30,7 +27,7 @@ def command(
     from rammer.runtime.session import open_executable
 
     with progress(model.name) as sink:
-        exe = open_executable(model, device, replace(request, target=target), progress=sink)
+        exe = open_executable(model, device, request, progress=sink)
         compiled = exe.compile_only(parse_shapes(shapes))
     click.echo(STAGES[stage](compiled, exe.backend.vdevice))
     if dump is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,6 +17,20 @@ from rammer.errors import BadInput
 F = TypeVar("F", bound=Callable[..., Any])
 
 NO_HINT = ""
+
+
+def gathered(name: str, kind: Callable[..., Any], *fields: str) -> Callable[[F], F]:
+    """Options of these names as one argument ``name``, a ``kind`` of them: it stands below the options."""
+
+    def decorate(fn: F) -> F:
+        @wraps(fn)
+        def taking(**given: Any) -> Any:
+            made = kind(**{field: given.pop(field) for field in fields})
+            return fn(**{name: made}, **given)
+
+        return cast(F, taking)
+
+    return decorate
 
 
 def compile_options(fn: F) -> F:
@@ -70,13 +84,40 @@ def compile_options(fn: F) -> F:
     return made
 
 
+def target_option(text: str) -> Callable[[F], F]:
+    """--target with this help, as part of ``request``: it stands below ``compile_options``."""
+
+    def decorate(fn: F) -> F:
+        @wraps(fn)
+        def taking(target: str, request: Request, **given: Any) -> Any:
+            return fn(request=replace(request, target=target), **given)
+
+        return click.option("--target", default="", metavar="NAME", help=text)(cast(F, taking))
+
+    return decorate
+
+
 #: Relative and absolute tolerance by precision: float16 has 11 bits, tf32 rounds products' operands to as many,
 #: bfloat16 to 8.
 TOLERANCES = {"float32": (1e-4, 1e-5), "tf32": (5e-3, 5e-4), "float16": (1e-2, 1e-3), "bfloat16": (4e-2, 4e-3)}
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """What the user said about differences."""
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def of(self, precision: str) -> tuple[float, float]:
+        """(relative, absolute) as given, else what ``precision`` can hold."""
+        relative, absolute = TOLERANCES[precision]
+        return relative if self.rtol is None else self.rtol, absolute if self.atol is None else self.atol
+
+
 def tolerance_options(fn: F) -> F:
-    """--rtol, --atol."""
+    """--rtol and --atol, as ``tolerance``."""
+    fn = gathered("tolerance", Tolerance, "rtol", "atol")(fn)
     relative, absolute = (", ".join(f"{t[i]:g} in {p}" for p, t in TOLERANCES.items()) for i in (0, 1))
     for option in (
         click.option("--atol", type=float, help=f"Absolute tolerance, element-wise. Default: {absolute}."),
@@ -84,12 +125,6 @@ def tolerance_options(fn: F) -> F:
     ):
         fn = option(fn)
     return fn
-
-
-def tolerances(precision: str, rtol: float | None, atol: float | None) -> tuple[float, float]:
-    """(relative, absolute) as given, else what ``precision`` can hold."""
-    relative, absolute = TOLERANCES[precision]
-    return relative if rtol is None else rtol, absolute if atol is None else atol
 
 
 def input_options(fn: F) -> F:

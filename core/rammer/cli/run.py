@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,10 +14,11 @@ import click
 from rammer.cli.common import Array, collect_inputs, describe_array, progress, write_file, write_text
 from rammer.cli.options import (
     InputChoice,
+    Tolerance,
     compile_options,
+    gathered,
     input_options,
     tolerance_options,
-    tolerances,
 )
 from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
@@ -28,6 +30,23 @@ from rammer.report.table import duration, plain
 from rammer.runtime.executable import Executable
 from rammer.runtime.inputs import load_npz, save_npz
 from rammer.runtime.specialised import Specialised, Timing
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How often a model runs, and the files that runs write or are compared with."""
+
+    iterations: int
+    save_inputs: Path | None
+    save_outputs: Path | None
+    expected: Path | None
+    trace_file: Path | None
+    json_file: Path | None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether stdout is for the report alone."""
+        return str(self.json_file) == "-"
 
 
 @click.command()
@@ -47,47 +66,35 @@ from rammer.runtime.specialised import Specialised, Timing
     help="Measure when and where every task runs, on devices that record it: a Chrome trace in this file, a summary here.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON ('-': stdout).")
-def command(
-    model: Path,
-    device: str,
-    iterations: int,
-    save_inputs: Path | None,
-    save_outputs: Path | None,
-    expected: Path | None,
-    rtol: float | None,
-    atol: float | None,
-    trace_file: Path | None,
-    json_file: Path | None,
-    choice: InputChoice,
-    request: Request,
-) -> None:
+@gathered("wanted", Wanted, "iterations", "save_inputs", "save_outputs", "expected", "trace_file", "json_file")
+def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choice: InputChoice, request: Request) -> None:
     """Run MODEL (an ONNX file, or a file written by `rammer compile`).
 
     Example: rammer run model.onnx --device rocm --shape x:1x3x224x224 --iterations 20
     """
     from rammer.runtime.session import open_executable
 
-    want = load_npz(expected) if expected else None
+    want = load_npz(wanted.expected) if wanted.expected else None
     with progress(model.name) as sink:
         exe = open_executable(model, device, request, progress=sink)
-        if trace_file is not None:
+        if wanted.trace_file is not None:
             tracer(exe)  # refuse before anything is compiled or written
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
-    outputs, timings = run_repeatedly(special, inputs, iterations)
+    outputs, timings = run_repeatedly(special, inputs, wanted.iterations)
     report = build_report(exe, special, outputs, timings)
-    show(report, quiet=str(json_file) == "-")
-    save(save_inputs, inputs)
-    save(save_outputs, outputs)
-    if trace_file is not None:
-        click.echo(trace(exe, special, inputs, trace_file), err=str(json_file) == "-")
-    found = differences(outputs, want, *tolerances(exe.options.precision, rtol, atol)) if want is not None else []
+    show(report, quiet=wanted.quiet)
+    save(wanted.save_inputs, inputs)
+    save(wanted.save_outputs, outputs)
+    if wanted.trace_file is not None:
+        click.echo(trace(exe, special, inputs, wanted.trace_file), err=wanted.quiet)
+    found = differences(outputs, want, *tolerance.of(exe.options.precision)) if want is not None else []
     if found:
         report["differences"] = [dict(zip(HEADERS, row, strict=True)) for row in rows(found)]
-        click.echo(plain(rows(found), HEADERS), err=str(json_file) == "-")
-    write_json(json_file, report)
+        click.echo(plain(rows(found), HEADERS), err=wanted.quiet)
+    write_json(wanted.json_file, report)
     if not all(d.good for d in found):
-        raise Mismatch(f"{sum(not d.good for d in found)} of {len(found)} outputs differ from {expected}")
+        raise Mismatch(f"{sum(not d.good for d in found)} of {len(found)} outputs differ from {wanted.expected}")
 
 
 def run_repeatedly(special: Specialised, inputs: dict[str, Array], count: int) -> tuple[dict[str, Array], list[Timing]]:

@@ -13,6 +13,9 @@ from rammer.ir.parts import PRECISIONS as PRECISIONS  # where commands look for 
 #: The order of images' axes inside a program: the model's (NCHW in ONNX), channels last, or by tensor what is faster.
 LAYOUTS: Final = ("keep", "nhwc", "auto")
 
+#: Sets of input shapes whose programs stay on the device, where nothing is said.
+RESIDENT: Final = 8
+
 #: Told (step, detail) while compiling.
 Progress: TypeAlias = Callable[[str, str], None]
 
@@ -40,7 +43,8 @@ DEFAULT = CompileOptions()
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a user asks for when a model is opened: CompileOptions, where None is the precision that a compiled file has and
-    float32 for a model; the kind of hardware that it needs ("" for any); the device's own options."""
+    float32 for a model; the kind of hardware that it needs ("" for any); the device's own options; how many sets of input shapes
+    stay on the device."""
 
     policy: str = DEFAULT.policy
     tune: str = DEFAULT.tune
@@ -49,6 +53,7 @@ class Request:
     layout: str = DEFAULT.layout
     require: str = ""
     device_options: Mapping[str, str] = field(default_factory=dict)
+    resident: int = RESIDENT
 
     @property
     def chosen(self) -> CompileOptions:

@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -180,19 +181,20 @@ class _Reader:
         a second for 0.4 GB."""
         info = self.members.pop(member)
         data = np.empty(info.file_size, np.uint8)
-        begin, end = _data_begin(self.path, info), 0
-        for name, dtype, shape, place, _ in index:
+        begin, end, entries = _data_begin(self.path, info), 0, list[_Entry]()
+        for name, dtype, shape, place, checksum in index:
             checked("a constant", name)
             if dtype not in SHORT or not all(type(n) is int and n >= 0 for n in (*shape, place)) or place < end:
                 raise ValueError(f"constant {name} has an impossible type, shape or place")
-            end = place + math.prod(shape) * np.dtype(dtype).itemsize
-        if end > info.file_size or len({row[0] for row in index}) < len(index):
+            entries.append(_Entry(name, dtype, tuple(shape), place, checksum))
+            end = place + entries[-1].nbytes
+        if end > info.file_size or len({e.name for e in entries}) < len(entries):
             raise ValueError(f"member {member!r} does not hold its constants, each once")
 
-        def read(share: list[list[Any]]) -> dict[str, Array]:
-            return {row[0]: _constant(self.path, begin, data, *row) for row in share}
+        def read(share: list[_Entry]) -> dict[str, Array]:
+            return {row.name: _constant(self.path, begin, data, row) for row in share}
 
-        arrays = {name: array for part in in_threads(read, _shares(index)) for name, array in part.items()}
+        arrays = {name: array for part in in_threads(read, _shares(entries)) for name, array in part.items()}
         for array in arrays.values():
             array.flags.writeable = False
         return arrays
@@ -217,26 +219,39 @@ def _data_begin(path: Path, info: zipfile.ZipInfo) -> int:
     return int(info.header_offset + HEADER + name + extra)
 
 
-def _shares(index: list[list[Any]]) -> list[list[list[Any]]]:
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A constant in the index of its member: where it begins (bytes), and the checksum of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    place: int
+    checksum: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def _shares(index: list[_Entry]) -> list[list[_Entry]]:
     """Rows of the index that are read together: about ``SHARE`` bytes."""
-    result, end = list[list[list[Any]]](), 0
+    result, end = list[list[_Entry]](), 0
     for row in index:
-        if not result or row[3] >= end:
+        if not result or row.place >= end:
             result.append([])
-            end = row[3] + SHARE
+            end = row.place + SHARE
         result[-1].append(row)
     return result
 
 
-def _constant(
-    path: Path, begin: int, data: NDArray[np.uint8], name: str, dtype: str, shape: list[int], place: int, checksum: int
-) -> Array:
+def _constant(path: Path, begin: int, data: NDArray[np.uint8], entry: _Entry) -> Array:
     """A constant of a member that begins at ``begin`` of the file, read to its place in ``data``."""
-    flat = data[place : place + math.prod(shape) * np.dtype(dtype).itemsize]
-    read_into(path, begin + place, flat.data)
-    if zlib.crc32(flat.data) != checksum:
-        raise zipfile.BadZipFile(f"constant {name} is damaged")
-    return flat.view(dtype).reshape(shape)
+    flat = data[entry.place : entry.place + entry.nbytes]
+    read_into(path, begin + entry.place, flat.data)
+    if zlib.crc32(flat.data) != entry.checksum:
+        raise zipfile.BadZipFile(f"constant {entry.name} is damaged")
+    return flat.view(entry.dtype).reshape(entry.shape)
 
 
 def _check_constants(program: RProgram, constants: Mapping[str, Array]) -> None:

@@ -38,6 +38,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Runner:
+    """Which model runs, on a device or by a peer, and its hardware."""
+
+    model: str
+    name: str
+    hardware: str
+
+
+@dataclass(frozen=True, slots=True)
 class Effort:
     """``warmup`` untimed runs, then at least ``iterations`` runs and ``duration`` seconds."""
 
@@ -80,13 +89,12 @@ def bound_call(bound: Bound) -> Callable[[], float]:
 
 
 def bench_device(
-    model: str,
-    runner: str,
-    hardware: str,
+    runner: Runner,
     special: Specialised,
     inputs: Mapping[str, Array],
-    simulated: bool,
     effort: Effort,
+    *,
+    simulated: bool = False,
     on_device: bool = False,
 ) -> Row:
     """Time whole runs, NumPy in and NumPy out, or with ``on_device`` a bound call by the device's own clock; of a
@@ -104,9 +112,9 @@ def bench_device(
         first, timed = timing.total, WHOLE
     hosted = len(special.compiled.host_nodes)
     return Row(
-        model,
-        runner,
-        hardware,
+        runner.model,
+        runner.name,
+        runner.hardware,
         timed,
         simulated,
         *percentiles(times),
@@ -118,9 +126,7 @@ def bench_device(
     )
 
 
-def bench_onnxruntime(
-    model: str, open_session: Callable[[], Any], inputs: Mapping[str, Array], hardware: str, effort: Effort
-) -> Row:
+def bench_onnxruntime(runner: Runner, open_session: Callable[[], Any], inputs: Mapping[str, Array], effort: Effort) -> Row:
     """The same for ONNX Runtime's CPU provider."""
     begin = time.perf_counter()
     session = open_session()
@@ -132,19 +138,17 @@ def bench_onnxruntime(
         return time.perf_counter() - start
 
     first, times = sample(call, effort)
-    return Row(model, "onnxruntime", hardware, WHOLE, False, *percentiles(times), opened, first, 0, 0, len(times))
+    return Row(runner.model, runner.name, runner.hardware, WHOLE, False, *percentiles(times), opened, first, 0, 0, len(times))
 
 
-def bench_framework(
-    model: str, peer: str, proto: Any, inputs: Mapping[str, Array], cpu: str, effort: Effort, precision: str = "float32"
-) -> Row:
-    """The same for torch and JAX (``rammer.peers.prepare``): on the GPU where torch sees one, else on ``cpu``."""
+def bench_framework(runner: Runner, proto: Any, inputs: Mapping[str, Array], effort: Effort, precision: str = "float32") -> Row:
+    """The same for torch and JAX (``rammer.peers.prepare``): on the GPU where torch sees one, else on the runner's hardware."""
     from rammer.peers.prepare import gpu_name, open_peer
 
     gpu = gpu_name()
-    prepared = open_peer(peer, proto, inputs, "cuda" if gpu else "cpu", precision)
+    prepared = open_peer(runner.name, proto, inputs, "cuda" if gpu else "cpu", precision)
     first, times = sample(prepared.seconds, effort)
     prepared.close()
-    return Row(
-        model, peer, gpu or cpu, prepared.timed, False, *percentiles(times), prepared.prepare_seconds, first, 0, 0, len(times)
-    )
+    spent = prepared.prepare_seconds
+    place = gpu or runner.hardware
+    return Row(runner.model, runner.name, place, prepared.timed, False, *percentiles(times), spent, first, 0, 0, len(times))

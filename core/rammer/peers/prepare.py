@@ -132,21 +132,21 @@ def _fetched(model: onnx.ModelProto, tensors: Any) -> dict[str, Array]:
     return {n: np.asarray(t.detach().cpu().numpy()) for n, t in zip(names(model), tensors, strict=True)}
 
 
-def _torch(
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Array],
-    device: str,
-    precision: str,
-    *,
-    compiled: bool,
-    captured: bool,
-    channels_last: bool,
-) -> Prepared:
+@dataclass(frozen=True)
+class _Mode:
+    """How torch runs a module: compiled by torch.compile, captured as a CUDA graph, with images as NHWC."""
+
+    compiled: bool = False
+    captured: bool = False
+    channels_last: bool = False
+
+
+def _torch(mode: _Mode, model: onnx.ModelProto, inputs: Mapping[str, Array], device: str, precision: str) -> Prepared:
     torch = load_torch()
     set_torch_precision(precision)
     dtype = "float16" if precision == "float16" else "float32"
-    module, feeds = torch_module(model, inputs, device, dtype, channels_last)
-    if compiled:
+    module, feeds = torch_module(model, inputs, device, dtype, mode.channels_last)
+    if mode.compiled:
         importlib.import_module("torch._dynamo").reset()
         module = torch.compile(module)
 
@@ -155,7 +155,7 @@ def _torch(
             return module(*feeds)
 
     held = call()
-    if captured:
+    if mode.captured:
         replay, held = capture(call) if device == GPU else _no_graph()
         return Prepared(partial(event_seconds, replay), lambda: (replay(), _fetched(model, held))[1], 0.0, "GPU events")
     timer = event_seconds if device == GPU else wall_seconds
@@ -276,11 +276,11 @@ _Open: TypeAlias = Callable[[onnx.ModelProto, Mapping[str, Array], str, str], Pr
 
 #: Name -> how to open it. The nhwc ones hold images channels-last.
 PEERS: Final[Mapping[str, _Open]] = {
-    "torch": partial(_torch, compiled=False, captured=False, channels_last=False),
-    "torch-graph": partial(_torch, compiled=False, captured=True, channels_last=False),
-    "torch-graph-nhwc": partial(_torch, compiled=False, captured=True, channels_last=True),
-    "torch-compile": partial(_torch, compiled=True, captured=True, channels_last=False),
-    "torch-compile-nhwc": partial(_torch, compiled=True, captured=True, channels_last=True),
+    "torch": partial(_torch, _Mode()),
+    "torch-graph": partial(_torch, _Mode(captured=True)),
+    "torch-graph-nhwc": partial(_torch, _Mode(captured=True, channels_last=True)),
+    "torch-compile": partial(_torch, _Mode(compiled=True, captured=True)),
+    "torch-compile-nhwc": partial(_torch, _Mode(compiled=True, captured=True, channels_last=True)),
     "onnxruntime": _onnxruntime,
     "jax": _jax,
 }

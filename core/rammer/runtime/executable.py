@@ -11,12 +11,12 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from rammer.compiled.artifact import Artifact, save_artifact
-from rammer.compiled.options import CompileOptions, Progress, quiet
+from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.arrays import as_numpy, by_name, dtype_of, shape_of
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 ShapeKey: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
-
-#: Sets of input shapes whose programs stay on the device, where nothing is said.
-RESIDENT: Final = 8
 
 
 @dataclass

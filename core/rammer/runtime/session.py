@@ -27,7 +27,7 @@ from rammer.ir.port import InputPort
 from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED
-from rammer.runtime.executable import RESIDENT, Executable, check_resident, warn
+from rammer.runtime.executable import Executable, check_resident, warn
 from rammer.runtime.source import Head, ModelSource, open_source
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def open_executable(
     registry: Registry | None = None,
     progress: Progress = quiet,
     store: KernelStore | None = None,
-    resident: int = RESIDENT,
 ) -> Executable:
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
 
@@ -54,7 +53,7 @@ def open_executable(
     if request.tune not in MEASURED:
         raise BadInput(f"unknown tuning level {request.tune!r}", hint=f"one of: {', '.join(MEASURED)}")
     check_layout(request.layout)
-    check_resident(resident)
+    check_resident(request.resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
         if request.layout != DEFAULT.layout:
@@ -80,7 +79,7 @@ def open_executable(
         store,
         cache_folder() / "programs",
         request.device_options,
-        resident=resident,
+        resident=request.resident,
     )
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rammer.compiled.options import CompileOptions
+from rammer.compiled.options import RESIDENT, CompileOptions
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.profile.store import KernelStore
-from rammer.runtime.executable import RESIDENT, Executable
+from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
 from rammer.testing.small_models import SmallModel
 

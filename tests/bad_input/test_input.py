@@ -15,7 +15,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import rammer
 from rammer.device.loader import Registry
-from rammer.device.manifest import Device, Hardware
+from rammer.device.manifest import API_VERSION, Device, Hardware
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.runtime.session import open_executable
 from rammer.testing.conformance import registry_of
@@ -199,7 +199,7 @@ PYPI = "(the name 'rammer' on PyPI is another project)"
 def test_unknown_device() -> None:
     text = message(BadInput, lambda: rammer.compile(model(), device="rokm"))
     assert text == f"unknown device 'rokm'\n  hint: did you mean 'rocm'? {PYPI}"
-    toy = registry_of(Device("toy", "", lambda: [], lambda options: None, api=2))  # type: ignore[arg-type, return-value]
+    toy = registry_of(Device("toy", "", lambda: [], lambda options: None, api=3))  # type: ignore[arg-type, return-value]
     text = message(BadInput, lambda: open_executable(model(), "ipu-sim", registry=toy))
     assert text == f"unknown device 'ipu-sim'\n  hint: installed: toy; {PLUGINS} {PYPI}"
     text = message(BadInput, lambda: open_executable(model(), "quantum", registry=toy))
@@ -256,7 +256,7 @@ LISTS = f"from rammer.device.manifest import Device\n{HOOKS}def rammer_devices()
             f"{LISTS}[Device('broken', '', list, list)]",
             "TypeError: Device.__init__() missing 1 required keyword-only argument: 'api'",
         ),
-        (f"{LISTS}[Device('b', '', list, list, api=2)] * 2", "ValueError: it has two devices 'b'"),
+        (f"{LISTS}[Device('b', '', list, list, api=3)] * 2", "ValueError: it has two devices 'b'"),
     ],
 )
 def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str) -> None:
@@ -280,7 +280,7 @@ def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
 def test_a_plugin_for_another_api_version() -> None:
     device = Device("old", "", lambda: [Hardware(0, "a", "b", 0)], lambda options: None, api=7)  # type: ignore[arg-type, return-value]
     (status,) = registry_of(device).statuses()
-    reason = "the plugin speaks API version 7, this core 2; upgrade the older one"
+    reason = f"the plugin speaks API version 7, this core {API_VERSION}; upgrade the older one"
     assert (status.state, status.reason) == ("api-mismatch", reason)
     said = message(DeviceUnavailable, lambda: open_executable(model(), "old", registry=registry_of(device)))
     assert said == (f"device old is not available: api-mismatch\n  at: {reason}\n  hint: `rammer devices` lists what works here")
@@ -290,8 +290,8 @@ def test_a_probe_or_an_opening_that_raises() -> None:
     def fails(*args: object) -> Any:
         raise OSError("bus error")
 
-    (status,) = registry_of(Device("bad", "", fails, fails, api=2)).statuses()
+    (status,) = registry_of(Device("bad", "", fails, fails, api=3)).statuses()
     assert (status.state, status.reason) == ("load-error", "probe failed: bus error")
-    opened = registry_of(Device("bad", "", lambda: [Hardware(0, "a", "b", 0)], fails, api=2))
+    opened = registry_of(Device("bad", "", lambda: [Hardware(0, "a", "b", 0)], fails, api=3))
     said = message(DeviceFailure, lambda: open_executable(model(), "bad", registry=opened))
     assert said == "device bad failed to open: bus error\n  at: bad"

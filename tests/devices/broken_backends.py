@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +11,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from rammer.device.manifest import Array, Binding, OpenOptions, RunResult, Span
+from rammer.errors import DeviceFailure
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 
@@ -100,6 +103,70 @@ class TracedBackwards(Traced):
 
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
         return [replace(s, start=s.end, end=s.start) for s in super().trace(program, constants, inputs)]
+
+
+# --- closing ----------------------------------------------------------------------------------------
+
+
+class StopsAll(rammer_toy.ToyBackend):
+    """Closing one stops what all of them share."""
+
+    stopped = False
+
+    def __init__(self, options: OpenOptions) -> None:
+        super().__init__(options)
+        type(self).stopped = False
+
+    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Any:
+        if self.stopped:
+            raise DeviceFailure("the queue has gone")
+        return super().load(program, constants)
+
+    def close(self) -> None:
+        type(self).stopped = True
+
+
+class KeepsThread(rammer_toy.ToyBackend):
+    """A thread that opening starts, and that stays."""
+
+    def __init__(self, options: OpenOptions) -> None:
+        super().__init__(options)
+        threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()
+
+
+class KeepsFile(rammer_toy.ToyBackend):
+    """A file that opening opens, and that stays open."""
+
+    def __init__(self, options: OpenOptions) -> None:
+        super().__init__(options)
+        os.open(os.devnull, os.O_RDONLY)
+
+
+class NoClose(rammer_toy.ToyBackend):
+    """Closing is left out."""
+
+    close = None  # type: ignore[assignment]
+
+
+class CannotClose(rammer_toy.ToyBackend):
+    """Closing fails."""
+
+    def close(self) -> None:
+        del self.queue  # type: ignore[attr-defined]
+
+
+class OpensOnce(rammer_toy.ToyBackend):
+    """After it was closed it cannot be opened again."""
+
+    closed = False
+
+    def __init__(self, options: OpenOptions) -> None:
+        if self.closed:
+            raise DeviceFailure("the unit is in use")
+        super().__init__(options)
+
+    def close(self) -> None:
+        type(self).closed = True
 
 
 # --- kernels and opening ----------------------------------------------------------------------------

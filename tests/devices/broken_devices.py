@@ -121,6 +121,12 @@ MISTAKES = {
     "any option": Mistake(backends.AnyOption, "opening", "no_such_option"),
     "any kind": Mistake(backends.AnyKind, "opening", "abacus"),
     "another unit": Mistake(backends.AnotherUnit, "manifest", "another one"),
+    "closing one stops all": Mistake(backends.StopsAll, "device closed", "the queue has gone"),
+    "a thread stays": Mistake(backends.KeepsThread, "device closed", "threads have stayed"),
+    "a file stays open": Mistake(backends.KeepsFile, "device closed", "open files have stayed"),
+    "no close": Mistake(backends.NoClose, "manifest", "has no method close"),
+    "closing fails": Mistake(backends.CannotClose, "device closed", "queue"),
+    "opens once": Mistake(backends.OpensOnce, "device closed", "in use"),
     "new fingerprints": Mistake(backends.NewFingerprint, "manifest", "the fingerprint changes"),
 }
 
@@ -133,7 +139,7 @@ HARMLESS = {
 
 def subject(broken: type[Any]) -> Subject:
     """A device that is the toy or the simulator but for ``broken``. It has float16, which the toy does not offer."""
-    return Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, _backend(broken), api=2)))
+    return Subject("bad", registry_of(Device("bad", "a mistake", rammer_toy.probe, _backend(broken), api=3)))
 
 
 def _backend(broken: type[Any]) -> type[Any]:

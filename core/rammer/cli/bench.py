@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rammer.cli.common import collect_inputs, progress, write_text
+from rammer.cli.common import collect_inputs, opened, progress, write_text
 from rammer.cli.options import InputChoice, compile_options, gathered, parse_shapes
 from rammer.compiled.options import DEFAULT, Request
 from rammer.errors import BadInput
@@ -101,10 +101,9 @@ def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputCho
 
 
 def _device(model: Path, device: str, request: Request, choice: InputChoice, effort: Effort, on_device: bool) -> Row:
-    from rammer.runtime.session import open_executable
 
     with progress(f"{model.name} for {device}") as sink:
-        exe = open_executable(model, device, request, progress=sink)
+        exe = opened(model, device, request, sink)
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name

@@ -8,17 +8,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
+import click
 import numpy as np
 from rich.console import Console
 
 from rammer.cli.options import InputChoice
 from rammer.compiled.files import write_whole
-from rammer.compiled.options import Progress
+from rammer.compiled.options import Progress, Request
 from rammer.errors import BadInput
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
 from rammer.runtime.source import Head
+
+if TYPE_CHECKING:
+    from rammer.runtime.executable import Executable
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -32,6 +36,15 @@ def progress(what: str) -> Iterator[Progress]:
         return
     with console.status(f"compiling {what}") as status:
         yield lambda step, detail: status.update(f"compiling {what}: {step} {detail}")
+
+
+def opened(model: Path, device: str, request: Request, sink: Progress) -> Executable:
+    """``open_executable``; program and device are closed when the command ends, however it does."""
+    from rammer.runtime.session import open_executable
+
+    exe = open_executable(model, device, request, progress=sink)
+    click.get_current_context().call_on_close(exe.close)
+    return exe
 
 
 def collect_inputs(model: Head, choice: InputChoice) -> dict[str, Array]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rammer.cli.common import collect_inputs, progress
+from rammer.cli.common import collect_inputs, opened, progress
 from rammer.cli.options import (
     InputChoice,
     Tolerance,
@@ -46,13 +46,12 @@ def command(
     Example: rammer compare model.onnx --device rocm --device ipu_sim --against onnxruntime
     """
     from rammer.peers.oracle import expected_outputs
-    from rammer.runtime.session import open_executable
 
     table, bad = [], 0
     want = None
     for device in devices:
         with progress(f"{model.name} for {device}") as sink:
-            exe = open_executable(model, device, request, progress=sink)
+            exe = opened(model, device, request, sink)
             inputs = collect_inputs(exe.head, choice)
             have = exe.run(inputs)  # first: it has limits where a reference would run for ever
             want = want or expected_outputs(exe.source.model, against, inputs)

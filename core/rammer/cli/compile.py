@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rammer.cli.common import cannot_write, check_writable, progress
+from rammer.cli.common import cannot_write, check_writable, opened, progress
 from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiled.options import Request
 from rammer.ir.operator import RKernel
@@ -25,11 +25,10 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
     Example: rammer compile model.onnx --device cuda --target sm_90a -o model.rammer
     """
     from rammer.compiled.artifact import save_artifact
-    from rammer.runtime.session import open_executable
 
     check_writable(output, model)
     with progress(model.name) as sink:
-        exe = open_executable(model, device, request, progress=sink)
+        exe = opened(model, device, request, sink)
         compiled = exe.compile_only(parse_shapes(shapes))
         chosen = exe.resources(compiled)
     click.echo(plain([_row(k) for k in chosen], HEADERS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import click
@@ -55,7 +56,7 @@ def _try(registry: Registry, spec: str) -> tuple[str, str]:
     from rammer.testing.selftest import self_test
 
     try:
-        backend = registry.open(spec)
-        return str(backend.vdevice.veus), self_test(backend)
+        with closing(registry.open(spec)) as backend:
+            return str(backend.vdevice.veus), self_test(backend)
     except Exception as problem:
         return "-", f"FAILED: {problem}".splitlines()[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rammer.cli.common import progress
+from rammer.cli.common import opened, progress
 from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiled.options import Request
 from rammer.report.stages import STAGES, write_dump
@@ -24,10 +24,9 @@ def command(model: Path, device: str, stage: str, dump: Path | None, shapes: tup
 
     Example: rammer inspect model.onnx --device ipu_sim --stage tile
     """
-    from rammer.runtime.session import open_executable
 
     with progress(model.name) as sink:
-        exe = open_executable(model, device, request, progress=sink)
+        exe = opened(model, device, request, sink)
         compiled = exe.compile_only(parse_shapes(shapes))
     click.echo(STAGES[stage](compiled, exe.backend.vdevice))
     if dump is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rammer.cli.common import Array, collect_inputs, describe_array, progress, write_file, write_text
+from rammer.cli.common import Array, collect_inputs, describe_array, opened, progress, write_file, write_text
 from rammer.cli.options import (
     InputChoice,
     Tolerance,
@@ -72,11 +72,10 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
 
     Example: rammer run model.onnx --device rocm --shape x:1x3x224x224 --iterations 20
     """
-    from rammer.runtime.session import open_executable
 
     want = load_npz(wanted.expected) if wanted.expected else None
     with progress(model.name) as sink:
-        exe = open_executable(model, device, request, progress=sink)
+        exe = opened(model, device, request, sink)
         if wanted.trace_file is not None:
             tracer(exe)  # refuse before anything is compiled or written
         inputs = exe.checked(collect_inputs(exe.head, choice))

@@ -13,6 +13,7 @@ from functools import wraps
 from threading import RLock
 from types import MethodType
 from typing import Any, cast
+from weakref import WeakSet
 
 from rammer.device.code import code_hash, package_of
 from rammer.device.manifest import Array, Backend, Bound, Loaded, RunResult
@@ -60,7 +61,23 @@ class GuardedBackend(Guard):
 
     def __init__(self, plain: Backend, device: str) -> None:
         super().__init__(plain, device)
-        self.lock = RLock()
+        self.lock, self.shut = RLock(), False
+        self._programs: WeakSet[GuardedLoaded] = WeakSet()
+
+    def _telling(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        told = super()._telling(method)
+
+        @wraps(method)
+        def call(*args: Any, **named: Any) -> Any:
+            self._check_open()
+            return told(*args, **named)
+
+        return call
+
+    def _check_open(self) -> None:
+        """DeviceFailure once closed. What describes the device can still be read."""
+        if self.shut:
+            raise DeviceFailure(f"device {self._device} was closed", hint="open it again")
 
     @property
     def fingerprint(self) -> str:
@@ -71,13 +88,33 @@ class GuardedBackend(Guard):
     @property
     def profiler(self) -> Any:
         """The plugin's, guarded: it measures on the device."""
+        self._check_open()
         with self.told():
             return Guard(self._plain.profiler, self._device)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The plugin's program, guarded."""
         with self.lock, self.told():
-            return GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
+            self._check_open()
+            made = GuardedLoaded(self._plain.load(program, constants), program.name, self._device)
+            self._programs.add(made)
+            return made
+
+    def close(self) -> None:
+        """Close its programs, when their calls have returned, then the device; closing again does nothing. DeviceFailure from
+        within a call of one of them."""
+        with self.lock:
+            if self.shut:
+                return
+            programs = list(self._programs)
+            for program in programs:
+                with program.ending():
+                    pass
+            for program in programs:
+                program.close()
+            self.shut = True
+            with self.told():
+                self._plain.close()
 
 
 class GuardedLoaded(Guard):

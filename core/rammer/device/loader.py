@@ -158,7 +158,7 @@ class Registry:
         if device.api != API_VERSION:
             raise _unavailable(_mismatch(name, device))
         try:
-            return guarded(device.open(request), name)
+            return guarded(_whole(device.open(request)), name)
         except Exception as problem:
             told = of_driver(problem, f"device {name}")
             if told is None and isinstance(problem, RammerError):
@@ -351,6 +351,14 @@ def _manifest(found: Any) -> Device:
     if not isinstance(found, Device):
         raise TypeError(f"{found!r} is no Device")
     return found
+
+
+def _whole(backend: Backend) -> Backend:
+    """TypeError where a Backend lacks a method that every one has."""
+    lacking = [m for m in ("candidates", "kernel", "load", "close") if not callable(getattr(backend, m, None))]
+    if lacking:
+        raise TypeError(f"{type(backend).__name__} has no method {lacking[0]} (rammer.device.manifest.Backend)")
+    return backend
 
 
 def _load_error(name: str, problem: BaseException) -> DeviceStatus:

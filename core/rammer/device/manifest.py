@@ -20,7 +20,7 @@ from rammer.ir.program import RProgram, Storage
 from rammer.ir.types import TensorType
 
 #: Raised by one whenever a plugin written for the previous version would no longer work.
-API_VERSION = 2
+API_VERSION = 3
 
 #: Offsets (elements) that agree modulo this many are aligned alike for every load and copy of up to 16 bytes.
 ALIGNED_ELEMENTS = 16
@@ -301,6 +301,11 @@ class Backend(Protocol):
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Compile every kernel, upload constants (by tensor name). DeviceFailure when memory does not suffice."""
+        ...
+
+    def close(self) -> None:
+        """Free what opening took: a context, queues, threads, files. The core calls it once, when all programs are closed, and
+        nothing after it. Another Backend of the device may be open, and must go on as it was."""
         ...
 
 

@@ -63,6 +63,7 @@ class Executable:
     cache: dict[ShapeKey, Specialised] = field(default_factory=dict)
     timing: Timing = NO_RUN  #: Of the run that ended last.
     resident: int = RESIDENT
+    owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
     closed: bool = False
     _lock: Any = field(default_factory=RLock, repr=False)  # of ``cache`` and ``closed``
     _closing: Any = field(default_factory=RLock, repr=False)
@@ -274,6 +275,8 @@ class Executable:
             for special in freed:
                 special.close()
             self.cache.clear()
+            if self.owner:
+                self.backend.close()
 
 
 def check_resident(count: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rammer.compiled.artifact import is_artifact
+from rammer.compiled.artifact import Artifact, is_artifact
 from rammer.compiled.options import (
     ANY,
     DEFAULT,
@@ -21,6 +22,7 @@ from rammer.compiled.options import (
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.loader import PLUGINS, Registry
+from rammer.device.manifest import Backend
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.names import quoted
 from rammer.ir.port import InputPort
@@ -67,7 +69,8 @@ def open_executable(
     source.head  # noqa: B018 - reads and checks the model before any driver is touched
     spec = device or first_measured(registry)
     backend, chosen = registry.open(spec, request.require, request.target, request.device_options), request.chosen
-    check_precision(chosen.precision, spec, backend.vdevice)
+    with closed_where_refused(backend):
+        check_precision(chosen.precision, spec, backend.vdevice)
     name = spec if ":" in spec else f"{spec}:0"
     return Executable(
         source,
@@ -80,7 +83,18 @@ def open_executable(
         cache_folder() / "programs",
         request.device_options,
         resident=request.resident,
+        owner=True,
     )
+
+
+@contextmanager
+def closed_where_refused(backend: Backend) -> Iterator[None]:
+    """A device that was opened for nothing is closed."""
+    try:
+        yield
+    except BaseException:
+        backend.close()
+        raise
 
 
 def open_artifact(path: Path, device: str, request: Request, registry: Registry) -> Executable:
@@ -108,7 +122,15 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
         )
     device_options = {**artifact.options, **request.device_options}
     backend = registry.open(spec, request.require, "", device_options)
-    compiled = artifact.compiled
+    with closed_where_refused(backend):
+        return _adopted(path, artifact, spec, backend, device_options, registry)
+
+
+def _adopted(
+    path: Path, artifact: Artifact, spec: str, backend: Backend, device_options: Mapping[str, str], registry: Registry
+) -> Executable:
+    """The compiled model loaded on an opened device."""
+    made_for, compiled = artifact.device.partition(":")[0], artifact.compiled
     if artifact.target:
         warn(f"{path} was compiled for target {quoted(artifact.target)}; here is {backend.hardware.name}")
         compiled = _folded(compiled, backend.vdevice.veus)
@@ -132,7 +154,8 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
     chosen = CompileOptions(artifact.policy, precision=artifact.precision)
-    exe = Executable(ModelSource(_no_model(path), "", path, head), backend, name, chosen, registry, device_options=device_options)
+    source = ModelSource(_no_model(path), "", path, head)
+    exe = Executable(source, backend, name, chosen, registry, device_options=device_options, owner=True)
     with as_refusal(path):
         exe.adopt(compiled)
     return exe

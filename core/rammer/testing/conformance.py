@@ -39,7 +39,7 @@ from rammer.testing.clock_checks import check_clocks, check_trace
 from rammer.testing.judge import TOLERANCE as TOLERANCE
 from rammer.testing.judge import reference as reference
 from rammer.testing.judge import relative_error as relative_error
-from rammer.testing.lifetime_checks import check_closed, check_own_outputs, check_resident
+from rammer.testing.lifetime_checks import check_closed, check_device_closed, check_own_outputs, check_resident
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.strict_checks import (
     check_precisions,
@@ -254,6 +254,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "threads: closing": check_closing,
     "own outputs": check_own_outputs,
     "closed": check_closed,
+    "device closed": check_device_closed,
     "resident": check_resident,
 }
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rammer.compiled.segments import ProgramSegment
+from rammer.device.manifest import Backend, Binding, Loaded
 from rammer.errors import DeviceFailure
 from rammer.testing.bound_checks import HOSTED, equal, fails, opened
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.subject import Subject
 from rammer.testing.thread_checks import SHAPES, THREADS, at_once, closing, jobs_of, run_many
 
+#: How often a device is opened and closed to see what stays.
+OPENED = 4
 #: Outputs that a lazy runtime would not copy: an input, a constant, a tensor under two names, and views on the host.
 PASSED = SmallModel(
     "passed",
@@ -101,6 +107,53 @@ def _closed_programs(device: Subject) -> None:
         fails(device, DeviceFailure, "closed", call)
     bound.synchronize()
     bound.close()
+
+
+def check_device_closed(device: Subject) -> None:
+    """A closed device loads and runs nothing more and leaves nothing behind; others of it go on, and it opens again."""
+    model = MODELS["product"]
+    (segment,) = device.executable(model).compile_only({}).segments
+    assert isinstance(segment, ProgramSegment)
+    program, constants, inputs = segment.program, segment.constants, model.inputs(device.rng, {})
+
+    def used(backend: Backend, what: str) -> Loaded:
+        loaded = backend.load(program, constants)
+        equal(device, what, loaded.run(inputs).outputs, want)
+        return loaded
+
+    first = device.backend.load(program, constants)
+    want = first.run(inputs).outputs
+    before = _left()
+    for _ in range(OPENED):
+        other = device.registry.open(device.spec, options=dict(device.options))
+        loaded = used(other, "on a device that was opened again")
+        bound = loaded.bind(inputs, {})
+        bound.run()
+        at_once(device, [other.close, other.close])
+        other.close()
+        loaded.close()
+        bound.close()
+        for call in (
+            lambda: loaded.run(inputs),  # noqa: B023
+            bound.run,
+            lambda: other.load(program, constants),  # noqa: B023
+            lambda: other.kernel(program.operators[0], Binding.of(program, constants)),  # noqa: B023
+            lambda: other.profiler.program_time(program, constants, 1),  # noqa: B023
+        ):
+            fails(device, DeviceFailure, "closed", call)
+        equal(device, "after another opening of the device was closed", first.run(inputs).outputs, want)
+        used(device.backend, "loaded after another opening of the device was closed").close()
+    after = _left()
+    first.close()
+    for what, had, has in zip(("threads", "open files"), before, after, strict=True):
+        device.expect(has - had < OPENED, f"the device was opened and closed {OPENED} times, but {has - had} {what} have stayed")
+
+
+def _left() -> tuple[int, int]:
+    """Threads and open files of this process; no files where the system does not tell."""
+    gc.collect()
+    files = Path("/proc/self/fd")
+    return threading.active_count(), len(list(files.iterdir())) if files.is_dir() else 0
 
 
 def check_resident(device: Subject) -> None:

@@ -122,6 +122,11 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
 
         return open_executor(program, constants, self.gpu, self.hardware.index, self.how, self.writer)
 
+    def close(self) -> None:
+        """Nothing is this object's own: programs hold modules and memory, and the GPU's context is the process's."""
+        if self.context is not None:
+            self.context.join()
+
     def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
         """Every block of one run with the SM that ran it, from kernels that record it."""
         from rammer_cuda.executor import CudaProgram

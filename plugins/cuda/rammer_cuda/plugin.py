@@ -30,7 +30,7 @@ DEVICE = Device(
     probe=probe,
     open=open_device,
     targets=tuple(TARGETS),
-    api=2,
+    api=3,
 )
 
 

@@ -100,6 +100,9 @@ class SimulatorBackend:
         """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""
         return LoadedProgram(program, constants, self.chip, self.stream)
 
+    def close(self) -> None:
+        """A description holds nothing."""
+
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("", "0", "1", "true", "false", "yes", "no"):

@@ -29,7 +29,7 @@ DEVICE = Device(
     open=open_device,
     targets=(),
     simulated=True,
-    api=2,
+    api=3,
 )
 
 

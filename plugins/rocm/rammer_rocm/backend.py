@@ -116,6 +116,11 @@ class OpenClBackend:
         """The program, compiled and resident."""
         return OpenClProgram(self.builder, self.queue, self.vdevice, program, constants, self.single)
 
+    def close(self) -> None:
+        """Free the queue, built kernels and the context, which is this object's own."""
+        self.queue.finish()
+        del self.builder, self.queue, self.context
+
 
 def _single(options: Mapping[str, str], able: bool) -> bool:
     """Whether one launch runs the whole program: on CPUs whose OpenCL C has acquire and release (2.0)."""

@@ -246,3 +246,6 @@ class OfflineBackend:
             f"{self.tools.target} is compiled without the card: the program cannot run here",
             hint="rammer run without --target uses the OpenCL unit of this machine",
         )
+
+    def close(self) -> None:
+        """Compiled texts go with the toolchain's object."""

@@ -35,7 +35,7 @@ DEVICE = Device(
     probe=probe,
     open=open_device,
     targets=TARGETS,
-    api=2,
+    api=3,
 )
 
 

@@ -233,6 +233,9 @@ class CBackend:
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         return CProgram(program, constants, self)
 
+    def close(self) -> None:
+        """Compiled kernels are the process's, for the next one to open the device; programs hold all else."""
+
 
 def probe() -> Sequence[Hardware]:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -246,4 +249,4 @@ def probe() -> Sequence[Hardware]:
 
 @hookimpl
 def rammer_devices() -> Sequence[Device]:
-    return [Device("c", "generated C on the host: an example", probe, CBackend, api=2)]
+    return [Device("c", "generated C on the host: an example", probe, CBackend, api=3)]

@@ -23,6 +23,7 @@ from rammer.frontend.evaluator import check_host, reservation
 from rammer.frontend.lower import Lowerings, can_lower, lower
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
+from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
@@ -92,6 +93,11 @@ class Compiler:
 
     def compile(self, graph: Graph) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
+        # Measuring takes long, and third parties' code may leave cycles; all that compiling alone makes stays.
+        with nullcontext() if MEASURED[self.options.tune] else collector_paused():
+            return self._compiled(graph)
+
+    def _compiled(self, graph: Graph) -> Compiled:
         with self.step("passes"):
             graph, reports = self._rewritten(graph)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,12 +94,22 @@ def linear(e: Expr) -> tuple[dict[Expr, int], int]:
 
 
 def _plus(terms: dict[Expr, int], constant: int, other: tuple[dict[Expr, int], int], factor: int) -> tuple[dict[Expr, int], int]:
+    constant += factor * other[1]
+    if not other[0]:
+        return terms, constant
+    if not terms and factor == 1:
+        return other[0], constant
     total = {t: terms.get(t, 0) + factor * other[0].get(t, 0) for t in {**terms, **other[0]}}
-    return {t: c for t, c in total.items() if c}, constant + factor * other[1]
+    return {t: c for t, c in total.items() if c}, constant
 
 
 def tidy(e: Expr) -> Expr:
     """An integer expression as a sum of terms, the constant last."""
+    return e if isinstance(e, ex.ATOMS) else _tidied(e)
+
+
+@lru_cache(1 << 14)  # kernels of one operator ask a thousand times for the same addresses
+def _tidied(e: Expr) -> Expr:
     terms, constant = linear(e)
     if terms == {e: 1}:
         return e
@@ -196,6 +207,23 @@ def _chain(fn: str, parts: Sequence[Expr]) -> Expr:
     for part in parts[1:]:
         result = fold(fn, result, part)
     return result
+
+
+def interval_within(e: Expr, ranges: Mapping[str, Interval], least: int, most: int) -> Interval | None:
+    """The numeric bounds of ``e`` where those of every sub-expression lie in ``[least, most]``, else None."""
+    if isinstance(e, Op):
+        parts = list[Interval]()
+        for arg in e.args:
+            part = interval_within(arg, ranges, least, most)
+            if part is None:
+                return None
+            parts.append(part)
+        found = ex.combined(e.fn, parts)
+    elif isinstance(e, Load) or any(interval_within(k, ranges, least, most) is None for k in ex.children(e)):
+        return None
+    else:
+        found = ex.interval(e, ranges)
+    return found if found is not None and least <= found[0] and found[1] <= most else None
 
 
 def clipped(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]) -> Bound:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rammer.codegen import operations as ops
-from rammer.codegen.bounds import linear, tidy
+from rammer.codegen.bounds import interval_within, linear, tidy
 from rammer.codegen.operations import Val
 from rammer.codegen.target import CTarget
 from rammer.ir import expr as ex
@@ -111,9 +111,7 @@ class FunctionContext:
 
     def fits(self, e: Expr) -> bool:
         """Whether every sub-expression fits 32 bits."""
-        return all(
-            (span := ex.interval(n, self.ranges)) is not None and span[0] >= -INT32 and span[1] <= INT32 for n in ex.walk(e)
-        )
+        return interval_within(e, self.ranges, -INT32, INT32) is not None
 
     def index(self, e: Expr) -> Val:
         """Integer arithmetic over axes, in 32 bits where all of it fits."""

@@ -27,7 +27,7 @@ def stored_loads(e: Expr, inlined: Mapping[str, Compute]) -> list[Load]:
 
 def _collect(e: Expr, inlined: Mapping[str, Compute], found: dict[Load, None]) -> None:
     for load in ex.loads(e):
-        if any(isinstance(n, Load) for i in load.indices for n in ex.walk(i)):
+        if any(map(ex.has_loads, load.indices)):
             continue
         producer = inlined.get(load.tensor)
         if producer is None:

@@ -69,8 +69,8 @@ class Block:
         """The value of ``e`` if this scope or an outer one has it."""
         scope: Block | None = self
         while scope is not None:
-            if e in scope.memo:
-                return scope.memo[e]
+            if (value := scope.memo.get(e)) is not None:
+                return value
             scope = scope.parent
         return None
 

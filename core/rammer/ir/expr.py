@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import is_
+from functools import lru_cache
+from operator import attrgetter, is_
 from typing import TypeAlias
+
+from rammer.ir.hashed import Hashed
 
 Number: TypeAlias = "int | float | bool"
 Interval: TypeAlias = "tuple[int, int]"  # inclusive bounds
@@ -29,8 +32,7 @@ class Const:
 
     def __str__(self) -> str:
         text = str(self.value) if isinstance(self.value, bool) else repr(self.value)
-        bare = {"float32", "int64", "bool"}
-        return text if self.dtype in bare else f"const({self.dtype}, {text})"
+        return text if self.dtype in ("float32", "int64", "bool") else f"const({self.dtype}, {text})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,15 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Hashed):
     """One element of ``tensor``. With ``fill``, indices outside the tensor give ``fill`` (padding)."""
 
     tensor: str
     indices: tuple[Expr, ...]
     fill: Number | None = None
+
+    KEY = attrgetter("tensor", "indices", "fill")
+    __hash__ = Hashed.__hash__
 
     def __str__(self) -> str:
         text = f"{self.tensor}[{', '.join(map(str, self.indices)) or '()'}]"
@@ -57,12 +62,15 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(Hashed):
     """``values[index]``: a constant table, such as the source rows of a Resize."""
 
     values: tuple[Number, ...]
     index: Expr
     dtype: str = "int64"
+
+    KEY = attrgetter("values", "index", "dtype")
+    __hash__ = Hashed.__hash__
 
     def __str__(self) -> str:
         return f"table({self.dtype}, [{', '.join(map(repr, self.values))}], {self.index})"
@@ -80,7 +88,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class Op(Hashed):
     """A scalar operation named in ``OPS``."""
 
     fn: str
@@ -91,6 +99,9 @@ class Op:
             raise ValueError(f"unknown scalar operation {self.fn!r}")
         if len(self.args) != OPS[self.fn].arity:
             raise ValueError(f"{self.fn} takes {OPS[self.fn].arity} arguments, got {len(self.args)}")
+
+    KEY = attrgetter("fn", "args")
+    __hash__ = Hashed.__hash__
 
     def __str__(self) -> str:
         infix = INFIX.get(self.fn)
@@ -141,6 +152,7 @@ def _is_infix(e: Expr) -> bool:
 # --- construction -----------------------------------------------------------------------------
 
 
+@lru_cache(1 << 12)
 def integer(value: int) -> Const:
     """An int64 literal."""
     return Const(value, "int64")
@@ -204,14 +216,20 @@ def children(e: Expr) -> tuple[Expr, ...]:
 
 
 def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
-    """``e`` with its children replaced."""
+    """``e`` with its children replaced by as many."""
     if isinstance(e, Op):
-        return Op(e.fn, kids)
+        made = object.__new__(Op)  # what Op checks was checked of ``e``
+        _SET_FN(made, e.fn)
+        _SET_ARGS(made, kids)
+        return made
     if isinstance(e, Load):
         return Load(e.tensor, kids, e.fill)
     if isinstance(e, Table):
         return Table(e.values, kids[0], e.dtype)
     return Cast(e.dtype, kids[0]) if isinstance(e, Cast) else e
+
+
+_SET_FN, _SET_ARGS = (Op.__dict__[field].__set__ for field in ("fn", "args"))
 
 
 def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
@@ -234,14 +252,23 @@ def walk(e: Expr) -> list[Expr]:
         found.append(node)
         if isinstance(node, Op):
             rest += node.args[::-1]
-        elif not isinstance(node, Ref | Const):
+        elif not isinstance(node, ATOMS):
             rest += children(node)[::-1]
     return found
+
+
+#: Expressions without sub-expressions; as a tuple, since ``Ref | Const`` would be made anew for each question.
+ATOMS = (Ref, Const)
 
 
 def loads(e: Expr) -> list[Load]:
     """Every load, outer before inner (an index may itself be a load: Gather)."""
     return [n for n in walk(e) if isinstance(n, Load)]
+
+
+def has_loads(e: Expr) -> bool:
+    """Whether ``e`` reads a tensor."""
+    return isinstance(e, Load) or (not isinstance(e, ATOMS) and any(map(has_loads, children(e))))
 
 
 def axes_of(e: Expr) -> set[str]:
@@ -251,7 +278,13 @@ def axes_of(e: Expr) -> set[str]:
 
 def substitute(e: Expr, axes: Mapping[str, Expr]) -> Expr:
     """Replace axis references."""
-    return transform(e, lambda n: axes.get(n.axis) if isinstance(n, Ref) else None)
+    if isinstance(e, Ref):
+        return axes.get(e.axis, e)
+    if isinstance(e, Const):
+        return e
+    kids = children(e)
+    made = tuple([substitute(k, axes) for k in kids])
+    return e if all(map(is_, made, kids)) else rebuild(e, made)
 
 
 def rename_tensors(e: Expr, names: Mapping[str, str]) -> Expr:
@@ -314,10 +347,10 @@ def interval(e: Expr, box: Mapping[str, Interval]) -> Interval | None:
         if part is None:
             return None
         parts.append(part)
-    return _combine(e.fn, parts)
+    return combined(e.fn, parts)
 
 
-def _combine(fn: str, p: list[Interval]) -> Interval | None:
+def combined(fn: str, p: list[Interval]) -> Interval | None:
     """Interval arithmetic for the integer operations of the index language."""
     if fn == "neg":
         return -p[0][1], -p[0][0]

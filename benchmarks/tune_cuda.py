@@ -151,7 +151,7 @@ class Tally:
         for i, choice in enumerate(plan.choices):
             tiled = choice.operator
             settings = dict(tiled.config)
-            kind = (tiled.family, settings.get("split", 1) > 1, settings.get("patch", 0))
+            kind = (tiled.family, settings.get("split_k", 1) > 1, settings.get("halo", 0))
             checked[kind] += 1
             try:
                 error, seconds = check(backend, tiled, plan.binding, checked[kind] <= errors)

@@ -52,7 +52,7 @@ FRAME = "frame"
 VARYING = frozenset(
     {
         "depthwise n=8 c=13 h=1 w=13 k=3 s=3 d=1 p=1 q=-1 off=4 +relu +slice +fuse @tf32 layout=nhwc seed=217287 op=1 "
-        "pick=gemm:8x1x1x5:tm=8,tn=4,bk=16,split=1,slices=2,stages=4",
+        "pick=gemm:8x1x1x5:tm=8,tn=4,bk=16,split_k=1,slice_k=2,stages=4",
     }
 )
 #: The operators of cases, by their text.

@@ -1,4 +1,4 @@
-"""NVRTC: source to cubin, without a GPU, with the resources that ptxas reports. Cubins are kept on disk."""
+"""NVRTC: source to cubin, without a GPU, with the resources that ptxas reports. Cubins are cached on disk."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Cubin:
 
 def compile_cubin(source: str, arch: str) -> Cubin:
     """Machine code of ``source`` for ``arch`` (``sm_90a``). DeviceFailure with the compiler's first errors."""
-    path = _kept(source, arch)
+    path = _cache_path(source, arch)
     known = _read(path)
     if known is not None:
         return known
     code, log_text = _compile(source, arch)
-    _keep(path, code, log_text)
+    _cache(path, code, log_text)
     return Cubin(code, parse_ptxas(log_text))
 
 
@@ -99,12 +99,12 @@ def parse_ptxas(log: str) -> dict[str, KernelResources]:
     return result
 
 
-def _kept(source: str, arch: str) -> Path:
+def _cache_path(source: str, arch: str) -> Path:
     key = hashlib.sha256("\0".join((source, arch, version(), *OPTIONS)).encode()).hexdigest()
     return cache_folder() / "binaries" / "cuda" / f"{key}.cubin"
 
 
-def _keep(path: Path, code: bytes, log: str) -> None:
+def _cache(path: Path, code: bytes, log: str) -> None:
     """Best effort: without a writable cache every process compiles again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def _keep(path: Path, code: bytes, log: str) -> None:
 
 
 def _read(path: Path) -> Cubin | None:
-    """What ``_keep`` wrote; None where there is nothing, or anything else."""
+    """What ``_cache`` wrote; None where there is nothing, or anything else."""
     digest, _, log = (cached_text(path.with_suffix(".log")) or "").partition("\n")
     try:
         code = path.read_bytes() if digest else b""

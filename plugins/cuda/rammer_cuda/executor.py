@@ -14,13 +14,12 @@ from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.ir.program import RProgram
 
 from rammer_cuda.bound import CudaBound, place, stream_of
+from rammer_cuda.cache import Cached, cached_kernels
 from rammer_cuda.driver import check, driver
-from rammer_cuda.early import Switches
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kept import kept_kernels
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.launches import Launch, consecutive, kept_launches, launches
-from rammer_cuda.remember import Remembered
+from rammer_cuda.launches import Launch, cached_launches, consecutive, launches
+from rammer_cuda.pdl import Switches
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import Writer
 
@@ -58,31 +57,31 @@ class CudaProgram:
         self.program, self.notes = program, tuple[str, ...]()
         binding = Binding.of(program, constants)
         writer = writer or Writer()
-        kernels = kept_kernels(program, binding, writer) if repeat == 1 else writer.all(program.operators, binding)
+        kernels = cached_kernels(program, binding, writer) if repeat == 1 else writer.all(program.operators, binding)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         self.resident = Resident(program, constants, gpu, index, read)
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values())
-            plan = kept_launches(program) if repeat == 1 else launches(program)
+            plan = cached_launches(program) if repeat == 1 else launches(program)
             self.recipe = Recipe(plan, kernels, functions, gpu.dependents)
             self.graph = Graph(build_graph(self.resident, self.recipe, repeat), self.resident)
         self.resident.ready()
-        self.early: Switches | None = None
+        self.pdl: Switches | None = None
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
-            self.early = self.resident.switches(functions)
-            self._start_early(self.early, Remembered(program, "early", gpu.architecture))
+            self.pdl = self.resident.switches(functions)
+            self._choose_pdl(self.pdl, Cached(program, "pdl", gpu.architecture))
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
 
-    def _start_early(self, switches: Switches, kept: Remembered) -> None:
+    def _choose_pdl(self, switches: Switches, cached: Cached) -> None:
         """Choose which kernels let their dependents start early, as before or by measurement."""
-        known = kept.read()
+        known = cached.read()
         if isinstance(known, list) and all(isinstance(e, str) and e in switches.address for e in known):
             switches.set(known)
             return
         switches.choose((self.recipe.kernels[launch.operator].entry for launch in self.recipe.plan), self.replay)
-        kept.write(sorted(switches.on))
+        cached.write(sorted(switches.on))
 
     @property
     def kernels(self) -> int:
@@ -112,8 +111,8 @@ class CudaProgram:
 
     def poison(self) -> None:
         """As ``rammer.device.manifest.Poisoned``; and every kernel lets its dependents start early from now on."""
-        if self.early is not None:
-            self.early.set(self.early.address)
+        if self.pdl is not None:
+            self.pdl.set(self.pdl.address)
         self.resident.poison()
 
     def close(self) -> None:

@@ -20,10 +20,10 @@ from rammer.ir.text import MOST_TASKS
 from rammer.ir.types import itemsize
 from rammer.plan.overlap import overlap
 
-from rammer_cuda.remember import Remembered
+from rammer_cuda.cache import Cached
 
-#: Tasks from which on a program's launches are kept: fewer are planned in a few milliseconds.
-KEPT_FROM = 1_000
+#: Tasks from which on a program's launches are cached: fewer are planned in a few milliseconds.
+CACHED_FROM = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ def launches(program: RProgram) -> list[Launch]:
     return [Launch(g.operator, tuple(sorted(g.tasks)), direct[i]) for i, g in enumerate(groups)]
 
 
-def kept_launches(program: RProgram) -> list[Launch]:
-    """``launches``, remembered in the cache folder for the next process where the program is large. Best effort."""
-    if program.task_count < KEPT_FROM:
+def cached_launches(program: RProgram) -> list[Launch]:
+    """``launches``, cached for the next process where the program is large. Best effort."""
+    if program.task_count < CACHED_FROM:
         return launches(program)
-    return Remembered(program, "launches", Path(__file__).read_text()).get(
+    return Cached(program, "launches", Path(__file__).read_text()).get(
         lambda record: _restored(record, program), lambda: launches(program), _record
     )
 
@@ -78,11 +78,11 @@ def _restored(record: Any, program: RProgram) -> list[Launch]:
     return plan
 
 
-def _tasks(kept: list[int]) -> tuple[int, ...]:
+def _tasks(listed: list[int]) -> tuple[int, ...]:
     """Tasks from [first, number], or from a list that ends in None."""
-    if kept[-1] is not None and not 0 <= kept[1] <= MOST_TASKS:
-        raise ValueError(f"{kept[1]} tasks")
-    return tuple(kept[:-1]) if kept[-1] is None else tuple(range(kept[0], kept[0] + kept[1]))
+    if listed[-1] is not None and not 0 <= listed[1] <= MOST_TASKS:
+        raise ValueError(f"{listed[1]} tasks")
+    return tuple(listed[:-1]) if listed[-1] is None else tuple(range(listed[0], listed[0] + listed[1]))
 
 
 @dataclass(frozen=True, slots=True)

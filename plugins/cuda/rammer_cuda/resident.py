@@ -22,10 +22,10 @@ from rammer.runtime.host_memory import image, view
 from rammer_cuda.compile import compile_all, compile_cubin
 from rammer_cuda.device import source
 from rammer_cuda.driver import check, driver
-from rammer_cuda.early import Switches
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.hardware import Unit, cupy
 from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.pdl import Switches
 from rammer_cuda.source import translation_unit
 
 

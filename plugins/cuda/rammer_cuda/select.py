@@ -2,7 +2,7 @@
 
 A kernel boundary inside a CUDA graph costs no more than a barrier inside a kernel, so a persistent kernel wins only by
 what it keeps on chip: where rows run one task again and again with the same constants, both are built and measured, and
-the faster one stays. The outcome is remembered for the next process.
+the faster one stays. The outcome is cached for the next process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.runtime.host_memory import random_inputs
 
+from rammer_cuda.cache import Cached
 from rammer_cuda.executor import CudaProgram
 from rammer_cuda.families import family_of
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.executor import LIMIT, PersistentProgram
-from rammer_cuda.remember import Remembered
 from rammer_cuda.source import Writer
 
 #: Values of ``--option executor=``.
@@ -91,8 +91,8 @@ def _measured(
     program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, how: Execution, writer: Writer | None
 ) -> Executor:
     """The executor that was measured to be faster, now or by an earlier process."""
-    kept = Remembered(program, "executor", gpu.architecture)
-    known = kept.read()
+    cached = Cached(program, "executor", gpu.architecture)
+    known = cached.read()
     if known in CHOICES[1:]:
         return open_executor(program, constants, gpu, index, replace(how, choice=known), writer)
     graph = CudaProgram(program, constants, gpu, index, 1, writer)
@@ -102,7 +102,7 @@ def _measured(
         graph.notes = (f"executor graph, since the persistent one cannot: {problem.what}",)
         return graph
     best = _faster(program, (graph, persistent))
-    kept.write("graph" if best is graph else "persistent")
+    cached.write("graph" if best is graph else "persistent")
     return best
 
 

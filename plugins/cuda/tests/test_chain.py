@@ -34,7 +34,7 @@ from rammer_cuda.contraction.warpgroup import RESULT_ORDER, halves
 WIDE = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
     "padded": conv(32, 64, 16, 3),
-    "patches": conv(64, 96, 12, 3, groups=2),
+    "halos": conv(64, 96, 12, 3, groups=2),
     "rows of 7": conv(24, 64, 7, 3),
 }
 
@@ -105,7 +105,7 @@ def test_machine_code_of_the_wide_family(case: str) -> None:
     found = {}
     for choice in choices(backend, operator, binding, WARPGROUPS, 60):
         config = dict(choice.operator.config)
-        found.setdefault((config["split"] > 1, config["patch"]), choice.operator)
+        found.setdefault((config["split_k"] > 1, config["halo"]), choice.operator)
     assert found
     for tiled in found.values():
         resources = backend.resources(tiled, binding)
@@ -137,11 +137,11 @@ def test_a_patch_covers_every_window_once() -> None:
     operator, binding = conv(32, 64, 16, 3, stride=2)
     product = product_of(replace(operator, tile=(1, 32, 4, 8)), binding)
     depth = depth_of(product.main.reduce, 32)
-    patch = halo_of("b", product, product.b, product.columns, depth, 128, binding.storages["x"].strides, (1, 64, 16, 16))
-    assert patch.unit == (2 * 3 + 3) * (2 * 7 + 3)
-    assert patch.pitch % 16 == 8
-    place = {r: eval(patch.place(str(r)).replace("/", "//")) for r in range(32)}  # C's division of positive numbers
-    shift = {t: eval(patch.tap(str(t)).replace("/", "//")) for t in range(9)}
+    halo = halo_of("b", product, product.b, product.columns, depth, 128, binding.storages["x"].strides, (1, 64, 16, 16))
+    assert halo.unit == (2 * 3 + 3) * (2 * 7 + 3)
+    assert halo.pitch % 16 == 8
+    place = {r: eval(halo.place(str(r)).replace("/", "//")) for r in range(32)}  # C's division of positive numbers
+    shift = {t: eval(halo.tap(str(t)).replace("/", "//")) for t in range(9)}
     for r, base in place.items():
         for t, more in shift.items():
             assert base + more == (r // 8 * 2 + t // 3) * 17 + r % 8 * 2 + t % 3

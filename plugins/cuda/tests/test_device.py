@@ -106,22 +106,22 @@ def _binding(segment: ProgramSegment):  # type: ignore[no-untyped-def]
     return Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
 
 
-def test_launches_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(planning, "KEPT_FROM", 1)
+def test_launches_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(planning, "CACHED_FROM", 1)
     _, segment = compiled("sm_90a", "sequential")
-    plan = planning.kept_launches(segment.program)
+    plan = planning.cached_launches(segment.program)
     assert plan == launches(segment.program) and len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
     again = RProgram.parse(str(segment.program))
     monkeypatch.setattr(planning, "launches", lambda program: pytest.fail("planned again"))
-    assert planning.kept_launches(again) == plan
+    assert planning.cached_launches(again) == plan
     monkeypatch.undo()
     gaps = [planning.Launch("o", (1, 2, 5), (0,)), planning.Launch("p", (3, 4), ())]
-    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path / "other")
-    monkeypatch.setattr(planning, "KEPT_FROM", 1)
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path / "other")
+    monkeypatch.setattr(planning, "CACHED_FROM", 1)
     monkeypatch.setattr(planning, "launches", lambda program: gaps)
-    assert planning.kept_launches(again) == planning.kept_launches(again) == gaps
+    assert planning.cached_launches(again) == planning.cached_launches(again) == gaps
     (file,) = (tmp_path / "other" / "binaries" / "cuda").iterdir()
     for junk in ("", "null", "7", "{}x", '{"a": 1}', "[[]]", '[["o", [], []]]', '[["o", 3, []]]'):
         file.write_text(junk)
-        assert planning.kept_launches(again) == gaps, junk
+        assert planning.cached_launches(again) == gaps, junk

@@ -283,7 +283,7 @@ def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch
     program = compiled(lstm_tc(0, layers=2, steps=4)).program
     monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Graph())
     monkeypatch.setattr(select, "PersistentProgram", refuse)
-    monkeypatch.setattr(select.Remembered, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
     chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
     assert chosen.notes == (
         "executor graph, since the persistent one cannot: 132 rows need as many blocks at once, this GPU runs 66",
@@ -291,7 +291,7 @@ def test_auto_takes_the_graph_where_the_persistent_kernel_cannot_run(monkeypatch
 
 
 @pytest.mark.parametrize("faster", ["graph", "persistent"])
-def test_auto_keeps_the_faster_executor_and_remembers_it(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_keeps_the_faster_executor_and_caches_it(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from rammer_cuda import select
 
     closed, written = [], []
@@ -313,8 +313,8 @@ def test_auto_keeps_the_faster_executor_and_remembers_it(faster: str, monkeypatc
     program = compiled(lstm_tc(0, layers=2, steps=4)).program
     monkeypatch.setattr(select, "CudaProgram", lambda *arguments: Fake("graph"))
     monkeypatch.setattr(select, "PersistentProgram", lambda *arguments: Fake("persistent"))
-    monkeypatch.setattr(select.Remembered, "read", lambda self: None)
-    monkeypatch.setattr(select.Remembered, "write", lambda self, value: written.append(value))
+    monkeypatch.setattr(select.Cached, "read", lambda self: None)
+    monkeypatch.setattr(select.Cached, "write", lambda self, value: written.append(value))
     chosen = select.open_executor(program, {}, TARGETS["sm_90a"], 0)
     assert isinstance(chosen, Fake) and chosen.name == faster
     assert written == [faster] and closed == ["persistent" if faster == "graph" else "graph"]

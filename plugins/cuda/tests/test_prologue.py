@@ -60,7 +60,7 @@ def backend_of(target: str) -> CudaBackend:
 
 
 def choices_of(case: str, backend: CudaBackend) -> list[ROperator]:
-    """Tiled versions in every family that takes a prologue; the wide ones both with patches and without."""
+    """Tiled versions in every family that takes a prologue; the wide ones both with halos and without."""
     operator, binding = PROLOGUES[case]
     rounded = replace(binding, precision="tf32")
     found = choices(backend, operator, binding, WARPS, 200) + choices(backend, operator, rounded, WARPS, 60)
@@ -132,7 +132,7 @@ def test_machine_code(case: str, target: str) -> None:
     backend, found = backend_of(target), dict[object, ROperator]()
     for tiled in choices_of(case, backend):
         config = dict(tiled.config)
-        found.setdefault((tiled.family, config.get("split", 1) > 1, config.get("patch", 0)), tiled)
+        found.setdefault((tiled.family, config.get("split_k", 1) > 1, config.get("halo", 0)), tiled)
     families = {"gemm", "gemm_tf32x3", "gemm_tf32"} | ({"gemm_wgmma3", "gemm_wgmma1"} if target == "sm_90a" else set())
     assert {tiled.family for tiled in found.values()} == families
     for tiled in found.values():
@@ -187,12 +187,12 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
 def test_warpgroup_kernels_agree_with_float64_on_the_host(
     case: str, precision: str, tolerance: float, late_copies: bool, late_products: bool
 ) -> None:
-    """With one warpgroup that copies and with two, with patches and without; buffers are soon used again."""
+    """With one warpgroup that copies and with two, with halos and without; buffers are soon used again."""
     operator, binding = PROLOGUES[case]
     rng = np.random.default_rng()
     best = choices(backend_of("sm_90a"), operator, replace(binding, precision=precision), WARPGROUPS, 1)[0].operator
-    for copiers, patch in product((1, 2), (0, 1) if case == "three by three" else (0,)):
-        other = {"split": 1, "stages": 2 + copiers, "copiers": copiers, "patch": patch}
+    for producers, halo in product((1, 2), (0, 1) if case == "three by three" else (0,)):
+        other = {"split_k": 1, "stages": 2 + producers, "producers": producers, "halo": halo}
         tiled = replace(best, config=tuple((n, other.get(n, v)) for n, v in best.config))
         given, kernel = values_of(tiled, binding, rng), task_kernel(tiled, binding)
         have = run_warpgroups(kernel, tiled, binding, given, late_copies, late_products)["y"]
@@ -232,7 +232,7 @@ def test_every_family_agrees_with_float64(case: str) -> None:
     kinds = dict[object, list[ROperator]]()
     for tiled in choices_of(case, backend):
         config = dict(tiled.config)
-        key = tiled.family, config.get("split", 1) > 1, config.get("patch", 0), config.get("copiers", 1)
+        key = tiled.family, config.get("split_k", 1) > 1, config.get("halo", 0), config.get("producers", 1)
         kinds.setdefault(key, []).append(tiled)
     for same in kinds.values():
         for i in rng.choice(len(same), min(2, len(same)), replace=False):

@@ -59,11 +59,11 @@ def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
 @pytest.mark.parametrize(
     "precision, case",
     [
-        ("float32", "patches"),
+        ("float32", "halos"),
         ("float32", "strided"),
         ("float32", "padded"),
         ("tf32", "three by three"),
-        ("tf32", "patches"),
+        ("tf32", "halos"),
         ("float16", "linear"),
     ],
 )
@@ -90,7 +90,7 @@ def without_wait(name: str) -> Callable[[str], str]:
     "edit", [without_last_barrier, without_wait("full"), without_wait("empty")], ids=["sums", "full", "empty"]
 )
 def test_a_missing_barrier_is_found(edit: Callable[[str], str]) -> None:
-    (tiled, *_), binding = wide("float32", "patches")
+    (tiled, *_), binding = wide("float32", "halos")
     kernel = task_kernel(tiled, binding)
     worse = planted(kernel, edit)
     assert "data race" in race_of_warpgroups(worse, binding, given(tiled, binding), False)

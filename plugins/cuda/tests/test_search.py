@@ -55,7 +55,7 @@ def too_early(text: str) -> str:
 
 #: Case, family and config of a kernel, and whether its last tile must be partial.
 Kind = tuple[str, str, bool, dict[str, int]]
-GEMM: Kind = (ROWS, "gemm", True, {"bk": 32, "slices": 4})
+GEMM: Kind = (ROWS, "gemm", True, {"bk": 32, "slice_k": 4})
 HALF: Kind = (ODD, "gemm_f16", True, {"bk": 64})
 BFLOAT: Kind = (ROWS.replace("float32", "bfloat16"), "gemm_bf16", True, {"bk": 32})
 DEEP: Kind = (WIDE, "gemm_f16", False, {"bk": 64})

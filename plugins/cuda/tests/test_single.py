@@ -47,7 +47,7 @@ def half(texts: list[str], shapes: dict[str, tuple[int, ...]], constants: str = 
 TF32 = {
     **{n: CASES[n] for n in ("pointwise", "three by three", "grouped", "strided", "deep", "constant")},
     "padded": conv(32, 64, 16, 3),
-    "patches": conv(24, 64, 7, 3),
+    "halos": conv(24, 64, 7, 3),
     "groups": conv(64, 96, 12, 3, groups=2),
     "tokens": matmul(128, 256, 96, True),
     "crowded": conv(128, 128, 28, 3),
@@ -77,17 +77,17 @@ def backend() -> CudaBackend:
 
 
 def kinds(offered: list[Choice]) -> list[ROperator]:
-    """One candidate of every kind: split or not, with patches or not, rows or columns a warpgroup's, warpgroups."""
+    """One candidate of every kind: split or not, with halos or not, rows or columns a warpgroup's, warpgroups."""
     found: dict[tuple[object, ...], ROperator] = {}
     for c in offered:
         config = dict(c.operator.config)
-        found.setdefault((config["split"] > 1, config["patch"], config.get("down"), config["bk"]), c.operator)
+        found.setdefault((config["split_k"] > 1, config["halo"], config.get("down"), config["bk"]), c.operator)
     return list(found.values())
 
 
 def alone(choice: Choice) -> Choice:
     """The same with the whole sum in one block, and in as few buffers as there may be: each is soon used again."""
-    few = {"split": 1, "stages": 3, "copiers": 1}
+    few = {"split_k": 1, "stages": 3, "producers": 1}
     config = tuple((n, few.get(n, v)) for n, v in choice.operator.config)
     return choice._replace(operator=replace(choice.operator, config=config))
 
@@ -125,9 +125,9 @@ TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
     "precision, case",
     [
         ("tf32", "three by three"),
-        ("tf32", "patches"),
+        ("tf32", "halos"),
         ("tf32", "tokens"),
-        ("float32", "patches"),
+        ("float32", "halos"),
         ("float16", "linear"),
         ("float16", "weights first"),
         ("float16", "scores"),
@@ -245,8 +245,8 @@ def test_operands_without_16_bytes_together_are_refused() -> None:
     with pytest.raises(Unsuited, match="16 bytes"):
         contraction(tiled, binding)
     even, bound = HALVES["scores"]
-    with pytest.raises(Unsuited, match="patches"):
-        contraction(replace(even, tile=(1, 64, 40), family="gemm_wgmma_f16", config=(("bk", 64), ("patch", 1))), bound)
+    with pytest.raises(Unsuited, match="halos"):
+        contraction(replace(even, tile=(1, 64, 40), family="gemm_wgmma_f16", config=(("bk", 64), ("halo", 1))), bound)
 
 
 #: A register overwritten while products read it showed in "crowded" alone, and not in every run.

@@ -26,8 +26,8 @@ class Shape:
     tm: Any
     tn: Any
     stages: Any
-    split: Any
-    slices: Any
+    split_k: Any
+    slice_k: Any
     tensor: bool = False
 
     @property
@@ -40,7 +40,7 @@ class Shape:
     @property
     def works(self) -> Any:
         """Threads that accumulate."""
-        return self.group * self.slices
+        return self.group * self.slice_k
 
     @property
     def threads(self) -> Any:
@@ -60,14 +60,14 @@ def shape_of(rows: Any, width: Any, config: Mapping[str, Any], tensor: bool = Fa
         tm,
         tn,
         config.get("stages", 3),
-        config.get("split", 1),
-        config.get("slices", 1),
+        config.get("split_k", 1),
+        config.get("slice_k", 1),
         tensor,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Wide(Shape):
+class WarpgroupShape(Shape):
     """A block of warpgroups; ``down`` says that a warpgroup's 64 are the tile's rows, not its columns. With ``halo`` a
     convolution's input is staged with its halo; ``producers`` warpgroups do nothing but copy."""
 
@@ -101,24 +101,24 @@ class Wide(Shape):
         return (self.stages - 2) // self.producers
 
 
-def wide_shape(rows: int, width: int, config: dict[str, int], down: bool) -> Wide:
+def warpgroup_shape(rows: int, width: int, config: dict[str, int], down: bool) -> WarpgroupShape:
     """The block of a task of ``rows x width``; Unsuited where the undivided side is too long."""
     through, fixed = (rows, width) if down else (width, rows)
     through, fixed = -(-through // GROUP) * GROUP, -(-fixed // 8) * 8
     if fixed > MOST:
         raise Unsuited(f"{fixed} results of a thread's row")
     bm, bn = (through, fixed) if down else (fixed, through)
-    return Wide(
+    return WarpgroupShape(
         bm,
         bn,
         config.get("bk", 32),
         1,
         fixed // 2,
         config.get("stages", 3),
-        config.get("split", 1),
+        config.get("split_k", 1),
         1,
         False,
         down,
-        bool(config.get("patch", 0)),
-        config.get("copiers", 1),
+        bool(config.get("halo", 0)),
+        config.get("producers", 1),
     )

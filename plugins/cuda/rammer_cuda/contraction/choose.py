@@ -17,7 +17,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import GROUP, MOST, Shape, shape_of, wide_shape
+from rammer_cuda.contraction.block import GROUP, MOST, Shape, shape_of, warpgroup_shape
 from rammer_cuda.contraction.cost import (
     RING_COSTS,
     ROOM,
@@ -88,7 +88,7 @@ def ring_choices(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu
     for seconds, place, config in _ranked(blocks, cost, roles, binding, gpu):
         for tile in places[place]:
             # Neighbours in the model's order are often equals.
-            key = math.prod(tile), dict(config)["split"]
+            key = math.prod(tile), dict(config)["split_k"]
             seen[key] = seen.get(key, 0) + 1
             if seen[key] <= 3:
                 yield Choice(seconds, replace(operator, tile=tile, family=cost.instruction.name, config=config))
@@ -122,8 +122,8 @@ def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding, gpu
     walk = Walk.each([depths[bk] for bk in table["bk"]])
     s = shape_of(rows, width, table, cost.tensor)
     if cost.tensor:
-        s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks * s.split // gpu.sms)))
-    possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split <= np.maximum(1, walk.blocks // 2))
+        s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks * s.split_k // gpu.sms)))
+    possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
     seconds = ring_seconds(cost, s, walk, tasks, rows * width, gpu, _together(roles, binding), roles.changed)
@@ -143,7 +143,7 @@ def _best_slices(s: Shape, configs: Sequence[Config], possible: Numbers) -> Numb
     distance = np.where(possible, np.abs(np.log2(np.maximum(s.threads, 1) / BEST_THREADS)), np.inf)
     alike: dict[Config, list[int]] = {}
     for i, config in enumerate(configs):
-        alike.setdefault(tuple(c for c in config if c[0] != "slices"), []).append(i)
+        alike.setdefault(tuple(c for c in config if c[0] != "slice_k"), []).append(i)
     best = np.zeros_like(possible)
     for group in alike.values():
         chosen = np.array(group)[np.argmin(distance[:, group], axis=1)]
@@ -161,7 +161,7 @@ def _together(roles: Roles, binding: Binding) -> bool:
 def ring(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers) -> Numbers:
     """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
     room = ROOM // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
-    steps = -(-blocks // shape.split)
+    steps = -(-blocks // shape.split_k)
     most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
     return np.maximum(3, most)
 
@@ -275,7 +275,7 @@ def _predictions(cost: WarpgroupCost, roles: Roles, down: bool, gpu: Gpu) -> Ite
         if key not in known:
             known[key] = []
             for config in _configs(cost, rows, width, down, halo, depths, gpu):
-                shape = wide_shape(rows, width, dict(config), down)
+                shape = warpgroup_shape(rows, width, dict(config), down)
                 seconds = warpgroup_seconds(cost, shape, depths[shape.bk], halo, tasks, rows * width, gpu, bool(roles.changed))
                 known[key].append((seconds, config))
         for seconds, config in known[key]:
@@ -310,8 +310,8 @@ def _configs(
     way = () if cost.instruction.constant else (("down", int(down)),)
     for bk, haloed, producers in kinds:
         for stages in STAGES:
-            config = {"bk": bk, "stages": stages, "patch": haloed, "copiers": producers}
-            shape = wide_shape(rows, width, config, down)
+            config = {"bk": bk, "stages": stages, "halo": haloed, "producers": producers}
+            shape = warpgroup_shape(rows, width, config, down)
             if haloed and math.prod(a.extent for a in depths[bk].outer) < shape.ahead * producers:
                 continue
             if cost.shared(shape, halo) <= gpu.shared:
@@ -322,7 +322,7 @@ def _configs(
             continue
         for split in EVEN_SPLITS:
             if split <= max(1, depths[bk].blocks // 2):
-                yield (("bk", bk), ("stages", stages), ("split", split), ("patch", haloed), ("copiers", producers), *way)
+                yield (("bk", bk), ("stages", stages), ("split_k", split), ("halo", haloed), ("producers", producers), *way)
 
 
 def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
@@ -338,8 +338,8 @@ def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, g
 # --- the families -------------------------------------------------------------------------------
 
 _SMALL = range(0, 1025)
-_RING = dict.fromkeys(("tm", "tn", "bk", "split", "slices", "stages"), _SMALL)
-_WARPGROUPS = dict.fromkeys(("bk", "stages", "split", "patch", "copiers", "down"), _SMALL)
+_RING = dict.fromkeys(("tm", "tn", "bk", "split_k", "slice_k", "stages"), _SMALL)
+_WARPGROUPS = dict.fromkeys(("bk", "stages", "split_k", "halo", "producers", "down"), _SMALL)
 
 #: Those of single threads and warps, then those of warpgroups.
 PRODUCTS: Final = (

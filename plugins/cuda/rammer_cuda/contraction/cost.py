@@ -20,7 +20,7 @@ import numpy as np
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 
-from rammer_cuda.contraction.block import GROUP, THREADS, Shape, Wide
+from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape
 from rammer_cuda.contraction.depth import Depth
 from rammer_cuda.contraction.instruction import FFMA, MMA_BF16, MMA_F16, MMA_TF32, MMA_TF32X3, Instruction
 from rammer_cuda.contraction.warpgroup import WGMMA_F16, WGMMA_TF32, WGMMA_TF32X3, Wgmma
@@ -124,8 +124,8 @@ class RingCost:
                 ("tm", tm),
                 ("tn", tn),
                 ("bk", bk),
-                ("split", split),
-                ("slices", slices),
+                ("split_k", split),
+                ("slice_k", slices),
                 *(() if self.tensor else (("stages", 4 if bk < 32 else 3),)),
             )
             for tm, tn in self.tiles
@@ -174,11 +174,11 @@ class WarpgroupCost:
         """Copies of one thread for so many elements: of 16 bytes in float16, else of 4, as the figures were fitted."""
         return elements / THREADS / (8 if self.item == 2 else 1)
 
-    def registers(self, s: Wide) -> Any:
+    def registers(self, s: WarpgroupShape) -> Any:
         """Registers of a thread: sums (on the tensor cores and, of products in parts, outside), operands, addresses."""
         return (s.fixed if self.instruction.parts > 1 else s.fixed // 2 + 10) + int(self.held * s.bk) + 30
 
-    def shared(self, s: Wide, halo: int) -> Any:
+    def shared(self, s: WarpgroupShape, halo: int) -> Any:
         """Bytes of shared memory: buffers of both operands with the constant's other halves, or the results in their place."""
         read = 2 * (halo + 16) if s.halo else s.stages * (s.through + 8)
         return max(self.item * s.bk * (read + self.instruction.parts * s.stages * s.fixed), 4 * s.bm * s.bn)
@@ -228,13 +228,13 @@ def ring_seconds(
 ) -> Numbers:
     """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
     elements are float16, ``changed`` which operand passes through maps first ("a", "b" or "")."""
-    threads, part = s.threads, s.bk / s.slices
-    warps, steps, lot = threads / 32, -(-walk.blocks // s.split), 16 // cost.item
+    threads, part = s.threads, s.bk / s.slice_k
+    warps, steps, lot = threads / 32, -(-walk.blocks // s.split_k), 16 // cost.item
     copies = (s.bm / lot + s.bn / (lot if cost.item == 2 and together else 1)) * s.bk / threads
-    per_sm = -(-tasks * s.split // _filled(s.split, gpu.sms))
+    per_sm = -(-tasks * s.split_k // _filled(s.split_k, gpu.sms))
     resident = np.minimum(per_sm, _resident(cost, s, gpu))
     busiest = np.ceil(resident * warps / 4)
-    elements = resident * cells / threads * s.slices
+    elements = resident * cells / threads * s.slice_k
     moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
     work = busiest * (cost.issue(part, s.tm, s.tn) if cost.port else cost.warp(part, s.tm, s.tn))
     if cost.port:
@@ -242,9 +242,9 @@ def ring_seconds(
     step = cost.step + work + cost.copy * moved
     if changed:
         step = step + MAPS_STEP + MAPS * busiest * (s.bm if changed == "a" else s.bn) * s.bk / threads
-    store = cost.store * elements + cost.peer * 4 * resident * cells * (s.split > 1)
-    staged = tasks * s.split * steps * s.bk * (s.bm + s.bn) * cost.item
-    return cost.launch.seconds(walk, s.split, -(-per_sm // resident), step, store, gpu, cost.l2 * staged / (L2_BYTES * gpu.sms))
+    store = cost.store * elements + cost.peer * 4 * resident * cells * (s.split_k > 1)
+    staged = tasks * s.split_k * steps * s.bk * (s.bm + s.bn) * cost.item
+    return cost.launch.seconds(walk, s.split_k, -(-per_sm // resident), step, store, gpu, cost.l2 * staged / (L2_BYTES * gpu.sms))
 
 
 def _filled(split: Numbers, sms: int) -> Numbers:
@@ -254,25 +254,25 @@ def _filled(split: Numbers, sms: int) -> Numbers:
 
 @cache
 def usable(split: int, sms: int) -> int:
-    """SMs that clusters of ``split`` blocks can fill at once: a cluster stays inside one processing cluster."""
+    """SMs that clusters of ``split_k`` blocks can fill at once: a cluster stays inside one processing cluster."""
     groups = [g * sms // sum(GROUPS) for g in GROUPS]
     return max(split, sum(g // split * split for g in groups))
 
 
 def _resident(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
     """Blocks that fit an SM together."""
-    shared = np.maximum(cost.item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slices)
+    shared = np.maximum(cost.item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slice_k)
     each = 4 * s.tm * s.tn + 8 * s.tm + 40 if cost.tensor else s.tm * s.tn + s.tm + s.tn + 40
     most = np.minimum(ROOM // (shared + 1024), gpu.registers // (s.threads * each))
     return np.maximum(1, np.minimum(most, gpu.threads // s.threads))
 
 
 def warpgroup_seconds(
-    cost: WarpgroupCost, s: Wide, depth: Depth, halo: int, tasks: int, cells: int, gpu: Gpu, changed: bool = False
+    cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, halo: int, tasks: int, cells: int, gpu: Gpu, changed: bool = False
 ) -> float:
     """Seconds for all ``tasks`` of one launch; ``changed``: the operand that is no constant passes through maps first."""
     groups, instructions = s.through // GROUP, s.bk / cost.instruction.k
-    per_sm = -(-tasks * s.split // usable(s.split, gpu.sms))
+    per_sm = -(-tasks * s.split_k // usable(s.split_k, gpu.sms))
     registers = s.threads * cost.registers(s)
     resident = max(1, min(gpu.shared // (cost.shared(s, halo) + 1024), gpu.registers // registers, per_sm))
     work = MATRIX * cost.products * instructions * s.fixed / 8
@@ -284,8 +284,8 @@ def warpgroup_seconds(
     alone = cost.step + (max(converting, work) if cost.ahead else converting + work)
     moved = resident * cost.item * (read + s.bk * s.fixed) / cost.l2
     step = max(work * groups * resident, alone, copying / s.producers * math.sqrt(resident), moved)
-    store = STORE * resident * cells / s.threads + WRITE * resident * cells / s.split
-    return float(WARPGROUP_LAUNCH.seconds(Walk.of(depth), s.split, -(-per_sm // resident), step, store + maps, gpu))
+    store = STORE * resident * cells / s.threads + WRITE * resident * cells / s.split_k
+    return float(WARPGROUP_LAUNCH.seconds(Walk.of(depth), s.split_k, -(-per_sm // resident), step, store + maps, gpu))
 
 
 def halo_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:

@@ -23,7 +23,7 @@ from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 @dataclass(frozen=True, slots=True)
 class Side:
     """One dimension of the image: its extent and stride in memory, the window's position ``origin`` (terms by axis and a
-    constant), the tile's axis with its step, the tap's axis with its step, and the patch's extent."""
+    constant), the tile's axis with its step, the tap's axis with its step, and the halo's extent."""
 
     extent: int
     stride: int
@@ -73,7 +73,7 @@ def sides_of(
 
 @dataclass
 class InputHalo:
-    """Writes the copies of an operand's patch and the places where fragments read it. ``name`` prefixes its variables."""
+    """Writes the copies of an operand's halo and the places where fragments read it. ``name`` prefixes its variables."""
 
     name: str
     p: Product
@@ -87,7 +87,7 @@ class InputHalo:
 
     @property
     def unit(self) -> int:
-        """Elements of one channel's patch."""
+        """Elements of one channel's halo."""
         return math.prod(s.length for s in self.sides)
 
     @property
@@ -159,7 +159,7 @@ class InputHalo:
             yield g, [*tests, *more], [f"{n}v{g}", *channel]
 
     def place(self, element: str) -> str:
-        """Where tap 0 of the tile's element number ``element`` lies in a channel's patch."""
+        """Where tap 0 of the tile's element number ``element`` lies in a channel's halo."""
         tiles = [self.p.operator.tile[d] for d in self.axes]
         names = {self.p.axis(d).name: t for d, t in zip(self.axes, digits(element, tiles), strict=True)}
         return total([(f"({names[s.axis]} * {s.step})", below) for s, below in self._below() if s.axis])

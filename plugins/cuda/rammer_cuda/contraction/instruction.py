@@ -93,8 +93,8 @@ class Instruction:
 
     def check(self, s: Shape) -> None:
         """Unsuited where ``s`` is no possible block."""
-        if not 32 <= s.threads <= 1024 or s.bk % (s.slices * self.k):
-            raise Unsuited(f"{s.threads} threads, {s.slices} slices of {s.bk}")
+        if not 32 <= s.threads <= 1024 or s.bk % (s.slice_k * self.k):
+            raise Unsuited(f"{s.threads} threads, {s.slice_k} slices of {s.bk}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Ffma(Instruction):
 
     def multiply(self, s: Shape, a: Staged, b: Staged) -> list[str]:
         """Multiply one buffer of the ring into the registers."""
-        part = s.bk // s.slices
+        part = s.bk // s.slice_k
         return [
             f"rm_multiply<{s.tm}, {s.tn}, {s.bm}, {s.bn}, {part}, {a.pitch}, {b.pitch}>(",
             f"  ashared + (use * {s.bk} + slice * {part}) * {a.pitch} + ty * 4,",
@@ -162,7 +162,7 @@ class Mma(Instruction):
 
     def places(self, s: Shape, a: Staged, b: Staged) -> list[str]:
         """This warp's part of the tile and this lane's part of a fragment; of operands that ldmatrix reads, the lane's row."""
-        across, part = s.bn // (8 * s.tn), s.bk // s.slices
+        across, part = s.bn // (8 * s.tn), s.bk // s.slice_k
         lines = [
             f"const int warp = tid / 32, slice = warp / {s.group // 32}, place = warp % {s.group // 32};",
             f"const int ty = place / {across} * {16 * s.tm}, tx = place % {across} * {8 * s.tn};",
@@ -182,7 +182,7 @@ class Mma(Instruction):
 
     def multiply(self, s: Shape, a: Staged, b: Staged) -> list[str]:
         """Multiply one buffer of the ring into the registers."""
-        part = s.bk // s.slices
+        part = s.bk // s.slice_k
         flags = "".join(f", {str(f).lower()}" for f in self.flags(a, b))
         return [
             f"{self.function}<{s.tm}, {s.tn}, {part}, {a.pitch}, {b.pitch}{flags}>(",
@@ -193,7 +193,7 @@ class Mma(Instruction):
         """Where this lane begins to read a buffer."""
         if self.blocks or isinstance(stage.arrangement, Turned):
             return f"use * {stage.size} + {stage.name}at"
-        return f"(use * {s.bk} + slice * {s.bk // s.slices} + {k}) * {stage.pitch} + {e}"
+        return f"(use * {s.bk} + slice * {s.bk // s.slice_k} + {k}) * {stage.pitch} + {e}"
 
     def leave(self, s: Shape, line: int) -> list[str]:
         """Leave the registers in shared memory, two neighbours at a time."""

@@ -2,7 +2,7 @@
 
 A block walks the reduction axes in blocks of ``bk`` products through a ring of ``stages`` shared-memory buffers filled
 by cp.async (``contraction.pipeline``), and accumulates in registers what its instruction multiplies
-(``contraction.instruction``), of ``slices`` parts of each block apart. With ``split`` > 1 a task is a thread-block cluster:
+(``contraction.instruction``), of ``slice_k`` parts of each block apart. With ``split_k`` > 1 a task is a thread-block cluster:
 each block sums its share of the products, then every block adds up its rows of the tile over all shared memories in rank
 order, so results repeat bit for bit. The following maps are applied on the way to memory (``kernels.epilogue``), maps before
 one operand once to each staged element (``contraction.prologue``).
@@ -18,7 +18,7 @@ from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import THREADS, Shape, Wide
+from rammer_cuda.contraction.block import THREADS, Shape, WarpgroupShape
 from rammer_cuda.contraction.depth import depth_of
 from rammer_cuda.contraction.halo import InputHalo
 from rammer_cuda.contraction.instruction import RING
@@ -32,7 +32,7 @@ from rammer_cuda.kernels.epilogue import Epilogue
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 
 #: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
-MOST_SPLIT = 8
+MOST_SPLIT_K = 8
 #: Every instruction, by family.
 INSTRUCTIONS = {**RING, **WARPGROUPS}
 
@@ -52,10 +52,10 @@ class Contraction:
         self.p, self.binding, self.i, self.s, self.text = product, binding, instruction, shape, Text()
         instruction.check(shape)
         self.depth = depth_of(product.main.reduce, shape.bk)
-        self.split = min(shape.split, self.depth.blocks, MOST_SPLIT)
-        wide = isinstance(shape, Wide)
+        self.split_k = min(shape.split_k, self.depth.blocks, MOST_SPLIT_K)
+        wide = isinstance(shape, WarpgroupShape)
         threads, staged = THREADS if wide else shape.threads, instruction.staged
-        first, second = staged[::-1] if isinstance(shape, Wide) and not shape.down else staged
+        first, second = staged[::-1] if isinstance(shape, WarpgroupShape) and not shape.down else staged
         self.a = Staged("a", product, product.a, product.rows, shape.bm, self.depth, threads, first)
         self.b = Staged("b", product, product.b, product.columns, shape.bn, self.depth, threads, second)
         self.prologue = prologue_of("a", product.a, binding) or prologue_of("b", product.b, binding)
@@ -85,18 +85,18 @@ class Contraction:
         self._origins()
         self.pipeline.declare()
         self._sum()
-        end = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split, self.line, self.i.unroll)
-        before = source("copies", *["cluster"] * (self.split > 1)), self.pipeline.device, end.write()
+        end = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split_k, self.line, self.i.unroll)
+        before = source("copies", *["cluster"] * (self.split_k > 1)), self.pipeline.device, end.write()
         kinds = [CUDA.types[types[a.tensor].dtype] for a in self.arguments]
         parameters = tuple(parameter(t, a, k, self.binding) for k, (t, a) in enumerate(zip(kinds, self.arguments, strict=True)))
-        shape = s.threads, self.dynamic, self.dynamic, self.split
+        shape = s.threads, self.dynamic, self.dynamic, self.split_k
         return TaskKernel("", "".join(before), parameters, str(self.text), tuple(self.arguments), *shape).named("g_")
 
     def _origins(self) -> None:
         text = self.text
         text.line("// The task, and where its tile begins.")
         text.line("const int tid = (int)threadIdx.x;")
-        text.line(f"const int slot = (int)blockIdx.x{f' / {self.split}' if self.split > 1 else ''};")
+        text.line(f"const int slot = (int)blockIdx.x{f' / {self.split_k}' if self.split_k > 1 else ''};")
         text.line("const int task = order ? order[slot] : first + slot;")
         text.all(origins(self.p.operator))
 
@@ -139,10 +139,10 @@ class Contraction:
     def _sum(self) -> None:
         """The task's products over this block's share of the reduction, into shared memory."""
         s, text, blocks, rows = self.s, self.text, self.depth.blocks, self.p.row_count
-        if self.split > 1:
-            text.line(f"const int rank = (int)blockIdx.x % {self.split};")
-            text.line(f"const int begin = {blocks} * rank / {self.split}, end = {blocks} * (rank + 1) / {self.split};")
-            text.line(f"const int low = {rows} * rank / {self.split}, high = {rows} * (rank + 1) / {self.split};")
+        if self.split_k > 1:
+            text.line(f"const int rank = (int)blockIdx.x % {self.split_k};")
+            text.line(f"const int begin = {blocks} * rank / {self.split_k}, end = {blocks} * (rank + 1) / {self.split_k};")
+            text.line(f"const int low = {rows} * rank / {self.split_k}, high = {rows} * (rank + 1) / {self.split_k};")
         else:
             text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {rows};")
         text.line("// This block's share of the sums.")
@@ -152,10 +152,10 @@ class Contraction:
         text.all(["// Sums to shared memory, where operands were.", "rm_arrived<0>();", "__syncthreads();"])
         with text.block(f"if (tid < {s.works})" if s.works < s.threads else ""):
             text.all(self.i.leave(s, self.line))
-        if self.split > 1 and s.slices > 1:
+        if self.split_k > 1 and s.slice_k > 1:
             self._gather_slices()
-        text.line("__syncthreads();" if self.split == 1 else "rm_cluster_arrive();")
-        if self.split > 1:
+        text.line("__syncthreads();" if self.split_k == 1 else "rm_cluster_arrive();")
+        if self.split_k > 1:
             self._reduce()
 
     def _gather_slices(self) -> None:
@@ -163,7 +163,7 @@ class Contraction:
         size = self.s.bm * self.line
         self.text.all(["// Slices of the same sums.", "__syncthreads();", "#pragma unroll 1"])
         with self.text.block(f"for (int e = tid * 4; e < {size}; e += {self.s.threads * 4})"):
-            each = f"int q = 1; q < {self.s.slices}; ++q"
+            each = f"int q = 1; q < {self.s.slice_k}; ++q"
             self._add("*(float4 *)(shared + e)", each, f"*(const float4 *)(shared + q * {size} + e)")
             self.text.line("*(float4 *)(shared + e) = sum;")
 
@@ -172,7 +172,7 @@ class Contraction:
         quarter = self.line // 4
         self.text.all(["// Rows of this block, from the shared memories of all of the cluster.", "rm_cluster_wait();"])
         with self.text.block(f"for (int e = low * {quarter} + tid; e < high * {quarter}; e += {self.s.threads})"):
-            self._add("make_float4(0.0f, 0.0f, 0.0f, 0.0f)", f"int r = 0; r < {self.split}; ++r", "rm_peer(shared + e * 4, r)")
+            self._add("make_float4(0.0f, 0.0f, 0.0f, 0.0f)", f"int r = 0; r < {self.split_k}; ++r", "rm_peer(shared + e * 4, r)")
             self.text.line("*(float4 *)(shared + e * 4) = sum;")  # nobody else reads these rows here
         self.text.all(["rm_cluster_arrive();", "__syncthreads();"])
 

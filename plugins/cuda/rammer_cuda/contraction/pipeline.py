@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rammer.codegen.task import Unsuited
 
-from rammer_cuda.contraction.block import THREADS, Wide
+from rammer_cuda.contraction.block import THREADS, WarpgroupShape
 from rammer_cuda.contraction.halo import InputHalo, halo_of
 from rammer_cuda.contraction.packing import Cores
 from rammer_cuda.contraction.warpgroup import Wgmma
@@ -30,7 +30,7 @@ class SharedRing:
         self.k, self.s, self.text, self.a, self.b = kernel, kernel.s, kernel.text, kernel.a, kernel.b
         s, item = self.s, self.a.staging.item
         self.device = kernel.i.device
-        self.dynamic = max(item * s.stages * (self.a.size + self.b.size), 4 * s.bm * kernel.line * s.slices)
+        self.dynamic = max(item * s.stages * (self.a.size + self.b.size), 4 * s.bm * kernel.line * s.slice_k)
 
     def declare(self) -> None:
         """Shared memory, this thread's place in the tile, and how it copies."""
@@ -83,11 +83,11 @@ class Producers:
     """Warpgroups that copy, and others that multiply. ``read`` is the operand that these divide, ``matrix`` the other one;
     ``halo`` stages a convolution's input once for all taps."""
 
-    s: Wide
+    s: WarpgroupShape
     i: Wgmma
 
     def __init__(self, kernel: Contraction) -> None:
-        assert isinstance(kernel.s, Wide) and isinstance(kernel.i, Wgmma)
+        assert isinstance(kernel.s, WarpgroupShape) and isinstance(kernel.i, Wgmma)
         self.k, self.s, self.i, self.text = kernel, kernel.s, kernel.i, kernel.text
         s, p = self.s, kernel.p
         self.read, self.matrix = (kernel.a, kernel.b) if s.down else (kernel.b, kernel.a)

@@ -22,7 +22,7 @@ import numpy as np
 from rammer.codegen.contraction import Product
 from rammer.codegen.task import Array, Unsuited
 
-from rammer_cuda.contraction.block import GROUP, THREADS, Shape, Wide, wide_shape
+from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape, warpgroup_shape
 from rammer_cuda.contraction.instruction import EVERY, LOWER, Fragment, Instruction
 from rammer_cuda.contraction.operand import FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
 from rammer_cuda.contraction.packing import CORE
@@ -59,15 +59,15 @@ class Wgmma(Instruction):
             raise Unsuited("not one constant operand")
         return b
 
-    def block(self, p: Product) -> Wide:
+    def block(self, p: Product) -> WarpgroupShape:
         """The block of a tiled product under its config."""
-        return wide_shape(p.row_count, p.width, dict(p.operator.config), self.runs_down(p))
+        return warpgroup_shape(p.row_count, p.width, dict(p.operator.config), self.runs_down(p))
 
     def check(self, s: Shape) -> None:
         """Unsuited where ``s`` is no possible block."""
-        assert isinstance(s, Wide)
+        assert isinstance(s, WarpgroupShape)
         if s.halo and self.a is None:
-            raise Unsuited("patches are for operands in registers")
+            raise Unsuited("halos are for operands in registers")
         if s.bk % self.k or s.stages < 3 or not 32 <= s.threads <= 1024:
             raise Unsuited(f"blocks of {s.bk} products in {s.stages} buffers, {s.threads} threads")
 
@@ -85,7 +85,7 @@ class Wgmma(Instruction):
 
     def leave(self, s: Shape, line: int) -> list[str]:
         """Leave the registers in shared memory, the tile's rows as rows."""
-        assert isinstance(s, Wide)
+        assert isinstance(s, WarpgroupShape)
         row, column = (" + ".join(side) for side in (self.c.rows, self.c.columns))
         place = f"({row}) * {line} + j * 8 + {column}" if s.down else f"(j * 8 + {column}) * {line} + {row}"
         return [

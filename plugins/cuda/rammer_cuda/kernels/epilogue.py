@@ -38,7 +38,7 @@ class Tile(Protocol):
     @property
     def threads(self) -> int: ...
     @property
-    def slices(self) -> int: ...
+    def slice_k(self) -> int: ...
 
 
 def finish(block: Block, places: Mapping[str, Place], product: Load, value: str, dtype: str, outputs: Iterable[str]) -> None:
@@ -52,14 +52,14 @@ def finish(block: Block, places: Mapping[str, Place], product: Load, value: str,
 @dataclass
 class Epilogue:
     """Writes the epilogue of ``p`` into ``text``: arguments from ``arguments[2]`` on are read or written here. A row of the
-    tile in shared memory has ``line`` elements; ``split`` blocks share its rows; a thread has ``unroll`` rows in flight."""
+    tile in shared memory has ``line`` elements; ``split_k`` blocks share its rows; a thread has ``unroll`` rows in flight."""
 
     p: Product
     s: Tile
     binding: Binding
     arguments: Sequence[Argument]
     text: Text
-    split: int
+    split_k: int
     line: int
     unroll: int
 
@@ -90,7 +90,7 @@ class Epilogue:
             text.line(f"for (int i = low + i0; i < high; i += {rows}) {{")
             self._row(Block(self.unit), [])
         text.all(["}"] * 2)
-        if self.split > 1:
+        if self.split_k > 1:
             text.line("rm_cluster_wait();")
         return "".join(self.unit.tables.values())
 
@@ -129,7 +129,7 @@ class Epilogue:
 
     def _group(self, most: int) -> tuple[int, bool]:
         """How many rows, at most ``most``, a thread loads together, and whether its rows are whole groups of so many."""
-        own, rest = divmod(self.p.row_count, self.split * self.rows)
+        own, rest = divmod(self.p.row_count, self.split_k * self.rows)
         if not rest:
             largest = next(n for n in range(min(own, most), 0, -1) if own % n == 0)
             if 2 * largest >= min(own, most):
@@ -141,7 +141,7 @@ class Epilogue:
         """The maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter; closes that loop."""
         s, p, text = self.s, self.p, self.text
         text.line(f"if ({' && '.join([*tests, *self._coordinates(p.rows, 'i')]) or 'true'}) {{")
-        slices = s.slices if self.split == 1 else 1
+        slices = s.slice_k if self.split_k == 1 else 1
         parts = [f"shared[(i + {q * s.bm}) * {self.line} + j]" for q in range(slices)]
         text.line(f"const float sum = {' + '.join(parts)};")
         finish(block, self.unit.places, Load(p.main.name, self.point), "sum", p.main.dtype, p.operator.outputs)

@@ -19,9 +19,9 @@ from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.persistent.bodies import operator_bodies
+from rammer_cuda.persistent.cache import cached_words
 from rammer_cuda.persistent.dataflow import as_planned
 from rammer_cuda.persistent.hang import find_hang
-from rammer_cuda.persistent.kept import kept_words
 from rammer_cuda.persistent.table import Table, make_table
 from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
 from rammer_cuda.resident import Resident
@@ -42,7 +42,7 @@ class PersistentProgram:
         self, program: RProgram, constants: Mapping[str, Array], gpu: Gpu, index: int, limit: int = LIMIT, words: bool = True
     ) -> None:
         binding = Binding.of(program, constants)
-        flow = kept_words(program, binding) if words else as_planned(program, binding)
+        flow = cached_words(program, binding) if words else as_planned(program, binding)
         self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
         self.resident = Resident(self.program, constants, gpu, index)
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()

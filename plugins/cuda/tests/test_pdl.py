@@ -18,7 +18,7 @@ pytest.importorskip("cuda.bindings")
 
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
-from rammer_cuda.early import Switches
+from rammer_cuda.pdl import Switches
 from rammer_cuda.source import Writer, translation_unit
 
 
@@ -59,7 +59,7 @@ def test_every_kernel_has_the_switch() -> None:
     binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
     for kernel in Writer().all(segment.program.operators, binding).values():
         assert kernel.text.count("rm_after();") == 1, "the switch is read there"
-        assert b"rm_early" in compile_cubin(translation_unit([kernel]), "sm_90a").code
+        assert b"rm_pdl" in compile_cubin(translation_unit([kernel]), "sm_90a").code
 
 
 @pytest.mark.cuda

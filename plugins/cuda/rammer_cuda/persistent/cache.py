@@ -1,4 +1,4 @@
-"""The plan of words of a program, kept in the cache folder for the next process."""
+"""The plan of words of a program, cached for the next process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from rammer.device.manifest import Binding
 from rammer.ir.program import Counter, RProgram, Task, Wait
 
-from rammer_cuda.kept import remembered
+from rammer_cuda.cache import cached
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words, with_private_buffers
 
 
-def kept_words(program: RProgram, binding: Binding) -> Dataflow:
-    """``plan_words`` of the program, remembered for the next process. Best effort."""
-    return remembered(program, binding, "words").get(
+def cached_words(program: RProgram, binding: Binding) -> Dataflow:
+    """``plan_words`` of the program, cached for the next process. Best effort."""
+    return cached(program, binding, "words").get(
         lambda record: _planned(record, program), lambda: plan_words(program, binding), _record
     )
 
@@ -39,9 +39,9 @@ def _planned(record: Any, program: RProgram) -> Dataflow:
     if not words:
         return Dataflow(program, words, stored, kinds)
     rows = list[tuple[Task, ...]]()
-    for row, kept in zip(program.rows, record["waits"], strict=True):
+    for row, recorded in zip(program.rows, record["waits"], strict=True):
         tasks = [Task(t.operator, t.index) if t.waits else t for t in row]
-        for order, waits in kept:
+        for order, waits in recorded:
             tasks[order] = Task(tasks[order].operator, tasks[order].index, tuple([Wait(c, n) for c, n in waits]))
         rows.append(tuple(tasks))
     counters = tuple(Counter(*c) for c in record["counters"])

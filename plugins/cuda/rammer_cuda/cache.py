@@ -1,40 +1,83 @@
-"""Kernels of a program, kept in the cache folder: writing their texts again takes longer than all else of a warm start.
+"""What was worked out or measured for a program, cached for the next process. Best effort.
 
-A kernel that reads packed constants is written again, since how to pack them cannot be kept; those are quickly written.
+Writing the texts of a program's kernels again takes longer than all else of a warm start. A kernel that reads packed constants
+is written again, since how to pack them cannot be cached; those are quickly written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rammer.codegen.generators import generator_hash
 from rammer.codegen.task import Argument
+from rammer.compiled.debug import DECISIONS, debug
+from rammer.compiled.files import cache_text, cached_text
 from rammer.device.manifest import Binding
+from rammer.ir.data import loads
 from rammer.ir.names import checked
 from rammer.ir.program import RProgram
+from rammer.profile.folder import cache_folder
+from rammer.version import __version__
 
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.remember import Remembered
 from rammer_cuda.source import Writer
 
+Value = TypeVar("Value")
 #: Beyond any number of threads, bytes of shared memory and blocks of a cluster.
 LARGEST = 1 << 24
-#: What is kept of a kernel by name: strings, and whole numbers.
+#: What is cached of a kernel by name: strings, and whole numbers.
 TEXTS, SIZES = ("entry", "device", "body"), ("threads", "shared", "dynamic", "blocks", "resident")
 
 
-def kept_kernels(program: RProgram, binding: Binding, writer: Writer) -> dict[str, TaskKernel]:
-    """The kernels of a program by operator, remembered for the next process. Best effort."""
-    return remembered(program, binding, "kernels").get(
+class Cached:
+    """One JSON value about ``program``: ``what`` it is, and the ``versions`` of everything else that it depends on besides
+    rammer's own. Its file begins with a checksum: a wrong wait would be worse than none."""
+
+    def __init__(self, program: RProgram, what: str, *versions: str) -> None:
+        version = hashlib.sha256("\0".join((__version__, *versions)).encode()).hexdigest()[:16]
+        self.path: Path = cache_folder() / "binaries" / "cuda" / f"{program.digest}-{version}.{what}.json"
+
+    def read(self) -> Any:
+        """The value, None where there is none, or not as it was written."""
+        text = cached_text(self.path)
+        try:
+            return loads(text) if text is not None else None
+        except ValueError:
+            return None
+
+    def get(self, restored: Callable[[Any], Value], made: Callable[[], Value], record: Callable[[Value], Any]) -> Value:
+        """What an earlier process cached, where ``restored`` can make use of it; else what is ``made`` now, and cached."""
+        found = self.read()
+        if found is not None:
+            try:
+                return restored(found)
+            except (LookupError, TypeError, ValueError, AttributeError) as problem:
+                said = f"{self.path} does not hold ({problem!r}) and is made again"
+                debug(DECISIONS, lambda: said)
+        value = made()
+        self.write(record(value))
+        return value
+
+    def write(self, value: Any) -> None:
+        """Cache ``value``, whole or not at all."""
+        cache_text(self.path, json.dumps(value))
+
+
+def cached_kernels(program: RProgram, binding: Binding, writer: Writer) -> dict[str, TaskKernel]:
+    """The kernels of a program by operator, cached for the next process. Best effort."""
+    return cached(program, binding, "kernels").get(
         lambda record: _restored(record, program, binding, writer), lambda: writer.all(program.operators, binding), _record
     )
 
 
-def remembered(program: RProgram, binding: Binding, what: str) -> Remembered:
+def cached(program: RProgram, binding: Binding, what: str) -> Cached:
     """A place for what follows from a program, its constants' names and the text of the generators."""
-    return Remembered(program, what, generator_hash("rammer_cuda"), " ".join(sorted(binding.constants)))
+    return Cached(program, what, generator_hash("rammer_cuda"), " ".join(sorted(binding.constants)))
 
 
 def _record(kernels: Mapping[str, TaskKernel]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What the cuda plugin works out of a program and keeps for the next process."""
+"""What the cuda plugin works out of a program and caches for the next process."""
 
 from __future__ import annotations
 
-from functools import cache
+import functools
 from pathlib import Path
 
 import onnx
@@ -22,15 +22,15 @@ from rammer.profile.store import KernelStore
 
 pytest.importorskip("cuda.bindings")
 
-from rammer_cuda import compile, kept, launches
+from rammer_cuda import cache, compile, launches
 from rammer_cuda.backend import open_backend
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.persistent import kept as kept_plan
+from rammer_cuda.persistent import cache as cached_plan
 from rammer_cuda.persistent.dataflow import plan_words
 from rammer_cuda.source import Writer
 
 
-@cache
+@functools.cache
 def small_nasnet() -> tuple[RProgram, Binding]:
     """A program with many window kernels, and products that pack their weights."""
     return compiled(nasnet_cifar(0, cells=3, filters=16))
@@ -61,11 +61,11 @@ def launched(kernels: dict[str, TaskKernel]) -> list[tuple[object, ...]]:
     ]
 
 
-def test_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
+def test_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
     made = launched(Writer().all(program.operators, binding))
-    assert launched(kept.kept_kernels(program, binding, Writer())) == made
+    assert launched(cache.cached_kernels(program, binding, Writer())) == made
     assert len(list((tmp_path / "binaries" / "cuda").iterdir())) == 1
 
     emitted: list[str] = []
@@ -78,7 +78,7 @@ def test_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         def all(self, operators: object, binding: Binding) -> dict[str, TaskKernel]:
             pytest.fail("written again")
 
-    again = kept.kept_kernels(program, binding, Noting())
+    again = cache.cached_kernels(program, binding, Noting())
     assert launched(again) == made
     packed = {k.entry for k in again.values() if any(a.packing for a in k.arguments)}
     plain = {k.entry for k in again.values()} - packed
@@ -87,18 +87,18 @@ def test_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_other_constants_are_another_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    kept.kept_kernels(program, binding, Writer())
+    cache.cached_kernels(program, binding, Writer())
     none = Binding(binding.types, binding.storages, frozenset())
-    assert launched(kept.kept_kernels(program, none, Writer())) == launched(Writer().all(program.operators, none))
-    assert not any(a.packing for k in kept.kept_kernels(program, none, Writer()).values() for a in k.arguments)
+    assert launched(cache.cached_kernels(program, none, Writer())) == launched(Writer().all(program.operators, none))
+    assert not any(a.packing for k in cache.cached_kernels(program, none, Writer()).values() for a in k.arguments)
 
 
 def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    made = launched(kept.kept_kernels(program, binding, Writer()))
+    made = launched(cache.cached_kernels(program, binding, Writer()))
     (file,) = (tmp_path / "binaries" / "cuda").iterdir()
     whole = file.read_text()
     for junk in (
@@ -111,35 +111,35 @@ def test_a_damaged_record_is_written_again(monkeypatch: pytest.MonkeyPatch, tmp_
         whole.replace('"threads"', '"thread"', 1),
     ):
         file.write_text(junk)
-        assert launched(kept.kept_kernels(program, binding, Writer())) == made, junk[:60]
+        assert launched(cache.cached_kernels(program, binding, Writer())) == made, junk[:60]
         assert file.read_text() == whole
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_the_plan_of_words_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int) -> None:
-    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
+def test_the_plan_of_words_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int) -> None:
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
     program, binding = compiled(lstm_tc(0, batch=batch, layers=3, steps=5))
     plan = plan_words(program, binding)
     assert plan.words and any(t.waits for row in plan.program.rows for t in row)
-    assert kept_plan.kept_words(program, binding) == plan
-    monkeypatch.setattr(kept_plan, "plan_words", lambda program, binding: pytest.fail("planned again"))
-    assert kept_plan.kept_words(RProgram.parse(str(program)), binding) == plan
+    assert cached_plan.cached_words(program, binding) == plan
+    monkeypatch.setattr(cached_plan, "plan_words", lambda program, binding: pytest.fail("planned again"))
+    assert cached_plan.cached_words(RProgram.parse(str(program)), binding) == plan
 
 
 def test_a_program_without_words_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
     program, binding = small_nasnet()
-    plan = kept_plan.kept_words(program, binding)
+    plan = cached_plan.cached_words(program, binding)
     assert plan.program is program and not plan.words
-    assert kept_plan.kept_words(program, binding) == plan
+    assert cached_plan.cached_words(program, binding) == plan
 
 
 def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Under a good checksum: kernels of other tensors, names that are none, sizes and counts without end."""
-    monkeypatch.setattr("rammer_cuda.remember.cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(launches, "KEPT_FROM", 1)
+    monkeypatch.setattr("rammer_cuda.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(launches, "CACHED_FROM", 1)
     program, binding = small_nasnet()
-    made, plan = launched(kept.kept_kernels(program, binding, Writer())), launches.kept_launches(program)
+    made, plan = launched(cache.cached_kernels(program, binding, Writer())), launches.cached_launches(program)
     files = {p.name.split(".")[-2]: p for p in (tmp_path / "binaries" / "cuda").iterdir()}
     for what, changes in {
         "kernels": (
@@ -156,8 +156,8 @@ def test_a_record_that_no_process_of_ours_wrote_is_made_again(monkeypatch: pytes
         for change in changes:
             assert change[0] in text
             cache_text(files[what], text.replace(*change, 1))
-            assert launched(kept.kept_kernels(program, binding, Writer())) == made, change
-            assert launches.kept_launches(program) == plan, change
+            assert launched(cache.cached_kernels(program, binding, Writer())) == made, change
+            assert launches.cached_launches(program) == plan, change
             assert cached_text(files[what]) == text, change
 
 

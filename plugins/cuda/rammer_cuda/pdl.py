@@ -1,4 +1,4 @@
-"""Which kernels let their dependents start early, chosen by measurement when a program is loaded.
+"""Programmatic dependent launch: which kernels let their dependents start early, chosen by measurement when a program is loaded.
 
 A dependent kernel that starts early fetches its constants while its predecessors still work, which hides most of what a
 launch costs. But its blocks are placed while the predecessors' still occupy their SMs: they may share some SMs and leave
@@ -17,7 +17,7 @@ import numpy as np
 from rammer_cuda.driver import check, driver
 
 #: The device variable by which a kernel is told, in every module (``device/order.cuh``).
-SWITCH = b"rm_early"
+SWITCH = b"rm_pdl"
 #: Replays of one measurement and before the first one; kernels tried singly, those with most launches first.
 REPLAYS, WARM, TRIED = 7, 10, 24
 #: Seconds after which no further kernel is tried: a large program should not wait for what little it may gain.

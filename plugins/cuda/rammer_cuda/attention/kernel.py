@@ -168,17 +168,17 @@ class _Attention:
         a, b, line, (pq, pk, _) = self.a, self.b, self.frame.line, self.b.pitches
         row, key = a.scores.axes[a.row].name, a.scores.axes[a.column].name
         left = f"{a.rows} - o{a.row}" if a.rows % a.operator.tile[a.row] else str(a.operator.tile[a.row])
-        line("const auto fetch = [&](int c) {")
-        line(f"{self.type} *const to = ring + c % {b.stages} * {b.sizes[1]};")
-        line(f"if (c < {b.first}) {{")
-        self._copy("to", a.k, a.scores, (key, b.keys, str(a.keys)), (a.depth, b.chunk, f"c * {b.chunk}"), pk)
-        line(f"}} else if (c < {b.first + b.second}) {{")
-        keys = next(r.name for r in a.context.reduce if r.extent > 1)
-        place = f"(c - {b.first}) * {b.chunk}" if b.first else f"c * {b.chunk}"
-        self._copy("to", a.v, a.context, (keys, b.keys, str(a.keys)), (a.context.axes[a.column], b.chunk, place), pk)
-        line("}")
-        line("rm_commit();")
-        line("};")
+        line("// Copies of a chunk of keys or values.")
+        with self.frame.scope("const auto fetch = [&](int c)", end="};"):
+            line(f"{self.type} *const to = ring + c % {b.stages} * {b.sizes[1]};")
+            with self.frame.scope(f"if (c < {b.first})"):
+                self._copy("to", a.k, a.scores, (key, b.keys, str(a.keys)), (a.depth, b.chunk, f"c * {b.chunk}"), pk)
+            keys = next(r.name for r in a.context.reduce if r.extent > 1)
+            place = f"(c - {b.first}) * {b.chunk}" if b.first else f"c * {b.chunk}"
+            with self.frame.scope(f"else if (c < {b.first + b.second})"):
+                self._copy("to", a.v, a.context, (keys, b.keys, str(a.keys)), (a.context.axes[a.column], b.chunk, place), pk)
+            line("rm_commit();")
+        line("// Queries, and the first chunks.")
         line("rm_after();")
         rows = b.groups * ROWS
         self._copy("qs", a.q, a.scores, (row, rows, f"min({left}, {rows})"), (a.depth, b.first * b.chunk, "0"), pq)
@@ -199,22 +199,19 @@ class _Attention:
         words, copy = columns // vector, {wide: "rm_copy16", 1: "rm_copy2" if self.b.half else "rm_copy4"}[vector]
         turned = step != 1 and across_step == 1
         places = f"i % {rows}, w = i / {rows} * {vector}" if turned else f"i / {words}, w = i % {words} * {vector}"
-        self.frame.block.lines += [
-            f"#pragma unroll {self.b.unroll}",
-            f"for (int i = tid; i < {rows * words}; i += {self.b.threads}) {{",
-        ]
-        line(f"const int r = {places}, x = {start} + w;")
-        line(f"const bool there = r < {limit} && x < {column.extent};")
-        place = f"{base} + r * {across_step} + x * {step}"
-        line(f"{copy}({to} + r * {pitch} + w, {self.pointer[o.tensor]} + (there ? {place} : 0), there);")
-        line("}")
+        head = f"for (int i = tid; i < {rows * words}; i += {self.b.threads})"
+        with self.frame.scope(head, f"#pragma unroll {self.b.unroll}"):
+            line(f"const int r = {places}, x = {start} + w;")
+            line(f"const bool there = r < {limit} && x < {column.extent};")
+            place = f"{base} + r * {across_step} + x * {step}"
+            line(f"{copy}({to} + r * {pitch} + w, {self.pointer[o.tensor]} + (there ? {place} : 0), there);")
 
     # --- products -------------------------------------------------------------------------------
 
-    def _refill(self, chunk: str) -> None:
-        """Wait until all warps have left the buffer of ``chunk``, and copy its next one."""
+    def _refill(self) -> None:
+        """Wait until all warps have left the buffer of chunk ``c``, and copy its next one."""
         if self.b.first + self.b.second > self.b.stages:
-            self.frame.block.lines += ["__syncthreads();", f"fetch({chunk} + {self.b.stages});"]
+            self.frame.block.lines += ["__syncthreads();", f"fetch(c + {self.b.stages});"]
 
     def _arrived(self) -> list[str]:
         """Wait for the copies of chunk ``c``: every chunk is one group of them, and there are always ``stages`` under way
@@ -226,37 +223,35 @@ class _Attention:
 
     def _scores(self) -> None:
         b, (pq, pk, _), lines = self.b, self.b.pitches, self.frame.block.lines
-        lines += [f"float s[{b.fragments}][4] = {{}};", "#pragma unroll 1", f"for (int c = 0; c < {b.first}; ++c) {{"]
-        lines += self._arrived()
-        lines.append(
-            f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>(qs + qat + c * {b.chunk}, "
-            f"ring + c % {b.stages} * {b.sizes[1]} + kat, s);"
-        )
-        self._refill("c")
-        lines.append("}")
+        lines += ["// The first product: scores of this warp's keys.", f"float s[{b.fragments}][4] = {{}};"]
+        with self.frame.scope(f"for (int c = 0; c < {b.first}; ++c)", "#pragma unroll 1"):
+            lines += self._arrived()
+            places = f"qs + qat + c * {b.chunk}, ring + c % {b.stages} * {b.sizes[1]} + kat"
+            lines.append(f"rm_scores<{b.fragments}, {b.chunk}, {pq}, {pk}>({places}, s);")
+            self._refill()
 
     def _context(self) -> None:
         b, (_, pk, po), lines, rows = self.b, self.b.pitches, self.frame.block.lines, self.b.groups * ROWS
-        lines += ["#pragma unroll 1", f"for (int c = {b.first}; c < {b.first + b.second}; ++c) {{", *self._arrived()]
-        lines += [
-            f"float o[{b.chunk // 8}][4] = {{}};",
-            f"rm_context<{b.fragments}, {b.chunk // 8}, {pk}>(s, ring + c % {b.stages} * {b.sizes[1]} + vat, o);",
-            f"float *const mine = parts + (own * {rows} + group * {ROWS} + lg) * {po} + lt * 2;",
-            "#pragma unroll",
-            f"for (int j = 0; j < {b.chunk // 8}; ++j) {{",
-            "*(float2 *)(mine + j * 8) = make_float2(o[j][0], o[j][1]);",
-            f"*(float2 *)(mine + {8 * po} + j * 8) = make_float2(o[j][2], o[j][3]);",
-            "}",
-        ]
-        self._refill("c")
-        if b.first + b.second <= b.stages:
-            lines.append("__syncthreads();")
-        self._store()
-        lines.append("}")
+        lines.append("// The second product: this warp's part of the result.")
+        with self.frame.scope(f"for (int c = {b.first}; c < {b.first + b.second}; ++c)", "#pragma unroll 1"):
+            lines += self._arrived()
+            lines += [
+                f"float o[{b.chunk // 8}][4] = {{}};",
+                f"rm_context<{b.fragments}, {b.chunk // 8}, {pk}>(s, ring + c % {b.stages} * {b.sizes[1]} + vat, o);",
+                f"float *const mine = parts + (own * {rows} + group * {ROWS} + lg) * {po} + lt * 2;",
+            ]
+            with self.frame.scope(f"for (int j = 0; j < {b.chunk // 8}; ++j)", "#pragma unroll"):
+                lines.append("*(float2 *)(mine + j * 8) = make_float2(o[j][0], o[j][1]);")
+                lines.append(f"*(float2 *)(mine + {8 * po} + j * 8) = make_float2(o[j][2], o[j][3]);")
+            self._refill()
+            if b.first + b.second <= b.stages:
+                lines.append("__syncthreads();")
+            self._store()
 
     def _store(self) -> None:
         a, b, (_, _, po), rows = self.a, self.b, self.b.pitches, self.b.groups * ROWS
         tile = a.operator.tile[a.row]
+        self.frame.line("// The parts of all warps, maps and stores.")
         self.frame.line(f"#pragma unroll {b.unroll}")
         with self.frame.block.nest(f"for (int i = tid; i < {rows * b.chunk}; i += {b.threads})") as scope:
             scope.line(f"const int local = i / {b.chunk}, row = o{a.row} + local;")
@@ -316,6 +311,7 @@ class _Attention:
         """``c`` of the thread's two rows, known to every thread of theirs."""
         b, block, rows, t = self.b, self.frame.block, self.b.groups * ROWS, f"t{number}"
         begin = ops.start(CUDA, c)
+        block.line(f"// Reduction {number} along rows.")
         block.line(f"float {t}[2] = {{{begin}, {begin}}};")
         with block.nest(self._each()) as scope:
             self._element(scope)
@@ -323,28 +319,18 @@ class _Attention:
             statement = scope.combine(c, f"{t}[i % 4 / 2]", scope.value(ex.substitute(c.body, values)))
             scope.line(f"if (place < {self.a.keys}) {{ {statement} }}" if self._ragged else statement)
         other = Val("other", c.dtype, atom=True)
-        block.lines += [
-            "#pragma unroll",
-            "for (int i = 0; i < 4; ++i) {",
-            f"  const float other = __shfl_xor_sync(0xffffffffu, {t}[i % 2], 1 + i / 2);",
-            f"  {block.combine(c, f'{t}[i % 2]', other)}",
-            "}",
-        ]
+        with self.frame.scope("for (int i = 0; i < 4; ++i)", "#pragma unroll"):
+            block.line(f"const float other = __shfl_xor_sync(0xffffffffu, {t}[i % 2], 1 + i / 2);")
+            block.line(block.combine(c, f"{t}[i % 2]", other))
         if b.warps > 1:
-            share, row = f"j{number}", f"group * {ROWS} + lg"
-            block.lines += [
-                f"float *const {share} = joins + {number * b.warps * rows} + {row};",
-                f"if (lt == 0) {{ {share}[own * {rows}] = {t}[0]; {share}[own * {rows} + 8] = {t}[1]; }}",
-                "__syncthreads();",
-                "#pragma unroll",
-                "for (int h = 0; h < 2; ++h) {",
-                f"  {t}[h] = {share}[8 * h];",
-                "#pragma unroll 4",
-                f"  for (int w = 1; w < {b.warps}; ++w) {{",
-                f"    const float other = {share}[w * {rows} + 8 * h];",
-                f"    {block.combine(c, f'{t}[h]', other)}",
-                "  }",
-                "}",
-            ]
+            share = f"j{number}"
+            block.line(f"float *const {share} = joins + {number * b.warps * rows} + group * {ROWS} + lg;")
+            block.line(f"if (lt == 0) {{ {share}[own * {rows}] = {t}[0]; {share}[own * {rows} + 8] = {t}[1]; }}")
+            block.line("__syncthreads();")
+            with self.frame.scope("for (int h = 0; h < 2; ++h)", "#pragma unroll"):
+                block.line(f"{t}[h] = {share}[8 * h];")
+                with self.frame.scope(f"for (int w = 1; w < {b.warps}; ++w)", "#pragma unroll 4"):
+                    block.line(f"const float other = {share}[w * {rows} + 8 * h];")
+                    block.line(block.combine(c, f"{t}[h]", other))
         values = self.a.along(c, Ref("row"), Ref("key"))
         self.known[Load(c.name, tuple(values[x.name] for x in c.axes))] = f"{t}[i % 4 / 2]"

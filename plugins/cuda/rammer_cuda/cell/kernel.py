@@ -161,6 +161,7 @@ class _CellText:
     def _hold(self, unit: _EarlyContext) -> Text:
         """Weights, and what the maps read of constants."""
         cell, text = self.cell, Text()
+        text.line("// Weights of this lane, and what the maps read of constants.")
         text.line("const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;")
         low = cell.box[cell.column_axes[-1]][0]
         tiled = [k for k, n in enumerate(self.operator.grid) if n > 1 and low == Ref(f"o{k}")]
@@ -187,7 +188,7 @@ class _CellText:
             text.all(f"const float early{k} = mine ? {source} : 0.0f;" for source, k in unit.other.items())
         self._stage(text)
         self._multiply(text)
-        text.all(maps)
+        self._finish(text, maps)
         text.line("return true;")
         return text
 
@@ -196,30 +197,27 @@ class _CellText:
         written them: they are read past the first-level cache."""
         cell = self.cell
         group, count = THREADS // len(cell.parts), cell.rows * cell.depth
+        text.line("// Vectors to shared memory.")
         text.line("bool alive = true;") if self.words else None
         for number, part in enumerate(cell.parts):
             wide = 4 if count % (4 * group) == 0 and self._aligned(part) else 1
             each = -(-count // (wide * group))
-            ragged = bool(count % (wide * group))
-            text.line(f"if (tid / {group} == {number}) {{")
-            text.line(f"int at[{each}]; rm_vector<{wide}> value[{each}];")
-            text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n) {{"])
-            place = f"(tid % {group} + n * {group}) * {wide}"
-            text.line(f"const int e = {f'min({place}, {count - 1})' if ragged else place};")
-            text.line(f"const int r = e / {cell.depth}, k = e % {cell.depth};")
-            text.line(f"at[n] = {total(self._terms(part), part.constant)};")
-            text.line("}")
-            tensor = part.vector.tensor
-            if self.read[number]:
-                span = word_span(self.binding.storages[tensor])
-                text.line(f"alive = rm_receive(walk, {self._word(tensor)}, {span}, at, value, order);")
-            else:
-                text.line(f"rm_read({self._pointer(tensor)}, at, value);")
-            test = f"if (tid % {group} + n * {group} < {count}) " if ragged else ""
-            text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n)"])
-            to = f"vectors + {number * count} + (tid % {group} + n * {group}) * {wide}"
-            text.line(f"  {test}*(rm_vector<{wide}> *)({to}) = value[n];")
-            text.line("}")
+            ragged, tensor = bool(count % (wide * group)), part.vector.tensor
+            own = f"tid % {group} + n * {group}"
+            with text.block(f"if (tid / {group} == {number})"):
+                text.all([f"int at[{each}]; rm_vector<{wide}> value[{each}];", "#pragma unroll"])
+                with text.block(f"for (int n = 0; n < {each}; ++n)"):
+                    text.line(f"const int e = {f'min(({own}) * {wide}, {count - 1})' if ragged else f'({own}) * {wide}'};")
+                    text.line(f"const int r = e / {cell.depth}, k = e % {cell.depth};")
+                    text.line(f"at[n] = {total(self._terms(part), part.constant)};")
+                if self.read[number]:
+                    span = word_span(self.binding.storages[tensor])
+                    text.line(f"alive = rm_receive(walk, {self._word(tensor)}, {span}, at, value, order);")
+                else:
+                    text.line(f"rm_read({self._pointer(tensor)}, at, value);")
+                test = f"if ({own} < {count}) " if ragged else ""
+                text.all(["#pragma unroll", f"for (int n = 0; n < {each}; ++n)"])
+                text.line(f"  {test}*(rm_vector<{wide}> *)(vectors + {number * count} + ({own}) * {wide}) = value[n];")
         text.line("if (!__syncthreads_and(alive)) return false;" if self.words else "__syncthreads();")
 
     def _terms(self, part: Part) -> list[tuple[str, int]]:
@@ -240,41 +238,23 @@ class _CellText:
         """This warp's columns times every row; the sums to shared memory as ``[product, row, column]``."""
         cell = self.cell
         values = cell.each * cell.rows
-        text.line(f"float sum[{values}] = {{}};")
+        text.all(["// Products of this lane's weights.", f"float sum[{values}] = {{}};"])
         text.line(f"const float *const own = vectors + lane / {cell.lanes} * {cell.rows * cell.depth} + lane % {cell.lanes} * 4;")
-        text.all(
-            [
-                "#pragma unroll",
-                f"for (int r = 0; r < {cell.rows}; ++r)",
-                "#pragma unroll",
-                f"for (int i = 0; i < {cell.share // 4}; ++i) {{",
-                f"const float4 x = *(const float4 *)(own + r * {cell.depth} + i * {cell.lanes * 4});",
-                "#pragma unroll",
-                f"for (int c = 0; c < {cell.each}; ++c) {{",
-                f"const float *const y = w + (c * {cell.share // 4} + i) * 4;",
-                f"float &s = sum[r * {cell.each} + c];",
-                "s = fmaf(x.x, y[0], s); s = fmaf(x.y, y[1], s); s = fmaf(x.z, y[2], s); s = fmaf(x.w, y[3], s);",
-                "}",
-                "}",
-            ]
-        )
-        # More values than lanes are folded some at a time.
+        text.line(f"rm_multiply_held<{cell.rows}, {cell.each}, {cell.share}, {cell.depth}, {cell.lanes}>(own, w, sum);")
+        text.line("// Sums over lanes; more values than lanes some at a time.")
         for first in range(0, values, cell.lanes):
-            text.line("{")
-            text.line(f"const int at = rm_fold<{min(cell.lanes, values - first)}, {cell.lanes}>(sum + {first}, lane);")
-            text.line(f"const int r = (at + {first}) / {cell.each}, c = warp * {cell.each} + (at + {first}) % {cell.each};")
-            text.line(
-                f"if (at >= 0 && c < {cell.columns}) "
-                f"sums[(lane / {cell.lanes} * {cell.rows} + r) * {cell.columns} + c] = sum[{first}];"
-            )
-            text.line("}")
+            with text.block(""):
+                text.line(f"const int at = rm_fold<{min(cell.lanes, values - first)}, {cell.lanes}>(sum + {first}, lane);")
+                text.line(f"const int r = (at + {first}) / {cell.each}, c = warp * {cell.each} + (at + {first}) % {cell.each};")
+                place = f"(lane / {cell.lanes} * {cell.rows} + r) * {cell.columns} + c"
+                text.line(f"if (at >= 0 && c < {cell.columns}) sums[{place}] = sum[{first}];")
         text.line("rm_fetched();") if self.words else None
         text.line("__syncthreads();")
 
     # --- the maps ---------------------------------------------------------------------------------
 
     def _maps(self) -> tuple[list[str], _EarlyContext]:
-        """Every result by one thread, and the unit with what it reads early."""
+        """The statements that compute one result, and the unit with what it reads early."""
         operator, unit = self.operator, self._unit()
         block = (_Early if self.early else Block)(unit)
         point = tuple(Ref(f"x{d}") for d in range(len(operator.anchor.axes)))
@@ -285,13 +265,19 @@ class _CellText:
                 block.line(f"rm_send(walk, {self._word(name)}, {span}, {at}, {value.text});")
             if name in self.stored:  # a product's own result, too, which for the maps is a tile in shared memory
                 block.store(self._global(name), point, value, ())
+        return block.lines, unit
+
+    def _finish(self, text: Text, maps: list[str]) -> None:
+        """The maps, one result a thread or, where there are more of them, in a loop."""
+        text.line("// Maps and stores.")
         if self.early:
-            return ["if (mine) {", *block.lines, "}"], unit
-        text = Text()
-        text.line(f"for (int e = tid; e < {self.results}; e += {THREADS}) {{")
-        test = self._point(text, "e")
-        text.all([f"if ({test}) {{", *block.lines, "}", "}"])
-        return text.lines, unit
+            with text.block("if (mine)"):
+                text.all(maps)
+            return
+        with text.block(f"for (int e = tid; e < {self.results}; e += {THREADS})"):
+            test = self._point(text, "e")
+            with text.block(f"if ({test})"):
+                text.all(maps)
 
     def _unit(self) -> _EarlyContext:
         operator, axes = self.operator, self.operator.anchor.axes

@@ -151,6 +151,7 @@ class _ChainText:
 
     def _origins(self) -> None:
         text, o = self.text, self.c.operator
+        text.line("// The task, and this thread's two rows.")
         text.line("const int tid = (int)threadIdx.x, lg = tid % 32 / 4, lt = tid % 4;")
         text.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
         text.all(origins(o))
@@ -166,22 +167,18 @@ class _ChainText:
 
     def _start(self) -> None:
         """Barriers, and the first layers' weights: constants, which need not wait for earlier kernels."""
-        text, layers = self.text, self.c.layers
-        text.all(
-            [
-                "extern __shared__ __align__(128) float shared[];",
-                "const unsigned base = (unsigned)__cvta_generic_to_shared(shared);",
-                f"float *const parked = shared + {(self.stages * self.c.weights_bytes + BARRIERS) // 4} + tid;",
-                f"const unsigned full = base + {self.stages * self.c.weights_bytes}, empty = full + {8 * len(layers)};",
-                "if (tid == 0) {",
-                f"for (int i = 0; i < {len(layers)}; ++i) {{",
-                f"rm_barrier_init(full + 8 * i, 1); rm_barrier_init(empty + 8 * i, {self.groups * 4});",
-                "}",
-                "rm_barriers_made();",
-            ]
-        )
-        text.all(self._load(k) for k in range(self.stages))
-        text.all(["}", "__syncthreads();", "rm_after();"])
+        text, layers, weights = self.text, self.c.layers, self.stages * self.c.weights_bytes
+        text.line("// Barriers, and the weights of the first layers.")
+        text.line("extern __shared__ __align__(128) float shared[];")
+        text.line("const unsigned base = (unsigned)__cvta_generic_to_shared(shared);")
+        text.line(f"float *const parked = shared + {(weights + BARRIERS) // 4} + tid;")
+        text.line(f"const unsigned full = base + {weights}, empty = full + {8 * len(layers)};")
+        with text.block("if (tid == 0)"):
+            with text.block(f"for (int i = 0; i < {len(layers)}; ++i)"):
+                text.line(f"rm_barrier_init(full + 8 * i, 1); rm_barrier_init(empty + 8 * i, {self.groups * 4});")
+            text.line("rm_barriers_made();")
+            text.all(self._load(k) for k in range(self.stages))
+        text.all(["__syncthreads();", "rm_after();"])
 
     def _load(self, number: int) -> str:
         """Start copying a layer's weights into its buffer."""
@@ -192,59 +189,60 @@ class _ChainText:
         """The first operand, into ``in0``: for every 8 products four values of the thread's two rows."""
         o, layer, text = self.c.first, self.c.layers[0], self.text
         steps = layer.padded[0] // 8
-        text.line(f"float in0[{CHUNK}][4];")
+        text.all(["// The first operand.", f"float in0[{CHUNK}][4];"])
         step = o.steps.get(layer.inner.name, 0)
         others = [s for a, s in o.steps.items() if a != layer.inner.name]
         pairs = step == 1 and o.aligned and layer.inner.extent % 2 == 0 and all(s % 2 == 0 for s in (*others, o.constant))
         for h in (0, 1):
             names = {a.name: f"x{d}_{h}" for d, a in enumerate(layer.main.axes) if d != self.c.column}
             text.line(f"const float *const from{h} = p0 + ({total(weighted(o.steps, names), o.constant)});")
-        text.all(["#pragma unroll", f"for (int s = 0; s < {steps}; ++s) {{", "const int k = s * 8 + lt * 2;"])
-        for h in (0, 1):
-            if pairs:
-                test = f"k < {layer.inner.extent}"
-                text.line(f"const float2 w{h} = {test} ? *(const float2 *)(from{h} + k) : make_float2(0.0f, 0.0f);")
-                text.all(self._keep(0, str(h), f"w{h}.x") + self._keep(0, str(h + 2), f"w{h}.y"))
-                continue
-            for e in (0, 1):
-                value = f"(k + {e} < {layer.inner.extent} ? from{h}[(k + {e}) * {step}] : 0.0f)"
-                text.all(self._keep(0, str(h + 2 * e), value))
-        text.line("}")
+        text.line("#pragma unroll")
+        with text.block(f"for (int s = 0; s < {steps}; ++s)"):
+            text.line("const int k = s * 8 + lt * 2;")
+            for h in (0, 1):
+                if pairs:
+                    test = f"k < {layer.inner.extent}"
+                    text.line(f"const float2 w{h} = {test} ? *(const float2 *)(from{h} + k) : make_float2(0.0f, 0.0f);")
+                    text.line(self._keep(0, str(h), f"w{h}.x"))
+                    text.line(self._keep(0, str(h + 2), f"w{h}.y"))
+                    continue
+                for e in (0, 1):
+                    value = f"(k + {e} < {layer.inner.extent} ? from{h}[(k + {e}) * {step}] : 0.0f)"
+                    text.line(self._keep(0, str(h + 2 * e), value))
 
     def _layer(self, number: int, layer: Layer) -> None:
         text, (depth, width) = self.text, layer.padded
-        text.line(f"float d{number}[{width // 2}];")
+        text.all([f"// Layer {number}: products.", f"float d{number}[{width // 2}];"])
         for first in range(0, depth // 8, CHUNK):
-            steps = min(CHUNK, depth // 8 - first)
-            place, target = f"shared + {number % self.stages * self.c.weights_bytes // 4}", "part" if first else f"d{number}"
-            text.all(
-                [
-                    "{",
-                    f"unsigned big[{steps}][4], small[{steps}][4];",
-                    "#pragma unroll",
-                    f"for (int s = 0; s < {steps}; ++s)",
-                    "#pragma unroll",
-                    "for (int e = 0; e < 4; ++e)",
-                    f"  rm_halves({self._value(number, f's + {first}', 'e', parked=first > 0)}, big[s][e], small[s][e]);",
-                    *([f"float part[{width // 2}];"] if first else [f"rm_barrier_wait(full + {8 * number}, 0);"]),
-                    f"rm_products{width}({target}, big, small, rm_matrix({place} + {first * 8 * width}, {width}),",
-                    f"  rm_matrix({place} + {(depth + first * 8) * width}, {width}));",
-                    "rm_warpgroup_wait<0>();",
-                    f"rm_pin({target}); rm_pin(big); rm_pin(small);",
-                    *(["#pragma unroll", f"for (int i = 0; i < {width // 2}; ++i) d{number}[i] += part[i];"] if first else []),
-                    "}",
-                ]
-            )
+            with text.block(""):
+                self._products(number, layer, first)
         last = number == len(self.c.layers) - 1
         if number + self.stages < len(self.c.layers):
             text.line(f"if (tid % 32 == 0) rm_barrier_arrive(empty + {8 * number});")
         # The buffer of the layer before: by now hardly a warp is still in it.
         behind = number - 1
         if behind >= 0 and behind + self.stages < len(self.c.layers):
-            text.all(["if (tid == 0) {", f"rm_barrier_wait(empty + {8 * behind}, 0);", self._load(behind + self.stages), "}"])
+            with text.block("if (tid == 0)"):
+                text.all([f"rm_barrier_wait(empty + {8 * behind}, 0);", self._load(behind + self.stages)])
+        text.line(f"// Layer {number}: maps{'' if last else ', into the next operand'}.")
         if not last:
             text.line(f"float in{number + 1}[{CHUNK}][4];")
         self._results(number, layer, last)
+
+    def _products(self, number: int, layer: Layer, first: int) -> None:
+        """The products of a chunk of the operand that begins at step ``first``."""
+        text, (depth, width) = self.text, layer.padded
+        steps = min(CHUNK, depth // 8 - first)
+        place, target = f"shared + {number % self.stages * self.c.weights_bytes // 4}", "part" if first else f"d{number}"
+        text.line(f"unsigned big[{steps}][4], small[{steps}][4];")
+        text.all(["#pragma unroll", f"for (int s = 0; s < {steps}; ++s)", "#pragma unroll", "for (int e = 0; e < 4; ++e)"])
+        text.line(f"  rm_halves({self._value(number, f's + {first}', 'e', parked=first > 0)}, big[s][e], small[s][e]);")
+        text.line(f"float part[{width // 2}];" if first else f"rm_barrier_wait(full + {8 * number}, 0);")
+        text.line(f"rm_products{width}({target}, big, small, rm_matrix({place} + {first * 8 * width}, {width}),")
+        text.line(f"  rm_matrix({place} + {(depth + first * 8) * width}, {width}));")
+        text.all(["rm_warpgroup_wait<0>();", f"rm_pin({target}); rm_pin(big); rm_pin(small);"])
+        if first:
+            text.all(["#pragma unroll", f"for (int i = 0; i < {width // 2}; ++i) d{number}[i] += part[i];"])
 
     def _value(self, number: int, step: str, slot: str, parked: bool) -> str:
         """The place of an operand's value: registers for the first chunk, shared memory for later ones."""
@@ -252,47 +250,43 @@ class _ChainText:
             return f"in{number}[{step}][{slot}]"
         return f"parked[(({step} - {CHUNK}) * 4 + {slot}) * {self.groups * THREADS}]"
 
-    def _keep(self, number: int, slot: str, value: str) -> list[str]:
+    def _keep(self, number: int, slot: str, value: str) -> str:
         """Keep ``value`` as the next operand's, in the unrolled loop over ``s``."""
         here, there = self._value(number, f"min(s, {CHUNK - 1})", slot, False), self._value(number, "s", slot, True)
-        return [f"if (s < {CHUNK}) {here} = {value}; else {there} = {value};"]
+        return f"if (s < {CHUNK}) {here} = {value}; else {there} = {value};"
 
     def _results(self, number: int, layer: Layer, last: bool) -> None:
         """The maps on every result of the thread, into the next operand or to memory."""
         text, column = self.text, self.c.column
-        text.all(
-            [
-                # Nothing that depends on the column is loaded before the products are there: registers are scarce until then.
-                f"int at{number} = lt * 2;",
-                f'asm volatile("" : "+r"(at{number}) :: "memory");',
-                "#pragma unroll",
-                f"for (int s = 0; s < {layer.padded[1] // 8}; ++s) {{",
-                "#pragma unroll",
-                "for (int e = 0; e < 4; ++e) {",
-                f"const int x{column} = s * 8 + at{number} + e % 2;",
-            ]
-        )
-        text.all(f"const int x{d} = e / 2 ? x{d}_1 : x{d}_0;" for d in self.c.rows)
-        ragged = layer.column.extent % 8 != 0
-        if not last:
-            # Result e is value (e / 2, e % 2) of (row, column); an operand's values are (e % 2, e / 2).
-            text.line("float next = 0.0f;")
-            text.line(f"if (x{column} < {layer.column.extent}) {{" if ragged else "{")
-        else:
-            test = f" && x{column} < {layer.column.extent}" if ragged else ""
-            text.line(f"if (!((e / 2 ? inside1 : inside0){test})) continue;")
-        text.line(f"const float sum = d{number}[s * 4 + e];")
+        # Nothing that depends on the column is loaded before the products are there: registers are scarce until then.
+        text.all([f"int at{number} = lt * 2;", f'asm volatile("" : "+r"(at{number}) :: "memory");', "#pragma unroll"])
+        with text.block(f"for (int s = 0; s < {layer.padded[1] // 8}; ++s)"):
+            text.line("#pragma unroll")
+            with text.block("for (int e = 0; e < 4; ++e)"):
+                text.line(f"const int x{column} = s * 8 + at{number} + e % 2;")
+                text.all(f"const int x{d} = e / 2 ? x{d}_1 : x{d}_0;" for d in self.c.rows)
+                inside = f"x{column} < {layer.column.extent}" if layer.column.extent % 8 else ""
+                lines, value = self._maps(number, layer, last)
+                if last:
+                    text.line(f"if (!((e / 2 ? inside1 : inside0){f' && {inside}' if inside else ''})) continue;")
+                    text.all(lines)
+                else:
+                    # Result e is value (e / 2, e % 2) of (row, column); an operand's values are (e % 2, e / 2).
+                    text.line("float next = 0.0f;")
+                    with text.block(f"if ({inside})" if inside else ""):
+                        text.all([*lines, f"next = {value};"])
+                    text.line(self._keep(number + 1, "e / 2 + e % 2 * 2", "next"))
+
+    def _maps(self, number: int, layer: Layer, last: bool) -> tuple[list[str], str]:
+        """The maps at one point: statements, the stores of the last layer among them, and the value that others hand on."""
         point = tuple(Ref(f"x{d}") for d in range(len(layer.main.axes)))
         ranges: dict[str, Interval] = {f"x{d}": (0, a.extent - 1) for d, a in enumerate(layer.main.axes)}
         unit = FunctionContext(CUDA, self.binding.types, {c.name: c for c in layer.maps}, self.places, ranges)
         block = Block(unit)
         finish(block, self.places, Load(layer.main.name, point), "sum", "float32", [layer.last] if last else [])
-        following = "" if last else block.load(Load(layer.last, point)).text
-        text.all(block.lines)
-        if not last:
-            text.all([f"next = {following};", "}", *self._keep(number + 1, "e / 2 + e % 2 * 2", "next")])
-        text.all(["}", "}"])
+        value = "" if last else block.load(Load(layer.last, point)).text
         self.tables |= unit.tables
+        return [f"const float sum = d{number}[s * 4 + e];", *block.lines], value
 
 
 CHAIN: Final = Family(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rammer.codegen.contraction import Operand, Product
@@ -126,27 +127,25 @@ class InputHalo:
     def fetch(self, text: Text) -> None:
         """The copies of channels ``c0`` to ``c0 + block`` into ``{n}s``."""
         n, step = self.name, self.operand.steps.get(self.depth.inner.name, 0)
-        self._rows(text)
-        for g, tests, valid in self._elements():
-            guard = f"if ({' && '.join(tests)}) " if tests else ""
-            source = f"{n}g + ({n}o{g} + (c0 + k) * {step})"
-            text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {source}, {' && '.join(valid)});")
-        text.line("}")
+        with self._rows(text):
+            for g, tests, valid in self._elements():
+                guard = f"if ({' && '.join(tests)}) " if tests else ""
+                source = f"{n}g + ({n}o{g} + (c0 + k) * {step})"
+                text.line(f"{guard}rm_copy4({n}s + k * {self.pitch} + {n}j{g}, {source}, {' && '.join(valid)});")
 
     def apply(self, text: Text, prologue: OperandPrologue) -> None:
         """The prologue on what this thread copied of those channels: call it where its copies have arrived."""
-        n, names = self.name, {self.depth.inner.name: "(c0 + k)"}
-        self._rows(text)
-        prologue.apply(
-            text,
-            (Piece(f"{n}s + k * {self.pitch} + {n}j{g}", [*tests, *valid], names, 1) for g, tests, valid in self._elements()),
-        )
-        text.line("}")
+        to, names = f"{self.name}s + k * {self.pitch} + {self.name}j", {self.depth.inner.name: "(c0 + k)"}
+        with self._rows(text):
+            prologue.apply(text, (Piece(f"{to}{g}", [*tests, *valid], names, 1) for g, tests, valid in self._elements()))
 
-    def _rows(self, text: Text) -> None:
+    @contextmanager
+    def _rows(self, text: Text) -> Iterator[None]:
+        """The loop over the channels ``k`` that a thread copies."""
         text.line(f"#pragma unroll {self.unroll or ''}".rstrip())
-        text.line(f"for (int i = 0; i < {-(-self.depth.block // self.lanes)}; ++i) {{")
-        text.line(f"const int k = {self.name}k + i * {self.lanes};")
+        with text.block(f"for (int i = 0; i < {-(-self.depth.block // self.lanes)}; ++i)"):
+            text.line(f"const int k = {self.name}k + i * {self.lanes};")
+            yield
 
     def _elements(self) -> Iterator[tuple[int, list[str], list[str]]]:
         """The elements that a thread copies of channel ``k``: number, tests that it is its own, and that it is inside."""

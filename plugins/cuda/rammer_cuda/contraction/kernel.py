@@ -152,33 +152,11 @@ class Contraction:
         text.all(["// Sums to shared memory, where operands were.", "rm_arrived<0>();", "__syncthreads();"])
         with text.block(f"if (tid < {s.works})" if s.works < s.threads else ""):
             text.all(self.i.leave(s, self.line))
-        if self.split_k > 1 and s.slice_k > 1:
-            self._gather_slices()
-        text.line("__syncthreads();" if self.split_k == 1 else "rm_cluster_arrive();")
-        if self.split_k > 1:
-            self._reduce()
-
-    def _gather_slices(self) -> None:
-        """Add up the slices here, so that the others of the cluster read one: their way is far slower than this."""
-        size = self.s.bm * self.line
-        self.text.all(["// Slices of the same sums.", "__syncthreads();", "#pragma unroll 1"])
-        with self.text.block(f"for (int e = tid * 4; e < {size}; e += {self.s.threads * 4})"):
-            each = f"int q = 1; q < {self.s.slice_k}; ++q"
-            self._add("*(float4 *)(shared + e)", each, f"*(const float4 *)(shared + q * {size} + e)")
-            self.text.line("*(float4 *)(shared + e) = sum;")
-
-    def _reduce(self) -> None:
-        """Add up this block's rows of the tile over all shared memories of the cluster, into its own."""
-        quarter = self.line // 4
-        self.text.all(["// Rows of this block, from the shared memories of all of the cluster.", "rm_cluster_wait();"])
-        with self.text.block(f"for (int e = low * {quarter} + tid; e < high * {quarter}; e += {self.s.threads})"):
-            self._add("make_float4(0.0f, 0.0f, 0.0f, 0.0f)", f"int r = 0; r < {self.split_k}; ++r", "rm_peer(shared + e * 4, r)")
-            self.text.line("*(float4 *)(shared + e * 4) = sum;")  # nobody else reads these rows here
-        self.text.all(["rm_cluster_arrive();", "__syncthreads();"])
-
-    def _add(self, start: str, each: str, value: str) -> None:
-        """``sum``: ``start`` and every ``value``, four elements at a time."""
-        self.text.all([f"float4 sum = {start};", "#pragma unroll"])
-        with self.text.block(f"for ({each})"):
-            self.text.line(f"const float4 v = {value};")
-            self.text.line("sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;")
+        if self.split_k == 1:
+            text.line("__syncthreads();")
+            return
+        if s.slice_k > 1:  # the others of the cluster then read one: their way is far slower than this block's
+            text.all(["// Slices of the same sums.", "__syncthreads();"])
+            text.line(f"rm_gather_slices<{s.slice_k}, {s.bm * self.line}, {s.threads}>(shared, tid);")
+        text.all(["// Rows of this block, from the shared memories of all of the cluster.", "rm_cluster_arrive();"])
+        text.line(f"rm_gather_blocks<{self.split_k}, {self.line}, {s.threads}>(shared, tid, low, high);")

@@ -135,29 +135,29 @@ class Producers:
         s, text, m, k = self.s, self.text, self.matrix, self.k
         n, between = s.producers, s.producers * s.ahead
         text.line("// Producers: copy blocks, prepare them, say that they are full.")
-        text.line(f"if (tid >= {s.works}) {{")
-        text.line(f"const int producer = tid / {THREADS} - {s.works // THREADS}, thread = tid;")
-        with text.block(""):
-            text.line(f"const int tid = thread % {THREADS};")
-            k.copy_tables(f"thread - {s.works}", THREADS * n)
-            m.setup(text)
-            (self.halo or self.read).setup(text)
-            self._copies()
-            if m.packing is None:  # float16: what kernels before this one write, both operands
-                text.line("rm_after();")
-            text.all(["#pragma unroll", f"for (int i = producer; i <= producer + {between}; i += {n})"])
-            text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
-            if k.prologue:
-                text.all(["rm_arrived<0>();", f"rm_producers_meet<{THREADS * n}>();"])  # copies of the constant are no group yet
-            if m.packing is not None:
-                text.line("rm_after();")
-            text.line("#pragma unroll 1")
-            with text.block(f"for (int i = producer; begin + i < end + {between}; i += {n})"):
-                self._copy(between)
-                text.line("rm_commit();")
-                with text.block(f"if (i >= {between})"):
-                    self._complete(between)
-        text.line("rm_after();")
+        with text.block(f"if (tid >= {s.works})"):
+            text.line(f"const int producer = tid / {THREADS} - {s.works // THREADS}, thread = tid;")
+            with text.block(""):
+                text.line(f"const int tid = thread % {THREADS};")
+                k.copy_tables(f"thread - {s.works}", THREADS * n)
+                m.setup(text)
+                (self.halo or self.read).setup(text)
+                self._copies()
+                if m.packing is None:  # float16: what kernels before this one write, both operands
+                    text.line("rm_after();")
+                text.all(["#pragma unroll", f"for (int i = producer; i <= producer + {between}; i += {n})"])
+                text.line(f"  if (begin + i < end) {m.name}fetch(begin + i, i);")
+                if k.prologue:  # copies of the constant are no group yet
+                    text.all(["rm_arrived<0>();", f"rm_producers_meet<{THREADS * n}>();"])
+                if m.packing is not None:
+                    text.line("rm_after();")
+                text.line("#pragma unroll 1")
+                with text.block(f"for (int i = producer; begin + i < end + {between}; i += {n})"):
+                    self._copy(between)
+                    text.line("rm_commit();")
+                    with text.block(f"if (i >= {between})"):
+                        self._complete(between)
+            text.line("rm_after();")
 
     def _copy(self, between: int) -> None:
         """Copy block ``i`` of this warpgroup as soon as its buffer is empty."""
@@ -219,9 +219,9 @@ class Producers:
 
     def loop(self) -> None:
         """The warpgroups that multiply."""
-        self.text.all(["// Consumers: wait for full blocks, multiply, say that they are empty.", "} else {", "rm_after();"])
-        self.i.loop(self)
-        self.text.line("}")
+        with self.text.block("else"):
+            self.text.all(["// Consumers: wait for full blocks, multiply, say that they are empty.", "rm_after();"])
+            self.i.loop(self)
 
     @contextmanager
     def blocks(self) -> Iterator[None]:

@@ -87,9 +87,8 @@ class OperandPrologue:
         if unit.tables:
             raise Unsuited("tables in the maps before the contraction")
         places_used = "".join(f", int z{d}" for d in p.dimensions)
-        text.line(f"auto {self.name}maps = [&](float staged{places_used}) {{")
-        text.all([*block.lines, f"return {value.text};"])
-        text.line("};")
+        with text.block(f"auto {self.name}maps = [&](float staged{places_used})", "};"):
+            text.all([*block.lines, f"return {value.text};"])
 
     def apply(self, text: Text, pieces: Iterator[Piece]) -> None:
         """The maps on all ``pieces``. Elements that are not valid stay 0, as they were copied."""
@@ -99,28 +98,25 @@ class OperandPrologue:
             if len(waiting) == TOGETHER:
                 self._together(text, waiting)
                 waiting = []
-        self._together(text, waiting)
+        if waiting:
+            self._together(text, waiting)
 
     def _together(self, text: Text, pieces: Sequence[Piece]) -> None:
         """All loads before all stores: the compiler cannot know that the pieces are apart."""
-        if not pieces:
-            return
-        n = self.name
-        text.line("{")
-        for i, piece in enumerate(pieces):
-            text.line(f"float *const to{i} = {piece.target};")
-            text.line(f"const bool ok{i} = {' && '.join(piece.valid) or 'true'};")
-            kind, none = ("float4", "make_float4(0.0f, 0.0f, 0.0f, 0.0f)") if piece.width == 4 else ("float", "0.0f")
-            text.line(f"{kind} w{i} = ok{i} ? *(const {kind} *)to{i} : {none};")
-            for d in self.prologue.dimensions:
-                text.line(f"const int q{i}_{d} = ok{i} ? {self._position(d, piece.names)} : 0;")
-        for i, piece in enumerate(pieces):
-            places = "".join(f", q{i}_{d}" for d in self.prologue.dimensions)
-            parts = [f".{c}" for c in "xyzw"] if piece.width == 4 else [""]
-            text.all(f"w{i}{c} = {n}maps(w{i}{c}{places});" for c in parts)
-        for i, piece in enumerate(pieces):
-            text.line(f"if (ok{i}) *({'float4' if piece.width == 4 else 'float'} *)to{i} = w{i};")
-        text.line("}")
+        with text.block(""):
+            for i, piece in enumerate(pieces):
+                text.line(f"float *const to{i} = {piece.target};")
+                text.line(f"const bool ok{i} = {' && '.join(piece.valid) or 'true'};")
+                kind, none = ("float4", "make_float4(0.0f, 0.0f, 0.0f, 0.0f)") if piece.width == 4 else ("float", "0.0f")
+                text.line(f"{kind} w{i} = ok{i} ? *(const {kind} *)to{i} : {none};")
+                for d in self.prologue.dimensions:
+                    text.line(f"const int q{i}_{d} = ok{i} ? {self._position(d, piece.names)} : 0;")
+            for i, piece in enumerate(pieces):
+                places = "".join(f", q{i}_{d}" for d in self.prologue.dimensions)
+                parts = [f".{c}" for c in "xyzw"] if piece.width == 4 else [""]
+                text.all(f"w{i}{c} = {self.name}maps(w{i}{c}{places});" for c in parts)
+            for i, piece in enumerate(pieces):
+                text.line(f"if (ok{i}) *({'float4' if piece.width == 4 else 'float'} *)to{i} = w{i};")
 
     def _position(self, d: int, names: Mapping[str, str]) -> str:
         form = ex.affine(self.prologue.load.indices[d])

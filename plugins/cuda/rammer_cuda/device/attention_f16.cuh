@@ -27,6 +27,7 @@ __device__ __forceinline__ void rm_scores(const unsigned short *q, const unsigne
 }
 template <int FN, int NF, int PV>
 __device__ __forceinline__ void rm_context(const float (&s)[FN][4], const unsigned short *v, float (&o)[NF][4]) {
+  static_assert(FN % 2 == 0 && NF % 2 == 0 && PV % 16 == 8, "whole instructions, rows of an odd number of 16 bytes");
 #pragma unroll
   for (int i = 0; i < FN; i += 2) {
     unsigned y[4];

@@ -25,7 +25,25 @@ template <int N> struct rm_folder<N, 0> {
   }
 };
 template <int N, int LANES> __device__ __forceinline__ int rm_fold(float *v, int lane) {
+  static_assert(LANES <= 32 && (LANES & (LANES - 1)) == 0, "lanes of a warp trade halves");
   return rm_folder<N, LANES / 2>::fold(v, lane, 0, N);
+}
+// Adds the products of a lane's weights w, SHARE of each of EACH columns, with its part of every row's vector.
+template <int ROWS, int EACH, int SHARE, int DEPTH, int LANES, int HELD>
+__device__ __forceinline__ void rm_multiply_held(const float *own, const float (&w)[HELD], float (&sum)[EACH * ROWS]) {
+  static_assert(SHARE % 4 == 0 && SHARE * LANES == DEPTH && EACH * SHARE <= HELD, "16 bytes at a time, and whole columns");
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+    for (int i = 0; i < SHARE / 4; ++i) {
+      const float4 x = *(const float4 *)(own + r * DEPTH + i * (LANES * 4));
+#pragma unroll
+      for (int c = 0; c < EACH; ++c) {
+        const float *const y = w + (c * (SHARE / 4) + i) * 4;
+        float &s = sum[r * EACH + c];
+        s = fmaf(x.x, y[0], s); s = fmaf(x.y, y[1], s); s = fmaf(x.z, y[2], s); s = fmaf(x.w, y[3], s);
+      }
+    }
 }
 template <int W> struct __align__(4 * W) rm_vector { float at[W]; };
 template <int N> __device__ __forceinline__ void rm_read(const float *from, const int (&at)[N], rm_vector<1> (&value)[N]) {

@@ -1,4 +1,6 @@
-// What the persistent kernel's blocks do with counters, words and their rows of the table.
+// What the persistent kernel's blocks do with counters and their rows of the table.
+static_assert(@words@ % @copy@ == 0 && @copy@ == 4, "entries are copied 16 bytes at a time");
+static_assert(@pointer_at@ % 2 == 0, "pointers are two words each");
 struct rm_control { unsigned @control@; };
 struct rm_walk {
   const unsigned *entries; unsigned *counters; rm_control *control; unsigned long long limit; unsigned epoch;
@@ -43,42 +45,6 @@ __device__ __forceinline__ bool rm_reached(const rm_walk &walk, unsigned counter
       if ((int)(rm_acquire(walk.counters + counter * @line@u) - wanted) >= 0) return true;
     if (rm_hopeless(walk, start, order)) return false;
   }
-}
-__device__ __forceinline__ rm_vector<1> rm_peek(const unsigned *from, rm_vector<1> *) {
-  unsigned a;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(a) : "l"(from) : "memory");
-  return {{__uint_as_float(a)}};
-}
-__device__ __forceinline__ rm_vector<4> rm_peek(const unsigned *from, rm_vector<4> *) {
-  unsigned a, b, c, d;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(from) : "memory");
-  return {{__uint_as_float(a), __uint_as_float(b), __uint_as_float(c), __uint_as_float(d)}};
-}
-// Words at N places, W side by side at each, by one thread. False if they never came.
-template <int N, int W> __device__ __forceinline__ bool rm_receive(const rm_walk &walk, const unsigned *words, int span,
-    const int (&at)[N], rm_vector<W> (&value)[N], int order) {
-  const unsigned *const from = words + (walk.epoch & 1u ? span : 0);
-  unsigned long long start = 0;
-  for (;;) {
-    for (int i = 0; i < @patience@; ++i) {
-      bool all = true;
-#pragma unroll
-      for (int n = 0; n < N; ++n) value[n] = rm_peek(from + at[n], (rm_vector<W> *)nullptr);
-#pragma unroll
-      for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int w = 0; w < W; ++w) all = all && __float_as_uint(value[n].at[w]) != @empty@u;
-      if (all) { RM_BEGIN(order) return true; }
-    }
-    if (rm_hopeless(walk, start, order)) return false;
-  }
-}
-__device__ __forceinline__ void rm_send(const rm_walk &walk, unsigned *words, int span, int at, float value) {
-  unsigned *const to = words + at, word = __float_as_uint(value);
-  if (word == @empty@u) word = 0x7fffffffu;  // another NaN
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(to + (walk.epoch & 1u ? span : 0)), "r"(word) : "memory");
-  to[walk.epoch & 1u ? 0 : span] = @empty@u;
 }
 // All waits of a task, by the whole block. True if the block must give up.
 __device__ __forceinline__ bool rm_wait(const rm_walk &walk, const unsigned *entry, int order) {

@@ -1,6 +1,7 @@
 // The entries of one run, by one function: what it holds on chip stays valid.
 __device__ __noinline__ bool run_@name@(const rm_walk &walk, unsigned (*slots)[@words@], int first, int count, int begin,
                                         char *scratch) {
+  static_assert(@slots@ > 2, "slow warps may still read the entry before");
   rm_fetch(walk, slots[0], first);
   rm_fetched();
   __syncthreads();

@@ -76,20 +76,19 @@ class Epilogue:
         """The epilogue; returns the tables that the maps need."""
         s, p, text, across, rows = self.s, self.p, self.text, self.across, self.rows
         text.line("// Maps behind the sums, and stores.")
-        text.line(f"for (int g = 0; g < {-(-s.bn // across)}; ++g) {{")
-        text.line(f"const int j = tid % {across} + g * {across}, i0 = tid / {across};")
-        tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])
-        tests += self._coordinates(p.columns, "j")
-        text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
-        text.line(f"if ({' && '.join(tests)}) {{")
-        ahead = self._ahead()
-        if ahead:
-            self._rows_together(ahead)
-        else:
-            text.line(f"#pragma unroll {self.unroll}")
-            text.line(f"for (int i = low + i0; i < high; i += {rows}) {{")
-            self._row(Block(self.unit), [])
-        text.all(["}"] * 2)
+        with text.block(f"for (int g = 0; g < {-(-s.bn // across)}; ++g)"):
+            text.line(f"const int j = tid % {across} + g * {across}, i0 = tid / {across};")
+            tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])
+            tests += self._coordinates(p.columns, "j")
+            text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
+            with text.block(f"if ({' && '.join(tests)})"):
+                ahead = self._ahead()
+                if ahead:
+                    self._rows_together(ahead)
+                else:
+                    text.line(f"#pragma unroll {self.unroll}")
+                    with text.block(f"for (int i = low + i0; i < high; i += {rows})"):
+                        self._row(Block(self.unit), [])
         if self.split_k > 1:
             text.line("rm_cluster_wait();")
         return "".join(self.unit.tables.values())
@@ -111,21 +110,23 @@ class Epilogue:
         """The rows in groups: the loads ``ahead`` of all of a group's, then the maps and stores."""
         text, rows = self.text, self.rows
         group, whole = self._group(max(1, min(self.unroll, HELD // len(ahead))))
-        each = ["#pragma unroll", f"for (int u = 0; u < {group}; ++u) {{"]
-        text.all(["#pragma unroll 1", f"for (int row = low + i0; row < high; row += {rows * group}) {{"])
-        loads = Block(self.unit)
+        each, place = f"for (int u = 0; u < {group}; ++u)", f"row + u * {rows}"
+        loads, maps = Block(self.unit), Block(self.unit)
         found = [loads.load(ld) for ld in ahead]
-        text.all(f"{ctype(CUDA, v.cdtype)} held{k}[{group}];" for k, v in enumerate(found))
-        # Of rows that are not there the last one's values are loaded: with so many tests at once predicates would run out.
-        place = f"row + u * {rows}"
-        text.all([*each, f"const int i = {place if whole else f'min({place}, high - 1)'};"])
-        text.line(f"if ({' && '.join(self._coordinates(self.p.rows, 'i')) or 'true'}) {{")
-        text.all([*loads.lines, *(f"held{k}[u] = {v.text};" for k, v in enumerate(found)), "}", "}"])
-        text.all([*each, f"const int i = {place};"])
-        maps = Block(self.unit)
         maps.memo |= {ld: Val(f"held{k}[u]", v.dtype, v.small, True) for k, (ld, v) in enumerate(zip(ahead, found, strict=True))}
-        self._row(maps, [] if whole else ["i < high"])
-        text.line("}")
+        text.line("#pragma unroll 1")
+        with text.block(f"for (int row = low + i0; row < high; row += {rows * group})"):
+            text.all(f"{ctype(CUDA, v.cdtype)} held{k}[{group}];" for k, v in enumerate(found))
+            text.line("#pragma unroll")
+            with text.block(each):
+                # Of rows that are not there the last one's values are loaded: with so many tests predicates would run out.
+                text.line(f"const int i = {place if whole else f'min({place}, high - 1)'};")
+                with text.block(f"if ({' && '.join(self._coordinates(self.p.rows, 'i')) or 'true'})"):
+                    text.all([*loads.lines, *(f"held{k}[u] = {v.text};" for k, v in enumerate(found))])
+            text.line("#pragma unroll")
+            with text.block(each):
+                text.line(f"const int i = {place};")
+                self._row(maps, [] if whole else ["i < high"])
 
     def _group(self, most: int) -> tuple[int, bool]:
         """How many rows, at most ``most``, a thread loads together, and whether its rows are whole groups of so many."""
@@ -138,11 +139,10 @@ class Epilogue:
         return -(-own // -(-own // most)), False
 
     def _row(self, block: Block, tests: Sequence[str]) -> None:
-        """The maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter; closes that loop."""
+        """The maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter."""
         s, p, text = self.s, self.p, self.text
-        text.line(f"if ({' && '.join([*tests, *self._coordinates(p.rows, 'i')]) or 'true'}) {{")
-        slices = s.slice_k if self.split_k == 1 else 1
-        parts = [f"shared[(i + {q * s.bm}) * {self.line} + j]" for q in range(slices)]
-        text.line(f"const float sum = {' + '.join(parts)};")
-        finish(block, self.unit.places, Load(p.main.name, self.point), "sum", p.main.dtype, p.operator.outputs)
-        text.all([*block.lines, "}", "}"])
+        with text.block(f"if ({' && '.join([*tests, *self._coordinates(p.rows, 'i')]) or 'true'})"):
+            parts = (f"shared[(i + {q * s.bm}) * {self.line} + j]" for q in range(s.slice_k if self.split_k == 1 else 1))
+            text.line(f"const float sum = {' + '.join(parts)};")
+            finish(block, self.unit.places, Load(p.main.name, self.point), "sum", p.main.dtype, p.operator.outputs)
+            text.all(block.lines)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rammer.codegen.context import FunctionContext
@@ -10,6 +11,7 @@ from rammer.codegen.contraction import address
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Packing, Unsuited
+from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
@@ -54,6 +56,7 @@ class Frame:
 
     def _origins(self) -> None:
         operator, below = self.operator, self.operator.task_count
+        self.line("// The task, and where its tile begins.")
         self.line("const int tid = (int)threadIdx.x;")
         self.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
         for d, (tile, count) in enumerate(zip(operator.tile, operator.grid, strict=True)):
@@ -65,6 +68,13 @@ class Frame:
     def line(self, text: str) -> None:
         """One statement."""
         self.block.line(text)
+
+    @contextmanager
+    def scope(self, head: str, *before: str, end: str = "}") -> Iterator[None]:
+        """What is written inside stands in a scope of its own, behind the lines ``before``."""
+        self.block.lines += [*before, f"{head} {{"]
+        yield
+        self.line(end)
 
     def variable(self, name: str, text: str, extent: int) -> Ref:
         """A new integer in ``[0, extent)``."""
@@ -82,8 +92,9 @@ class Frame:
         constant = ("" if a.written else "const " for a in self.arguments)
         parameters = tuple(f"{c}{t} *p{k}" for k, (c, t) in enumerate(zip(constant, types, strict=True)))
         device = self.device + "".join(self.unit.tables.values())
-        body = "".join(f"  {line}\n" for line in self.block.lines)
-        made = TaskKernel("", device, parameters, body, self.arguments, self.threads, self.shared, self.dynamic)
+        text = Text()
+        text.all(line.lstrip() for line in self.block.lines)
+        made = TaskKernel("", device, parameters, str(text), self.arguments, self.threads, self.shared, self.dynamic)
         return replace(made, resident=self.resident).named(prefix)
 
 
@@ -129,13 +140,11 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
     block, kind, narrow = frame.block, ctype(CUDA, totals[0].cdtype), min(lanes, WARP)
     other = Val("other", totals[0].cdtype, atom=True)
     if narrow > 1:
-        block.lines += ["#pragma unroll", f"for (int s = {narrow // 2}; s > 0; s >>= 1) {{", f"  {kind} other;"]
-        for total in totals:
-            block.lines += [
-                f"  other = __shfl_xor_sync(0xffffffffu, {total.text}, s);",
-                f"  {block.combine(c, total.text, other)}",
-            ]
-        block.line("}")
+        with frame.scope(f"for (int s = {narrow // 2}; s > 0; s >>= 1)", "#pragma unroll"):
+            block.line(f"{kind} other;")
+            for total in totals:
+                block.line(f"other = __shfl_xor_sync(0xffffffffu, {total.text}, s);")
+                block.line(block.combine(c, total.text, other))
     if lanes <= WARP:
         return
     share, warps, all_warps = f"part{number}", lanes // WARP, frame.threads // WARP
@@ -144,14 +153,10 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
     block.lines += [f"if (tid % {WARP} == 0) {share}[{k}][tid / {WARP}] = {t.text};" for k, t in enumerate(totals)]
     block.line("__syncthreads();")
     for k, total in enumerate(totals):
-        block.lines += [
-            f"{total.text} = {share}[{k}][tid / {lanes} * {warps}];",
-            "#pragma unroll",
-            f"for (int w = 1; w < {warps}; ++w) {{",
-            f"  const {kind} other = {share}[{k}][tid / {lanes} * {warps} + w];",
-            f"  {block.combine(c, total.text, other)}",
-            "}",
-        ]
+        block.line(f"{total.text} = {share}[{k}][tid / {lanes} * {warps}];")
+        with frame.scope(f"for (int w = 1; w < {warps}; ++w)", "#pragma unroll"):
+            block.line(f"const {kind} other = {share}[{k}][tid / {lanes} * {warps} + w];")
+            block.line(block.combine(c, total.text, other))
 
 
 def moved_bytes(operator: ROperator, binding: Binding) -> int:

@@ -61,6 +61,7 @@ def kernel_text(bodies: Sequence[Body], form: Form, threads: int, traced: bool =
         source("order", "record"),
         PREAMBLE,
         filled("persistent", **sizes),
+        filled("words", **sizes),
     ]
     parts += dict.fromkeys(b.text for b in bodies)
     parts += [filled("persistent_run", **sizes, name=b.name, hold=_hold(b), step=_step(b)) for b in bodies]

@@ -186,6 +186,7 @@ class _Gemv:
         reads = list(dict.fromkeys(ld for n in m.operator.outputs for ld in stored_loads(Load(n, point), f.inlined)))
         reads = [ld for ld in reads if ld.tensor in f.places]
         early = m.matrix.tensor in self.binding.constants
+        f.line("// This thread's part of the matrix, and what the maps read; constants before the wait for earlier kernels.")
         if early:
             self._fetch("")
         preload(self.block, f.constants(reads))
@@ -244,12 +245,14 @@ class _Gemv:
     def _sum(self) -> None:
         """The turns: load the vectors' part and the matrix' next one, multiply."""
         w = self.walk
+        self.block.line("// Products and their sums.")
         self.block.lines += [f"float {t.text} = 0.0f;" for t in self.totals]
         if w.turns == 1:
             self._turn("")
             return
         outer = self.block
-        with outer.nest(f"#pragma unroll 1\n  for (int turn = 0; turn < {w.turns}; ++turn)") as self.block:
+        outer.line("#pragma unroll 1")
+        with outer.nest(f"for (int turn = 0; turn < {w.turns}; ++turn)") as self.block:
             self._turn("turn")
         self.block = outer
 
@@ -276,7 +279,11 @@ class _Gemv:
                 for k in ks
                 if k in js
             ]
-            self.block.lines += [f"if ({test}) {{", *products, "}"] if test else products
+            if test:
+                with self.block.nest(f"if ({test})") as scope:
+                    scope.lines += products
+            else:
+                self.block.lines += products
 
     def _vectors(self, chunk: int, turn: str) -> None:
         """This thread's part of every vector."""
@@ -295,6 +302,7 @@ class _Gemv:
 
     def _finish(self, point: tuple[Expr, ...], tests: list[str]) -> None:
         """The following maps and the stores, one lane a result."""
+        self.block.line("// Maps and stores.")
         text = self.totals[-1].text
         for k in reversed(range(len(self.totals) - 1)):
             text = f"(pick == {k} ? {self.totals[k].text} : {text})"

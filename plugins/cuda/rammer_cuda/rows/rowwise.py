@@ -123,6 +123,7 @@ class _Rowwise:
     def _places(self) -> None:
         """This thread's row and elements; places beyond the end are moved back inside and never stored."""
         f, s, operator = self.frame, self.s, self.form.operator
+        f.line("// This thread's row and its elements.")
         f.line(f"const int lane = tid % {s.lanes}, local = tid / {s.lanes};")
         tiles = [operator.tile[self.form.row_of.index(k)] for k in range(len(self.form.rows))]
         tests = [f"local < {s.rows}"] if s.rows * s.lanes < s.threads else []
@@ -175,6 +176,7 @@ class _Rowwise:
         loads = list(dict.fromkeys(ld for lists in found for each in lists for ld in each))
         loads = [ld for ld in loads if ld.tensor in self.frame.places and ld.tensor not in self.form.operator.outputs]
         early = self.frame.constants(loads)
+        self.frame.line("// All loads; constants before the wait for earlier kernels.")
         if len(early) <= AHEAD:
             self._fetch(early)
         self.frame.line("rm_after();")
@@ -212,6 +214,7 @@ class _Rowwise:
 
     def _reduce(self, number: int, c: Compute) -> None:
         """``c`` of this thread's row, known to every thread of it."""
+        self.block.line(f"// Reduction {number} of the row.")
         total = self.block.accumulator(c, {})
         for chunk, elements in enumerate(self.elements):
             for element in elements:
@@ -226,6 +229,7 @@ class _Rowwise:
 
     def _store(self) -> None:
         form = self.form
+        self.block.line("// Maps and stores.")
         for name in form.operator.outputs:
             if not form.whole:
                 point = form.point(self.rows, self.elements[0][0])

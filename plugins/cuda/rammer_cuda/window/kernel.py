@@ -127,14 +127,17 @@ class _Window:
     def _strip(self, number: str, inside: list[str], early: bool) -> None:
         """All outputs of strip ``number``; ``early``: constants may be loaded before ``rm_after``."""
         f, main = self.frame, self.w.main
+        f.line("// This thread's strip of outputs.")
         points = self.strips.points(self.strips.base(f, number))
         loads = list(dict.fromkeys(ld for p in points for ld in self._reads(p)))
         ahead = f.constants(loads)
+        f.line("// All that its windows read; constants before the wait for earlier kernels.")
         if early:
             if len(ahead) <= AHEAD:
                 preload(f.block, ahead)
             f.line("rm_after();")
         preload(f.block, loads)
+        f.line("// Windows, maps and stores.")
         f.block.reduce_at(main, points)
         for point in points:
             tests = " && ".join((*inside, *self.strips.own(f, point)))

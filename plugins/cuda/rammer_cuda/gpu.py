@@ -57,6 +57,11 @@ class Gpu:
         return LANES.get(self.capability, MOST_LANES)
 
     @property
+    def copies(self) -> bool:
+        """Whether threads copy into shared memory without waiting (``cp.async``)."""
+        return self.capability >= (8, 0)
+
+    @property
     def tf32(self) -> bool:
         """Whether tensor cores multiply tf32 and bfloat16 (CUDA C++ programming guide, "Compute Capabilities")."""
         return self.capability >= (8, 0)
@@ -123,32 +128,17 @@ class Gpu:
 
 
 def _h200(architecture: str) -> Gpu:
-    return Gpu(
-        architecture,
-        "H200 SXM",
-        sms=132,
-        clock=1.98e9,
-        shared=227 << 10,
-        l2=50 << 20,
-        memory=141 * 10**9,
-        bandwidth=4.8e12,
-        source="NVIDIA H200 datasheet",
-    )
+    return Gpu(architecture, "H200 SXM", 132, 1.98e9, 227 << 10, 50 << 20, 141 * 10**9, 4.8e12, "NVIDIA H200 datasheet")
 
 
-#: Architecture -> the GPU that stands for it. Figures are the vendor's, per whole chip.
-TARGETS: Final[dict[str, Gpu]] = {
-    "sm_80": Gpu(
-        "sm_80",
-        "A100 SXM 80 GB",
-        sms=108,
-        clock=1.41e9,
-        shared=163 << 10,
-        l2=40 << 20,
-        memory=80 * 10**9,
-        bandwidth=2.039e12,
-        source="NVIDIA A100 datasheet",
-    ),
-    "sm_90": _h200("sm_90"),
-    "sm_90a": _h200("sm_90a"),
-}
+#: The GPU that stands for each architecture. Figures are the vendor's, per whole chip; shared memory and threads are those of
+#: the CUDA C++ programming guide, "Compute Capabilities".
+_KNOWN: Final = (
+    Gpu("sm_75", "T4", 40, 1.59e9, 64 << 10, 4 << 20, 16 * 10**9, 3.2e11, "NVIDIA T4 datasheet", threads=1024),
+    Gpu("sm_80", "A100 SXM 80 GB", 108, 1.41e9, 163 << 10, 40 << 20, 80 * 10**9, 2.039e12, "NVIDIA A100 datasheet"),
+    Gpu("sm_86", "A10", 72, 1.695e9, 99 << 10, 6 << 20, 24 * 10**9, 6e11, "NVIDIA A10 datasheet", threads=1536),
+    Gpu("sm_89", "L4", 58, 2.04e9, 99 << 10, 48 << 20, 24 * 10**9, 3e11, "NVIDIA L4 datasheet", threads=1536),
+    _h200("sm_90"),
+    _h200("sm_90a"),
+)
+TARGETS: Final = {gpu.architecture: gpu for gpu in _KNOWN}

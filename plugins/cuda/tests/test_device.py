@@ -52,7 +52,7 @@ def test_running_without_the_gpu_is_refused() -> None:
 def test_unknown_target_names_the_known_ones() -> None:
     with pytest.raises(BadInput) as caught:
         open_backend(OpenOptions(target="sm_1"))
-    assert str(caught.value) == "unknown CUDA target 'sm_1'\n  hint: one of: sm_80, sm_90, sm_90a"
+    assert str(caught.value) == "unknown CUDA target 'sm_1'\n  hint: one of: sm_75, sm_80, sm_86, sm_89, sm_90, sm_90a"
 
 
 def test_rejected_source_shows_the_compilers_error() -> None:

@@ -50,17 +50,17 @@ def test_the_driver_and_the_target_describe_one_gpu(monkeypatch: pytest.MonkeyPa
     ("architecture", "has"),
     [
         ("sm_75", ""),
-        ("sm_80", "tf32"),
-        ("sm_89", "tf32"),
-        ("sm_90", "tf32 clusters dependents"),
-        ("sm_90a", "tf32 clusters dependents warpgroups"),
-        ("sm_100a", "tf32 clusters dependents"),
-        ("sm_120a", "tf32 clusters dependents"),
+        ("sm_80", "copies tf32"),
+        ("sm_89", "copies tf32"),
+        ("sm_90", "copies tf32 clusters dependents"),
+        ("sm_90a", "copies tf32 clusters dependents warpgroups"),
+        ("sm_100a", "copies tf32 clusters dependents"),
+        ("sm_120a", "copies tf32 clusters dependents"),
     ],
 )
 def test_what_an_architecture_has(architecture: str, has: str) -> None:
     unit = replace(TARGETS["sm_80"], architecture=architecture)
-    features = ("tf32", "clusters", "dependents", "warpgroups")
+    features = ("copies", "tf32", "clusters", "dependents", "warpgroups")
     assert [n for n in features if getattr(unit, n)] == has.split()
     assert ("tf32" in unit.vdevice.precisions) == unit.tf32
 
@@ -72,5 +72,4 @@ def test_no_family_has_figures_of_its_own() -> None:
     found = [
         f"{p.relative_to(folder)}: {line.strip()}" for p in files for line in p.read_text().splitlines() if FIGURE.search(line)
     ]
-    # What chains are written for is looked up; what one fit took for the memory of every SM is a number of that fit.
-    assert found == ['chain/kernel.py: SM = TARGETS["sm_90a"]', "contraction/cost.py: ROOM = 227 << 10"]
+    assert found == ['chain/kernel.py: SM = TARGETS["sm_90a"]'], "what chains are written for is looked up"

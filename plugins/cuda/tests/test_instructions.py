@@ -73,15 +73,15 @@ def test_a_fragment_that_leaves_an_element_out_cannot_be_made() -> None:
     twice = Fragment(("lg", "e % 2 * 8"), ("lt", "e / 2 * 2"), 4)
     for wrong in ({"a": twice}, {"c": replace(RESULTS, elements=2)}, {"k": 16}, {"threads": 64}, {"n": 16}):
         with pytest.raises(ValueError, match="once"):
-            replace(MMA_TF32, **wrong)  # type: ignore[arg-type]
+            replace(MMA_TF32.form, **wrong)  # type: ignore[arg-type]
 
 
 def test_results_of_a_thread_are_neighbours_two_by_two() -> None:
     """What ``Mma.leave`` stores as float2: elements 2 h and 2 h + 1 at row 8 h."""
     for i in RING.values():
-        held = {(thread, e): (row, column) for thread, e, row, column in i.c.places(i.threads)}
+        held = {(thread, e): (row, column) for thread, e, row, column in i.form.c.places(i.form.threads)}
         for (thread, e), (row, column) in held.items():
-            if i.threads > 1:
+            if i.form.threads > 1:
                 assert row == thread // 4 + e // 2 * 8 and column == thread % 4 * 2 + e % 2
 
 

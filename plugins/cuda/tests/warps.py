@@ -100,23 +100,23 @@ static void @name@(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]
 
 def instruction(name: str, i: Mma, value: str) -> str:
     """A warp's product as a function of its registers, by its fragments."""
-    assert i.a is not None and i.b is not None
+    assert i.form.a is not None and i.form.b is not None
     holder: dict[str, dict[tuple[int, int], int]] = {"a": {}, "b": {}, "c": {}}
-    for side, fragment in (("a", i.a), ("b", i.b)):
-        holder[side] = {(r, c): thread * 8 + e for thread, e, r, c in fragment.places(i.threads)}
-    holder["c"] = {(thread, e): r * i.n + c for thread, e, r, c in i.c.places(i.threads)}
+    for side, fragment in (("a", i.form.a), ("b", i.form.b)):
+        holder[side] = {(r, c): thread * 8 + e for thread, e, r, c in fragment.places(i.form.threads)}
+    holder["c"] = {(thread, e): r * i.form.n + c for thread, e, r, c in i.form.c.places(i.form.threads)}
     tables = {
         n: "}, {".join(
             ", ".join(str(v) for (r, _), v in sorted(held.items()) if r == row) for row in sorted({r for r, _ in held})
         )
         for n, held in holder.items()
     }
-    each = i.a.elements // 4
+    each = i.form.a.elements // 4
     values = {
         "name": name,
-        "m": i.m,
-        "n": i.n,
-        "k": i.k,
+        "m": i.form.m,
+        "n": i.form.n,
+        "k": i.form.k,
         "each": each,
         **{n: f"{{{t}}}" for n, t in tables.items()},
         "value": value,

@@ -14,7 +14,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, attention, block_of
 from rammer_cuda.attention.recognise import Attention, attention_of, tiled
-from rammer_cuda.contraction.cost import F16_COST, ROOM, TF32X3_COST
+from rammer_cuda.contraction.cost import F16_COST, TF32X3_COST
 from rammer_cuda.family import Family
 from rammer_cuda.gpu import Gpu
 
@@ -63,9 +63,8 @@ def attention_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
 
 def _seconds(found: Attention, block: Block16, operator: ROperator, gpu: Gpu) -> float:
     share = -(-operator.task_count // gpu.sms)
-    resident = max(
-        1, min(ROOM // (block.shared(len(found.reductions)) + 1024), gpu.registers // (block.threads * THREAD_REGISTERS), share)
-    )
+    room = gpu.shared // (block.shared(len(found.reductions)) + 1024)
+    resident = max(1, min(room, gpu.registers // (block.threads * THREAD_REGISTERS), share))
     rounds = -(-share // resident)
     warps = -(-resident * block.groups * block.warps // 4)
     size = 2 if block.half else 4

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from rammer.ir.operator import ROperator
 from rammer_cuda.contraction.block import GROUP, MOST, Shape, shape_of, warpgroup_shape
 from rammer_cuda.contraction.cost import (
     RING_COSTS,
-    ROOM,
     WARPGROUP_COSTS,
     Numbers,
     RingCost,
@@ -61,6 +60,8 @@ FILLED = 0.7
 EVEN_SPLITS = (1, 2, 4, 8)
 
 Config = tuple[tuple[str, int], ...]
+Candidates: TypeAlias = Callable[[ROperator, Binding, Gpu], Iterable[Choice]]
+Seconds: TypeAlias = Callable[[ROperator, Binding, Gpu], float]
 
 
 def _roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles | None:
@@ -122,7 +123,7 @@ def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding, gpu
     walk = Walk.each([depths[bk] for bk in table["bk"]])
     s = shape_of(rows, width, table, cost.tensor)
     if cost.tensor:
-        s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks * s.split_k // gpu.sms)))
+        s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks * s.split_k // gpu.sms), gpu))
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
@@ -158,9 +159,9 @@ def _together(roles: Roles, binding: Binding) -> bool:
     return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
 
 
-def ring(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers) -> Numbers:
+def ring(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
     """Buffers of the ring: what is in flight hides latency, as far as shared memory and the number of blocks go."""
-    room = ROOM // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
+    room = gpu.shared // np.maximum(LEAST_RESIDENT[item], np.minimum(per_sm, MOST_RESIDENT)) - 1024
     steps = -(-blocks // shape.split_k)
     most = np.minimum(room // (item * shape.bk * (shape.bm + shape.bn + 16)), np.minimum(MOST_STAGES, steps + 1))
     return np.maximum(3, most)
@@ -337,26 +338,15 @@ def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, g
 
 # --- the families -------------------------------------------------------------------------------
 
-_SMALL = range(0, 1025)
-_RING = dict.fromkeys(("tm", "tn", "bk", "split_k", "slice_k", "stages"), _SMALL)
-_WARPGROUPS = dict.fromkeys(("bk", "stages", "split_k", "halo", "producers", "down"), _SMALL)
 
+def _family(i: Instruction, keys: Sequence[str], candidates: Candidates, seconds: Seconds) -> Family:
+    return Family(i.name, dict.fromkeys(keys, range(0, 1025)), candidates, seconds, contraction, i.needs, product=True)
+
+
+_RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages")
+_WARPGROUPS = ("bk", "stages", "split_k", "halo", "producers", "down")
 #: Those of single threads and warps, then those of warpgroups.
 PRODUCTS: Final = (
-    *(
-        Family(c.instruction.name, _RING, partial(ring_choices, c), partial(ring_time, c), contraction, product=True)
-        for c in RING_COSTS
-    ),
-    *(
-        Family(
-            c.instruction.name,
-            _WARPGROUPS,
-            partial(warpgroup_choices, c),
-            partial(warpgroup_time, c),
-            contraction,
-            lambda gpu: gpu.warpgroups,
-            product=True,
-        )
-        for c in WARPGROUP_COSTS
-    ),
+    *(_family(c.instruction, _RING, partial(ring_choices, c), partial(ring_time, c)) for c in RING_COSTS),
+    *(_family(c.instruction, _WARPGROUPS, partial(warpgroup_choices, c), partial(warpgroup_time, c)) for c in WARPGROUP_COSTS),
 )

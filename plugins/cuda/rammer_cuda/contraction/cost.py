@@ -43,8 +43,6 @@ MAPS_STEP, MAPS, PRODUCER_MAPS = 90, 3.0, 6.0
 GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 #: Bytes that L2 gives an SM in a cycle when all SMs read (measured on an H200: 5.5 TB/s).
 L2_BYTES = 21.0
-#: Bytes of shared memory that blocks of an SM share, as the fit counted them; an SM of an A100 has fewer.
-ROOM = 227 << 10
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class RingCost:
     @property
     def tensor(self) -> bool:
         """Whether warps multiply on tensor cores."""
-        return self.instruction.threads > 1
+        return self.instruction.form.threads > 1
 
     @property
     def item(self) -> int:
@@ -135,11 +133,11 @@ class RingCost:
 
     def issue(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
         """Cycles of the instructions of a warp (of a thread) for ``part`` products."""
-        return self.matrix * (part / self.instruction.k * tm * tn * self.products)
+        return self.matrix * (part / self.instruction.form.k * tm * tn * self.products)
 
     def reading(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
         """Reads for ``part`` products."""
-        return part / self.instruction.k * (self.reads[0] * tm + self.reads[1] * tn)
+        return part / self.instruction.form.k * (self.reads[0] * tm + self.reads[1] * tn)
 
     def warp(self, part: Numbers, tm: Numbers, tn: Numbers) -> Numbers:
         """Cycles of a warp for both."""
@@ -194,7 +192,8 @@ TF32X3_COST = RingCost(
 #: and the best of the first four choices are slower than the best: by 8%, and by 2%.
 TF32_COST = RingCost(MMA_TF32, FRAGMENTS, BLOCKS[1:], Launch(2300, 30, 1600), 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, (4, 2))
 F16_COST = RingCost(MMA_F16, FRAGMENTS, HALF_BLOCKS, Launch(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5))
-#: Not fitted: that of tf32, with instructions for twice the products in the same time, and one rounding for two reads.
+#: Not fitted: that of tf32, with instructions for twice the products in the same time (dense bfloat16 at the rate of float16, 989
+#: TFLOP/s, and tf32 at half of it, 495: NVIDIA H100 and H200 datasheets), and one rounding for two reads.
 BF16_COST = RingCost(
     MMA_BF16, FRAGMENTS, ((16, 1), (32, 1), (32, 2)), Launch(2300, 30, 1600), 72, 5.5, 6.5, 8.4, 11.3, 0.08, 0.09, (8, 4)
 )
@@ -263,7 +262,7 @@ def _resident(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
     """Blocks that fit an SM together."""
     shared = np.maximum(cost.item * s.stages * s.bk * (s.bm + s.bn), 4 * s.bm * s.bn * s.slice_k)
     each = 4 * s.tm * s.tn + 8 * s.tm + 40 if cost.tensor else s.tm * s.tn + s.tm + s.tn + 40
-    most = np.minimum(ROOM // (shared + 1024), gpu.registers // (s.threads * each))
+    most = np.minimum(gpu.shared // (shared + 1024), gpu.registers // (s.threads * each))
     return np.maximum(1, np.minimum(most, gpu.threads // s.threads))
 
 
@@ -271,7 +270,7 @@ def warpgroup_seconds(
     cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, halo: int, tasks: int, cells: int, gpu: Gpu, changed: bool = False
 ) -> float:
     """Seconds for all ``tasks`` of one launch; ``changed``: the operand that is no constant passes through maps first."""
-    groups, instructions = s.through // GROUP, s.bk / cost.instruction.k
+    groups, instructions = s.through // GROUP, s.bk / cost.instruction.form.k
     per_sm = -(-tasks * s.split_k // usable(s.split_k, gpu.sms))
     registers = s.threads * cost.registers(s)
     resident = max(1, min(gpu.shared // (cost.shared(s, halo) + 1024), gpu.registers // registers, per_sm))

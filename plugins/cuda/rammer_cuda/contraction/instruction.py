@@ -1,8 +1,8 @@
 """The instructions that products are made of, each as a value: shape, threads, who holds what, how operands are staged.
 
 A fragment says which element of a matrix a thread's registers hold, as the C expressions that kernels read and write by. Every
-value proves when it is made that its fragments cover an instruction's matrices exactly once; the tests execute instructions
-on the host by the same fragments, so a wrong one shows in results.
+form proves when it is made that its fragments cover its matrices exactly once; the tests execute instructions on the host by the
+same fragments, so a wrong one shows in results.
 
 ``FFMA`` is a thread's own product; ``MMA_*`` are a warp's products on tensor cores (PTX ``mma.sync``); a warpgroup's are in
 ``contraction.warpgroup``. What they have in common with each other, the walk over the sum and its end, is in
@@ -24,6 +24,7 @@ from rammer_cuda.contraction.block import Shape, shape_of
 from rammer_cuda.contraction.operand import HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staged, Staging
 from rammer_cuda.contraction.packing import Turned
 from rammer_cuda.device import source
+from rammer_cuda.gpu import Gpu
 
 #: Precisions that users may allow for products of float32 operands; without one of them products are as exact as float32.
 LOWER = ("tf32", "bfloat16")
@@ -54,13 +55,10 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class Form:
     """``threads`` threads add ``k`` products to each of ``m x n`` sums; ``a``, ``b`` and ``c`` are the matrices that lie in
-    registers. ``name`` is the kernel family's, ``dtype`` that of operands in memory, ``staged`` how both get into shared
-    memory, ``precisions`` those of products that it is offered for."""
+    registers."""
 
-    name: str
-    dtype: str
     m: int
     n: int
     k: int
@@ -68,15 +66,29 @@ class Instruction:
     a: Fragment | None
     b: Fragment | None
     c: Fragment
-    staged: tuple[Staging, Staging]
-    precisions: tuple[str, ...]
-    #: Rows of the epilogue in flight.
-    unroll: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         for held, rows, columns in ((self.a, self.m, self.k), (self.b, self.k, self.n), (self.c, self.m, self.n)):
             if held is not None:
                 held.prove(self.threads, rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """``name`` is the kernel family's, ``dtype`` that of operands in memory, ``staged`` how both get into shared memory,
+    ``precisions`` those of products that it is offered for."""
+
+    name: str
+    dtype: str
+    form: Form
+    staged: tuple[Staging, Staging]
+    precisions: tuple[str, ...]
+    #: Rows of the epilogue in flight.
+    unroll: ClassVar[int] = 4
+
+    def needs(self, gpu: Gpu) -> bool:
+        """Whether a GPU has it, and the copies of the ring: all of a warp's are as old as those."""
+        return gpu.copies
 
     def serves(self, precision: str) -> bool:
         """Whether it computes what a user asks for who allows ``precision``: float16 says nothing of float32 operands."""
@@ -89,11 +101,11 @@ class Instruction:
 
     def block(self, p: Product) -> Shape:
         """The block of a tiled product under its config."""
-        return shape_of(p.row_count, p.width, dict(p.operator.config), self.threads > 1)
+        return shape_of(p.row_count, p.width, dict(p.operator.config), self.form.threads > 1)
 
     def check(self, s: Shape) -> None:
         """Unsuited where ``s`` is no possible block."""
-        if not 32 <= s.threads <= 1024 or s.bk % (s.slice_k * self.k):
+        if not 32 <= s.threads <= 1024 or s.bk % (s.slice_k * self.form.k):
             raise Unsuited(f"{s.threads} threads, {s.slice_k} slices of {s.bk}")
 
 
@@ -144,13 +156,18 @@ class Ffma(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Mma(Instruction):
-    """``tm x tn`` fragments a warp, multiplied by the device function ``multiply``; ``flags`` are what it must know of how
-    both operands lie. With ``blocks`` ldmatrix reads them: every lane names one row."""
+    """``tm x tn`` fragments a warp, multiplied by the device function ``function``, which is in ``files``; ``flags`` are what it
+    must know of how both operands lie. With ``blocks`` ldmatrix reads them: every lane names one row."""
 
     function: str
-    device: str
-    flags: Callable[[Staged, Staged], tuple[bool, ...]]
+    files: tuple[str, ...]
+    flags: Callable[[Staged, Staged], tuple[bool, ...]] = lambda a, b: ()
     blocks: bool = False
+
+    @property
+    def device(self) -> str:
+        """The text of the files."""
+        return source(*self.files)
 
     def line(self, width: int) -> int:
         """8 or 24 (mod 32) elements: the float2 stores of half a warp then reach every bank once."""
@@ -158,7 +175,7 @@ class Mma(Instruction):
 
     def sums(self, s: Shape) -> str:
         """The extents of a thread's sums."""
-        return f"[{s.tm}][{s.tn}][{self.c.elements}]"
+        return f"[{s.tm}][{s.tn}][{self.form.c.elements}]"
 
     def places(self, s: Shape, a: Staged, b: Staged) -> list[str]:
         """This warp's part of the tile and this lane's part of a fragment; of operands that ldmatrix reads, the lane's row."""
@@ -197,7 +214,7 @@ class Mma(Instruction):
 
     def leave(self, s: Shape, line: int) -> list[str]:
         """Leave the registers in shared memory, two neighbours at a time."""
-        (row, _), (column, _) = self.c.rows, self.c.columns
+        (row, _), (column, _) = self.form.c.rows, self.form.c.columns
         return [
             "#pragma unroll",
             f"for (int i = 0; i < {s.tm}; ++i)",
@@ -217,79 +234,39 @@ RESULTS = Fragment(("lg", "e / 2 * 8"), ("lt * 2", "e % 2"), 4)
 WORDS_A, WORDS_B = Fragment(("lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4), Fragment(("lt", "e * 4"), ("lg", "0"), 2)
 PAIRS_A = Fragment(("lg", "e / 2 % 2 * 8"), ("lt * 2", "e % 2 + e / 4 * 8"), 8)
 PAIRS_B = Fragment(("lt * 2", "e % 2 + e / 2 * 8"), ("lg", "0"), 4)
+OF_WORDS = Form(16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS)
+OF_PAIRS = Form(16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS)
 
-FFMA = Ffma("gemm", "float32", 1, 1, 1, 1, ONE, ONE, ONE, (PLAIN, PLAIN), EVERY)
+FFMA = Ffma("gemm", "float32", Form(1, 1, 1, 1, ONE, ONE, ONE), (PLAIN, PLAIN), EVERY)
 #: Three tf32 products for one of fp32: an error of fp32's size.
-MMA_TF32X3 = Mma(
-    "gemm_tf32x3",
-    "float32",
-    16,
-    8,
-    8,
-    32,
-    WORDS_A,
-    WORDS_B,
-    RESULTS,
-    (WORDS, WORDS),
-    ("float32",),
-    "rm_multiply_tf32x3",
-    source("mma", "mma_tf32x3"),
-    lambda a, b: (),
-)
+MMA_TF32X3 = Mma("gemm_tf32x3", "float32", OF_WORDS, (WORDS, WORDS), ("float32",), "rm_multiply_tf32x3", ("mma", "mma_tf32x3"))
 #: Where the user allows it: one product, summed in float32 inside the tensor cores. Packed constants are rounded when a
 #: program is loaded, those of rows lie as ldmatrix wants them; everything else is rounded on its way to registers
 #: (``cvt.rna``: to nearest, halves away from zero).
 MMA_TF32 = Mma(
     "gemm_tf32",
     "float32",
-    16,
-    8,
-    8,
-    32,
-    WORDS_A,
-    WORDS_B,
-    RESULTS,
+    OF_WORDS,
     (TF32_TURNED, TF32_WORDS),
     LOWER,
     "rm_multiply_tf32",
-    source("mma", "mma_tf32"),
+    ("mma", "mma_tf32"),
     lambda a, b: (a.packing is not None, b.packing is None),
 )
 #: float16 operands, float32 sums; ldmatrix reads either order of a block, one of them transposed.
 MMA_F16 = Mma(
     "gemm_f16",
     "float16",
-    16,
-    8,
-    16,
-    32,
-    PAIRS_A,
-    PAIRS_B,
-    RESULTS,
+    OF_PAIRS,
     (HALVES, HALVES),
     EVERY,
     "rm_multiply_f16",
-    source("mma", "mma_f16"),
+    ("mma", "mma_f16"),
     lambda a, b: (a.deep, b.deep),
-    True,
+    blocks=True,
 )
 #: Where the user allows it: float32 operands, rounded to bfloat16 on their way to registers; float32 sums.
-MMA_BF16 = Mma(
-    "gemm_bf16",
-    "float32",
-    16,
-    8,
-    16,
-    32,
-    PAIRS_A,
-    PAIRS_B,
-    RESULTS,
-    (WORDS, WORDS),
-    ("bfloat16",),
-    "rm_multiply_bf16",
-    source("mma_bf16"),
-    lambda a, b: (),
-)
+MMA_BF16 = Mma("gemm_bf16", "float32", OF_PAIRS, (WORDS, WORDS), ("bfloat16",), "rm_multiply_bf16", ("mma_bf16",))
 
 #: By family.
 RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16, MMA_BF16)}

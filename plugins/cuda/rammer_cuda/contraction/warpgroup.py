@@ -23,10 +23,11 @@ from rammer.codegen.contraction import Product
 from rammer.codegen.task import Array, Unsuited
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape, warpgroup_shape
-from rammer_cuda.contraction.instruction import EVERY, LOWER, Fragment, Instruction
+from rammer_cuda.contraction.instruction import EVERY, LOWER, Form, Fragment, Instruction
 from rammer_cuda.contraction.operand import FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
 from rammer_cuda.contraction.packing import CORE
 from rammer_cuda.device import filled, source
+from rammer_cuda.gpu import Gpu
 
 if TYPE_CHECKING:
     from rammer_cuda.contraction.pipeline import Producers
@@ -38,7 +39,7 @@ RESULT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True, slots=True)
 class Wgmma(Instruction):
-    """64 rows (or, turned, columns) by all columns (rows) of the other operand; ``n`` and ``c`` are those of 8 of them.
+    """64 rows (or, turned, columns) by all columns (rows) of the other operand; the form is that of 8 of them.
 
     ``staged`` are the operand that warpgroups divide and the other one, which is a constant where ``constant`` says so, and of
     which a block takes ``parts`` arrays. ``loop`` writes what multiplying warpgroups do, ``channels`` is ``InputHalo.unroll``.
@@ -49,6 +50,10 @@ class Wgmma(Instruction):
     parts: int
     channels: int = 0
     unroll: ClassVar[int] = 8
+
+    def needs(self, gpu: Gpu) -> bool:
+        """Whether a GPU has it."""
+        return gpu.warpgroups
 
     def runs_down(self, p: Product) -> bool:
         """Whether warpgroups divide the rows. Unsuited unless exactly one operand can be packed, where that has to be."""
@@ -66,9 +71,9 @@ class Wgmma(Instruction):
     def check(self, s: Shape) -> None:
         """Unsuited where ``s`` is no possible block."""
         assert isinstance(s, WarpgroupShape)
-        if s.halo and self.a is None:
+        if s.halo and self.form.a is None:
             raise Unsuited("halos are for operands in registers")
-        if s.bk % self.k or s.stages < 3 or not 32 <= s.threads <= 1024:
+        if s.bk % self.form.k or s.stages < 3 or not 32 <= s.threads <= 1024:
             raise Unsuited(f"blocks of {s.bk} products in {s.stages} buffers, {s.threads} threads")
 
     def line(self, width: int) -> int:
@@ -81,12 +86,12 @@ class Wgmma(Instruction):
 
     def products(self, fixed: int, turned: tuple[bool, bool]) -> str:
         """Device functions, of ``fixed`` columns and operands that are ``turned`` or not."""
-        return half_preamble(fixed, turned) if self.a is None else preamble([fixed])
+        return half_preamble(fixed, turned) if self.form.a is None else preamble([fixed])
 
     def leave(self, s: Shape, line: int) -> list[str]:
         """Leave the registers in shared memory, the tile's rows as rows."""
         assert isinstance(s, WarpgroupShape)
-        row, column = (" + ".join(side) for side in (self.c.rows, self.c.columns))
+        row, column = (" + ".join(side) for side in (self.form.c.rows, self.form.c.columns))
         place = f"({row}) * {line} + j * 8 + {column}" if s.down else f"(j * 8 + {column}) * {line} + {row}"
         return [
             "const int warp = tid / 32, lg = tid % 32 / 4, lt = tid % 4;",
@@ -280,28 +285,13 @@ def halves(values: Array) -> tuple[Array, Array]:
 RESULTS = Fragment(("warp * 16 + lg", "e / 2 * 8"), ("lt * 2", "e % 2"), 4)
 WORDS_A = Fragment(("warp * 16 + lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4)
 
-WGMMA_TF32X3 = Wgmma(
-    "gemm_wgmma3",
-    "float32",
-    64,
-    8,
-    8,
-    THREADS,
-    WORDS_A,
-    None,
-    RESULTS,
-    (WORDS, FLOAT32_CORES),
-    ("float32",),
-    three_products,
-    True,
-    2,
-)
-WGMMA_TF32 = Wgmma(
-    "gemm_wgmma1", "float32", 64, 8, 8, THREADS, WORDS_A, None, RESULTS, (WORDS, TF32_CORES), LOWER, one_product, True, 1, 8
-)
-WGMMA_F16 = Wgmma(
-    "gemm_wgmma_f16", "float16", 64, 8, 16, THREADS, None, None, RESULTS, (HALF_CORES, HALF_CORES), EVERY, from_shared, False, 1
-)
+OF_WORDS = Form(64, 8, 8, THREADS, WORDS_A, None, RESULTS)
+#: Both operands in shared memory.
+OF_PAIRS = Form(64, 8, 16, THREADS, None, None, RESULTS)
+
+WGMMA_TF32X3 = Wgmma("gemm_wgmma3", "float32", OF_WORDS, (WORDS, FLOAT32_CORES), ("float32",), three_products, True, 2)
+WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", OF_WORDS, (WORDS, TF32_CORES), LOWER, one_product, True, 1, 8)
+WGMMA_F16 = Wgmma("gemm_wgmma_f16", "float16", OF_PAIRS, (HALF_CORES, HALF_CORES), EVERY, from_shared, False, 1)
 
 #: By family.
 WARPGROUPS: Final[Mapping[str, Wgmma]] = {i.name: i for i in (WGMMA_TF32X3, WGMMA_TF32, WGMMA_F16)}

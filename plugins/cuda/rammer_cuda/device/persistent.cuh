@@ -21,13 +21,23 @@ __device__ __forceinline__ unsigned long long rm_now() {
 // Start copying an entry of the table into shared memory.
 __device__ __forceinline__ void rm_fetch(const rm_walk &walk, unsigned *to, int at) {
   if (threadIdx.x < @words@ / @copy@) {
+#if __CUDA_ARCH__ < 800
+    *(uint4 *)(to + threadIdx.x * @copy@) = *(const uint4 *)(walk.entries + (size_t)at * @words@ + threadIdx.x * @copy@);
+#else
     const unsigned shared = (unsigned)__cvta_generic_to_shared(to + threadIdx.x * @copy@);
     const unsigned *from = walk.entries + (size_t)at * @words@ + threadIdx.x * @copy@;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared), "l"(from) : "memory");
+#endif
   }
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
 }
-__device__ __forceinline__ void rm_fetched() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void rm_fetched() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+}
 // Whether to stop waiting: another block gave up, or this one has waited too long. Notes where this row stopped.
 __device__ __noinline__ bool rm_hopeless(const rm_walk &walk, unsigned long long &start, int order) {
   const unsigned long long now = rm_now();

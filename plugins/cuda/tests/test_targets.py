@@ -1,0 +1,106 @@
+"""What is offered for a GPU can run there: it compiles for its architecture, and fits its SMs. NVRTC needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+
+import pytest
+
+from rammer.codegen.family import KernelFamily
+from rammer.device.manifest import OpenOptions
+from rammer.errors import DeviceFailure
+from rammer.ir.operator import ROperator
+from rammer.testing.cases import Case
+from rammer.testing.single import Subject, subjects
+
+pytest.importorskip("cuda.bindings")
+
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.families import FAMILIES, family_of
+from rammer_cuda.gpu import TARGETS, Gpu
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.source import task_kernel, translation_unit
+
+#: Operators that the families have candidates for, each for some.
+SAMPLE = (
+    "conv n=1 c=35 h=14 w=14 m=48 k=3 s=1 d=1 g=1 p=1 q=1 off=1 +bias +relu @float32 seed=1",
+    "matmul b=1 m=130 depth=256 width=264 off=8 +relu @float16 seed=1",
+    "matmul b=1 m=130 depth=256 width=264 off=0 +bias @tf32 seed=1",
+    "matmul b=1 m=130 depth=256 width=264 off=0 @bfloat16 seed=1",
+    "attention n=1 heads=2 m=64 keys=64 depth=64 width=64 off=0 +mask @float32 seed=1",
+    "gemv t=2 depth=256 width=100 off=3 +sigmoid @float32 seed=1",
+    "depthwise n=1 c=13 h=12 w=13 k=3 s=1 d=1 p=1 q=1 off=4 +relu @float32 seed=1",
+    "rows b=3 m=17 depth=96 off=0 @float32 seed=1",
+    "chain rows=1000 first=64 wide=64 last=64 layers=3 off=0 @float32 seed=1",
+)
+#: Threads of a block, whatever the GPU (CUDA C++ programming guide, "Compute Capabilities").
+MOST_THREADS = 1024
+
+
+@cache
+def backend_of(target: str) -> CudaBackend:
+    backend = open_backend(OpenOptions(target=target))
+    assert isinstance(backend, CudaBackend)
+    return backend
+
+
+@cache
+def operators(target: str) -> list[Subject]:
+    """Those of the sample in the precisions that the target has."""
+    backend = backend_of(target)
+    cases = [Case.parse(text) for text in SAMPLE]
+    return [s for case in cases if case.precision in backend.vdevice.precisions for s in subjects(case, backend)]
+
+
+def choices(target: str, family: KernelFamily[Gpu, TaskKernel, object], gpu: Gpu) -> Iterator[tuple[ROperator, Subject]]:
+    """Candidates of a family for ``gpu``, of the operators of a target that has it."""
+    for subject in operators(target):
+        yield from ((c.operator, subject) for c in family.candidates(subject.operator, subject.binding, gpu))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_family_is_offered_where_its_kernels_compile(target: str) -> None:
+    """And only there: those that a GPU lacks instructions for are refused by the compiler, too."""
+    backend, compiled = backend_of(target), 0
+    for family in FAMILIES:
+        tiled, subject = next(choices("sm_90a", family, TARGETS["sm_90a"]))
+        unit = translation_unit([task_kernel(writable(family, subject, tiled), subject.binding)])
+        if family in backend.usable:
+            compile_cubin(unit, target)
+            compiled += 1
+            continue
+        with pytest.raises(DeviceFailure, match="NVRTC"):
+            compile_cubin(unit, target)
+    assert compiled == len(backend.usable) >= 5
+
+
+def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: Subject, tiled: ROperator) -> ROperator:
+    """The first candidate that can be written, without a cluster."""
+    backend = backend_of("sm_90a")
+    found = family.candidates(subject.operator, subject.binding, backend.gpu)
+    whole = (c.operator for c in found if dict(c.operator.config).get("split_k", 1) == 1)
+    return next((o for o in whole if backend.fits(o, subject.binding)), tiled)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_offer_fits_its_gpu(target: str) -> None:
+    """Shared memory and threads of what is offered for a sample of operators; registers of one of each family, by ptxas."""
+    backend, random = backend_of(target), Random()
+    seen = dict[str, list[tuple[ROperator, Subject]]]()
+    for subject in operators(target):
+        offered = list(backend.candidates(subject.operator, subject.binding))
+        assert offered, subject.operator.head()
+        for tiled in offered:
+            kernel = backend.writer.written(tiled, subject.binding)
+            assert kernel.shared <= backend.gpu.shared and kernel.threads <= MOST_THREADS, tiled.head()
+            assert kernel.blocks == 1 or backend.gpu.clusters, tiled.head()
+            seen.setdefault(family_of(tiled).name, []).append((tiled, subject))
+    assert len(seen) > 3 and {*seen} <= {f.name for f in backend.usable}
+    for options in seen.values():
+        tiled, subject = random.choice(options)
+        used = backend.resources(tiled, subject.binding)
+        assert used.threads * used.registers <= backend.gpu.registers, tiled.head()
+        assert used.local_bytes <= backend.gpu.shared, tiled.head()

@@ -1,0 +1,83 @@
+"""The tests that come with the package onnx: single operators, small models, and what PyTorch exported once."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import onnx
+from onnx import numpy_helper
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.loader import load_model_tests
+
+#: A test's value: an array, a list of values (a sequence), or None (an optional that holds nothing).
+Value: TypeAlias = Any
+#: The kinds that need no download. The others of onnx are large models by address.
+KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, sets of inputs with the outputs that they must give, and how far a number may be off (as ``assert_allclose``)."""
+
+    name: str
+    model: onnx.ModelProto
+    sets: Sequence[tuple[Sequence[Value], Sequence[Value]]]
+    rtol: float
+    atol: float
+
+
+def names(pattern: str = "") -> list[str]:
+    """Names of the tests that ``pattern`` (a regular expression) is found in, in order."""
+    return sorted(n for n in _tests() if re.search(pattern, n))
+
+
+def load(name: str) -> Case:
+    """A test with its data."""
+    test = _tests()[name]
+    if test.model is not None:
+        sets = [([_value(v) for v in a], [_value(v) for v in b]) for a, b in test.data_sets or ()]
+        return Case(name, test.model, sets, test.rtol, test.atol)
+    folder = Path(str(test.model_dir))
+    model = onnx.load(folder / "model.onnx")
+    known = {i.name for i in model.graph.initializer}
+    inputs = [i.type for i in model.graph.input if i.name not in known]
+    outputs = [o.type for o in model.graph.output]
+    sets = [
+        (list(_stored(at, "input", inputs)), list(_stored(at, "output", outputs))) for at in sorted(folder.glob("test_data_set_*"))
+    ]
+    if not sets:
+        raise FileNotFoundError(f"{folder} holds no test_data_set_*")
+    return Case(name, model, sets, test.rtol, test.atol)
+
+
+@cache
+def _tests() -> dict[str, TestCase]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # onnx makes infinities and the like on purpose
+        return {t.name: t for kind in KINDS for t in load_model_tests(kind=kind)}
+
+
+def _stored(folder: Path, what: str, types: Sequence[onnx.TypeProto]) -> Iterator[Value]:
+    for number, kind in enumerate(types):
+        proto: Any = {
+            "sequence_type": onnx.SequenceProto,
+            "optional_type": onnx.OptionalProto,
+        }.get(kind.WhichOneof("value") or "", onnx.TensorProto)()
+        proto.ParseFromString((folder / f"{what}_{number}.pb").read_bytes())
+        yield _value(proto)
+
+
+def _value(value: Any) -> Value:
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    if isinstance(value, onnx.SequenceProto):
+        return numpy_helper.to_list(value)
+    if isinstance(value, onnx.OptionalProto):
+        return numpy_helper.to_optional(value)
+    return value

@@ -1,0 +1,108 @@
+"""One test on a device, and what became of it."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+import rammer
+from rammer.errors import RammerError
+from rammer.testing.suite.cases import Case, Value
+
+#: Verdicts: right on the device alone; right, with operators that the host computed; declined with a clear error; other numbers;
+#: ended in any other way.
+PASSED, HOSTED, DECLINED, WRONG, FAILED = "passed", "passed with host operators", "declined", "wrong", "failed"
+VERDICTS: Final = (PASSED, HOSTED, DECLINED, WRONG, FAILED)
+#: Two units in the last place of bfloat16, which onnx's own runner allows it.
+BFLOAT16: Final = 2.0**-6
+
+
+@dataclass(frozen=True)
+class Score:
+    """The verdict on a test, why, and the operators that the host computed, a name for each."""
+
+    name: str
+    verdict: str
+    why: str = ""
+    hosted: tuple[str, ...] = ()
+
+    def listed(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def of(listed: Mapping[str, Any]) -> Score:
+        """From what ``listed`` gave."""
+        return Score(listed["name"], listed["verdict"], listed["why"], tuple(listed["hosted"]))
+
+
+def score(case: Case, device: str, options: Mapping[str, str]) -> Score:
+    """Compile, run and compare every set of a test."""
+    try:
+        exe = rammer.compile(case.model, device, options=options)
+        try:
+            difference = _difference(case, exe)
+            hosted = sorted({n.op for s in exe.cache.values() for n in s.compiled.host_nodes})
+        finally:
+            exe.close()
+    except RammerError as problem:
+        return Score(case.name, DECLINED, str(problem).splitlines()[0])
+    except Exception as problem:
+        last = traceback.extract_tb(problem.__traceback__)[-1]
+        return Score(case.name, FAILED, f"{type(problem).__name__}: {problem} ({last.name})".replace("\n", " "))
+    if difference:
+        return Score(case.name, WRONG, difference, tuple(hosted))
+    return Score(case.name, HOSTED if hosted else PASSED, "", tuple(hosted))
+
+
+def _difference(case: Case, exe: Any) -> str:
+    for inputs, wanted in case.sets:
+        names = [p.name for p in exe.head.inputs]
+        found = exe.run(dict(zip(names, inputs, strict=True)))
+        for name, want in zip(exe.head.outputs, wanted, strict=True):
+            if said := differs(found[name], want, case.rtol, case.atol):
+                return f"{name}: {said}"
+    return ""
+
+
+def differs(have: Value, want: Value, rtol: float, atol: float) -> str:
+    """How a value differs from what it must be, "" where it does not: kind, shape, type, elements."""
+    if isinstance(want, (list, tuple)):
+        if not isinstance(have, (list, tuple)) or len(have) != len(want):
+            return f"{_kind(have)} for {_kind(want)}"
+        return next(filter(None, (differs(h, w, rtol, atol) for h, w in zip(have, want, strict=True))), "")
+    if want is None or have is None:
+        return "" if want is have else f"{_kind(have)} for {_kind(want)}"
+    have, want = np.asarray(have), np.asarray(want)
+    if have.shape != want.shape or have.dtype != want.dtype:
+        return f"{_kind(have)} for {_kind(want)}"
+    if want.dtype.kind in "OUST":
+        return "" if np.array_equal(have, want) else "other strings"
+    if want.dtype.kind not in "fc" and not want.dtype.isbuiltin:  # ml_dtypes: bfloat16, float8, int4
+        rtol = max(rtol, BFLOAT16) if want.dtype.name == "bfloat16" else rtol
+        have, want = have.astype(np.float32), want.astype(np.float32)
+    try:
+        np.testing.assert_allclose(have, want, rtol=rtol, atol=atol)
+    except AssertionError as problem:
+        lines = re.sub(r"\s+", " ", str(problem))
+        return lines.partition("Mismatched elements:")[2].partition(" ACTUAL")[0].strip()[:160] or lines[:160]
+    return ""
+
+
+def _kind(value: Value) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, (list, tuple)):
+        return f"a sequence of {len(value)}"
+    array = np.asarray(value)
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def tally(scores: Sequence[Score]) -> dict[str, int]:
+    """How many tests have each verdict."""
+    return {v: sum(s.verdict == v for s in scores) for v in VERDICTS}

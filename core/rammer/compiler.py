@@ -18,7 +18,7 @@ from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segm
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
 from rammer.errors import DeviceFailure, blamed
-from rammer.frontend.bind import bind
+from rammer.frontend.bind import bind_until
 from rammer.frontend.evaluator import check_host, reservation
 from rammer.frontend.lower import Lowerings, can_lower, lower
 from rammer.frontend.lowering import REGISTRY
@@ -88,8 +88,8 @@ class Compiler:
         self.seconds = {}
         with self.registry.blaming() if self.registry else nullcontext():
             with self.step("bind"):
-                graph = bind(model, shapes, self.lowerings)
-            return self.compile(graph)
+                graph, rest = bind_until(model, shapes, self.lowerings)
+            return replace(self.compile(graph), rest=rest)
 
     def compile(self, graph: Graph) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""

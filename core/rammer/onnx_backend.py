@@ -26,7 +26,7 @@ from rammer.runtime.executable import Executable
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-class RammerRep(BackendRep):
+class RammerRep(BackendRep):  # type: ignore[misc]  # onnx has no types
     """A model prepared for a device. Each new set of input shapes is compiled at its first run."""
 
     def __init__(self, executable: Executable) -> None:
@@ -42,7 +42,7 @@ class RammerRep(BackendRep):
         return tuple(found[n] for n in head.outputs)
 
 
-class RammerBackend(Backend):
+class RammerBackend(Backend):  # type: ignore[misc]  # onnx has no types
     """ONNX's backend: ``prepare``, ``run_model`` and ``run_node`` take what ``rammer.compile`` takes as further arguments."""
 
     @classmethod

@@ -213,8 +213,8 @@ def test_element_types_follow_attributes_and_bodies() -> None:
 def test_data_dependent_shape() -> None:
     proto = model([helper.make_node("NonZero", ["x"], ["y"], name="nz")], [tensor("x", [2])], ["y"])
     assert message(proto) == (
-        "the shape of 'y' depends on run-time data, which is not supported yet\n  at: node nz (NonZero)\n"
-        "  hint: cut the model before NonZero, or make its shape operands constants"
+        "the shape of 'y' depends on run-time data\n  at: node nz (NonZero)\n"
+        "  hint: run the model as a whole, cut it before NonZero, or make its shape operands constants"
     )
 
 

@@ -57,7 +57,7 @@ def command(
             want = want or expected_outputs(exe.source.model, against, inputs)
         found = differences(have, want, *tolerance.of(exe.options.precision))
         bad += sum(not d.good for d in found)
-        hosted = sum(len(s.compiled.host_nodes) for s in exe.cache.values())
+        hosted = sum(len(s.host_nodes) for s in exe.cache.values())
         name = f"{device} ({exe.backend.hardware.name})" + (f", {hosted} on host" if hosted else "")
         table += [[name, *row] for row in rows(found)]
         exe.close()

@@ -31,15 +31,18 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
         exe = opened(model, device, request, sink)
         compiled = exe.compile_only(parse_shapes(shapes))
         chosen = exe.resources(compiled)
+        artifact = exe.artifact(compiled) if output is not None else None
     click.echo(plain([_row(k) for k in chosen], HEADERS))
     arena = max((p.arena_bytes for p in compiled.programs), default=0)
     tasks, hosted = sum(p.task_count for p in compiled.programs), len(compiled.host_nodes)
     where = exe.backend.hardware.name
     click.echo(f"{where}: {len(chosen)} kernels, arena {size(arena)}, {tasks} tasks, {hosted} operators on the host")
     click.echo("steps: " + ", ".join(f"{name} {duration(s)}" for name, s in compiled.seconds.items()))
-    if output is not None:
+    if compiled.rest is not None:
+        click.echo(f"later: {compiled.rest}")
+    if output is not None and artifact is not None:
         try:
-            save_artifact(output, exe.artifact(compiled))
+            save_artifact(output, artifact)
         except OSError as problem:
             raise cannot_write(output, problem) from problem
         click.echo(f"wrote {output} ({size(output.stat().st_size)})")

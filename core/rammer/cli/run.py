@@ -122,7 +122,8 @@ def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array
         "compile_seconds": special.compile_seconds,
         "kernels": special.kernels,
         "tasks": sum(p.task_count for p in special.compiled.programs),
-        "host_nodes": [f"{s.node} ({s.why})" for s in special.compiled.host_nodes],
+        "host_nodes": [f"{s.node} ({s.why})" for s in special.host_nodes],
+        "later": str(special.compiled.rest or ""),
         "device_seconds": median(t.device for t in timings),
         "host_seconds": median(t.host for t in timings),
         "latency_seconds": median(t.total for t in timings),
@@ -146,6 +147,8 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
         f"{duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
         f"on host   {len(report['host_nodes'])} operators" + "".join(f"\n          {n}" for n in report["host_nodes"]),
     ]
+    if report["later"]:
+        lines.append(f"later     {report['later']}")
     lines += [f"note      {note}" for note in report["notes"]]
     click.echo(printable("\n".join(lines)), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]

@@ -62,14 +62,21 @@ class HostNode:
         return f"host {types} {self.node}"
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Its outputs by name.
+        """Its outputs by name. Raises BadInput as ``values`` does, and for another shape than the one inferred."""
+        values = self.values(inputs)
+        return {name: self._checked(name, values[name]) for name in self.types}
 
-        Raises BadInput where nothing judged implements the operator, where that fails, or computes another
-        shape than the one inferred (a result whose shape depends on data).
-        """
-        where = f"node {self.node.name} ({self.node.op})"
+    @property
+    def title(self) -> str:
+        """How messages name it."""
+        return f"node {self.node.name} ({self.node.op})"
+
+    def values(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Its outputs by name, of whatever types and shapes they are. Raises BadInput where nothing judged implements the
+        operator, or where that fails."""
+        where = self.title
         try:
-            values = self._referred(inputs) if self.node.declared else evaluate(self.node, inputs, self.types, host=True)
+            return self._referred(inputs) if self.node.declared else evaluate(self.node, inputs, self.types, host=True)
         except BadInput as problem:
             raise BadInput(problem.what, where, problem.hint) from problem
         except DeviceFailure:
@@ -84,7 +91,6 @@ class HostNode:
             raise BadInput(
                 f"{self.node.op} fails on the host: {first_line(error)}", where, "check the operator's inputs"
             ) from error
-        return {name: self._checked(name, values[name], where) for name in self.types}
 
     def _referred(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """By the plugin's reference, whose failure is the plugin's fault."""
@@ -92,13 +98,13 @@ class HostNode:
         try:
             return self.custom.referred(self.node.attributes, self.node.inputs, self.node.outputs, inputs)
         except DeviceFailure as problem:
-            raise DeviceFailure(problem.what, f"node {self.node.name} ({self.node.op})", problem.hint) from problem
+            raise DeviceFailure(problem.what, self.title, problem.hint) from problem
 
-    def _checked(self, name: str, value: np.ndarray, where: str) -> np.ndarray:
+    def _checked(self, name: str, value: np.ndarray) -> np.ndarray:
         declared = self.types[name]
         if value.shape != declared.shape:
             what = f"{self.node.op} gives {name!r} the shape {list(value.shape)} instead of {list(declared.shape)}"
-            raise BadInput(what, where, "shapes that depend on data are not supported")
+            raise BadInput(what, self.title, "its shape was inferred wrongly: export the model with another opset")
         return np.asarray(value, dtype=declared.dtype, order="C")
 
     def to_bytes(self) -> bytes:

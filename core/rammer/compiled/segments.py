@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 from rammer.tile.graph import TileGraph
+
+if TYPE_CHECKING:
+    from rammer.frontend.later import Rest
 
 
 class HostOperator(Protocol):
@@ -63,12 +66,14 @@ Segment: TypeAlias = "ProgramSegment | HostSegment"
 @dataclass(frozen=True)
 class Compiled:
     """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time
-    of each step."""
+    of each step. ``rest`` waits for what the segments compute, and is compiled when it is there; the graph's outputs are what it
+    waits for."""
 
     graph: Graph
     segments: tuple[Segment, ...]
     passes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    rest: Rest | None = None
 
     @property
     def host_nodes(self) -> list[HostSegment]:

@@ -31,6 +31,7 @@ from rammer.frontend import nodes as nd
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_types
+from rammer.frontend.later import Later, Rest, Unknown
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
@@ -68,6 +69,17 @@ def bind(model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container
     Raises BadInput for a shape that is missing or contradicts the model, for an operator that does not
     accept its operands and for a shape that depends on run-time data.
     """
+    graph, rest = bind_until(model, shapes, lowered)
+    if rest is not None:
+        raise rest.why
+    return graph
+
+
+def bind_until(
+    model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container[tuple[str, str]] = REGISTRY
+) -> tuple[Graph, Rest | None]:
+    """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
+    waits for it. Without a Rest the Graph is all of the model."""
     walk = _Walk(lowered, model.custom)
     graph = model.proto.graph
     extents = bound_shapes(model, shapes)
@@ -82,10 +94,22 @@ def bind(model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container
     for name in model.outputs:
         walk.reserved.setdefault(name, identifier(name, walk.taken))
     walk.initializers(graph, scope)
-    walk.nodes_of(checks.sorted_nodes(graph), model.outputs, scope)
+    for name, array in model.known.items():
+        walk.constant(name, array, scope)
+    order = checks.sorted_nodes(graph, {*model.known, *scope.values})
+    later = walk.known_shapes(checks.live_nodes(order, model.outputs), scope)
     declared = {v.name: v.type.tensor_type.elem_type for v in graph.output}
-    outputs = tuple(walk.output(name, declared[name], scope) for name in dict.fromkeys(model.outputs))
-    return _assembled(model, walk, tuple(inputs), outputs)
+    if not later:
+        outputs = tuple(walk.output(name, declared[name], scope) for name in dict.fromkeys(model.outputs))
+        return _assembled(model, walk, tuple(inputs), outputs), None
+    given = {port.name for port in model.inputs}
+    read = [n for n in later.reads(model.outputs) if n in scope.values]
+    known = {n: walk.known[scope.values[n]] for n in read if scope.values[n] in walk.known}
+    made = [n for n in read if n not in known and n not in given]
+    for name in made:
+        walk.reserved.setdefault(name, identifier(name, walk.taken))
+    outputs = tuple(walk.output(name, declared.get(name, 0), scope) for name in made)
+    return _assembled(model, walk, tuple(inputs), outputs), later.rest(model, known, (*(n for n in read if n in given), *made))
 
 
 def _assembled(model: Model, walk: _Walk, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
@@ -129,6 +153,22 @@ class _Walk:
         """Walk over the operators that ``outputs`` need, extending ``scope`` by what they compute."""
         for proto in checks.live_nodes(order, outputs):
             self.step(proto, scope)
+
+    def known_shapes(self, order: Iterable[NodeProto], scope: _Scope) -> Later:
+        """Walk over the operators whose shapes can be known; the others, and all that read what those compute, come later."""
+        later = Later()
+        for proto in order:
+            reads = checks.node_reads(proto)
+            if later.waits(proto, reads):
+                continue
+            made = len(self.nodes)
+            try:
+                self.step(proto, scope)
+            except Unknown as problem:
+                del self.nodes[made:]
+                known = [n for n in reads if scope.values[n] in self.known]
+                later.blocked(proto, self.host_node(proto, scope), known, problem)
+        return later
 
     def step(self, proto: NodeProto, scope: _Scope) -> None:
         """Fold, inline, expand or keep one operator, whichever is possible first."""
@@ -274,7 +314,7 @@ class _Walk:
 
     def keep(self, schema: defs.OpSchema, proto: NodeProto, inferred: Mapping[str, TypeProto], scope: _Scope) -> None:
         """Emit the operator as a Node."""
-        attributes, captured = _attributes(proto, scope.opsets)
+        attributes, captured = nd.attributes_of(proto, scope.opsets, checks.free_values)
         inputs = tuple(scope.values[n] if n else "" for n in (*proto.input, *captured))
         outputs = []
         for onnx_name in proto.output:
@@ -306,6 +346,13 @@ class _Walk:
         """A Node for ``proto``."""
         title = shortened(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), attributes, title, _domain(proto), version))
+
+    def host_node(self, proto: NodeProto, scope: _Scope) -> Node:
+        """The operator by its ONNX names."""
+        attributes, captured = nd.attributes_of(proto, scope.opsets, checks.free_values)
+        version = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto)).since_version
+        inputs, title = (*proto.input, *captured), shortened(proto.name) or proto.op_type
+        return Node(proto.op_type, inputs, tuple(proto.output), attributes, title, _domain(proto), version)
 
     def result(self, onnx_name: str, kind: TensorType, scope: _Scope) -> str:
         """The name of a value that a Node computes: the one kept for a graph output, else a new one."""
@@ -358,25 +405,10 @@ def _untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: Typ
         what = f"ONNX cannot infer the shape of {output!r}, the result of {proto.op_type}"
         hint = f"export the model without {proto.op_type}"
     else:
-        what = f"the shape of {output!r} depends on run-time data, which is not supported yet"
-        hint = f"cut the model before {proto.op_type}, or make its shape operands constants"
+        what = f"the shape of {output!r} depends on run-time data"
+        hint = f"run the model as a whole, cut it before {proto.op_type}, or make its shape operands constants"
+        return Unknown(what, nd.node_title(proto), hint)
     return BadInput(what, nd.node_title(proto), hint)
-
-
-def _attributes(proto: NodeProto, opsets: Mapping[str, int]) -> tuple[dict[str, Any], Sequence[str]]:
-    """The node's attributes as Python values, and the outer values its bodies capture."""
-    captured = list(dict.fromkeys(n for a in proto.attribute if a.HasField("g") for n in checks.free_values(a.g)))
-    attributes: dict[str, Any] = {}
-    for attribute in proto.attribute:
-        if attribute.HasField("g"):
-            data = attribute.g.SerializeToString()
-            attributes[attribute.name] = nd.SubGraph(data, tuple(captured), tuple(sorted(opsets.items())))
-            continue
-        try:
-            attributes[attribute.name] = nd.attribute_value(attribute)
-        except ValueError as error:
-            raise BadInput(str(error), nd.node_title(proto), "export the model without it") from error
-    return attributes, captured
 
 
 def _local(node: NodeProto, title: str, absent: set[str]) -> NodeProto:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy_helper
 
+from rammer.errors import BadInput
 from rammer.ir.graph import Node
 from rammer.ir.names import quoted, shortened
 from rammer.ir.types import SHORT, TensorType
@@ -64,6 +65,24 @@ def attribute_value(attribute: AttributeProto) -> Any:
 def _text(data: bytes) -> str:
     # Byte strings need not be UTF-8 in ONNX; surrogates keep them reversible.
     return data.decode("utf-8", "surrogateescape")
+
+
+def attributes_of(
+    proto: NodeProto, opsets: Mapping[str, int], free: Callable[[GraphProto], Sequence[str]]
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """The node's attributes as Python values, and the outer values that its bodies capture: what is ``free`` in them."""
+    captured = list(dict.fromkeys(n for a in proto.attribute if a.HasField("g") for n in free(a.g)))
+    attributes: dict[str, Any] = {}
+    for attribute in proto.attribute:
+        if attribute.HasField("g"):
+            data = attribute.g.SerializeToString()
+            attributes[attribute.name] = SubGraph(data, tuple(captured), tuple(sorted(opsets.items())))
+            continue
+        try:
+            attributes[attribute.name] = attribute_value(attribute)
+        except ValueError as error:
+            raise BadInput(str(error), node_title(proto), "export the model without it") from error
+    return attributes, captured
 
 
 def attribute_proto(name: str, value: Any) -> AttributeProto:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import ModelProto, ValueInfoProto, inliner
 
@@ -29,7 +31,8 @@ class Model:
     """A checked ONNX model. ``notes`` say what reading could not do (an upgrade that failed).
 
     ``external`` tells that weights came from other files: the model file alone does not identify it. ``custom`` are the
-    plugins' operators that it uses.
+    plugins' operators that it uses, ``known`` constants by name that are not in the protobuf (of the rest of a model,
+    ``rammer.frontend.later``).
     """
 
     proto: ModelProto = field(repr=False, compare=False)
@@ -41,6 +44,7 @@ class Model:
     notes: tuple[str, ...] = ()
     external: bool = False
     custom: CustomOperators = field(default_factory=dict, repr=False, compare=False)
+    known: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
 
 def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators = NONE) -> Model:

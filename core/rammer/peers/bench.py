@@ -110,7 +110,7 @@ def bench_device(
     else:
         _, times = sample(lambda: special.run(inputs)[1].total, effort)
         first, timed = timing.total, WHOLE
-    hosted = len(special.compiled.host_nodes)
+    hosted = len(special.host_nodes)
     return Row(
         runner.model,
         runner.name,

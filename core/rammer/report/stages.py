@@ -20,13 +20,16 @@ def _each(compiled: Compiled, text: Callable[[ProgramSegment], str]) -> str:
             parts.append(f"host {segment.node}  ({segment.why})")
         else:
             parts.append(text(segment))
+    if compiled.rest is not None:
+        parts.append(f"later: {compiled.rest}")
     return "\n".join(parts)
 
 
 def graph(compiled: Compiled, device: VDevice) -> str:
     """The Graph after all passes, and what each pass changed."""
     reports = "\n".join(f"# pass {r}" for r in compiled.passes)
-    return f"{compiled.graph}\n{reports}"
+    later = f"\n# later: {compiled.rest}" if compiled.rest is not None else ""
+    return f"{compiled.graph}\n{reports}{later}"
 
 
 def compute(compiled: Compiled, device: VDevice) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,17 +21,20 @@ from rammer.device.arrays import as_numpy, by_name, dtype_of, shape_of
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
-from rammer.errors import BadInput, DeviceFailure, printable
+from rammer.errors import BadInput, printable
 from rammer.ir.collector import collector_paused
 from rammer.ir.operator import RKernel
 from rammer.ir.port import InputPort
 from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.bound import ModelBound
+from rammer.runtime.continuation import Continuation
+from rammer.runtime.residents import Residents
 from rammer.runtime.source import Head, ModelSource
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
+    from rammer.frontend.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 ShapeKey: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
@@ -60,16 +61,27 @@ class Executable:
     store: KernelStore | None = None
     programs: Path | None = None
     device_options: Mapping[str, str] = field(default_factory=dict)
-    cache: dict[ShapeKey, Specialised] = field(default_factory=dict)
     timing: Timing = NO_RUN  #: Of the run that ended last.
     resident: int = RESIDENT
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
-    closed: bool = False
-    _lock: Any = field(default_factory=RLock, repr=False)  # of ``cache`` and ``closed``
-    _closing: Any = field(default_factory=RLock, repr=False)
 
     def __post_init__(self) -> None:
         self.backend = guarded(self.backend, self.device)
+
+    @cached_property
+    def residents(self) -> Residents[ShapeKey]:
+        """The programs on the device."""
+        return Residents(self.head.name, self.resident)
+
+    @property
+    def cache(self) -> Mapping[ShapeKey, Specialised]:
+        """The programs on the device by input shapes, the one used last at the end."""
+        return self.residents.held
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.residents.closed
 
     @cached_property
     def compiler(self) -> Compiler:
@@ -116,10 +128,10 @@ class Executable:
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
         key = tuple(sorted(shapes.items()))
-        found = self._cached(key)
+        found = self.residents.find(key)
         if found is None:
             with compiling(self.backend):  # whoever waits here for the same shapes finds them made
-                found = self._cached(key) or self._made(key, shapes)
+                found = self.residents.find(key) or self._made(key, shapes)
         return found
 
     def _made(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
@@ -141,51 +153,26 @@ class Executable:
             return self._load(key, compiled, time.perf_counter())
 
     def _load(self, key: ShapeKey, compiled: Compiled, start: float) -> Specialised:
-        loaded = load_segments(self.backend, compiled)
-        special = Specialised(compiled, loaded, time.perf_counter() - start)
-        with self._lock:
-            if not self.closed:
-                self.cache[key] = special
-        if self.closed:
-            special.close()
-        self._trim(special)
+        special = self._loaded(compiled, start)
+        self.residents.keep(key, special)
         return special
 
-    def _cached(self, key: ShapeKey) -> Specialised | None:
-        """What is cached, which now is the most recently used. DeviceFailure once closed."""
-        with self._lock:
-            if self.closed:
-                raise DeviceFailure(f"the executable of {self.head.name} was closed", hint="open the model again")
-            found = self.cache.pop(key, None)
-            if found is None or found.closed:
-                return None
-            self.cache[key] = found
-            return found
+    def _loaded(self, compiled: Compiled, start: float) -> Specialised:
+        """``compiled`` on the device. What waits for values is compiled when they are there."""
+        loaded, following = load_segments(self.backend, compiled), None
+        if compiled.rest is not None:
+            following = Continuation(compiled.rest, self._continued, Residents(self.head.name, self.resident))
+        return Specialised(compiled, loaded, time.perf_counter() - start, following)
 
-    def _trim(self, newest: Specialised) -> None:
-        """Free what was not used for longest, until no more than ``resident`` are left or all others are in use."""
-        with self._lock:
-            excess = len(self.cache) - self.resident
-            if excess <= 0:
-                return
-            idle = (key for key, special in self.cache.items() if special is not newest and special.retire())
-            freed = [self.cache.pop(key) for key in list(islice(idle, excess))]
-        for special in freed:
-            special.close()
+    def _continued(self, model: Model) -> Specialised:
+        """A part of the model whose shapes are known."""
+        with compiling(self.backend):
+            start = time.perf_counter()
+            return self._loaded(self.compiler.compile_model(model, {}), start)
 
-    @contextmanager
-    def _used(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Specialised]:
+    def _used(self, shapes: Mapping[str, tuple[int, ...]]) -> AbstractContextManager[Specialised]:
         """The Specialised of these shapes, which is not freed meanwhile."""
-        with ExitStack() as stack:
-            while True:
-                special = self.specialise(shapes)
-                try:
-                    stack.enter_context(special.used())
-                    break
-                except DeviceFailure:  # freed for other shapes since it was found
-                    continue
-            yield special
-        self._trim(special)
+        return self.residents.used(lambda: self.specialise(shapes))
 
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """Every step short of loading; ``shapes`` are needed for dynamic inputs only."""
@@ -198,7 +185,10 @@ class Executable:
             return self.compiler.resources(compiled)
 
     def artifact(self, compiled: Compiled) -> Artifact:
-        """``compiled`` with what a later process needs to run it."""
+        """``compiled`` with what a later process needs to run it. BadInput where a part of it waits for values of a run."""
+        if compiled.rest is not None:
+            why = compiled.rest.why
+            raise BadInput(f"a compiled file needs fixed shapes, but {why.what}", why.where, why.hint)
         return Artifact(
             compiled,
             self.device,
@@ -215,7 +205,7 @@ class Executable:
 
     def _compile(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         compiled = self.compile_only(shapes)
-        path = self._path(key)
+        path = self._path(key) if compiled.rest is None else None
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,17 +256,9 @@ class Executable:
 
     def close(self) -> None:
         """Free the device when the runs in progress have ended; further calls raise DeviceFailure."""
-        with self._closing:  # a second caller waits, too
-            with self._lock:
-                freed = list(self.cache.values())
-                for special in freed:
-                    special.check_outside()
-                self.closed = True
-            for special in freed:
-                special.close()
-            self.cache.clear()
-            if self.owner:
-                self.backend.close()
+        self.residents.close()
+        if self.owner:
+            self.backend.close()
 
 
 def check_resident(count: int) -> None:

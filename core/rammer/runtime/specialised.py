@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, RLock, get_ident
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.device.manifest import Loaded
-from rammer.errors import DeviceFailure
+from rammer.errors import BadInput, DeviceFailure
 from rammer.runtime.bound import ModelBound
+
+if TYPE_CHECKING:
+    from rammer.frontend.later import Rest
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -34,13 +37,42 @@ class Timing:
 NO_RUN: Final = Timing(0.0, 0.0, 0.0)
 
 
+class Following(Protocol):
+    """What comes after the programs of a model (``rammer.runtime.continuation``)."""
+
+    @property
+    def host_nodes(self) -> list[HostSegment]:
+        """Operators that run on the host."""
+        ...
+
+    @property
+    def kernels(self) -> int:
+        """Kernel launches of one run."""
+        ...
+
+    @property
+    def rest(self) -> Rest:
+        """What waits."""
+        ...
+
+    def run(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], Timing]:
+        """The model's outputs, of what was computed before."""
+        ...
+
+    def close(self) -> None:
+        """Free the device."""
+        ...
+
+
 @dataclass
 class Specialised:
-    """A compiled model whose programs are loaded on the device. Any thread may call it; its programs take turns."""
+    """A compiled model whose programs are loaded on the device. Any thread may call it; its programs take turns. With a
+    ``following`` part, the programs compute what that waits for."""
 
     compiled: Compiled
     loaded: dict[int, Loaded]
     compile_seconds: float
+    following: Following | None = None
     bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
     users: list[int] = field(default_factory=list)  #: Threads whose calls are running.
     closed: bool = False
@@ -50,7 +82,12 @@ class Specialised:
     @property
     def kernels(self) -> int:
         """Kernel launches (or supersteps) of one run."""
-        return sum(p.kernels for p in self.loaded.values())
+        return sum(p.kernels for p in self.loaded.values()) + (self.following.kernels if self.following else 0)
+
+    @property
+    def host_nodes(self) -> list[HostSegment]:
+        """Operators that run on the host, as far as is known: what waits for values shows them when it has run."""
+        return [*self.compiled.host_nodes, *(self.following.host_nodes if self.following else ())]
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -99,6 +136,10 @@ class Specialised:
             # An operator on the host may give a view of what it reads, a model an input or one tensor twice.
             outputs[port.external or port.name] = value if port.name in fresh else np.array(value)
             fresh.discard(port.name)
+        if self.following is not None:
+            given = {**inputs, **outputs}
+            outputs, more = self.following.run({n: given[n] for n in self.following.rest.inputs})
+            device, host, notes = device + more.device, host + more.host, [*notes, *more.notes]
         return outputs, Timing(device, host, time.perf_counter() - start, tuple(dict.fromkeys(notes)))
 
     def _device(
@@ -111,7 +152,10 @@ class Specialised:
         return result.seconds
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> ModelBound:
-        """A call with these arrays by ONNX name; inputs have been checked."""
+        """A call with these arrays by ONNX name; inputs have been checked. BadInput where a part waits for values."""
+        if self.following is not None:
+            why = self.following.rest.why
+            raise BadInput(f"fixed arrays need fixed shapes, but {why.what}", why.where, "call run instead of bind")
         with self.used():
             made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
             with self._changed:
@@ -144,3 +188,5 @@ class Specialised:
                 bound.close()
             for program in self.loaded.values():
                 program.close()
+            if self.following is not None:
+                self.following.close()

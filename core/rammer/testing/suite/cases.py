@@ -48,9 +48,8 @@ def load(name: str) -> Case:
     known = {i.name for i in model.graph.initializer}
     inputs = [i.type for i in model.graph.input if i.name not in known]
     outputs = [o.type for o in model.graph.output]
-    sets = [
-        (list(_stored(at, "input", inputs)), list(_stored(at, "output", outputs))) for at in sorted(folder.glob("test_data_set_*"))
-    ]
+    folders = sorted(folder.glob("test_data_set_*"))
+    sets = [(list(_stored(at, "input", inputs)), list(_stored(at, "output", outputs))) for at in folders]
     if not sets:
         raise FileNotFoundError(f"{folder} holds no test_data_set_*")
     return Case(name, model, sets, test.rtol, test.atol)

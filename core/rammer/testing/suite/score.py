@@ -47,7 +47,7 @@ def score(case: Case, device: str, options: Mapping[str, str]) -> Score:
         exe = rammer.compile(case.model, device, options=options)
         try:
             difference = _difference(case, exe)
-            hosted = sorted({n.op for s in exe.cache.values() for n in s.compiled.host_nodes})
+            hosted = sorted({h.node.node.op for s in exe.cache.values() for h in s.host_nodes})
         finally:
             exe.close()
     except RammerError as problem:

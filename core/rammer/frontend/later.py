@@ -1,0 +1,175 @@
+"""What of a model waits for values: operators whose shapes depend on run-time data, and all that read what those compute.
+
+Some wait for operands that decide shapes (the target of a Reshape, the bounds of a Slice): what follows is compiled for the
+values found, as for shapes. Others show the shapes of their results only when they have run (NonZero): they run on the host, and
+what follows is compiled for the shapes found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from onnx import ModelProto, NodeProto
+
+from rammer.errors import BadInput
+from rammer.frontend import checks
+from rammer.frontend.reader import Model
+from rammer.ir.graph import Node
+from rammer.ir.port import InputPort
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+_REDUCTIONS: Final = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+#: Operator of ONNX -> its operands whose values decide extents, ranks or axes. One that is not known makes its operator wait.
+DECIDING: Final[Mapping[str, tuple[int, ...]]] = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "CumProd": (1,),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+    **{f"Reduce{name}": (1,) for name in _REDUCTIONS},
+}
+#: Elements of an operand that decides shapes: a program is compiled for each set of values, and no operator has a use for more.
+MOST_DECIDING: Final = 1024
+
+
+class Unknown(BadInput):
+    """The shape of a result depends on values that are known at run time only."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The operators of a model that wait. ``first`` are those to run on the host before anything else; ``inputs`` are values made
+    before, the model's inputs among them, and ``known`` constants. For each value of ``deciding`` ones that is found the rest is
+    compiled anew. ``why`` says what had to wait first."""
+
+    whole: Model
+    proto: ModelProto = field(repr=False)
+    first: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    deciding: frozenset[str]
+    known: Mapping[str, Array] = field(repr=False)
+    why: Unknown
+
+    def __str__(self) -> str:
+        hosted = (
+            f"{len(self.first)} operators ({', '.join(n.op for n in self.first)}) run on the host first; " if self.first else ""
+        )
+        decides = f", and for the values of {', '.join(sorted(self.deciding))}" if self.deciding else ""
+        count = len(self.proto.graph.node)
+        after = f"{count} operators are compiled when it is known, for the shapes found{decides}"
+        return f"{self.why.what}: {hosted}{after if count else 'nothing follows'}"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs."""
+        return self.whole.outputs
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Values that the operators after ``first`` read, and do not compute."""
+        nodes = self.proto.graph.node
+        made = {o for node in nodes for o in node.output}
+        return tuple(dict.fromkeys(n for node in nodes for n in checks.node_reads(node) if n not in made))
+
+    def model(self, values: Mapping[str, Array]) -> Model:
+        """The operators after ``first`` as a model of their own, for the types, shapes and deciding values found. BadInput where
+        a deciding one is too large."""
+        for name in self.deciding & values.keys():
+            if values[name].size > MOST_DECIDING:
+                raise BadInput(
+                    f"{name!r} decides shapes by {values[name].size} values, more than {MOST_DECIDING}",
+                    self.why.where,
+                    "make it a constant of the model",
+                )
+        known = {n: values[n] if n in values else self.known[n] for n in self.reads if n in self.deciding or n in self.known}
+        ports = tuple(InputPort(n, str(values[n].dtype), values[n].shape) for n in self.reads if n not in known)
+        outputs = tuple(v.name for v in self.proto.graph.output)
+        return replace(self.whole, proto=self.proto, inputs=ports, outputs=outputs, known=known)
+
+
+@dataclass
+class Later:
+    """The operators put off during a walk, in order, and the values that wait for them."""
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    first: list[Node] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    deciding: set[str] = field(default_factory=set)
+    why: Unknown | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    def waits(self, proto: NodeProto, reads: Collection[str]) -> bool:
+        """Put off an operator that reads what waits; whether it does."""
+        if self.names.isdisjoint(reads):
+            return False
+        self._put_off(proto)
+        return True
+
+    def blocked(self, proto: NodeProto, node: Node, known: Collection[str], why: Unknown) -> None:
+        """Put off an operator whose shapes are unknown; ``node`` is what the host would run."""
+        self.why = self.why or why
+        unknown = [n for n in deciding(proto) if n not in known]
+        if unknown:
+            self.deciding.update(unknown)
+            self._put_off(proto)
+        else:
+            self.first.append(node)
+            self.names.update(filter(None, proto.output))
+
+    def _put_off(self, proto: NodeProto) -> None:
+        self.nodes.append(proto)
+        self.names.update(filter(None, proto.output))
+
+    def reads(self, outputs: Iterable[str]) -> list[str]:
+        """Values from before that are read, and outputs of the model that were computed before."""
+        read = [n for node in self.nodes for n in checks.node_reads(node)]
+        read += [n for node in self.first for n in node.inputs if n]
+        return list(dict.fromkeys(n for n in (*read, *outputs) if n not in self.names))
+
+    def rest(self, model: Model, known: Mapping[str, Array], inputs: Sequence[str]) -> Rest:
+        """All of it."""
+        assert self.why is not None
+        made = {o for node in self.nodes for o in node.output}
+        proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
+        proto.graph.name = model.proto.graph.name
+        proto.graph.node.extend(self.nodes)
+        proto.graph.output.extend(v for v in model.proto.graph.output if v.name in made)
+        # What decides shapes further on is better known at once: one program less.
+        decides = self.deciding | {n for node in self.nodes for n in deciding(node)}
+        return Rest(model, proto, tuple(self.first), tuple(inputs), frozenset(decides - made), known, self.why)
+
+
+def deciding(proto: NodeProto) -> list[str]:
+    """Names of the operands that decide shapes."""
+    places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else ()
+    return [proto.input[i] for i in places if i < len(proto.input) and proto.input[i]]

@@ -1,0 +1,84 @@
+"""The rest of a model, compiled when the values that it waits for are there: for their types and shapes, and for the values of
+those that decide shapes. What was compiled is held, as programs of a model's input shapes are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from rammer.compiled.segments import HostSegment
+from rammer.runtime.residents import Residents
+from rammer.runtime.specialised import NO_RUN, Specialised, Timing
+
+if TYPE_CHECKING:
+    from rammer.frontend.later import Rest
+    from rammer.frontend.reader import Model
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Key: TypeAlias = "tuple[tuple[str, str, tuple[int, ...], bytes], ...]"
+
+
+@dataclass
+class Continuation:
+    """``rest`` on a device: ``make`` compiles and loads a model whose shapes are all known, one thread at a time; ``residents``
+    hold what was made."""
+
+    rest: Rest
+    make: Callable[[Model], Specialised]
+    residents: Residents[Key]
+
+    @property
+    def host_nodes(self) -> list[HostSegment]:
+        """Operators that run on the host, those of the programs made so far among them."""
+        from rammer.compiled.host import HostNode
+
+        first = [HostSegment(HostNode(n, {}), "the shape of its result depends on run-time data") for n in self.rest.first]
+        return [*first, *(h for special in list(self.residents.held.values()) for h in special.host_nodes)]
+
+    @property
+    def kernels(self) -> int:
+        """Kernel launches of one run of what was used last."""
+        return next((s.kernels for s in reversed(list(self.residents.held.values()))), 0)
+
+    def run(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], Timing]:
+        """The model's outputs, of the values that the rest waits for, by ONNX names. The arrays are the caller's own."""
+        start, rest = time.perf_counter(), self.rest
+        known: dict[str, Array] = {**rest.known, **values}
+        known.update(self._hosted(known))
+        host, timing, found = time.perf_counter() - start, NO_RUN, dict[str, Array]()
+        if rest.proto.graph.node:
+            with self.residents.used(lambda: self._specialised(known)) as special:
+                ports = (v.external or v.name for v in special.compiled.graph.inputs)
+                found, timing = special.run({n: np.asarray(known[n], order="C") for n in ports})
+        outputs = {n: found[n] if n in found else np.array(known[n]) for n in rest.outputs}
+        return outputs, Timing(timing.device, host + timing.host, time.perf_counter() - start, timing.notes)
+
+    def _hosted(self, known: dict[str, Array]) -> dict[str, Array]:
+        """What the operators compute whose results show their shapes only then."""
+        from rammer.compiled.host import HostNode
+
+        made: dict[str, Array] = {}
+        for node in self.rest.first:
+            made |= HostNode(node, {}).values({n: known[n] for n in node.inputs if n})
+        return made
+
+    def _specialised(self, known: Mapping[str, Array]) -> Specialised:
+        model = self.rest.model(known)
+        key = tuple(
+            (n, str(known[n].dtype), known[n].shape, known[n].tobytes() if n in self.rest.deciding else b"")
+            for n in self.rest.reads
+            if n not in self.rest.known
+        )
+        found = self.residents.find(key)
+        if found is None:
+            found = self.make(model)
+            self.residents.keep(key, found)
+        return found
+
+    def close(self) -> None:
+        """Free the device."""
+        self.residents.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.graph import Graph
+from rammer.ir.graph import Graph, Node
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 class HostOperator(Protocol):
     """One operator that runs on the host (``rammer.compiled.host.HostNode``)."""
+
+    @property
+    def node(self) -> Node:
+        """The operator."""
+        ...
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from rammer.frontend import nodes as nd
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_types
-from rammer.frontend.later import Later, Rest, Unknown
+from rammer.frontend.later import Later, Rest, Unknown, host_node, untyped
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
@@ -167,7 +167,7 @@ class _Walk:
             except Unknown as problem:
                 del self.nodes[made:]
                 known = [n for n in reads if scope.values[n] in self.known]
-                later.blocked(proto, self.host_node(proto, scope), known, problem)
+                later.blocked(proto, host_node(proto, scope.opsets), known, problem)
         return later
 
     def step(self, proto: NodeProto, scope: _Scope) -> None:
@@ -320,7 +320,7 @@ class _Walk:
         for onnx_name in proto.output:
             kind = nd.tensor_type(inferred.get(onnx_name, TypeProto()))
             if onnx_name and kind is None:
-                raise _untyped(schema, proto, onnx_name, inferred.get(onnx_name))
+                raise untyped(schema, proto, onnx_name, inferred.get(onnx_name))
             # Inference gives a type to outputs that are left out, too.
             outputs.append(self.result(onnx_name, kind, scope) if onnx_name and kind is not None else "")
         self.add(proto, proto.op_type, inputs, outputs, attributes, schema.since_version)
@@ -346,13 +346,6 @@ class _Walk:
         """A Node for ``proto``."""
         title = shortened(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), attributes, title, _domain(proto), version))
-
-    def host_node(self, proto: NodeProto, scope: _Scope) -> Node:
-        """The operator by its ONNX names."""
-        attributes, captured = nd.attributes_of(proto, scope.opsets, checks.free_values)
-        version = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto)).since_version
-        inputs, title = (*proto.input, *captured), shortened(proto.name) or proto.op_type
-        return Node(proto.op_type, inputs, tuple(proto.output), attributes, title, _domain(proto), version)
 
     def result(self, onnx_name: str, kind: TensorType, scope: _Scope) -> str:
         """The name of a value that a Node computes: the one kept for a graph output, else a new one."""
@@ -390,25 +383,6 @@ def _check_constant(name: str, array: np.ndarray, where: str) -> None:
 
 def _domain(proto: NodeProto) -> str:
     return "" if proto.domain == "ai.onnx" else proto.domain
-
-
-def _untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
-    kind = inferred.WhichOneof("value") if inferred is not None else None
-    dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"
-    if kind not in (None, "tensor_type"):
-        what = f"{proto.op_type} gives {output!r} the type {kind.removesuffix('_type')}, which is not supported"
-        hint = "export the model without sequences and optionals"
-    elif dtype not in (*SHORT, "undefined"):
-        what = f"{proto.op_type} gives {output!r} the element type {dtype}, which is not supported"
-        hint = f"supported are tensors of {', '.join(SHORT)}"
-    elif not schema.has_type_and_shape_inference_function:
-        what = f"ONNX cannot infer the shape of {output!r}, the result of {proto.op_type}"
-        hint = f"export the model without {proto.op_type}"
-    else:
-        what = f"the shape of {output!r} depends on run-time data"
-        hint = f"run the model as a whole, cut it before {proto.op_type}, or make its shape operands constants"
-        return Unknown(what, nd.node_title(proto), hint)
-    return BadInput(what, nd.node_title(proto), hint)
 
 
 def _local(node: NodeProto, title: str, absent: set[str]) -> NodeProto:

@@ -13,13 +13,16 @@ from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TypeProto, defs
 
 from rammer.errors import BadInput
 from rammer.frontend import checks
+from rammer.frontend import nodes as nd
 from rammer.frontend.reader import Model
 from rammer.ir.graph import Node
+from rammer.ir.names import shortened
 from rammer.ir.port import InputPort
+from rammer.ir.types import SHORT
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -173,3 +176,32 @@ def deciding(proto: NodeProto) -> list[str]:
     """Names of the operands that decide shapes."""
     places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else ()
     return [proto.input[i] for i in places if i < len(proto.input) and proto.input[i]]
+
+
+def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
+    """The operator by its ONNX names, for the host to run."""
+    attributes, captured = nd.attributes_of(proto, opsets, checks.free_values)
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    version = defs.get_schema(proto.op_type, opsets[domain], domain).since_version
+    inputs, title = (*proto.input, *captured), shortened(proto.name) or proto.op_type
+    return Node(proto.op_type, inputs, tuple(proto.output), attributes, title, domain, version)
+
+
+def untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:
+    """Why an output has no static type."""
+    kind = inferred.WhichOneof("value") if inferred is not None else None
+    dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"
+    if kind not in (None, "tensor_type"):
+        what = f"{proto.op_type} gives {output!r} the type {kind.removesuffix('_type')}, which is not supported"
+        hint = "export the model without sequences and optionals"
+    elif dtype not in (*SHORT, "undefined"):
+        what = f"{proto.op_type} gives {output!r} the element type {dtype}, which is not supported"
+        hint = f"supported are tensors of {', '.join(SHORT)}"
+    elif not schema.has_type_and_shape_inference_function:
+        what = f"ONNX cannot infer the shape of {output!r}, the result of {proto.op_type}"
+        hint = f"export the model without {proto.op_type}"
+    else:
+        what = f"the shape of {output!r} depends on run-time data"
+        hint = f"run the model as a whole, cut it before {proto.op_type}, or make its shape operands constants"
+        return Unknown(what, nd.node_title(proto), hint)
+    return BadInput(what, nd.node_title(proto), hint)

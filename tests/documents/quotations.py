@@ -193,8 +193,8 @@ def operators() -> str:
     head = f"These {len(lowered)} operators become tensor expressions, and so kernels on every device:\n\n"
     tail = (
         "\n\nIn rare forms they run on the host instead: MaxPool with its Indices, Scatter with a reduction,\n"
-        "Dropout and BatchNormalization in training mode, operators whose parameters depend on run-time data.\n"
-        f"\nThese always run on the host, where their output shape is known: {', '.join(hosted)}. So does an\n"
+        "Dropout and BatchNormalization in training mode, operators whose operands must be constants and are not.\n"
+        f"\nThese always run on the host: {', '.join(hosted)}. So does an\n"
         "operator that is not listed. Operators on the host are counted and named in the output.\n"
     )
     return head + textwrap.fill(", ".join(lowered), 110) + tail

@@ -14,6 +14,7 @@ COMMANDS = {
     "inspect": "inspect",
     "bench": "bench",
     "compile": "compile",
+    "conformance": "conformance",
     "cache": "cache",
     "plugins": "plugins",
 }

@@ -15,6 +15,9 @@ from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
+from rammer.frontend.checks import all_graphs
+from rammer.frontend.nodes import is_random
+
 #: A test's value: an array, a list of values (a sequence), or None (an optional that holds nothing).
 Value: TypeAlias = Any
 #: The kinds that need no download. The others of onnx are large models by address.
@@ -30,6 +33,11 @@ class Case:
     sets: Sequence[tuple[Sequence[Value], Sequence[Value]]]
     rtol: float
     atol: float
+
+    @property
+    def random(self) -> bool:
+        """Whether an operator of it draws random numbers, of which ONNX promises types and shapes."""
+        return any(is_random(node) for graph in all_graphs(self.model) for node in graph.node)
 
 
 def names(pattern: str = "") -> list[str]:

@@ -1,0 +1,51 @@
+"""``rammer conformance``: ONNX's own tests on a device, scored."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from rammer.cli.common import progress, write_text
+from rammer.cli.options import parse_options
+from rammer.errors import Mismatch
+from rammer.report.table import plain
+
+
+@click.command()
+@click.option("--device", required=True, metavar="NAME[:INDEX]", help="The device to score.")
+@click.option("-k", "pattern", default="", metavar="PATTERN", help="Only tests in whose name this regular expression is found.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write every score to F; - is stdout.")
+@click.option("--processes", type=click.IntRange(1), metavar="N", help="Default: one for each core.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="The device's own options, repeatable.")
+def command(device: str, pattern: str, json_file: Path | None, processes: int | None, options: tuple[str, ...]) -> None:
+    """Score a device by the tests that come with the package onnx; exit code 1 where one is wrong or fails.
+
+    A test passed, passed with operators that the host computed (which are named), was declined (why), is wrong, or failed.
+    What was declined or computed on the host does not count as passed.
+
+    Example: rammer conformance --device rocm -k conv
+    """
+    import onnx
+
+    from rammer.testing.suite.run import grouped, scores
+    from rammer.testing.suite.score import FAILED, PASSED, WRONG, tally
+
+    with progress(f"ONNX's tests on {device}") as sink:
+        found = scores(device, pattern, parse_options(options), processes or 0, lambda done, of: sink("tests", f"{done} of {of}"))
+    counts, quiet = tally(found), str(json_file) == "-"
+    rows = [[v, str(n), f"{100 * n / len(found):.1f}%"] for v, n in counts.items()]
+    click.echo(plain([*rows, ["all", str(len(found)), ""]], [f"onnx {onnx.__version__} on {device}", "tests", ""]), err=quiet)
+    hosted = Counter(h for s in found for h in s.hosted)
+    if hosted:
+        click.echo("on the host: " + ", ".join(f"{op} {n}" for op, n in hosted.most_common()), err=quiet)
+    told = {why: s for why, s in grouped([s for s in found if s.why]).items() if s[0].verdict != PASSED}
+    for why, scored in told.items():
+        click.echo(f"{len(scored):5} {why}  [{', '.join(s.name for s in scored[:3])}]", err=quiet)
+    if json_file is not None:
+        text = json.dumps({"onnx": onnx.__version__, "device": device, "scores": [s.listed() for s in found]}, indent=1)
+        click.echo(text) if quiet else write_text(json_file, text)
+    if counts[WRONG] + counts[FAILED]:
+        raise Mismatch(f"{counts[WRONG]} tests are wrong, {counts[FAILED]} failed")

@@ -1,0 +1,131 @@
+"""ONNX's own tests: what loads, how it is scored, and ONNX's backend interface."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import helper
+from onnx.backend.base import Backend
+
+import rammer.onnx_backend as backend
+from rammer.cli.main import cli
+from rammer.errors import BadInput, DeviceUnavailable, Mismatch
+from rammer.testing.suite.cases import Case, load, names
+from rammer.testing.suite.run import grouped, scores
+from rammer.testing.suite.score import DECLINED, FAILED, HOSTED, PASSED, RANDOM, WRONG, Score, differs, score, tally
+
+
+def test_all_kinds_load() -> None:
+    found = names()
+    assert len(found) > 1900
+    # One of each kind: made in memory, with data in files, with a sequence, exported from PyTorch.
+    for name in ("test_add", "test_sequence_model1", "test_identity_sequence", "test_AvgPool2d", "test_operator_conv"):
+        case = load(name)
+        assert case.sets and all(outputs for _, outputs in case.sets), name
+    assert names("^test_add$") == ["test_add"]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [("test_add", PASSED), ("test_nonzero_example", HOSTED), ("test_bernoulli", RANDOM), ("test_training_dropout", DECLINED)],
+)
+def test_verdicts(name: str, verdict: str) -> None:
+    found = score(load(name), "toy", {})
+    assert found.verdict == verdict
+    assert bool(found.why) == (verdict == DECLINED) and bool(found.hosted) == (verdict in (HOSTED, RANDOM))
+
+
+def test_a_wrong_output_is_wrong_and_a_broken_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = load("test_add")
+    inputs, outputs = case.sets[0]
+    spoiled = np.array(outputs[0])
+    spoiled.flat[-1] += 1
+    wrong = Case(case.name, case.model, [(inputs, [spoiled])], case.rtol, case.atol)
+    assert score(wrong, "toy", {}).verdict == WRONG
+    monkeypatch.setattr("rammer.compile", lambda *args, **given: 1 / 0)
+    assert score(case, "toy", {}).verdict == FAILED
+
+
+@pytest.mark.parametrize(
+    ("have", "want"),
+    [
+        (np.zeros(2, np.float32), np.zeros(2, np.float64)),
+        (np.zeros((2, 1)), np.zeros(2)),
+        (np.array([np.nan]), np.array([0.0])),
+        (np.array([1.0]), np.array([1.01])),
+        ([np.zeros(1)], [np.zeros(1), np.zeros(1)]),
+        (np.zeros(1), None),
+        (np.zeros(1), [np.zeros(1)]),
+        (np.array(["a"], object), np.array(["b"], object)),
+    ],
+)
+def test_differences(have: Any, want: Any) -> None:
+    assert differs(have, want, 1e-3, 1e-7)
+    assert not differs(want, want, 1e-3, 1e-7)
+
+
+def test_scores_in_processes() -> None:
+    told = list[tuple[int, int]]()
+    found = scores("toy", "^test_(add|relu|nonzero_example)$", processes=1, told=lambda done, of: told.append((done, of)))
+    assert [(s.name, s.verdict) for s in found] == [("test_add", PASSED), ("test_nonzero_example", HOSTED), ("test_relu", PASSED)]
+    assert told[-1] == (3, 3)
+    with pytest.raises(BadInput, match="no test of ONNX is called"):
+        scores("toy", "there is none")
+    with pytest.raises(BadInput, match="nowhere"):
+        scores("nowhere", "^test_add$")
+
+
+def test_groups_leave_out_names_and_numbers() -> None:
+    found = [Score("a", DECLINED, "'x' has rank 3"), Score("b", DECLINED, "'y' has rank 4"), Score("c", PASSED)]
+    assert [len(g) for g in grouped(found).values()] == [2, 1]
+    assert tally(found)[DECLINED] == 2
+
+
+def test_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "scores.json"
+    said = CliRunner().invoke(cli, ["conformance", "--device", "toy", "-k", "^test_(add|training_dropout)$", "--json", str(file)])
+    assert said.exit_code == 0, said.output
+    assert "passed" in said.output and "1 declined: Dropout in training mode" in said.output
+    written = json.loads(file.read_text())
+    assert {s["name"]: s["verdict"] for s in written["scores"]} == {"test_add": PASSED, "test_training_dropout": DECLINED}
+
+
+def test_the_command_fails_where_a_test_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rammer.testing.suite.run.scores", lambda *args: [Score("test_add", WRONG, "other")])
+    said = CliRunner().invoke(cli, ["conformance", "--device", "toy"])
+    assert isinstance(said.exception, Mismatch)
+
+
+def affine() -> onnx.ModelProto:
+    ports = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xyz"]
+    graph = helper.make_graph([helper.make_node("Sub", ["x", "y"], ["z"])], "g", ports[:2], ports[2:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_the_backend_interface() -> None:
+    assert issubclass(backend.RammerBackend, Backend)
+    x, y = np.array([5, 7], np.float32), np.array([1, 2], np.float32)
+    for inputs in ([x, y], {"y": y, "x": x}):
+        (z,) = backend.prepare(affine(), "toy").run(inputs)
+        np.testing.assert_array_equal(z, x - y)
+    (z,) = backend.run_model(affine(), [x, y], "toy")
+    np.testing.assert_array_equal(z, x - y)
+    (z,) = backend.run_node(helper.make_node("Div", ["a", "b"], ["c"]), [x, y], "toy")
+    np.testing.assert_array_equal(z, x / y)
+    assert backend.supports_device("toy") and not backend.supports_device("nowhere")
+    assert backend.is_compatible(affine(), "toy")
+    broken = affine()
+    broken.graph.node[0].op_type = "NoSuchOperator"
+    assert not backend.is_compatible(broken, "toy")
+
+
+def test_names_of_devices() -> None:
+    assert backend.spec_of("toy") == "toy"
+    with pytest.raises((BadInput, DeviceUnavailable)):
+        backend.spec_of("CUDA:7")

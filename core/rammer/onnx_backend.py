@@ -4,8 +4,8 @@
 
     outputs = backend.prepare(model, "rocm").run([x])
 
-A device is ``NAME[:INDEX]`` as everywhere in rammer, or one of ONNX's own: ``CPU`` is the first working unit of the kind
-``cpu``, ``CUDA`` or ``CUDA:1`` a unit of the device ``cuda``.
+A device is ``NAME[:INDEX]`` as everywhere in rammer, in upper case as ONNX has it, too; ``CPU`` is the first working unit of the
+kind ``cpu``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def spec_of(device: str) -> str:
                 if unit.kind == "cpu":
                     return f"{status.name}:{unit.index}"
         raise DeviceUnavailable("no device computes on the CPU", hint="`rammer devices` lists what there is")
-    name = device.lower() if device.upper().startswith("CUDA") else device
+    name = device.lower() if device.isupper() else device
     _check(registry.status(name.partition(":")[0]))
     return name
 

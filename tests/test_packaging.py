@@ -103,14 +103,14 @@ def test_the_wheels_ship_types_device_code_and_nothing_else(wheels: dict[str, Pa
             assert "Requires-Dist: rammer-core<0.2,>=0.1" in metadata
 
 
-def test_a_fresh_environment(wheels: dict[str, Path], home: Path) -> None:
+def test_a_fresh_environment(wheels: dict[str, Path], home: Path, rng: np.random.Generator) -> None:
     command, python = home / "env" / "bin" / "rammer", home / "env" / "bin" / "python"
     install(home, wheels["rammer_core"])
     assert run(command, "devices", cwd=home).startswith("no devices: no plugin is installed")
     assert json.loads(run(command, "devices", "--json", cwd=home)) == []
     model = MODELS["branches"]
-    path, given = home / "m.onnx", model.inputs(np.random.default_rng(), {})
-    onnx.save(model.build(np.random.default_rng()), path)
+    path, given = home / "m.onnx", model.inputs(rng, {})
+    onnx.save(model.build(rng), path)
     run(command, "run", path, cwd=home, code=3)
 
     install(home, *(wheels[name] for name in PLUGINS.values()))

@@ -13,7 +13,6 @@ from onnx import parser
 
 from rammer.errors import RammerError
 
-RNG = np.random.default_rng()
 LITTLE = """<ir_version: 9, opset_import: ["" : 21]> little (float[1,N,8] x, float[8,5] w) => (float[1,N,5] y) {
     m = MatMul(x, w)
     y = Relu(m)
@@ -24,8 +23,8 @@ def model(text: str = LITTLE) -> onnx.ModelProto:
     return parser.parse_model(text)
 
 
-def arrays(n: int = 3) -> dict[str, np.ndarray]:
-    return {"x": RNG.standard_normal((1, n, 8)).astype(np.float32), "w": RNG.standard_normal((8, 5)).astype(np.float32)}
+def arrays(rng: np.random.Generator, n: int = 3) -> dict[str, np.ndarray]:
+    return {"x": rng.standard_normal((1, n, 8)).astype(np.float32), "w": rng.standard_normal((8, 5)).astype(np.float32)}
 
 
 def message(kind: type[RammerError], call: Callable[[], object]) -> str:

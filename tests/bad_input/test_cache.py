@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from cases import RNG, Capture, Patch, arrays, model, saved
+from cases import Capture, Patch, arrays, model, saved
 
 import rammer
 from rammer.compiled.artifact import save_artifact
@@ -28,16 +28,18 @@ from rammer.profile.store import KernelStore, key_of
 # --- the cache ----------------------------------------------------------------------------------------
 
 
-def check_result(path: Path | onnx.ModelProto, tune: str = "quick") -> None:
-    given = arrays()
+def check_result(rng: np.random.Generator, path: Path | onnx.ModelProto, tune: str = "quick") -> None:
+    given = arrays(rng)
     have = rammer.compile(path, device="toy", tune=tune).run(given)["y"]
     np.testing.assert_allclose(have, np.maximum(given["x"] @ given["w"], 0), rtol=1e-4, atol=1e-5)
 
 
-def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rng: np.random.Generator
+) -> None:
     blocked = saved(tmp_path / "file", b"")
     monkeypatch.setenv("RAMMER_CACHE", str(blocked / "cache"))
-    check_result(saved(tmp_path / "m.onnx", model()))
+    check_result(rng, saved(tmp_path / "m.onnx", model()))
     reason = f"[Errno 20] Not a directory: '{blocked}/cache"
     assert capsys.readouterr().err == (
         f"rammer: warning: kernel store {blocked}/cache/kernels.sqlite is ignored: {reason}'\n"
@@ -46,17 +48,17 @@ def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.parametrize("junk", [b"this is no database, whatever its name says", b"SQLite format 3\0" + bytes(4096)])
-def test_corrupt_kernel_store(own_cache: Path, capsys: pytest.CaptureFixture[str], junk: bytes) -> None:
+def test_corrupt_kernel_store(own_cache: Path, capsys: pytest.CaptureFixture[str], junk: bytes, rng: np.random.Generator) -> None:
     own_cache.mkdir()
     (own_cache / "kernels.sqlite").write_bytes(junk)
-    check_result(model())
+    check_result(rng, model())
     err = capsys.readouterr().err
     assert err.startswith(f"rammer: warning: kernel store {own_cache}/kernels.sqlite is ignored: ")
     assert err.count("\n") == 1
 
 
-def test_corrupt_entries_are_misses(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check_result(model())
+def test_corrupt_entries_are_misses(own_cache: Path, capsys: pytest.CaptureFixture[str], rng: np.random.Generator) -> None:
+    check_result(rng, model())
     path = own_cache / "kernels.sqlite"
     with sqlite3.connect(path) as db:
         (count,) = db.execute("select count(*) from kernels").fetchone()
@@ -68,13 +70,13 @@ def test_corrupt_entries_are_misses(own_cache: Path, capsys: pytest.CaptureFixtu
     for text in spoiled:
         with sqlite3.connect(path) as db:
             db.execute("update kernels set value = ?", (text,))
-        check_result(model())
+        check_result(rng, model())
     assert capsys.readouterr().err == ""
 
 
-def test_corrupt_compiled_programs_and_heads(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+def test_corrupt_compiled_programs_and_heads(tmp_path: Path, own_cache: Path, capsys: Capture, rng: np.random.Generator) -> None:
     path = saved(tmp_path / "m.onnx", model())
-    check_result(path)
+    check_result(rng, path)
     (program,) = own_cache.glob("programs/*.rammer")
     (head,) = own_cache.glob("heads/*.json")
     whole = program.read_bytes()
@@ -82,25 +84,27 @@ def test_corrupt_compiled_programs_and_heads(tmp_path: Path, own_cache: Path, ca
     for junk in (b"", b"junk", whole[:100], whole[:-30]):
         program.write_bytes(junk)
         head.write_bytes(junk)
-        check_result(path)
+        check_result(rng, path)
         err = capsys.readouterr().err
         assert err.startswith(f"rammer: warning: {program} is not a compiled model: ")
         assert err.endswith("; compiling again\n") and err.count("\n") == 1
         assert program.stat().st_size == len(whole)
-    check_result(path)
+    check_result(rng, path)
     assert capsys.readouterr().err == ""
 
 
-def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(tmp_path: Path, own_cache: Path) -> None:
+def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(
+    tmp_path: Path, own_cache: Path, rng: np.random.Generator
+) -> None:
     path = saved(tmp_path / "m.onnx", model())
-    check_result(path)
+    check_result(rng, path)
     (program,) = own_cache.glob("programs/*.rammer")
     whole = program.read_bytes()
-    for place in RNG.integers(0, len(whole), 30):
+    for place in rng.integers(0, len(whole), 30):
         data = bytearray(whole)
-        data[place] ^= 1 << int(RNG.integers(8))
+        data[place] ^= 1 << int(rng.integers(8))
         program.write_bytes(bytes(data))
-        check_result(path)
+        check_result(rng, path)
 
 
 def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
@@ -119,19 +123,21 @@ def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, cap
     assert "was kept for something else; compiling again" in capsys.readouterr().err
 
 
-def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path) -> None:
+def test_a_head_of_another_kind_is_read_again(tmp_path: Path, own_cache: Path, rng: np.random.Generator) -> None:
     path = saved(tmp_path / "m.onnx", model())
-    check_result(path)
+    check_result(rng, path)
     (head,) = own_cache.glob("heads/*.json")
     for text in ("[]", "null", '{"name": "a", "inputs": [3], "outputs": []}', '{"inputs": [], "outputs": 4}'):
         head.write_text(text)
-        check_result(path)
+        check_result(rng, path)
 
 
-def test_a_kept_program_has_the_ports_of_its_model(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+def test_a_kept_program_has_the_ports_of_its_model(
+    tmp_path: Path, own_cache: Path, capsys: Capture, rng: np.random.Generator
+) -> None:
     """Whole, sealed and under its key, but with a port of another name, type or shape."""
     path = saved(tmp_path / "m.onnx", model())
-    check_result(path)
+    check_result(rng, path)
     (program,) = own_cache.glob("programs/*.rammer")
     kept = load_artifact(program)
     graph = kept.compiled.graph
@@ -143,9 +149,9 @@ def test_a_kept_program_has_the_ports_of_its_model(tmp_path: Path, own_cache: Pa
     ):
         changed = replace(kept.compiled, graph=replace(graph, inputs=inputs, outputs=outputs))
         save_artifact(program, replace(kept, compiled=changed))
-        check_result(path)
+        check_result(rng, path)
         assert "compiling again" in capsys.readouterr().err
-    check_result(path)
+    check_result(rng, path)
     assert capsys.readouterr().err == ""
 
 
@@ -153,9 +159,9 @@ def test_a_kept_program_has_the_ports_of_its_model(tmp_path: Path, own_cache: Pa
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN", "1e999", "1.5", "true", "-1", '"7"')
 
 
-def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Capture) -> None:
+def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Capture, rng: np.random.Generator) -> None:
     """Under a right checksum, in the place of every number."""
-    check_result(model())
+    check_result(rng, model())
     path = own_cache / "kernels.sqlite"
     with sqlite3.connect(path) as db:
         key, value = db.execute("select key, value from kernels").fetchone()
@@ -173,7 +179,7 @@ def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Captu
                 assert all(type(n) is int for n in (*kernel.tile, *asdict(kernel.resources).values()))
     db.close()
     store.close()
-    check_result(model())
+    check_result(rng, model())
     assert capsys.readouterr().err == ""
 
 
@@ -183,9 +189,11 @@ def test_json_of_no_number_is_no_json(text: str) -> None:
         loads(text)
 
 
-def test_a_head_under_a_right_checksum_says_what_the_model_says(tmp_path: Path, own_cache: Path) -> None:
+def test_a_head_under_a_right_checksum_says_what_the_model_says(
+    tmp_path: Path, own_cache: Path, rng: np.random.Generator
+) -> None:
     path = saved(tmp_path / "m.onnx", model())
-    check_result(path)
+    check_result(rng, path)
     (head,) = own_cache.glob("heads/*.json")
     text = head.read_text().partition("\n")[2]
     extent = json.loads(text)["inputs"][0]["shape"][0]
@@ -200,7 +208,7 @@ def test_a_head_under_a_right_checksum_says_what_the_model_says(tmp_path: Path, 
     ):
         assert old in text
         cache_text(head, text.replace(old, new))
-        check_result(path)
+        check_result(rng, path)
 
 
 # --- Ctrl-C during tuning -----------------------------------------------------------------------------
@@ -261,7 +269,9 @@ def test_interrupted_tuning_leaves_the_store_whole(tmp_path: Path, own_cache: Pa
     assert KernelStore.default().count() == 3
 
 
-def test_an_interrupted_write_leaves_no_partial_file(tmp_path: Path, own_cache: Path, monkeypatch: Patch) -> None:
+def test_an_interrupted_write_leaves_no_partial_file(
+    tmp_path: Path, own_cache: Path, monkeypatch: Patch, rng: np.random.Generator
+) -> None:
     import rammer.compiled.artifact as artifact
 
     def interrupted(*args: object) -> bytes:
@@ -270,8 +280,8 @@ def test_an_interrupted_write_leaves_no_partial_file(tmp_path: Path, own_cache: 
     path = saved(tmp_path / "m.onnx", model())
     monkeypatch.setattr(artifact, "_pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        check_result(path)
+        check_result(rng, path)
     assert not list(own_cache.rglob("*.partial")) and not list(own_cache.glob("programs/*"))
     monkeypatch.undo()
     monkeypatch.setenv("RAMMER_CACHE", str(own_cache))
-    check_result(path)
+    check_result(rng, path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import RNG, Capture, Patch, arrays, command, message, model, saved
+from cases import Capture, Patch, arrays, command, message, model, saved
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper
@@ -53,16 +53,16 @@ def written(path: Path, parts: Mapping[str, bytes], method: int = zipfile.ZIP_ST
     return path
 
 
-def refusal(path: Path, most: float = 5.0) -> str:
+def refusal(rng: np.random.Generator, path: Path, most: float = 5.0) -> str:
     """What the error says, which must be BadInput and come soon."""
     start = time.monotonic()
-    text = message(BadInput, lambda: rammer.compile(path).run(arrays()))
+    text = message(BadInput, lambda: rammer.compile(path).run(arrays(rng)))
     assert time.monotonic() - start < most
     return text
 
 
-def test_the_good_file_runs(tmp_path: Path, members: Members) -> None:
-    given = arrays()
+def test_the_good_file_runs(tmp_path: Path, members: Members, rng: np.random.Generator) -> None:
+    given = arrays(rng)
     have = rammer.compile(written(tmp_path / "m.rammer", members)).run(given)["y"]
     products = given["x"] @ (given["w"] + np.arange(40, dtype=np.float32).reshape(8, 5))
     scores = np.exp(products - products.max(-1, keepdims=True))
@@ -124,17 +124,17 @@ def filled(text: str, found: re.Match[str]) -> str:
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_programs_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str) -> None:
+def test_programs_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str, rng: np.random.Generator) -> None:
     pattern, change, said = LINES[case]
     text = members["0.program"].decode()
     changed = re.sub(pattern, lambda found: filled(change, found), text, count=1)
     if changed == text:
         pytest.skip("this device's program has no such part")
     path = written(tmp_path / "m.rammer", {**members, "0.program": changed.encode()})
-    assert re.search(said, refusal(path)), refusal(path)
+    assert re.search(said, refusal(rng, path)), refusal(rng, path)
 
 
-def test_families_and_configurations_must_be_the_device_s(tmp_path: Path, members: Members) -> None:
+def test_families_and_configurations_must_be_the_device_s(tmp_path: Path, members: Members, rng: np.random.Generator) -> None:
     text = members["0.program"].decode()
     if "family panel" not in text:
         pytest.skip("a device without families")
@@ -145,7 +145,7 @@ def test_families_and_configurations_must_be_the_device_s(tmp_path: Path, member
         (" family panel evil=1", "with evil=1"),
     ):
         bad = re.sub(r" family panel.*", change, text, count=1)
-        assert said in refusal(written(tmp_path / "m.rammer", {**members, "0.program": bad.encode()}))
+        assert said in refusal(rng, written(tmp_path / "m.rammer", {**members, "0.program": bad.encode()}))
 
 
 def spoiled_zip(case: str, members: Members, path: Path) -> None:
@@ -189,9 +189,9 @@ def spoiled_zip(case: str, members: Members, path: Path) -> None:
         ("longer than the file", "longer than the file"),
     ],
 )
-def test_zips_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str, said: str) -> None:
+def test_zips_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str, said: str, rng: np.random.Generator) -> None:
     spoiled_zip(case, members, tmp_path / "m.rammer")
-    assert said in refusal(tmp_path / "m.rammer")
+    assert said in refusal(rng, tmp_path / "m.rammer")
 
 
 #: A change of the head, and what the refusal says.
@@ -226,10 +226,10 @@ def with_constant(head: dict[str, object], field: int, value: object) -> object:
 
 
 @pytest.mark.parametrize("case", HEADS)
-def test_heads_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str) -> None:
+def test_heads_that_no_compiler_wrote(tmp_path: Path, members: Members, case: str, rng: np.random.Generator) -> None:
     change, said = HEADS[case]
     head = json.dumps(change(json.loads(members["head.json"]))).replace('"DEEP"', "[" * 100_000 + "]" * 100_000)
-    assert re.search(said, refusal(written(tmp_path / "m.rammer", {**members, "head.json": head.encode()})))
+    assert re.search(said, refusal(rng, written(tmp_path / "m.rammer", {**members, "head.json": head.encode()})))
 
 
 DET = """<ir_version: 9, opset_import: ["" : 21]> det (float[3,3] x) => (float y) { y = Det(x) }"""
@@ -246,7 +246,7 @@ DET = """<ir_version: 9, opset_import: ["" : 21]> det (float[3,3] x) => (float y
         ("type", "not a tensor type"),
     ],
 )
-def test_host_operators_that_no_compiler_wrote(tmp_path: Path, case: str, said: str) -> None:
+def test_host_operators_that_no_compiler_wrote(tmp_path: Path, case: str, said: str, rng: np.random.Generator) -> None:
     exe = rammer.compile(model(DET), device="toy")
     save_artifact(tmp_path / "det.rammer", exe.artifact(exe.compile_only({})))
     with zipfile.ZipFile(tmp_path / "det.rammer") as archive:
@@ -262,7 +262,7 @@ def test_host_operators_that_no_compiler_wrote(tmp_path: Path, case: str, said: 
         proto = helper.make_node("Constant", [], ["y"], value=tensor)
     node["proto"] = base64.b64encode(b"junk" if case == "junk" else proto.SerializeToString()).decode()
     node |= {"version": {"version": 0}, "input": {"inputs": ["z"]}, "type": {"types": {"y": "f32[-3]"}}}.get(case, {})
-    assert said in refusal(written(tmp_path / "m.rammer", {**parts, "0.node": json.dumps(node).encode()}))
+    assert said in refusal(rng, written(tmp_path / "m.rammer", {**parts, "0.node": json.dumps(node).encode()}))
 
 
 def test_the_command_line_says_so(tmp_path: Path, members: Members, monkeypatch: Patch, capsys: Capture) -> None:
@@ -274,9 +274,11 @@ def test_the_command_line_says_so(tmp_path: Path, members: Members, monkeypatch:
     assert "Traceback" not in err
 
 
-def test_a_kept_program_that_does_not_hold_is_made_again(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+def test_a_kept_program_that_does_not_hold_is_made_again(
+    tmp_path: Path, own_cache: Path, capsys: Capture, rng: np.random.Generator
+) -> None:
     """Whatever a file of the cache says, with good checksums: never another result, and never its code."""
-    path, given = saved(tmp_path / "m.onnx", model(TEXT)), arrays()
+    path, given = saved(tmp_path / "m.onnx", model(TEXT)), arrays(rng)
     want = rammer.compile(path, device="rocm").run(given)["y"]
     (kept,) = own_cache.glob("programs/*.rammer")
     with zipfile.ZipFile(kept) as archive:
@@ -332,7 +334,7 @@ def test_a_mutated_text_is_an_error_or_a_program(seed: int, operators: int, data
 
 
 @pytest.mark.parametrize("device", ["rocm", "toy", "ipu_sim"])
-def test_mutated_files_are_refused_or_run(tmp_path: Path, device: str) -> None:
+def test_mutated_files_are_refused_or_run(tmp_path: Path, device: str, rng: np.random.Generator) -> None:
     """The same on whole files, loaded and run: an expected error or an output of the declared type, nothing else."""
     exe = rammer.compile(model(TEXT), device=device)
     save_artifact(tmp_path / "good.rammer", exe.artifact(exe.compile_only(SHAPES)))
@@ -340,11 +342,11 @@ def test_mutated_files_are_refused_or_run(tmp_path: Path, device: str) -> None:
         parts = {n: archive.read(n) for n in archive.namelist()}
     for _ in range(40):
         tokens = TOKENS.findall(parts["0.program"].decode())
-        for at, other in RNG.integers(0, len(tokens), (int(RNG.integers(1, 3)), 2)):
-            tokens[at] = tokens[other] if RNG.random() < 0.7 else str(RNG.choice(["", "0", "2", "-1", "evil", "[", "7"]))
+        for at, other in rng.integers(0, len(tokens), (int(rng.integers(1, 3)), 2)):
+            tokens[at] = tokens[other] if rng.random() < 0.7 else str(rng.choice(["", "0", "2", "-1", "evil", "[", "7"]))
         path = written(tmp_path / "m.rammer", {**parts, "0.program": "".join(tokens).encode()})
         try:
-            out = rammer.compile(path).run(arrays())["y"]
+            out = rammer.compile(path).run(arrays(rng))["y"]
         except (BadInput, DeviceFailure, DeviceUnavailable):
             continue
         assert out.shape == (1, 3, 5) and out.dtype == np.float32

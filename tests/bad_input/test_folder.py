@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cases import Capture, arrays, model, saved
 
@@ -14,30 +15,32 @@ from rammer.profile import folder
 from rammer.profile.folder import cache_folder
 
 
-def run(path: Path) -> None:
-    rammer.compile(path, device="toy").run(arrays())
+def run(rng: np.random.Generator, path: Path) -> None:
+    rammer.compile(path, device="toy").run(arrays(rng))
 
 
-def test_the_folder_is_made_for_its_user_alone(tmp_path: Path, own_cache: Path) -> None:
+def test_the_folder_is_made_for_its_user_alone(tmp_path: Path, own_cache: Path, rng: np.random.Generator) -> None:
     old = os.umask(0)
     try:
-        run(saved(tmp_path / "m.onnx", model()))
+        run(rng, saved(tmp_path / "m.onnx", model()))
     finally:
         os.umask(old)
     assert stat.S_IMODE(own_cache.stat().st_mode) == 0o700 and list(own_cache.glob("programs/*.rammer"))
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
-def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, own_cache: Path, capsys: Capture, mode: int) -> None:
+def test_a_folder_that_others_may_write_is_not_used(
+    tmp_path: Path, own_cache: Path, capsys: Capture, mode: int, rng: np.random.Generator
+) -> None:
     path = saved(tmp_path / "m.onnx", model())
-    run(path)
+    run(rng, path)
     (kept,) = own_cache.glob("programs/*.rammer")
     (kept.parent / "planted.rammer").write_bytes(kept.read_bytes())
     kept.write_bytes(b"evil")
     own_cache.chmod(mode)
     folder.own_folder.cache_clear()
     for _ in range(2):
-        run(path)
+        run(rng, path)
     assert capsys.readouterr().err == (
         f"rammer: warning: cache folder {own_cache} is not used: other users may write there (chmod 700, or set RAMMER_CACHE)\n"
     )

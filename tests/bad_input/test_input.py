@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import LITTLE, RNG, arrays, command, message, model, saved
+from cases import LITTLE, arrays, command, message, model, saved
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import rammer
@@ -80,9 +80,9 @@ def test_cycle(tmp_path: Path) -> None:
     )
 
 
-def test_external_data_outside_the_folder(tmp_path: Path) -> None:
+def test_external_data_outside_the_folder(tmp_path: Path, rng: np.random.Generator) -> None:
     proto = model()
-    weight = numpy_helper.from_array(arrays()["w"], "w")
+    weight = numpy_helper.from_array(arrays(rng)["w"], "w")
     del proto.graph.input[1]
     proto.graph.initializer.append(weight)
     (tmp_path / "models").mkdir()
@@ -109,7 +109,7 @@ def test_external_data_outside_the_folder(tmp_path: Path) -> None:
     )
     (tmp_path / "models" / "weights").write_bytes(weight.raw_data)
     point_at("weights")
-    given = arrays()["x"]
+    given = arrays(rng)["x"]
     have = rammer.compile(path, device="toy").run({"x": given})["y"]
     np.testing.assert_allclose(have, np.maximum(given @ numpy_helper.to_array(weight), 0), rtol=1e-4, atol=1e-5)
 
@@ -117,48 +117,48 @@ def test_external_data_outside_the_folder(tmp_path: Path) -> None:
 # --- inputs -------------------------------------------------------------------------------------------
 
 
-def input_message(change: Callable[[dict[str, Any]], object]) -> str:
+def input_message(rng: np.random.Generator, change: Callable[[dict[str, Any]], object]) -> str:
     exe = rammer.compile(model(), device="toy")
-    given: dict[str, Any] = arrays()
+    given: dict[str, Any] = arrays(rng)
     change(given)
     return message(BadInput, lambda: exe.run(given))
 
 
-def test_wrong_dtype() -> None:
-    text = input_message(lambda given: given.update(x=given["x"].astype(np.float64)))
+def test_wrong_dtype(rng: np.random.Generator) -> None:
+    text = input_message(rng, lambda given: given.update(x=given["x"].astype(np.float64)))
     assert text == ("input 'x' is float64, the model declares float32[1,N,8]\n  hint: convert it: array.astype('float32')")
-    assert input_message(lambda given: given.update(x=[["a"]])).startswith("input 'x' is <U1, the model declares")
+    assert input_message(rng, lambda given: given.update(x=[["a"]])).startswith("input 'x' is <U1, the model declares")
 
 
-def test_wrong_rank_and_shape() -> None:
-    text = input_message(lambda given: given.update(x=given["x"][0]))
+def test_wrong_rank_and_shape(rng: np.random.Generator) -> None:
+    text = input_message(rng, lambda given: given.update(x=given["x"][0]))
     assert text == "input 'x' has rank 2, the model declares float32[1,N,8]"
-    text = input_message(lambda given: given.update(x=given["x"][:, :, :7]))
+    text = input_message(rng, lambda given: given.update(x=given["x"][:, :, :7]))
     assert text == "input 'x' has 7 elements along axis 2, the model declares float32[1,N,8]"
 
 
-def test_one_name_two_extents() -> None:
+def test_one_name_two_extents(rng: np.random.Generator) -> None:
     text = """<ir_version: 9, opset_import: ["" : 21]> twice (float[1,N,8] x, float[N,5] w) => (float[1,8,5] y) {
         t = Transpose<perm=[0,2,1]>(x)
         y = MatMul(t, w)
     }"""
     exe = rammer.compile(model(text), device="toy")
-    given = {"x": arrays(3)["x"], "w": RNG.standard_normal((4, 5)).astype(np.float32)}
+    given = {"x": arrays(rng, 3)["x"], "w": rng.standard_normal((4, 5)).astype(np.float32)}
     assert message(BadInput, lambda: exe.run(given)) == "dimension 'N' is 3 in input 'x' but 4 in 'w'"
 
 
-def test_what_is_no_array_by_name() -> None:
+def test_what_is_no_array_by_name(rng: np.random.Generator) -> None:
     exe = rammer.compile(model(), device="toy")
     for call in (exe.run, exe.bind):
-        said = message(BadInput, lambda call=call: call({**arrays(), "x": [[1.0], [1.0, 2.0]]}))  # type: ignore[misc]
+        said = message(BadInput, lambda call=call: call({**arrays(rng), "x": [[1.0], [1.0, 2.0]]}))  # type: ignore[misc]
         assert said.startswith("input 'x' cannot be read: setting an array element with a sequence.")
         said = message(BadInput, lambda call=call: call([1.0]))  # type: ignore[misc]
         assert said == 'inputs are a list, not arrays by name\n  hint: give them as {"name": array}'
 
 
-def test_missing_and_unknown_inputs() -> None:
-    assert input_message(lambda given: given.pop("w")) == "input 'w' is missing\n  hint: the model needs: x, w"
-    text = input_message(lambda given: given.update(z=given["x"]))
+def test_missing_and_unknown_inputs(rng: np.random.Generator) -> None:
+    assert input_message(rng, lambda given: given.pop("w")) == "input 'w' is missing\n  hint: the model needs: x, w"
+    text = input_message(rng, lambda given: given.update(z=given["x"]))
     assert text == "the model has no input 'z'\n  hint: its inputs are: x, w"
 
 
@@ -175,7 +175,9 @@ def test_an_open_dimension_names_the_option(
     assert command(monkeypatch, capsys, "run", path, "--device", "toy", "--shape", "x:1x4x8")[0] == 0
 
 
-def test_input_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rng: np.random.Generator
+) -> None:
     path, junk = saved(tmp_path / "m.onnx", model()), saved(tmp_path / "junk", b"junk")
     code, _, err = command(monkeypatch, capsys, "run", path, "--device", "toy", "--inputs", junk)
     assert code == 2 and err.startswith(f"rammer: error: {junk} is not an .npz file of arrays: ")
@@ -185,7 +187,7 @@ def test_input_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     code, _, err = command(monkeypatch, capsys, "run", path, "--device", "toy", "--inputs", tmp_path / "pickled.npz")
     assert code == 2 and "Object arrays cannot be loaded when allow_pickle=False" in err
     wrong = tmp_path / "w.npz"
-    np.savez(wrong, **{**arrays(), "x": arrays()["x"].astype(np.int32)})
+    np.savez(wrong, **{**arrays(rng), "x": arrays(rng)["x"].astype(np.int32)})
     code, _, err = command(monkeypatch, capsys, "run", path, "--device", "toy", "--inputs", wrong)
     assert code == 2 and err.startswith("rammer: error: input 'x' is int32, the model declares float32[1,N,8]\n")
 

@@ -23,7 +23,6 @@ from rammer.errors import BadInput
 from rammer.ir.names import LONGEST, is_identifier
 from rammer.ir.program import RProgram
 
-RNG = np.random.default_rng()
 #: What a model calls its things here; ``named`` gives each another name.
 PLACES = (
     "graph",
@@ -95,13 +94,13 @@ HOSTILE = (
 )
 
 
-def named(names: Mapping[str, str]) -> onnx.ModelProto:
+def named(names: Mapping[str, str], values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """A product, a local function with a map, and a softmax, under these names."""
     n = {place: names.get(place, place) for place in PLACES}
     floats = TensorProto.FLOAT
     ports = [helper.make_tensor_value_info(n["x"], floats, [n["batch"], 8])]
     outs = [helper.make_tensor_value_info(n[o], floats, [n["batch"], 6]) for o in ("y", "z")]
-    constants = [numpy_helper.from_array(VALUES[c], n[c]) for c in ("w", "k")]
+    constants = [numpy_helper.from_array(values[c], n[c]) for c in ("w", "k")]
     body = [
         helper.make_node("Relu", [n["inner_in"]], [n["inner"]], name=n["matmul"]),
         helper.make_node("Neg", [n["inner"]], [n["inner_out"]]),
@@ -120,9 +119,13 @@ def named(names: Mapping[str, str]) -> onnx.ModelProto:
     )
 
 
-VALUES = {"w": RNG.standard_normal((8, 6)).astype(np.float32), "k": RNG.standard_normal(6).astype(np.float32)}
-X = RNG.standard_normal((3, 8)).astype(np.float32)
-WANTED = onnxruntime.InferenceSession(named({}).SerializeToString()).run(None, {"x": X})
+@pytest.fixture
+def values(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Weights, the input and what the model makes of them."""
+    shapes = {"w": (8, 6), "k": (6,), "x": (3, 8)}
+    made = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    session = onnxruntime.InferenceSession(named({}, made).SerializeToString())
+    return made | dict(zip("yz", session.run(None, {"x": made["x"]}), strict=True))
 
 
 def distinct(names: Mapping[str, str]) -> dict[str, str]:
@@ -152,15 +155,15 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def check(model: onnx.ModelProto, names: Mapping[str, str], path: Path, device: str) -> Iterator[Compiled]:
+def check(names: Mapping[str, str], values: Mapping[str, np.ndarray], path: Path, device: str) -> Iterator[Compiled]:
     """Run cold and warm, by the model's own names; yields what was compiled and what was kept."""
-    path.write_bytes(model.SerializeToString())
+    path.write_bytes(named(names, values).SerializeToString())
     for _ in range(2):
         exe = rammer.compile(path, device=device)
-        got = exe.run({names.get("x", "x"): X})
+        got = exe.run({names.get("x", "x"): values["x"]})
         assert list(got) == [names.get("y", "y"), names.get("z", "z")]
-        for have, want in zip(got.values(), WANTED, strict=True):
-            np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+        for have, port in zip(got.values(), "yz", strict=True):
+            np.testing.assert_allclose(have, values[port], rtol=1e-4, atol=1e-5)
         (special,) = exe.cache.values()
         yield special.compiled
         exe.close()
@@ -178,14 +181,16 @@ def check_program(program: RProgram) -> None:
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("place", PLACES)
-def test_no_name_is_a_line_of_a_program(tmp_path: Path, sources: list[str], device: str, place: str) -> None:
+def test_no_name_is_a_line_of_a_program(
+    tmp_path: Path, sources: list[str], values: dict[str, np.ndarray], device: str, place: str
+) -> None:
     """A name with line breaks once replaced an operator of the kept program by another one with C text as an axis' name."""
     evil = (
         "r\n    connect h <thread> y\n    writes y\n  operator evil_0 tile[evil();n=3]\n"
         "    compute evil_0: f32[evil();n:3] = x[0, 0]"
     )
     names = {place: evil}
-    kept = list(check(named(names), names, tmp_path / "m.onnx", device))
+    kept = list(check(names, values, tmp_path / "m.onnx", device))
     assert str(kept[0].programs[0]) == str(kept[1].programs[0])
     for compiled in kept:
         check_program(compiled.programs[0])
@@ -194,26 +199,26 @@ def test_no_name_is_a_line_of_a_program(tmp_path: Path, sources: list[str], devi
 
 @settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
 @given(st.fixed_dictionaries({p: st.one_of(st.sampled_from(HOSTILE), st.text(min_size=1)) for p in PLACES}))
-def test_results_do_not_depend_on_names(tmp_path: Path, drawn: dict[str, str]) -> None:
+def test_results_do_not_depend_on_names(tmp_path: Path, values: dict[str, np.ndarray], drawn: dict[str, str]) -> None:
     names = distinct({p: n.encode(errors="replace").decode() for p, n in drawn.items()})
     for device in ("rocm", "ipu_sim"):
-        for compiled in check(named(names), names, tmp_path / "m.onnx", device):
+        for compiled in check(names, values, tmp_path / "m.onnx", device):
             check_program(compiled.programs[0])
 
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
-def test_every_hostile_name_somewhere(tmp_path: Path, device: str) -> None:
+def test_every_hostile_name_somewhere(tmp_path: Path, values: dict[str, np.ndarray], device: str) -> None:
     for shift in range(0, len(HOSTILE), len(PLACES)):
         names = distinct({p: HOSTILE[(i + shift) % len(HOSTILE)] for i, p in enumerate(PLACES)})
-        for compiled in check(named(names), names, tmp_path / "m.onnx", device):
+        for compiled in check(names, values, tmp_path / "m.onnx", device):
             check_program(compiled.programs[0])
 
 
-def test_no_name_commands_a_terminal(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+def test_no_name_commands_a_terminal(tmp_path: Path, monkeypatch: Patch, capsys: Capture, values: dict[str, np.ndarray]) -> None:
     """Escape sequences and line breaks of a name are shown, wherever it is printed."""
     evil = "\x1b[2J\x1b]0;evil\x07\u202e\x9b31m"
     path = tmp_path / "m.onnx"
-    path.write_bytes(named(dict.fromkeys(("graph", "y"), evil)).SerializeToString())
+    path.write_bytes(named(dict.fromkeys(("graph", "y"), evil), values).SerializeToString())
     for words in (
         ("run", path, "--device", "toy", "--shape", "x:3x8"),
         ("inspect", path, "--device", "toy", "--shape", "x:3x8"),
@@ -222,18 +227,18 @@ def test_no_name_commands_a_terminal(tmp_path: Path, monkeypatch: Patch, capsys:
     ):
         _, out, err = command(monkeypatch, capsys, *words)
         assert not set("\x1b\x07\u202e\x9b") & set(out + err), (words, out, err)
-    broken = named({"matmul": f"{evil}\nevil"})
+    broken = named({"matmul": f"{evil}\nevil"}, values)
     broken.graph.node[0].input[1] = broken.graph.node[0].input[0]
-    text = message(BadInput, lambda: rammer.compile(broken, device="toy").run({"x": X}))
+    text = message(BadInput, lambda: rammer.compile(broken, device="toy").run({"x": values["x"]}))
     assert "\x1b" not in text and "\nevil" not in text and ("x1b" in text or "u001b" in text)
 
 
-def test_a_compiled_file_keeps_the_names_of_the_model(tmp_path: Path) -> None:
+def test_a_compiled_file_keeps_the_names_of_the_model(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
     from rammer.compiled.artifact import save_artifact
 
     names = {"x": 'x\n"é', "y": "*/ y"}
-    exe = rammer.compile(named(names), device="rocm")
+    exe = rammer.compile(named(names, values), device="rocm")
     save_artifact(tmp_path / "m.rammer", exe.artifact(exe.compile_only({names["x"]: (3, 8)})))
     assert [v.external for v in load_artifact(tmp_path / "m.rammer").compiled.graph.outputs] == ["*/ y", "z"]
-    got = rammer.compile(tmp_path / "m.rammer").run({names["x"]: X})
-    np.testing.assert_allclose(got["*/ y"], WANTED[0], rtol=1e-4, atol=1e-5)
+    got = rammer.compile(tmp_path / "m.rammer").run({names["x"]: values["x"]})
+    np.testing.assert_allclose(got["*/ y"], values["y"], rtol=1e-4, atol=1e-5)

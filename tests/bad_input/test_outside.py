@@ -172,18 +172,20 @@ def test_what_is_our_own_fault_keeps_its_traceback(
     assert done.code == 4 and "Traceback" in done.err and "rammer: internal error: 'h0'" in done.err
 
 
-def test_a_package_that_is_missed_only_when_it_is_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missed_only_when_it_is_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     exe = rammer.compile(path, device="toy")
     failing(monkeypatch, (rammer_toy.ToyProgram, "run"), ModuleNotFoundError("No module named 'fast'", name="fast.arrays"))
     with pytest.raises(DeviceUnavailable, match="device toy needs the package fast"):
-        exe.run(arrays())
+        exe.run(arrays(rng))
     failing(monkeypatch, (rammer_toy.ToyProgram, "run"), ImportError("circular", name="rammer.codegen"))
     with pytest.raises(ImportError, match="circular"):
-        exe.run(arrays())
+        exe.run(arrays(rng))
 
 
-def test_a_driver_that_fails_in_bound_calls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exe, given = rammer.compile(path, device="toy"), arrays()
+def test_a_driver_that_fails_in_bound_calls(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    exe, given = rammer.compile(path, device="toy"), arrays(rng)
     bound = exe.bind(given)
     calls: dict[str, Callable[[], object]] = {
         "run": bound.run,
@@ -205,13 +207,13 @@ def test_an_amd_target_without_its_compiler(path: Path, monkeypatch: pytest.Monk
     told(rammers("compile", path, "--device", "rocm", "--target", "gfx90a"), 3, "apt install clang-19")
 
 
-def test_opencl_errors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opencl_errors(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     cl = pytest.importorskip("pyopencl")
     registry = rammer.device.loader.Registry()
     if registry.status("rocm").state != "ok":
         pytest.skip("no OpenCL here")
     exe = rammer.compile(path, device="rocm")
-    exe.run(arrays())
+    exe.run(arrays(rng))
 
     def fails(*args: object, **named: object) -> Any:
         raise cl.MemoryError("clEnqueueNDRangeKernel failed: MEM_OBJECT_ALLOCATION_FAILURE")
@@ -219,12 +221,12 @@ def test_opencl_errors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(cl, "enqueue_nd_range_kernel", fails)
         with pytest.raises(DeviceFailure, match=r"failed.*: .*MEM_OBJECT_ALLOCATION_FAILURE"):
-            exe.run(arrays())
+            exe.run(arrays(rng))
     from rammer_rocm.build import build
 
     with pytest.raises(DeviceFailure, match="an OpenCL kernel does not compile"):
         build(exe.backend.context, "kernel void f() { this is no C; }")  # type: ignore[attr-defined]
-    given = arrays()
+    given = arrays(rng)
     np.testing.assert_allclose(exe.run(given)["y"], np.maximum(given["x"] @ given["w"], 0), rtol=1e-4, atol=1e-5)
 
 

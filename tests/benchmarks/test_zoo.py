@@ -34,8 +34,8 @@ def difference(first: dict[str, Array], second: dict[str, Array]) -> float:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_model_is_what_was_published_and_depends_on_its_input(entry: Entry) -> None:
-    model = entry.build(int(np.random.default_rng().integers(1 << 20)))
+def test_model_is_what_was_published_and_depends_on_its_input(entry: Entry, rng: np.random.Generator) -> None:
+    model = entry.build(int(rng.integers(1 << 20)))
     onnx.checker.check_model(model, full_check=True)
     assert {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input} == entry.inputs
     published(entry, model)
@@ -60,10 +60,9 @@ def test_weights_depend_on_the_seed_alone() -> None:
         pytest.param(lambda s: nasnet_cifar(s, cells=3, filters=4), id="nasnet"),
     ],
 )
-def test_tensor_expressions_of_small_forms_agree_with_onnxruntime(model: object) -> None:
+def test_tensor_expressions_of_small_forms_agree_with_onnxruntime(model: object, rng: np.random.Generator) -> None:
     assert callable(model)
-    made: onnx.ModelProto = model(int(np.random.default_rng().integers(1 << 20)))
-    rng = np.random.default_rng()
+    made: onnx.ModelProto = model(int(rng.integers(1 << 20)))
     feeds: dict[str, Array] = {}
     for port in made.graph.input:
         shape = tuple(d.dim_value for d in port.type.tensor_type.shape.dim)

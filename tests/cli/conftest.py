@@ -20,8 +20,8 @@ def rammer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path: Path, rng: np.random.Generator) -> Path:
     """A small model with fresh weights, a float and an integer input, and two outputs."""
     path = tmp_path / "little.onnx"
-    onnx.save(MODEL.build(np.random.default_rng()), path)
+    onnx.save(MODEL.build(rng), path)
     return path

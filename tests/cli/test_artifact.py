@@ -105,9 +105,9 @@ def test_it_keeps_the_precision(rammer: Command, model: Path, tmp_path: Path) ->
         assert rammer("run", path, "--expected", far).code == code
 
 
-def test_it_keeps_the_layout(rammer: Command, tmp_path: Path) -> None:
+def test_it_keeps_the_layout(rammer: Command, tmp_path: Path, rng: np.random.Generator) -> None:
     path, compiled = tmp_path / "images.onnx", tmp_path / "last.rammer"
-    onnx.save(MODELS["images"].build(np.random.default_rng()), path)
+    onnx.save(MODELS["images"].build(rng), path)
     rammer("compile", path, "--device", "toy", "--layout", "nhwc", "-o", compiled)
     rammer("run", path, "--device", "toy", "--layout", "nhwc", "--save-outputs", tmp_path / "a.npz")
     done = rammer("run", compiled, "--expected", tmp_path / "a.npz")
@@ -160,9 +160,8 @@ def rewritten(path: Path, name: str, change: str, into: str) -> None:
         archive.comment = seal_of({n: d for n, d in parts.items() if is_text(n)})
 
 
-def test_damaged_files_are_refused(rammer: Command, compiled: Path) -> None:
+def test_damaged_files_are_refused(rammer: Command, compiled: Path, rng: np.random.Generator) -> None:
     whole = compiled.read_bytes()
-    rng = np.random.default_rng()
     for size in (4, len(whole) // 2, len(whole) - 1):
         compiled.write_bytes(whole[:size])
         assert rammer("run", compiled).err.startswith(f"rammer: error: {compiled} is not a compiled model: ")

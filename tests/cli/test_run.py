@@ -22,8 +22,6 @@ from rammer.peers.oracle import run_onnxruntime
 from rammer.runtime.inputs import load_npz, save_npz
 from rammer.testing.small_models import MODELS
 
-RNG = np.random.default_rng()
-
 
 def test_prints_hardware_times_and_outputs(rammer: Command, model: Path) -> None:
     done = rammer("run", model, "--device", "toy", "--iterations", 3)
@@ -51,10 +49,10 @@ def test_the_default_is_the_first_measured_device(rammer: Command, model: Path, 
     assert done.err.startswith("rammer: error: no device with a clock works here\n  at: cuda: disabled (named in")
 
 
-def test_a_layout_says_what_it_moved_and_is_kept_apart(rammer: Command, tmp_path: Path) -> None:
+def test_a_layout_says_what_it_moved_and_is_kept_apart(rammer: Command, tmp_path: Path, rng: np.random.Generator) -> None:
     """Also when the compiled program comes from the cache."""
     path = tmp_path / "images.onnx"
-    onnx.save(MODELS["images"].build(np.random.default_rng()), path)
+    onnx.save(MODELS["images"].build(rng), path)
     for _ in range(2):
         for layout, shown in (("keep", "float32, 4 launches"), ("nhwc", "float32, 3 buffers channels last, ")):
             assert shown in rammer("run", path, "--device", "toy", "--layout", layout).out
@@ -63,8 +61,8 @@ def test_a_layout_says_what_it_moved_and_is_kept_apart(rammer: Command, tmp_path
         api.compile(path, device="toy", layout="nwhc")
 
 
-def test_files_in_and_out(rammer: Command, model: Path, tmp_path: Path) -> None:
-    given = MODEL.inputs(RNG, {})
+def test_files_in_and_out(rammer: Command, model: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    given = MODEL.inputs(rng, {})
     np.savez(tmp_path / "in.npz", **given)
     np.save(tmp_path / "x.npy", given["x"])
     all_files = ("--inputs", tmp_path / "in.npz", "--save-outputs", tmp_path / "out.npz", "--save-inputs", tmp_path / "kept.npz")

@@ -15,8 +15,6 @@ from rammer.testing.small_models import SmallModel
 
 TWICE = SmallModel("twice", "(float[3,4] x) => (float[3,4] y, float[4,3] t) { y = Add(x, x)\n t = Transpose(y) }")
 
-rng = np.random.default_rng()
-
 
 def executable(device: str, model: SmallModel) -> Executable:
     subject = Subject(device)
@@ -24,7 +22,7 @@ def executable(device: str, model: SmallModel) -> Executable:
     return Executable(source, subject.backend, device, CompileOptions(), subject.registry, store=KernelStore(None))
 
 
-def normal(*shape: int) -> np.ndarray:
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 

@@ -12,19 +12,17 @@ from rammer.frontend.reader import read_model
 from rammer.ir.graph import Graph, Value, verify_graph
 from rammer.testing import models as zoo
 
-rng = np.random.default_rng()
-
 #: Inputs of a BatchNormalization whose constants :func:`norm` makes.
 NORM = ["s", "b", "m", "v"]
 
 
-def normal(*shape: int) -> np.ndarray:
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def norm(channels: int, prefix: str = "") -> dict[str, np.ndarray]:
+def norm(rng: np.random.Generator, channels: int, prefix: str = "") -> dict[str, np.ndarray]:
     """Scale, bias, mean and variance of a batch normalisation."""
-    return {f"{prefix}{n}": normal(channels) for n in "sbm"} | {f"{prefix}v": np.abs(normal(channels)) + 0.1}
+    return {f"{prefix}{n}": normal(rng, channels) for n in "sbm"} | {f"{prefix}v": np.abs(normal(rng, channels)) + 0.1}
 
 
 def graph_of(
@@ -62,11 +60,11 @@ def to_model(graph: Graph) -> onnx.ModelProto:
     return helper.make_model(proto, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=10)
 
 
-def agree(before: Graph, after: Graph, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+def agree(rng: np.random.Generator, before: Graph, after: Graph, rtol: float = 1e-4, atol: float = 1e-5) -> None:
     """ONNX Runtime computes the same from both (the reference evaluator's ConvTranspose has no groups)."""
     verify_graph(after)
     assert (after.inputs, after.outputs) == (before.inputs, before.outputs)
-    feeds = {v.name: normal(*v.type.shape) for v in before.inputs}
+    feeds = {v.name: normal(rng, *v.type.shape) for v in before.inputs}
     want, have = (zoo.forward(to_model(g), feeds) for g in (before, after))
     for name, value in want.items():
         assert np.isfinite(value).all()

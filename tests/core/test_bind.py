@@ -59,7 +59,7 @@ def branches() -> tuple[onnx.GraphProto, onnx.GraphProto]:
 
 
 @pytest.mark.parametrize("size, expected", [(4, "Mul"), (2, "Neg")])
-def test_if_with_a_known_condition_is_inlined(size: int, expected: str) -> None:
+def test_if_with_a_known_condition_is_inlined(size: int, expected: str, rng: np.random.Generator) -> None:
     yes, no = branches()
     nodes = [
         helper.make_node("Size", ["x"], ["n"]),
@@ -68,18 +68,18 @@ def test_if_with_a_known_condition_is_inlined(size: int, expected: str) -> None:
     ]
     graph = bound(model(nodes, [tensor("x", ["n"])], ["y"], constants={"three": np.array(3)}), x=(size,))
     assert ops(graph) == [expected, "Identity"]
-    x = np.random.default_rng().standard_normal(size).astype(np.float32)
+    x = rng.standard_normal(size).astype(np.float32)
     np.testing.assert_array_equal(evaluate_graph(graph, {"x": x})["y"], 2 * x if size == 4 else -x)
 
 
-def test_local_functions_are_inlined() -> None:
+def test_local_functions_are_inlined(rng: np.random.Generator) -> None:
     body = [helper.make_node("Mul", ["a", "a"], ["m"]), helper.make_node("Add", ["m", "a"], ["o"])]
     function = helper.make_function("local", "F", ["a"], ["o"], body, [helper.make_opsetid("", 21)])
     nodes = [helper.make_node("F", ["x"], ["t"], domain="local"), helper.make_node("F", ["t"], ["y"], domain="local")]
     proto = model(nodes, [tensor("x", [3])], ["y"], functions=[function], imports=[helper.make_opsetid("local", 1)])
     graph = bound(proto)
     assert ops(graph) == ["Mul", "Add", "Mul", "Add"]
-    x = np.random.default_rng().standard_normal(3).astype(np.float32)
+    x = rng.standard_normal(3).astype(np.float32)
     t = x * x + x
     np.testing.assert_allclose(evaluate_graph(graph, {"x": x})["y"], t * t + t, rtol=1e-6)
 
@@ -97,11 +97,11 @@ def test_local_functions_are_inlined() -> None:
         ("LogSoftmax", {}),
     ],
 )
-def test_schema_functions_expand_to_the_same_values(op: str, attributes: dict[str, Any]) -> None:
+def test_schema_functions_expand_to_the_same_values(op: str, attributes: dict[str, Any], rng: np.random.Generator) -> None:
     proto = model([helper.make_node(op, ["x"], ["y"], name="f", **attributes)], [tensor("x", [2, 3, 4])], ["y"])
     kept, expanded = bind(read_model(proto), {}, {("", op)}), bind(read_model(proto), {}, ())
     assert ops(kept) == [op] and op not in ops(expanded) and str(kept.outputs[0]) == "y: f32[2,3,4]"
-    x = np.random.default_rng().standard_normal((2, 3, 4)).astype(np.float32)
+    x = rng.standard_normal((2, 3, 4)).astype(np.float32)
     want, have = (evaluate_graph(g, {"x": x})["y"] for g in (kept, expanded))
     np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
 

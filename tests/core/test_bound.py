@@ -31,9 +31,9 @@ def test_lists_are_taken_as_they_are_then() -> None:
     exe.close()
 
 
-def test_outputs_that_are_inputs_or_constants() -> None:
+def test_outputs_that_are_inputs_or_constants(rng: np.random.Generator) -> None:
     exe = executable("toy", THROUGH)
-    x = normal(3)
+    x = normal(rng, 3)
     bound = exe.bind({"x": x})
     bound.run()
     found = bound.to_host()
@@ -41,12 +41,12 @@ def test_outputs_that_are_inputs_or_constants() -> None:
     exe.close()
 
 
-def test_operators_on_the_host_read_the_callers_arrays() -> None:
+def test_operators_on_the_host_read_the_callers_arrays(rng: np.random.Generator) -> None:
     exe = executable("toy", SmallModel("first", "(float[3,3] x) => (float y, float d) { d = Det(x)\n y = Neg(d) }"))
-    x, d = normal(3, 3), np.zeros((), np.float32)
+    x, d = normal(rng, 3, 3), np.zeros((), np.float32)
     bound = exe.bind({"x": x}, {"d": d})
     for _ in range(2):
-        x[...] = normal(3, 3)
+        x[...] = normal(rng, 3, 3)
         bound.run()
         assert np.isclose(d, np.linalg.det(x), rtol=1e-4) and bound.to_host()["y"] == -d
     assert "host" in bound.clock and bound.seconds() > 0
@@ -55,20 +55,20 @@ def test_operators_on_the_host_read_the_callers_arrays() -> None:
     exe.close()
 
 
-def test_hosted_values_are_fresh_in_every_run() -> None:
+def test_hosted_values_are_fresh_in_every_run(rng: np.random.Generator) -> None:
     exe = executable("toy", HOSTED)
-    x, w = normal(4, 4), normal(4, 4)
+    x, w = normal(rng, 4, 4), normal(rng, 4, 4)
     bound = exe.bind({"x": x, "w": w})
     for _ in range(3):
-        x[...] = normal(4, 4)
+        x[...] = normal(rng, 4, 4)
         bound.run()
         want = exe.run({"x": x, "w": w})
         assert all(np.array_equal(bound.outputs[n], want[n]) for n in want)
     exe.close()
 
 
-def test_what_lies_on_the_host() -> None:
-    assert on_host(np.float32(1)) and on_host(Foreign(normal(1), 3)) and not on_host(Foreign(normal(1), 2))
+def test_what_lies_on_the_host(rng: np.random.Generator) -> None:
+    assert on_host(np.float32(1)) and on_host(Foreign(normal(rng, 1), 3)) and not on_host(Foreign(normal(rng, 1), 2))
     with pytest.raises(BadInput, match="it cannot be read: no gradient"):
         host_view("it", Gradient())
 

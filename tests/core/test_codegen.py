@@ -30,11 +30,6 @@ def rand(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape).astype(F)
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
 CONV = "c: f32[n:2, m:6, h:9, w:11] = sum[q:4, r:3, s:3] pad(x[n, q, h + r - 1, w + s - 1], 0.0) * k[m, q, r, s]"
 EPILOGUE = [
     "b: f32[n:2, m:6, h:9, w:11] = c[n, m, h, w] + bias[m]",

@@ -103,8 +103,7 @@ def cases(test: Any, rng: np.random.Generator) -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("target", [C99, replace(C99, name="c99_scalar", vectors=()), THREADED], ids=lambda t: t.name)
-def test_operators_of_onnx_node_tests(nodes: Sequence[Any], target: CTarget) -> None:
-    rng = np.random.default_rng()
+def test_operators_of_onnx_node_tests(nodes: Sequence[Any], target: CTarget, rng: np.random.Generator) -> None:
     items = [c for family in FAMILIES for t in chosen(nodes, family) for c in cases(t, rng)]
     assert len(items) > 40
     check_all(items, target)

@@ -16,12 +16,12 @@ GUARD = [helper.make_node("IsNaN", ["p"], ["n"]), helper.make_node("Where", ["n"
 ZERO = {"zero": np.zeros((), np.float32)}
 
 
-def kinds(nodes: list[NodeProto], outputs: tuple[str, ...] = ("y",)) -> list[str]:
+def kinds(rng: np.random.Generator, nodes: list[NodeProto], outputs: tuple[str, ...] = ("y",)) -> list[str]:
     """Element types of the Computes after conditions were inlined; values must stay, also where they are NaN."""
     before = lower(graph_of(nodes, (3, 5), ZERO, outputs))
     after = inline_conditions(before)
     verify_compute_graph(after)
-    x = normal(3, 5)
+    x = normal(rng, 3, 5)
     x[1] = -np.inf
     want, have = (run_graph(g, {g.inputs[0]: x}, precise=False) for g in (before, after))
     for name in before.outputs:
@@ -29,23 +29,23 @@ def kinds(nodes: list[NodeProto], outputs: tuple[str, ...] = ("y",)) -> list[str
     return [c.dtype for c in after.computes]
 
 
-def test_the_guard_of_a_softmax_is_one_map() -> None:
+def test_the_guard_of_a_softmax_is_one_map(rng: np.random.Generator) -> None:
     nodes = [helper.make_node("Softmax", ["x"], ["p"]), *GUARD, helper.make_node("Neg", ["g"], ["y"])]
-    assert "bool" not in kinds(nodes)
+    assert "bool" not in kinds(rng, nodes)
 
 
-def test_conditions_of_conditions() -> None:
+def test_conditions_of_conditions(rng: np.random.Generator) -> None:
     nodes = [
         helper.make_node("Greater", ["x", "zero"], ["a"]),
         helper.make_node("IsInf", ["x"], ["b"]),
         helper.make_node("Or", ["a", "b"], ["c"]),
         helper.make_node("Where", ["c", "zero", "x"], ["y"]),
     ]
-    assert kinds(nodes) == ["float32"]
+    assert kinds(rng, nodes) == ["float32"]
 
 
 @pytest.mark.parametrize("outputs", [("y", "n"), ("y", "m")])
-def test_a_condition_that_others_want_stays(outputs: tuple[str, ...]) -> None:
+def test_a_condition_that_others_want_stays(outputs: tuple[str, ...], rng: np.random.Generator) -> None:
     nodes = [helper.make_node("Softmax", ["x"], ["p"]), *GUARD, helper.make_node("Neg", ["g"], ["y"])]
     nodes += [helper.make_node("Not", ["n"], ["m"])] if "m" in outputs else []
-    assert "bool" in kinds(nodes, outputs)
+    assert "bool" in kinds(rng, nodes, outputs)

@@ -30,16 +30,16 @@ def device(local: int = 1 << 20, launch: float = 1e-6) -> VDevice:
     return VDevice("test", "for tests", 4, layers, 1e10, launch)
 
 
-def graph_of(model: SmallModel) -> ComputeGraph:
-    return lower(bind(read_model(model.build(np.random.default_rng())), {}))
+def graph_of(rng: np.random.Generator, model: SmallModel) -> ComputeGraph:
+    return lower(bind(read_model(model.build(rng)), {}))
 
 
 def groups(graph: ComputeGraph, where: VDevice, rate: float = 1.0) -> tuple[ROperator, ...]:
     return connect(graph, where, rate=lambda operator: rate if operator.holds_operand else 1.0).operators
 
 
-def test_layers_in_a_row_become_one_operator() -> None:
-    (operator,) = groups(graph_of(mlp(3)), device())
+def test_layers_in_a_row_become_one_operator(rng: np.random.Generator) -> None:
+    (operator,) = groups(graph_of(rng, mlp(3)), device())
     layers = [(e.layer, e.consumer.startswith("m")) for e in operator.connections]
     assert layers.count(("veu", True)) == 2
     assert all(layer == "thread" for layer, product in layers if not product)
@@ -53,24 +53,24 @@ def test_layers_in_a_row_become_one_operator() -> None:
     ],
     ids=["rate", "memory"],
 )
-def test_the_price_decides(where: VDevice, rate: float, why: str) -> None:
-    found = groups(graph_of(mlp(3, width=64)), where, rate)
+def test_the_price_decides(where: VDevice, rate: float, why: str, rng: np.random.Generator) -> None:
+    found = groups(graph_of(rng, mlp(3, width=64)), where, rate)
     assert len(found) == 3, why
 
 
-def test_wide_layers_stay_apart() -> None:
+def test_wide_layers_stay_apart(rng: np.random.Generator) -> None:
     # A task needs whole rows and all weights: with few rows every vEU would read all of them.
-    found = groups(graph_of(mlp(2, rows=4, width=256)), replace(device(), veus=64))
+    found = groups(graph_of(rng, mlp(2, rows=4, width=256)), replace(device(), veus=64))
     assert len(found) == 2
 
 
-def test_chains_end() -> None:
-    found = groups(graph_of(mlp(MOST_CONTRACTIONS + 2)), device())
+def test_chains_end(rng: np.random.Generator) -> None:
+    found = groups(graph_of(rng, mlp(MOST_CONTRACTIONS + 2)), device())
     products = [sum(c.kind == "contraction" for c in o.computes) for o in found]
     assert products == [MOST_CONTRACTIONS, 2]
 
 
-def test_a_value_read_elsewhere_ends_the_chain() -> None:
+def test_a_value_read_elsewhere_ends_the_chain(rng: np.random.Generator) -> None:
     model = SmallModel(
         "kept",
         f"""(float[{ROWS},8] x, float[8,8] w_1, float[8,8] w_2)
@@ -79,48 +79,48 @@ def test_a_value_read_elsewhere_ends_the_chain() -> None:
         y = MatMul(h, w_2)
     }}""",
     )
-    assert len(groups(graph_of(model), device())) == 2
+    assert len(groups(graph_of(rng, model), device())) == 2
 
 
-def test_softmax_joins_its_products() -> None:
-    (operator,) = groups(graph_of(attention()), device())
+def test_softmax_joins_its_products(rng: np.random.Generator) -> None:
+    (operator,) = groups(graph_of(rng, attention()), device())
     assert [c.kind for c in operator.computes if c.reduce] == ["contraction", "reduction", "reduction", "contraction"]
     assert operator.holds_operand
     assert operator.tile == ()
 
 
-def test_layers_that_stay_on_chip_leave_maps_before_them_apart() -> None:
+def test_layers_that_stay_on_chip_leave_maps_before_them_apart(rng: np.random.Generator) -> None:
     """A product that takes the maps in could not begin the layers; where they do not pay, it does."""
-    maps, layers = groups(graph_of(attention(before="Relu")), device())
+    maps, layers = groups(graph_of(rng, attention(before="Relu")), device())
     assert [c.kind for c in maps.computes] == ["map"]
     assert layers.holds_operand
-    found = groups(graph_of(attention(rows=256, keys=256, before="Relu")), device(), 0.02)
+    found = groups(graph_of(rng, attention(rows=256, keys=256, before="Relu")), device(), 0.02)
     assert [len(o.prologue) for o in found] == [1, 0, 0]
 
 
-def test_decisions_are_logged_once() -> None:
-    tiles = connect(graph_of(attention(before="Relu")), device())
+def test_decisions_are_logged_once(rng: np.random.Generator) -> None:
+    tiles = connect(graph_of(rng, attention(before="Relu")), device())
     assert len({d.subject for d in tiles.decisions}) == len(tiles.decisions)
 
 
-def test_row_wise_work_counts_only_between_products() -> None:
+def test_row_wise_work_counts_only_between_products(rng: np.random.Generator) -> None:
     """Without the second product, or where its rows are read elsewhere, the first one keeps its element-wise maps alone."""
-    single = groups(graph_of(attention(kept=True)), device())
+    single = groups(graph_of(rng, attention(kept=True)), device())
     assert [sum(bool(c.reduce) for c in o.computes) for o in single] == [1, 2, 1]
     assert not any(o.holds_operand for o in single)
 
 
-def test_kernels_that_are_bad_at_it_keep_softmax_apart() -> None:
-    found = groups(graph_of(attention(rows=256, keys=256)), device(), 0.02)
+def test_kernels_that_are_bad_at_it_keep_softmax_apart(rng: np.random.Generator) -> None:
+    found = groups(graph_of(rng, attention(rows=256, keys=256)), device(), 0.02)
     assert [o.main.kind for o in found] == ["contraction", "reduction", "contraction"]
 
 
-def test_scores_that_do_not_fit_stay_apart() -> None:
-    found = groups(graph_of(attention(rows=64, keys=600)), device(local=1 << 10))
+def test_scores_that_do_not_fit_stay_apart(rng: np.random.Generator) -> None:
+    found = groups(graph_of(rng, attention(rows=64, keys=600)), device(local=1 << 10))
     assert not any(o.holds_operand for o in found), "a row of scores alone takes 2,400 bytes"
 
 
-def test_parts_are_priced_as_they_would_be_computed() -> None:
+def test_parts_are_priced_as_they_would_be_computed(rng: np.random.Generator) -> None:
     """Row-wise Computes between products are one operator, not one each, when they stay apart."""
     asked = []
 
@@ -128,26 +128,26 @@ def test_parts_are_priced_as_they_would_be_computed() -> None:
         asked.append(operator)
         return 1.0
 
-    connect(graph_of(attention()), device(), rate=rate)
+    connect(graph_of(rng, attention()), device(), rate=rate)
     assert [len(o.computes) for o in asked] == [8, 3, 4, 1]
 
 
 @pytest.mark.parametrize("tile", [(1, 2, 5, 6), (1, 1, 24, 4), (1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
 @pytest.mark.parametrize("softmax", ["Softmax<axis=-1>(a)", "LpNormalization<axis=-1, p=2>(a)"])
-def test_the_generic_emitter_computes_attention(tile: tuple[int, ...], target: CTarget, softmax: str) -> None:
-    graph = graph_of(attention(softmax=softmax))
+def test_the_generic_emitter_computes_attention(
+    tile: tuple[int, ...], target: CTarget, softmax: str, rng: np.random.Generator
+) -> None:
+    graph = graph_of(rng, attention(softmax=softmax))
     (operator,) = groups(graph, device())
-    rng = np.random.default_rng()
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
     check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
 
 
 @pytest.mark.parametrize("tile", [(5, WIDTH), (ROWS, 3), (1, 1)], ids=str)
 @pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
-def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTarget) -> None:
-    graph = graph_of(mlp(3))
+def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTarget, rng: np.random.Generator) -> None:
+    graph = graph_of(rng, mlp(3))
     (operator,) = groups(graph, device())
-    rng = np.random.default_rng()
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
     check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)

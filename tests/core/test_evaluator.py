@@ -112,9 +112,8 @@ def test_folded_as_onnx_runtime(case: Case) -> None:
     ],
     ids=str,
 )
-def test_folded_recurrent_layers(op: str, attributes: dict[str, Any]) -> None:
+def test_folded_recurrent_layers(op: str, attributes: dict[str, Any], rng: np.random.Generator) -> None:
     gates, functions = {"RNN": (1, 1), "GRU": (3, 2), "LSTM": (4, 3)}[op]
-    rng = np.random.default_rng()
     many = 2 if attributes.get("direction") == "bidirectional" else 1
     shapes = ((5, 2, 3), (many, gates * 4, 3), (many, gates * 4, 4), (many, 2 * gates * 4))
     operands = (*(rng.uniform(-1, 1, s).astype(F32) for s in shapes), np.array([5, 2], np.int32))
@@ -127,9 +126,8 @@ def test_folded_recurrent_layers(op: str, attributes: dict[str, Any]) -> None:
             np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6)
 
 
-def test_bodies_use_the_same_operators() -> None:
+def test_bodies_use_the_same_operators(rng: np.random.Generator) -> None:
     """A branch that reverses a sequence: the reference would run it forward."""
-    rng = np.random.default_rng()
     state = [2, 1, 3]
     weights = [numpy_helper.from_array(rng.uniform(-1, 1, (1, 3, 3)).astype(F32), n) for n in ("w", "r")]
     nodes = [
@@ -174,9 +172,8 @@ def test_what_is_known_to_be_wrong_is_refused() -> None:
     assert said.values is None and not said.broken and "Swash" in said.why
 
 
-def test_training_statistics() -> None:
+def test_training_statistics(rng: np.random.Generator) -> None:
     """BatchNormalization-15: 'running_mean = input_mean * momentum + current_mean * (1 - momentum)'."""
-    rng = np.random.default_rng()
     x = rng.uniform(-1, 1, (3, 2, 4)).astype(F32)
     s, b, m, v = (rng.uniform(0.5, 1, 2).astype(F32) for _ in range(4))
     said = ours(Case("BatchNormalization", 15, (x, s, b, m, v), {"training_mode": 1, "momentum": 0.75}, 3))

@@ -16,7 +16,7 @@ from rammer.passes.pipeline import Pipeline, default_passes
 HEADS = {"split": np.array([2, 5, 4, 3]), "sizes": np.array([12, 12, 12])}
 
 
-def attention(biased: bool, shared: bool = False) -> Graph:
+def attention(rng: np.random.Generator, biased: bool, shared: bool = False) -> Graph:
     """Queries, keys and values of one product, scaled as torch's exporters do."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"])]
     nodes += [helper.make_node("Add", ["b", "p"], ["t"])] if biased else [helper.make_node("Identity", ["p"], ["t"])]
@@ -29,27 +29,27 @@ def attention(biased: bool, shared: bool = False) -> Graph:
     nodes += [helper.make_node("Mul", ["qh", "s"], ["qs"]), helper.make_node("Div", ["kh", "d"], ["ks"])]
     nodes += [helper.make_node("MatMul", ["qs", "ks"], ["scores"]), helper.make_node("MatMul", ["scores", "vh"], ["y"])]
     nodes += [helper.make_node("Neg", ["qh"], ["z"])] if shared else []
-    constants = {"w": normal(7, 36), "s": np.array(0.3, np.float32), "d": np.full((1, 1, 1, 1), 1.7, np.float32), **HEADS}
-    constants |= {"b": normal(36)} if biased else {}
+    constants = {"w": normal(rng, 7, 36), "s": np.array(0.3, np.float32), "d": np.full((1, 1, 1, 1), 1.7, np.float32), **HEADS}
+    constants |= {"b": normal(rng, 36)} if biased else {}
     return graph_of(nodes, (2, 5, 7), constants, ("y", "z") if shared else ("y",))
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_scaled_queries_and_keys_scale_columns_of_the_weights(biased: bool) -> None:
-    before = attention(biased)
+def test_scaled_queries_and_keys_scale_columns_of_the_weights(biased: bool, rng: np.random.Generator) -> None:
+    before = attention(rng, biased)
     after = FoldFactors()(before)
     assert not {"Mul", "Div"} & set(ops(after))
-    agree(before, after)
+    agree(rng, before, after)
 
 
-def test_a_value_that_somebody_else_reads_stays() -> None:
-    before = attention(True, shared=True)
+def test_a_value_that_somebody_else_reads_stays(rng: np.random.Generator) -> None:
+    before = attention(rng, True, shared=True)
     after = FoldFactors()(before)
     assert ops(after).count("Mul") == 1 and "Div" not in ops(after)
-    agree(before, after)
+    agree(rng, before, after)
 
 
-def test_a_scale_of_channels_behind_a_permutation() -> None:
+def test_a_scale_of_channels_behind_a_permutation(rng: np.random.Generator) -> None:
     """As a block of ConvNeXt ends."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"]),
@@ -58,10 +58,10 @@ def test_a_scale_of_channels_behind_a_permutation() -> None:
         helper.make_node("Mul", ["s", "c"], ["m"]),
         helper.make_node("Relu", ["m"], ["y"]),
     ]
-    before = graph_of(nodes, (1, 4, 4, 5), {"w": normal(5, 6), "b": normal(6), "s": normal(6, 1, 1)})
+    before = graph_of(nodes, (1, 4, 4, 5), {"w": normal(rng, 5, 6), "b": normal(rng, 6), "s": normal(rng, 6, 1, 1)})
     after = FoldFactors()(before)
     assert ops(after) == ["MatMul", "Add", "Transpose", "Relu"]
-    agree(before, after)
+    agree(rng, before, after)
 
 
 @pytest.mark.parametrize("factor", [np.inf, np.nan, 1e-30, 1e38])
@@ -77,43 +77,43 @@ def test_a_factor_that_weights_cannot_take_stays(factor: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 1), (2, 5, 3), (3,)])
-def test_a_factor_that_differs_between_rows_or_widens_stays(shape: tuple[int, ...]) -> None:
+def test_a_factor_that_differs_between_rows_or_widens_stays(shape: tuple[int, ...], rng: np.random.Generator) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"]),
         helper.make_node("Mul", ["p", "s"], ["m"]),
         helper.make_node("Neg", ["m"], ["y"]),
     ]
     columns = 1 if shape == (3,) else 3
-    before = graph_of(nodes, (1, 5, 4), {"w": normal(4, columns), "s": normal(*shape)})
+    before = graph_of(nodes, (1, 5, 4), {"w": normal(rng, 4, columns), "s": normal(rng, *shape)})
     assert FoldFactors()(before) is before
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_chains_keep_their_values(seed: int) -> None:
+def test_random_chains_keep_their_values(seed: int, rng: np.random.Generator) -> None:
     """Products, views and factors in any order, some values read twice."""
-    rng = Random(seed)
+    random = Random(seed)
     constants: dict[str, np.ndarray] = {}
     nodes: list[NodeProto] = []
-    first = (rng.choice((1, 2)), 3, 4)
+    first = (random.choice((1, 2)), 3, 4)
     shape, value, ends = list(first), "x", list[str]()
-    for i in range(rng.randint(3, 9)):
-        result, kind = f"t{i}", rng.choice(("MatMul", "Gemm", "Mul", "Mul", "Div", "Add", "Transpose", "Reshape", "Split"))
+    for i in range(random.randint(3, 9)):
+        result, kind = f"t{i}", random.choice(("MatMul", "Gemm", "Mul", "Mul", "Div", "Add", "Transpose", "Reshape", "Split"))
         k = f"k{i}"
         if kind == "Gemm" and len(shape) != 2:
             kind = "Reshape"
         if kind == "MatMul" or kind == "Gemm":
-            columns, turned = rng.choice((2, 4, 6)), int(kind == "Gemm" and rng.random() < 0.5)
-            constants[k] = normal(columns, shape[-1]) if turned else normal(shape[-1], columns)
-            constants[f"c{i}"] = normal(columns)
+            columns, turned = random.choice((2, 4, 6)), int(kind == "Gemm" and random.random() < 0.5)
+            constants[k] = normal(rng, columns, shape[-1]) if turned else normal(rng, shape[-1], columns)
+            constants[f"c{i}"] = normal(rng, columns)
             inputs = [value, k, f"c{i}"] if kind == "Gemm" else [value, k]
             nodes.append(helper.make_node(kind, inputs, [result], **({"transB": turned} if kind == "Gemm" else {})))
             shape = [*shape[:-1], columns]
         elif kind in ("Mul", "Div", "Add"):
-            wide = [n if rng.random() < 0.5 else 1 for n in shape[rng.randint(0, len(shape)) :]]
-            constants[k] = np.abs(normal(*wide)) + np.float32(0.5)
+            wide = [n if random.random() < 0.5 else 1 for n in shape[random.randint(0, len(shape)) :]]
+            constants[k] = np.abs(normal(rng, *wide)) + np.float32(0.5)
             nodes.append(helper.make_node(kind, [value, k], [result]))
         elif kind == "Transpose":
-            perm = rng.sample(range(len(shape)), len(shape))
+            perm = random.sample(range(len(shape)), len(shape))
             nodes.append(helper.make_node(kind, [value], [result], perm=perm))
             shape = [shape[p] for p in perm]
         elif kind == "Split" and shape[-1] % 2 == 0:
@@ -125,10 +125,10 @@ def test_random_chains_keep_their_values(seed: int) -> None:
             shape = [int(np.prod(shape[:-1])), shape[-1]] if len(shape) > 2 else [1, *shape]
             constants[k] = np.array(shape, np.int64)
             nodes.append(helper.make_node("Reshape", [value, k], [result]))
-        if rng.random() < 0.15:
+        if random.random() < 0.15:
             ends.append(result)
         value = result
     nodes += [helper.make_node("Neg", [v], [f"y{i}"]) for i, v in enumerate([value, *ends])]
     before = graph_of(nodes, first, constants, tuple(f"y{i}" for i in range(len(ends) + 1)))
-    agree(before, FoldFactors()(before))
-    agree(before, Pipeline(default_passes()).run(before)[0])
+    agree(rng, before, FoldFactors()(before))
+    agree(rng, before, Pipeline(default_passes()).run(before)[0])

@@ -21,10 +21,9 @@ from rammer.runtime.reference import evaluate_graph
 from rammer.testing import models as zoo
 
 FLOAT = TensorProto.FLOAT
-rng = np.random.default_rng()
 
 
-def normal(*shape: int) -> np.ndarray:
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
@@ -62,29 +61,31 @@ def check(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Graph:
     return graph
 
 
-def test_one_operator() -> None:
+def test_one_operator(rng: np.random.Generator) -> None:
     node = helper.make_node("CumSum", ["x", "a"], ["y"], name="c", reverse=1)
-    graph = check(model([node], [tensor("x", [3, 4])], ["y"], {"a": np.array(1)}), {"x": normal(3, 4)})
+    graph = check(model([node], [tensor("x", [3, 4])], ["y"], {"a": np.array(1)}), {"x": normal(rng, 3, 4)})
     host = HostNode.of(graph, graph.nodes[0])
     assert str(host) == "host f32[3,4] y = CumSum(x, a) {reverse=1}  # c"
     assert host.inputs == ("x", "a") and host.outputs == ("y",)
 
 
-def test_several_and_absent_results() -> None:
+def test_several_and_absent_results(rng: np.random.Generator) -> None:
     node = helper.make_node("TopK", ["x", "k"], ["y", "i"], axis=0)
-    check(model([node], [tensor("x", [5, 3])], ["y", "i"], {"k": np.array([2])}), {"x": normal(5, 3)})
-    constants = {"w": normal(1, 12, 4), "r": normal(1, 12, 3), "b": normal(1, 24)}
+    check(model([node], [tensor("x", [5, 3])], ["y", "i"], {"k": np.array([2])}), {"x": normal(rng, 5, 3)})
+    constants = {"w": normal(rng, 1, 12, 4), "r": normal(rng, 1, 12, 3), "b": normal(rng, 1, 24)}
     node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["", "h"], hidden_size=3)
-    check(model([node], [tensor("x", [2, 1, 4])], ["h"], constants), {"x": normal(2, 1, 4)})
+    check(model([node], [tensor("x", [2, 1, 4])], ["h"], constants), {"x": normal(rng, 2, 1, 4)})
 
 
-def test_a_scalar_stays_a_scalar() -> None:
-    graph = check(model([helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], [tensor("x", [4])], ["y"]), {"x": normal(4)})
-    assert run(graph, {"x": normal(4)})["y"].shape == ()
+def test_a_scalar_stays_a_scalar(rng: np.random.Generator) -> None:
+    graph = check(
+        model([helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], [tensor("x", [4])], ["y"]), {"x": normal(rng, 4)}
+    )
+    assert run(graph, {"x": normal(rng, 4)})["y"].shape == ()
 
 
 @pytest.mark.parametrize("condition", [True, False])
-def test_if_with_captured_values(condition: bool) -> None:
+def test_if_with_captured_values(condition: bool, rng: np.random.Generator) -> None:
     """The branches read outer values, one of them computed by a node that a pass merges with another."""
     yes = helper.make_graph(
         [helper.make_node("Add", ["a.1", "k"], ["t"])],
@@ -101,7 +102,7 @@ def test_if_with_captured_values(condition: bool) -> None:
         helper.make_node("Sub", ["u", "b.1"], ["y"]),
     ]
     proto = model(nodes, [tensor("x", [4]), tensor("c", [], TensorProto.BOOL)], ["y"])
-    graph = check(proto, {"x": normal(4), "c": np.array(condition)})
+    graph = check(proto, {"x": normal(rng, 4), "c": np.array(condition)})
     node = next(n for n in graph.nodes if n.op == "If")
     assert node.inputs == ("c", "x", "b_1", "a_1") and captures(node) == ("x", "b.1", "a.1")
     text = str(HostNode.of(graph, node))
@@ -109,7 +110,7 @@ def test_if_with_captured_values(condition: bool) -> None:
     assert len(Pipeline(default_passes())(graph).nodes) == len(graph.nodes) - 1
 
 
-def test_scan() -> None:
+def test_scan(rng: np.random.Generator) -> None:
     body = helper.make_graph(
         [
             helper.make_node("Mul", ["s", "outer"], ["d"]),
@@ -122,7 +123,7 @@ def test_scan() -> None:
     )
     node = helper.make_node("Scan", ["s0", "xs"], ["last", "all"], body=body, num_scan_inputs=1)
     inputs = [tensor("s0", [2]), tensor("xs", [5, 2]), tensor("outer", [2])]
-    check(model([node], inputs, ["last", "all"]), {"s0": normal(2), "xs": normal(5, 2), "outer": normal(2)})
+    check(model([node], inputs, ["last", "all"]), {"s0": normal(rng, 2), "xs": normal(rng, 5, 2), "outer": normal(rng, 2)})
 
 
 def test_failures_name_the_node() -> None:

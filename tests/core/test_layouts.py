@@ -185,9 +185,9 @@ def price_as(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     monkeypatch.setattr(Tuner, "kernels", priced)
 
 
-def permuted(backend: Backend, layout: str, tune: str = "off") -> tuple[str, ...]:
+def permuted(rng: np.random.Generator, backend: Backend, layout: str, tune: str = "off") -> tuple[str, ...]:
     """The buffers of a small network that the compiler moves."""
-    model = read_model(MODELS["images"].build(np.random.default_rng()))
+    model = read_model(MODELS["images"].build(rng))
     compiler = Compiler(backend, CompileOptions(tune=tune, layout=layout), KernelStore(None))
     (segment,) = compiler.compile_model(model, {}).segments
     assert isinstance(segment, ProgramSegment)
@@ -195,27 +195,31 @@ def permuted(backend: Backend, layout: str, tune: str = "off") -> tuple[str, ...
 
 
 @pytest.mark.parametrize(("better", "factor"), [("nhwc", 0.5), ("keep", 2.0)])
-def test_the_compiler_asks_the_devices_kernels(better: str, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_asks_the_devices_kernels(
+    better: str, factor: float, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     """With kernels that are twice as fast in one layout, ``auto`` moves all that ``nhwc`` moves, or nothing."""
     price_as(monkeypatch, factor)
     backend = Registry().open("toy")
-    assert permuted(backend, "auto") == permuted(backend, better)
-    assert bool(permuted(backend, "auto")) == (better == "nhwc")
+    assert permuted(rng, backend, "auto") == permuted(rng, backend, better)
+    assert bool(permuted(rng, backend, "auto")) == (better == "nhwc")
 
 
 @pytest.mark.parametrize(("share", "moves"), [(0.9, True), (0.99, False), (1.5, False)])
-def test_a_whole_program_is_measured_where_kernels_are(share: float, moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_program_is_measured_where_kernels_are(
+    share: float, moves: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     """Its kernels promise much, and the program with channels last takes ``share`` of the other's time."""
     price_as(monkeypatch, 0.5)
     backend = Registry().open("toy")
     profiler = backend.profiler.__class__  # of what the guard guards
     monkeypatch.setattr(profiler, "task_time", lambda self, kernel, binding: (kernel.alone, kernel.crowded))
     monkeypatch.setattr(profiler, "program_time", lambda self, program, constants: share if program.permuted else 1)
-    assert bool(permuted(backend, "auto", "quick")) == moves
+    assert bool(permuted(rng, backend, "auto", "quick")) == moves
 
 
 @pytest.mark.parametrize("some", [True, False])
-def test_what_does_not_fit_is_not_chosen(some: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_not_chosen(some: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Where no layout fits, the device says so."""
     ask = Tuner.kernels
 
@@ -227,7 +231,7 @@ def test_what_does_not_fit_is_not_chosen(some: bool, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Tuner, "kernels", fitting)
     if some:
-        assert permuted(Registry().open("toy"), "auto") == ()
+        assert permuted(rng, Registry().open("toy"), "auto") == ()
         return
     with pytest.raises(DeviceFailure, match="no tile fits"):
-        permuted(Registry().open("toy"), "auto")
+        permuted(rng, Registry().open("toy"), "auto")

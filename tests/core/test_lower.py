@@ -27,14 +27,14 @@ def _graph(*nodes: Node, shape: tuple[int, ...] = (3, 4)) -> Graph:
     )
 
 
-def test_chain() -> None:
+def test_chain(rng: np.random.Generator) -> None:
     graph = _graph(Node("Softmax", ("x",), ("s",), {}, "a", "", 21), Node("Softmax", ("s",), ("y",), {}, "b", "", 21))
     lowered = lower(graph)
     names = [c.name for c in lowered.computes]
     assert len(set(names)) == len(names) == 8
     assert [c.origin for c in lowered.computes] == ["a"] * 4 + ["b"] * 4
     assert lowered.aliases == {"x": "x:0", "y": "out"}
-    x = np.random.default_rng().standard_normal((3, 4)).astype(np.float32)
+    x = rng.standard_normal((3, 4)).astype(np.float32)
     result = run_graph(lowered, {"x": x})["y"]
     np.testing.assert_allclose(result.sum(1), 1, rtol=1e-6)
 

@@ -57,8 +57,8 @@ POOLS = [
 
 
 @pytest.mark.parametrize(("n", "kernel", "attributes", "starts"), POOLS, ids=str)
-def test_pools(n: int, kernel: int, attributes: dict[str, Any], starts: list[int]) -> None:
-    x = np.random.default_rng().uniform(-3, 3, n).astype(F32)
+def test_pools(n: int, kernel: int, attributes: dict[str, Any], starts: list[int], rng: np.random.Generator) -> None:
+    x = rng.uniform(-3, 3, n).astype(F32)
     seen = windows(n, kernel, starts, attributes.get("dilations", [1])[0])
     given = {"kernel_shape": [kernel], **attributes}
     largest = [max(w, key=lambda p: x[p]) for w in seen]
@@ -202,9 +202,8 @@ def test_resize_measures_the_whole_length() -> None:
     check(Case("Resize", 13, (row(3, 1, 2), None, None, sizes), attributes, static=frozenset((3,))), row(3))
 
 
-def test_variances_do_not_cancel() -> None:
+def test_variances_do_not_cancel(rng: np.random.Generator) -> None:
     """Values far from zero: E(x^2) - E(x)^2 would leave nothing of the variance in float32."""
-    rng = np.random.default_rng()
     x = (rng.uniform(-1, 1, (2, 4, 3, 5)) + 3000).astype(F32)
     wide, ones = x.astype(np.float64), np.ones(4, F32)
     rows = {"InstanceNormalization": (2, 3), "LayerNormalization": (3,), "MeanVarianceNormalization": (0, 2, 3)}
@@ -270,9 +269,8 @@ def test_nothing_to_sum_and_no_steps() -> None:
     check(Case("RNN", 14, (x, w, r, None, None, h), {"hidden_size": 4}, 2), np.zeros((0, 1, 2, 4)), h)
 
 
-def test_lengths_at_run_time() -> None:
+def test_lengths_at_run_time(rng: np.random.Generator) -> None:
     """Steps behind a sequence's end give 0, and the last state is that of its last step."""
-    rng = np.random.default_rng()
     x, w, r = (rng.uniform(-1, 1, s).astype(F32) for s in ((4, 3, 2), (2, 5, 2), (2, 5, 5)))
     lengths = np.array([1, 4, 2], np.int32)
     said = ours(Case("RNN", 14, (x, w, r, None, lengths), {"hidden_size": 5, "direction": "bidirectional"}, 2))

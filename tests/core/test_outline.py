@@ -86,13 +86,13 @@ def test_the_converter_receives_no_large_tensor(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_values_come_back(flag: bool) -> None:
+def test_values_come_back(flag: bool, rng: np.random.Generator) -> None:
     proto = old_model()
     untouched = proto.SerializeToString()
     loaded = read_model(proto)
     assert proto.SerializeToString() == untouched
     feeds: dict[str, Any] = {
-        "x": np.random.default_rng().standard_normal((3, SIDE)).astype(np.float32) / SIDE,
+        "x": rng.standard_normal((3, SIDE)).astype(np.float32) / SIDE,
         "flag": np.array(flag),
     }
     wanted = zoo.forward(proto, feeds)["y"]

@@ -49,9 +49,8 @@ def test_everything_inside_is_float16_and_the_ports_keep_their_types() -> None:
     assert Pipeline((NarrowFloats(), *default_passes())).run(half)[0] is half, "a second time there is nothing to do"
 
 
-def test_results_are_those_of_float32_but_for_rounding() -> None:
+def test_results_are_those_of_float32_but_for_rounding(rng: np.random.Generator) -> None:
     graph = bind(read_model(LITTLE.build(np.random.default_rng(3))), {})
-    rng = np.random.default_rng()
     feeds = {"x": rng.standard_normal((1, 3, 8, 8)).astype(np.float32), "i": np.array([3, 1])}
     want, have = (run_graph(lower(g), feeds, precise) for g, precise in ((graph, True), (narrowed(graph), False)))
     for value in graph.outputs:

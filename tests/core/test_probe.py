@@ -43,13 +43,13 @@ class Clocked:
         pass
 
 
-def test_a_strided_constant_is_a_constant() -> None:
+def test_a_strided_constant_is_a_constant(rng: np.random.Generator) -> None:
     operator, binding = scaled()
     program, constants = probe_program(operator, binding, 4)
     assert {b.name: b.kind for b in program.buffers} == {"b_x": "input", "b_w": "constant", "b_y": "output"}
     assert constants.keys() == {"w"} and program.storage["w"].strides == TURNED.strides
     assert Binding.of(program, constants).key(operator) == binding.key(operator)
-    memory, inputs = HostMemory(program, constants), random_inputs(program, np.random.default_rng())
+    memory, inputs = HostMemory(program, constants), random_inputs(program, rng)
     memory.write_inputs(inputs)
     for index in range(4):
         memory.run_task(operator, index)

@@ -29,8 +29,8 @@ LAYERS = (
 DEVICE = VDevice("test", "for tests", 4, LAYERS, 1e10, 1e-6)
 
 
-def graph_of(model: SmallModel) -> ComputeGraph:
-    return lower(bind(read_model(model.build(np.random.default_rng())), {}))
+def graph_of(rng: np.random.Generator, model: SmallModel) -> ComputeGraph:
+    return lower(bind(read_model(model.build(rng)), {}))
 
 
 def groups(graph: ComputeGraph, rate: float = 1.0, where: VDevice = DEVICE) -> tuple[ROperator, ...]:
@@ -42,22 +42,22 @@ def contraction_of(found: tuple[ROperator, ...]) -> ROperator:
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_a_contraction_takes_the_maps_before_it(kernel: int) -> None:
-    first, second = groups(graph_of(block(kernel)))
+def test_a_contraction_takes_the_maps_before_it(kernel: int, rng: np.random.Generator) -> None:
+    first, second = groups(graph_of(rng, block(kernel)))
     assert [c.kind for c in first.prologue] == ["map"] * 3
     assert all(e.layer == "thread" for e in first.connections)
     assert second.prologue == (), "the maps between are the first one's epilogue"
 
 
-def test_the_price_decides() -> None:
+def test_the_price_decides(rng: np.random.Generator) -> None:
     """Kernels that are bad at it; and recomputation where tiles share what they read."""
-    assert contraction_of(groups(graph_of(block(3)), 0.01)).prologue == ()
+    assert contraction_of(groups(graph_of(rng, block(3)), 0.01)).prologue == ()
     free = replace(DEVICE, launch=0.0, flops=1e6)
-    assert contraction_of(groups(graph_of(block(3)), where=free)).prologue == ()
+    assert contraction_of(groups(graph_of(rng, block(3)), where=free)).prologue == ()
 
 
-def test_every_task_computes_what_it_reads() -> None:
-    graph = graph_of(block(1))
+def test_every_task_computes_what_it_reads(rng: np.random.Generator) -> None:
+    graph = graph_of(rng, block(1))
     operator = groups(graph)[0]
     work = [task_cost(replace(operator, tile=tile), graph.types, DEVICE).flops for tile in ((1, 8, 7, 5), (1, 4, 7, 5))]
     bare = replace(operator, computes=operator.computes[3:], connections=())
@@ -68,17 +68,18 @@ def test_every_task_computes_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize(("more", "out"), [("z = Exp(r)", ", float[1,6,7,5] z"), ("z = Identity(r)", ", float[1,6,7,5] z")])
-def test_maps_with_other_readers_stay(more: str, out: str) -> None:
-    assert contraction_of(groups(graph_of(block(1, more, out)))).prologue == ()
+def test_maps_with_other_readers_stay(more: str, out: str, rng: np.random.Generator) -> None:
+    assert contraction_of(groups(graph_of(rng, block(1, more, out)))).prologue == ()
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("tile", [(1, 3, 2, 5), (1, 8, 7, 5), (1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
-def test_the_generic_emitter_pads_after_the_maps(kernel: int, tile: tuple[int, ...], target: CTarget) -> None:
-    graph = graph_of(block(kernel))
+def test_the_generic_emitter_pads_after_the_maps(
+    kernel: int, tile: tuple[int, ...], target: CTarget, rng: np.random.Generator
+) -> None:
+    graph = graph_of(rng, block(kernel))
     operator = groups(graph)[0]
-    rng = np.random.default_rng()
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
     inputs |= {n: np.asarray(v) for n, v in graph.constants.items() if n in inputs}
     check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)

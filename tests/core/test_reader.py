@@ -241,8 +241,8 @@ def external(location: str, **info: str) -> onnx.ModelProto:
     return proto
 
 
-def test_external_data_is_read(tmp_path: Path) -> None:
-    data = np.random.default_rng().standard_normal(4).astype(np.float32)
+def test_external_data_is_read(tmp_path: Path, rng: np.random.Generator) -> None:
+    data = rng.standard_normal(4).astype(np.float32)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "w.bin").write_bytes(b"\0" * 16 + data.tobytes())
     path = tmp_path / "m.onnx"
@@ -274,9 +274,11 @@ def hidden(place: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("place", ["branch", "constant", "sparse"])
-def test_external_data_of_any_tensor_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_external_data_of_any_tensor_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, rng: np.random.Generator
+) -> None:
     """A branch of a local function once read a file of the current folder, wherever the model came from."""
-    data = np.random.default_rng().standard_normal(4).astype(np.float32)
+    data = rng.standard_normal(4).astype(np.float32)
     (tmp_path / "w.bin").write_bytes(data.tobytes())
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -12,19 +12,19 @@ from rammer.runtime.source import SHARE, open_source
 SIZE = 2 * SHARE + 12_345
 
 
-def content() -> bytes:
-    return np.random.default_rng().integers(0, 256, SIZE, dtype=np.uint8).tobytes()
+def content(rng: np.random.Generator) -> bytes:
+    return rng.integers(0, 256, SIZE, dtype=np.uint8).tobytes()
 
 
-def test_a_file_and_its_bytes_are_one_model(tmp_path: Path) -> None:
-    data, path = content(), tmp_path / "model.onnx"
+def test_a_file_and_its_bytes_are_one_model(tmp_path: Path, rng: np.random.Generator) -> None:
+    data, path = content(rng), tmp_path / "model.onnx"
     path.write_bytes(data)
     assert open_source(path).digest == open_source(str(path)).digest == open_source(data).digest != ""
 
 
 @pytest.mark.parametrize("place", [0, SHARE - 1, SHARE, 2 * SHARE, SIZE - 1])
-def test_every_byte_counts(tmp_path: Path, place: int) -> None:
-    data = bytearray(content())
+def test_every_byte_counts(tmp_path: Path, place: int, rng: np.random.Generator) -> None:
+    data = bytearray(content(rng))
     paths = tmp_path / "a.onnx", tmp_path / "b.onnx"
     paths[0].write_bytes(data)
     data[place] ^= 1
@@ -32,8 +32,8 @@ def test_every_byte_counts(tmp_path: Path, place: int) -> None:
     assert open_source(paths[0]).digest != open_source(paths[1]).digest
 
 
-def test_order_and_length_count() -> None:
-    data = content()
+def test_order_and_length_count(rng: np.random.Generator) -> None:
+    data = content(rng)
     turned = data[SHARE : 2 * SHARE] + data[:SHARE] + data[2 * SHARE :]
     assert len({open_source(d).digest for d in (data, turned, data[:-1], data + b"\0", data[:SHARE])}) == 5
 

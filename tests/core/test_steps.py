@@ -18,9 +18,11 @@ from rammer.tile.connect import connect
 from rammer.tile.steps import slice_steps
 
 
-def recurrent(op: str, layers: int, steps: int = 4, batch: int = 1, hidden: int = 8, direction: str = "forward") -> ComputeGraph:
+def recurrent(
+    rng: np.random.Generator, op: str, layers: int, steps: int = 4, batch: int = 1, hidden: int = 8, direction: str = "forward"
+) -> ComputeGraph:
     """Stacked recurrent layers with all their outputs, lowered; random weights."""
-    rng, gates = np.random.default_rng(), {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     nodes, weights, x = [], [], "x"
     directions = 2 if direction == "bidirectional" else 1
     weights.append(numpy_helper.from_array(np.array([0, 0, -1]), "shape"))
@@ -54,40 +56,40 @@ def device(veus: int, launch: float = 1e-6, bandwidth: float = 1e12) -> VDevice:
 
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_slices_compute_the_same(op: str, batch: int) -> None:
-    whole = recurrent(op, layers=3, batch=batch)
+def test_slices_compute_the_same(op: str, batch: int, rng: np.random.Generator) -> None:
+    whole = recurrent(rng, op, layers=3, batch=batch)
     sliced = slice_steps(whole, device(128))
     assert sliced is not whole
     verify_compute_graph(sliced)
-    x = {whole.inputs[0]: np.random.default_rng().standard_normal((4, batch, 8))}
+    x = {whole.inputs[0]: rng.standard_normal((4, batch, 8))}
     (name,) = whole.outputs
     np.testing.assert_allclose(run_graph(sliced, x)[name], run_graph(whole, x)[name], rtol=1e-10, atol=1e-12)
 
 
-def test_stacked_layers_overlap_once_sliced() -> None:
+def test_stacked_layers_overlap_once_sliced(rng: np.random.Generator) -> None:
     def depth(graph: ComputeGraph) -> int:
         depths: dict[str, int] = {}
         for c in graph.computes:
             depths[c.name] = 1 + max((depths.get(r, 0) for r in c.reads), default=0)
         return max(depths.values())
 
-    whole = recurrent("LSTM", layers=6, steps=8)
+    whole = recurrent(rng, "LSTM", layers=6, steps=8)
     assert depth(slice_steps(whole, device(128))) < depth(whole) / 2
 
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_one_layer_keeps_its_product(direction: str) -> None:
-    whole = recurrent("LSTM", layers=1, direction=direction)
+def test_one_layer_keeps_its_product(direction: str, rng: np.random.Generator) -> None:
+    whole = recurrent(rng, "LSTM", layers=1, direction=direction)
     assert slice_steps(whole, device(128)) is whole
 
 
-def test_a_device_that_one_step_fills_keeps_whole_products() -> None:
-    whole = recurrent("LSTM", layers=3, hidden=64)  # its weights would be read once a step
+def test_a_device_that_one_step_fills_keeps_whole_products(rng: np.random.Generator) -> None:
+    whole = recurrent(rng, "LSTM", layers=3, hidden=64)  # its weights would be read once a step
     assert slice_steps(whole, device(1, launch=0.0, bandwidth=1e9)) is whole
 
 
-def test_an_lstm_cell_is_one_operator_with_two_results() -> None:
-    graph = slice_steps(recurrent("LSTM", layers=2), device(128))
+def test_an_lstm_cell_is_one_operator_with_two_results(rng: np.random.Generator) -> None:
+    graph = slice_steps(recurrent(rng, "LSTM", layers=2), device(128))
     tile = connect(graph, device(128))
     cells = [o for o in tile.operators if sum(c.kind == "contraction" for c in o.computes) == 2]
     assert len(cells) == 8
@@ -95,7 +97,7 @@ def test_an_lstm_cell_is_one_operator_with_two_results() -> None:
     assert not any(c.kind == "contraction" for o in tile.operators if o not in cells for c in o.computes)
 
 
-def test_rows_that_share_weights_many_times_stay_apart() -> None:
+def test_rows_that_share_weights_many_times_stay_apart(rng: np.random.Generator) -> None:
     """With 16 rows a product is no longer bound by its weights: it stays with maps that follow element by element."""
-    graph = slice_steps(recurrent("LSTM", layers=2, batch=16), device(128))
+    graph = slice_steps(recurrent(rng, "LSTM", layers=2, batch=16), device(128))
     assert all(sum(c.kind == "contraction" for c in o.computes) <= 1 for o in connect(graph, device(128)).operators)

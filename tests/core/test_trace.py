@@ -36,8 +36,8 @@ def check(program: RProgram, seconds: dict[str, float], found: list[Span]) -> No
             free = span.end
 
 
-def test_spans_follow_rows_and_waits() -> None:
-    for seed in np.random.default_rng().integers(0, 1 << 30, 20).tolist():
+def test_spans_follow_rows_and_waits(rng: np.random.Generator) -> None:
+    for seed in rng.integers(0, 1 << 30, 20).tolist():
         program, seconds = random_program(seed)
         check(program, seconds, spans(program, seconds))
 

@@ -20,19 +20,19 @@ def twice(request: pytest.FixtureRequest) -> Iterator[Executable]:
     exe.close()
 
 
-def test_runs_read_and_write_the_callers_arrays(twice: Executable) -> None:
-    x, y = normal(3, 4), np.zeros((3, 4), np.float32)
+def test_runs_read_and_write_the_callers_arrays(twice: Executable, rng: np.random.Generator) -> None:
+    x, y = normal(rng, 3, 4), np.zeros((3, 4), np.float32)
     bound = twice.bind({"x": x}, {"y": y})
     assert bound.outputs["y"] is y and bound.inputs["x"] is x
     for _ in range(3):
-        x[...] = normal(3, 4)
+        x[...] = normal(rng, 3, 4)
         bound.run()
         bound.synchronize()
         assert np.array_equal(y, x + x) and np.array_equal(bound.outputs["t"], (x + x).T)
 
 
-def test_strided_arrays(twice: Executable) -> None:
-    x, whole = normal(3, 8)[:, ::2], np.zeros((4, 6), np.float32)
+def test_strided_arrays(twice: Executable, rng: np.random.Generator) -> None:
+    x, whole = normal(rng, 3, 8)[:, ::2], np.zeros((4, 6), np.float32)
     bound = twice.bind({"x": x}, {"t": whole[:, ::2]})
     bound.run()
     bound.synchronize()
@@ -40,14 +40,14 @@ def test_strided_arrays(twice: Executable) -> None:
     assert not whole[:, 1::2].any()
 
 
-def test_arrays_of_other_libraries(twice: Executable) -> None:
-    x = normal(3, 4)
+def test_arrays_of_other_libraries(twice: Executable, rng: np.random.Generator) -> None:
+    x = normal(rng, 3, 4)
     assert (dtype_of(Foreign(x)), shape_of(Foreign(x))) == ("float32", (3, 4))
     bound = twice.bind({"x": Foreign(x)})
     for _ in range(2):
         bound.run()
         assert np.array_equal(bound.to_host("y")["y"], x + x)
-        x[...] = normal(3, 4)
+        x[...] = normal(rng, 3, 4)
     with pytest.raises(BadInput, match=r"input 'x' is .*another device"):
         twice.bind({"x": Foreign(x, device=2)})
     with pytest.raises(BadInput, match=r"output 'y' is .*another device"):
@@ -56,8 +56,8 @@ def test_arrays_of_other_libraries(twice: Executable) -> None:
         bound.write({"x": Foreign(x, device=2)})
 
 
-def test_memory_that_cannot_be_written_or_is_bound_twice(twice: Executable) -> None:
-    x, fixed = normal(3, 4), np.zeros((3, 4), np.float32)
+def test_memory_that_cannot_be_written_or_is_bound_twice(twice: Executable, rng: np.random.Generator) -> None:
+    x, fixed = normal(rng, 3, 4), np.zeros((3, 4), np.float32)
     fixed.flags.writeable = False
     with pytest.raises(BadInput, match="output 'y' is an array that cannot be written"):
         twice.bind({"x": x}, {"y": fixed})

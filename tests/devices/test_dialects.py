@@ -19,9 +19,8 @@ from rammer_ipu_sim.dialect import IPU
 from rammer_rocm.dialect import OPENCL
 
 
-def cases() -> dict[str, Case]:
+def cases(rng: np.random.Generator) -> dict[str, Case]:
     """One operator for each kind of code that the emitter writes."""
-    rng = np.random.default_rng()
 
     def rand(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32)
@@ -88,12 +87,12 @@ def device() -> Any:
 
 
 @pytest.mark.parametrize("threads", [1, 8])
-def test_opencl_computes_the_reference(device: Any, threads: int) -> None:
+def test_opencl_computes_the_reference(device: Any, threads: int, rng: np.random.Generator) -> None:
     import pyopencl as cl
 
     context, queue = device
     target = one_thread(OPENCL) if threads == 1 else OPENCL
-    items = cases()
+    items = cases(rng)
     functions = {n: emit(i.operator, i.binding, target) for n, i in items.items()}
     text = ""
     for n, f in functions.items():
@@ -123,9 +122,9 @@ def test_opencl_computes_the_reference(device: Any, threads: int) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_nvrtc_compiles_the_cuda_dialect(arch: str) -> None:
+def test_nvrtc_compiles_the_cuda_dialect(arch: str, rng: np.random.Generator) -> None:
     core = pytest.importorskip("cuda.core")
-    items = cases()
+    items = cases(rng)
     functions = {n: emit(i.operator, i.binding, CUDA) for n, i in items.items()}
     text = "".join(
         kernel(CUDA, f, items[n], 'extern "C" __global__ void', "extern __shared__ char scratch[];") for n, f in functions.items()
@@ -139,14 +138,14 @@ def test_nvrtc_compiles_the_cuda_dialect(arch: str) -> None:
     assert len(code.code) > 1000
 
 
-def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any) -> None:
+def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any, rng: np.random.Generator) -> None:
     import shutil
     import subprocess
 
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    items = cases()
+    items = cases(rng)
     source = tmp_path / "codelets.cpp"
     half = "struct half { half() = default; explicit half(float); operator float() const; };\n"  # Poplar's own type
     source.write_text(half + IPU.preamble + "".join(emit(i.operator, i.binding, IPU).text for i in items.values()))
@@ -154,7 +153,7 @@ def test_the_codelet_dialect_compiles_as_cpp(tmp_path: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_dialect_without_an_element_type_declines() -> None:
-    item = cases()["half"]
+def test_a_dialect_without_an_element_type_declines(rng: np.random.Generator) -> None:
+    item = cases(rng)["half"]
     with pytest.raises(DeviceFailure, match="float16"):
         emit(item.operator, item.binding, replace(IPU, types={k: v for k, v in IPU.types.items() if k != "float16"}))

@@ -23,12 +23,11 @@ from rammer.runtime.session import open_executable
 
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
-def test_float16_on_devices(device: str) -> None:
+def test_float16_on_devices(device: str, rng: np.random.Generator) -> None:
     pytest.importorskip(f"rammer_{device}")
     if Registry().status(device).state != "ok":
         pytest.skip(f"{device} does not work here")
     model = LITTLE.build(np.random.default_rng(5))
-    rng = np.random.default_rng()
     feeds = {"x": rng.standard_normal((1, 3, 8, 8)).astype(np.float32), "i": np.array([0, 2])}
     want = run_graph(lower(bind(read_model(model), {})), feeds)
     exe = rammer.compile(model, device=device, precision="float16")

@@ -166,8 +166,7 @@ def drawn(rng: Random, each: int) -> list[Case]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_operators_of_equal_keys_have_equal_kernels(device: str) -> None:
-    seed = Random().randrange(1 << 30)
+def test_operators_of_equal_keys_have_equal_kernels(device: str, seed: int) -> None:
     backend = backend_of(device)
     cases = drawn(Random(seed), 1)
     assert not collisions(backend, cases), f"seed {seed}"
@@ -190,19 +189,21 @@ def test_a_key_without_one_fact_is_found_out(device: str, fact: str) -> None:
 
 
 @pytest.mark.parametrize("constant_first", [True, False])
-def test_products_that_differ_in_a_constant_weight_get_kernels_of_their_own(constant_first: bool) -> None:
+def test_products_that_differ_in_a_constant_weight_get_kernels_of_their_own(
+    constant_first: bool, rng: np.random.Generator
+) -> None:
     """In one order no kernel of the computed one could be written; in the other the constant one got the slower family."""
     families_of = {}
     for names in (("constant",), ("computed",), ("constant", "computed") if constant_first else ("computed", "constant")):
         compiler = Compiler(backend_of("cuda"), CompileOptions(), KernelStore(None))
-        compiled = compiler.compile_model(read_model(two_products(names)), {})
+        compiled = compiler.compile_model(read_model(two_products(rng, names)), {})
         found = {k.operator.name: k.operator.family for k in compiler.resources(compiled)}
         assert all(families_of.setdefault(name, found[name]) == found[name] for name in names)
 
 
-def two_products(names: Sequence[str]) -> onnx.ModelProto:
+def two_products(rng: np.random.Generator, names: Sequence[str]) -> onnx.ModelProto:
     """Products of 4096 x 256 x 256, with a constant weight or with a computed one."""
-    weights = {"w": np.random.default_rng().standard_normal((256, 256)).astype(np.float32)} if "constant" in names else {}
+    weights = {"w": rng.standard_normal((256, 256)).astype(np.float32)} if "constant" in names else {}
     factors = {"constant": "w", "computed": "v"}
     nodes = [onnx.helper.make_node("MatMul", [f"x_{n}", factors[n]], [n], name=n) for n in names]
     inputs = [tensor(f"x_{n}", (4096, 256)) for n in names] + ([tensor("v", (256, 256))] if "computed" in names else [])

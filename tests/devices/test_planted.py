@@ -37,10 +37,10 @@ FIRST = (
 class Looking(Hunt):
     """Runs nothing: it keeps what it would have run."""
 
-    def __init__(self, backend: Any, precisions: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    def __init__(self, backend: Any, seed: int, precisions: tuple[str, ...], kinds: tuple[str, ...]) -> None:
         only = search.Search.__new__(search.Search)
         only.backend, only.each = backend, 1
-        super().__init__(only, Sampler(Random(), 300_000, precisions, kinds), Member(0, 1))
+        super().__init__(only, Sampler(Random(seed), 300_000, precisions, kinds), Member(0, 1))
 
     def looked(self) -> Iterator[tuple[ROperator, Subject]]:
         """Candidates of the first cases, one after another."""
@@ -54,7 +54,7 @@ class Looking(Hunt):
         super().candidate(one, tiled, subject, trial)
 
 
-def test_what_is_planted_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_planted_is_looked_at_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fault of a text has a place in some kernel of the first cases, and they have what the others need."""
     pytest.importorskip("cuda.bindings")
     from rammer.device.manifest import OpenOptions
@@ -65,7 +65,7 @@ def test_what_is_planted_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(search, "check", lambda *arguments: "")
     monkeypatch.setattr(search, "trial_of", lambda subject, seed: Trial(subject, {}, ()))
     edits, lacking = dict(plants.EDITS["cuda"]), set(FIRST)
-    looking = Looking(open_backend(OpenOptions(target="sm_90a")), ("float16", "float32"), ("gemv", "matmul"))
+    looking = Looking(open_backend(OpenOptions(target="sm_90a")), seed, ("float16", "float32"), ("gemv", "matmul"))
     begin = _cpu()
     for tiled, subject in looking.looked():
         text = task_kernel(tiled, subject.binding).text

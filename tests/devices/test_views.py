@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import numpy as np
 import pytest
 from onnx import helper
@@ -15,18 +13,16 @@ COUNT = {"toy": 20, "ipu_sim": 12, "rocm": 6}
 
 
 @pytest.mark.parametrize("device", COUNT)
-def test_random_models_of_views_agree_with_onnxruntime(device: str) -> None:
+def test_random_models_of_views_agree_with_onnxruntime(device: str, seed: int) -> None:
     backend = opened(device)
-    first = Random().randrange(1 << 30)
-    for seed in range(first, first + COUNT[device]):
-        assert not failure(backend, device, seed), f"seed {seed}"
+    for each in range(seed, seed + COUNT[device]):
+        assert not failure(backend, device, each), f"seed {each}"
 
 
 @pytest.mark.parametrize("device", COUNT)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_recurrent_layers_start_from_an_expanded_constant(device: str, kind: str) -> None:
+def test_recurrent_layers_start_from_an_expanded_constant(device: str, kind: str, rng: np.random.Generator, seed: int) -> None:
     """As torch exports them: nothing but a view of it reads the constant that the initial states are."""
-    rng = np.random.default_rng()
     gates, states = {"LSTM": (4, 2), "GRU": (3, 1)}[kind]
     sizes = {"w": (1, gates * 4, 5), "r": (1, gates * 4, 4), "zero": (1, 1, 1)}
     constants = {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()} | {"size": np.array([1, 2, 4])}
@@ -35,17 +31,16 @@ def test_recurrent_layers_start_from_an_expanded_constant(device: str, kind: str
         helper.make_node(kind, ["x", "w", "r", "", "", *["h"] * states], ["y", "last"], hidden_size=4),
     ]
     proto = model(nodes, [tensor("x", (3, 2, 5))], ["y", "last"], constants=constants)
-    assert not failure(opened(device), device, 0, proto)
+    assert not failure(opened(device), device, seed, proto)
 
 
 @pytest.mark.parametrize("device", COUNT)
-def test_a_constant_is_read_whole_and_as_a_view(device: str) -> None:
+def test_a_constant_is_read_whole_and_as_a_view(device: str, rng: np.random.Generator, seed: int) -> None:
     """A view of a constant has no values of its own to upload or to pack."""
-    rng = np.random.default_rng()
     sizes = {"w": (1, 16, 5), "r": (1, 16, 4), "h": (1, 2, 4)}
     constants = {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
     nodes = [
         helper.make_node("LSTM", ["x", "w", "r", "", "", "h", "h"], ["", "last"], hidden_size=4),
         helper.make_node("Add", ["last", "h"], ["y"]),
     ]
-    assert not failure(opened(device), device, 0, model(nodes, [tensor("x", (3, 2, 5))], ["y"], constants=constants))
+    assert not failure(opened(device), device, seed, model(nodes, [tensor("x", (3, 2, 5))], ["y"], constants=constants))

@@ -54,13 +54,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMMER_CACHE", str(tmp_path))
 
 
-def test_lowerings_of_the_operator_page_compute_what_they_say() -> None:
+def test_lowerings_of_the_operator_page_compute_what_they_say(rng: np.random.Generator) -> None:
     model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
         m (float[3,5] x) => (float[3,5] y, float[3,5] z) { y = Softsign(x) z = Softmax(x) }""")
     points = [*registry_of(DEVICE).points, Point(page("operator"))]
     request = Request(device_options={"tiles": "4"})
     exe = open_executable(model, "ipu_sim", request, store=KernelStore(None), registry=Registry(points))
-    x = np.random.default_rng().standard_normal((3, 5)).astype(np.float32)
+    x = rng.standard_normal((3, 5)).astype(np.float32)
     have = exe.run({"x": x})
     (special,) = exe.cache.values()
     origins = [c.name for p in special.compiled.programs for o in p.operators for c in o.computes]
@@ -71,13 +71,12 @@ def test_lowerings_of_the_operator_page_compute_what_they_say() -> None:
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler")
-def test_the_family_of_its_page_is_chosen_and_computes_what_it_says() -> None:
+def test_the_family_of_its_page_is_chosen_and_computes_what_it_says(rng: np.random.Generator) -> None:
     (device,) = rammer_c.rammer_devices()
     registry = registry_of(replace(device, open=page("kernel_family").Backend))
     model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 21]>
         m (float[67,40] a, float[40,33] b) => (float[67,33] y) { y = MatMul(a, b) }""")
     exe = open_executable(model, "c", store=KernelStore(None), registry=registry)
-    rng = np.random.default_rng()
     inputs = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("a", (67, 40)), ("b", (40, 33)))}
     have = exe.run(inputs)["y"]
     assert relative_error(have, inputs["a"].astype(np.float64) @ inputs["b"]) < 1e-6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from rammer.testing.accuracy import LARGE, TOLERANCE, Case, Result, cases, model_error
@@ -20,8 +19,7 @@ def parameters() -> list[object]:
 
 
 @pytest.mark.parametrize(("case", "device"), parameters())
-def test_model_agrees_with_onnxruntime(case: Case, device: str) -> None:
-    seed = int(np.random.SeedSequence().generate_state(1)[0] % 10_000)
+def test_model_agrees_with_onnxruntime(case: Case, device: str, seed: int) -> None:
     result = model_error(case, device, seed)
     assert result.good, f"relative L2 error {result.error:.2e} with seed {seed}"
     assert result.host_nodes == 0

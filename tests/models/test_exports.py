@@ -40,9 +40,9 @@ def shapes_of(proto: onnx.ModelProto, column: int) -> dict[str, tuple[int, ...]]
     }
 
 
-def random_inputs(proto: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def random_inputs(rng: np.random.Generator, proto: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Floats N(0, 1), identifiers of words, and masks that keep the first word."""
-    rng, found = np.random.default_rng(), {}
+    found = {}
     for i in proto.graph.input:
         dtype, shape = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type), shapes[i.name]
         if dtype.kind == "f":
@@ -66,7 +66,7 @@ def marked(path: Path) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=marked(p)) for p in FILES])
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
-def test_an_export_agrees_with_onnxruntime(path: Path, device: str) -> None:
+def test_an_export_agrees_with_onnxruntime(path: Path, device: str, rng: np.random.Generator) -> None:
     registry = Registry()
     if registry.status(device).state != "ok":
         pytest.skip(f"{device} does not work here")
@@ -79,7 +79,7 @@ def test_an_export_agrees_with_onnxruntime(path: Path, device: str) -> None:
     )
     shapes = [shapes_of(proto, column) for column in (0, 1)]
     for chosen in shapes[: 1 if shapes[0] == shapes[1] else 2]:
-        inputs = random_inputs(proto, chosen)
+        inputs = random_inputs(rng, proto, chosen)
         want, have = expected_outputs(read_model(proto), "onnxruntime", inputs), exe.run(inputs)
         for name, value in want.items():
             assert have[name].shape == value.shape and np.isfinite(value).all()

@@ -139,12 +139,12 @@ def blocks(case: Case) -> list[ROperator]:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", SMALL)
-def test_fragments_copies_and_rows_on_the_host(case: str) -> None:
+def test_fragments_copies_and_rows_on_the_host(case: str, rng: np.random.Generator) -> None:
     operator, binding = CASES[case]
     options = blocks(CASES[case])
     assert len(options) >= 4
-    for option in (options[int(i)] for i in np.random.default_rng().choice(len(options), 3, replace=False)):
-        values = random_values(binding, option.inputs)
+    for option in (options[int(i)] for i in rng.choice(len(options), 3, replace=False)):
+        values = random_values(rng, binding, option.inputs)
         have = run_warps(attention(option, binding), option.task_count, binding, values)[operator.anchor.name]
         want = reference(operator, values)
         bound = 2e-3 if "half" in case else 1e-6
@@ -153,11 +153,11 @@ def test_fragments_copies_and_rows_on_the_host(case: str) -> None:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("numbers", [(1, 2, 16, 2), (2, 1, 32, 2), (1, 1, 8, 3)], ids=str)
-def test_a_task_writes_its_own_rows_alone(numbers: tuple[int, int, int, int]) -> None:
+def test_a_task_writes_its_own_rows_alone(numbers: tuple[int, int, int, int], rng: np.random.Generator) -> None:
     operator, binding = CASES["ragged"]
     config = dict(zip(("groups", "warps", "chunk", "stages"), numbers, strict=True))
     option = tiled(attention_of(operator, binding), config["groups"] * 16, config)
-    values = random_values(binding, option.inputs)
+    values = random_values(rng, binding, option.inputs)
     blank = np.full(operator.anchor.shape, np.nan, np.float32)
     for task in range(option.task_count):
         have = run_warps(attention(option, binding), 1, binding, values | {"c": blank}, task)["c"]
@@ -210,7 +210,7 @@ def test_its_rate_is_far_above_the_generic_kernels() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_attention_agrees_with_float64(case: str) -> None:
+def test_attention_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
     from rammer_cuda.profiler import whole_program
 
     operator, binding = CASES[case]
@@ -218,7 +218,7 @@ def test_attention_agrees_with_float64(case: str) -> None:
     offered = [o for o in backend.candidates(operator, binding) if o.family == "attention"]
     for option in {o.tile + o.config: o for o in (*offered, *blocks(CASES[case]))}.values():
         program, _ = whole_program(option, binding)
-        values = random_values(binding, option.inputs)
+        values = random_values(rng, binding, option.inputs)
         inputs = {p.external: values[p.tensor] for p in program.inputs}
         loaded = backend.load(program, {})
         have, again = (next(iter(loaded.run(inputs).outputs.values())) for _ in range(2))

@@ -29,7 +29,6 @@ MODEL = SmallModel(
     s = ReduceSum<keepdims=0>(y, axis)
 }}""",
 )
-rng = np.random.default_rng()
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def library(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def normal() -> np.ndarray:
+def normal(rng: np.random.Generator) -> np.ndarray:
     return rng.standard_normal((SIZE, SIZE)).astype(np.float32)
 
 
@@ -55,9 +54,9 @@ def close(have: Any, x: Any, w: Any) -> bool:
     return bool(np.linalg.norm(np.asarray(have, np.float64) - want) <= 1e-5 * np.linalg.norm(want))
 
 
-def test_torch_tensors_on_a_torch_stream(exe: Executable) -> None:
+def test_torch_tensors_on_a_torch_stream(exe: Executable, rng: np.random.Generator) -> None:
     torch = library("torch")
-    x, w, y = (torch.from_numpy(normal()).cuda() for _ in range(3))
+    x, w, y = (torch.from_numpy(normal(rng)).cuda() for _ in range(3))
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     bound = exe.bind({"x": x, "w": w}, {"y": y}, stream=stream)
@@ -74,12 +73,12 @@ def test_torch_tensors_on_a_torch_stream(exe: Executable) -> None:
     assert sums.is_cuda and torch.allclose(sums, y.sum(1), rtol=1e-4)
 
 
-def test_cupy_arrays_and_two_calls_on_two_streams(exe: Executable) -> None:
+def test_cupy_arrays_and_two_calls_on_two_streams(exe: Executable, rng: np.random.Generator) -> None:
     cp = library("cupy")
     calls = []
     for _ in range(2):
         stream = cp.cuda.Stream(non_blocking=True)
-        x, w = cp.asarray(normal()), cp.asarray(normal())
+        x, w = cp.asarray(normal(rng)), cp.asarray(normal(rng))
         cp.cuda.Device().synchronize()
         calls.append((exe.bind({"x": x, "w": w}, stream=stream), x, w))
     for _ in range(200):  # both use the program's arena: a missing order between the streams gives wrong values
@@ -92,19 +91,19 @@ def test_cupy_arrays_and_two_calls_on_two_streams(exe: Executable) -> None:
         assert close(bound.to_host("y")["y"], x.get(), w.get())
 
 
-def test_jax_arrays_by_dlpack(exe: Executable) -> None:
+def test_jax_arrays_by_dlpack(exe: Executable, rng: np.random.Generator) -> None:
     jax = library("jax")
-    x, w = jax.numpy.asarray(normal()), jax.numpy.asarray(normal())
+    x, w = jax.numpy.asarray(normal(rng)), jax.numpy.asarray(normal(rng))
     bound = exe.bind({"x": jax.block_until_ready(x), "w": jax.block_until_ready(w)})
     bound.run()
     assert close(bound.to_host("y")["y"], np.asarray(x), np.asarray(w))
 
 
-def test_what_is_not_dense_or_aligned_is_copied_and_told(exe: Executable) -> None:
+def test_what_is_not_dense_or_aligned_is_copied_and_told(exe: Executable, rng: np.random.Generator) -> None:
     cp = library("cupy")
     wide = cp.asarray(rng.standard_normal((SIZE, 2 * SIZE)).astype(np.float32))
     moved = cp.zeros(SIZE * SIZE + 1, cp.float32)[1:].reshape(SIZE, SIZE)
-    w = cp.asarray(normal())
+    w = cp.asarray(normal(rng))
     cp.cuda.Device().synchronize()
     bound = exe.bind({"x": wide[:, ::2], "w": w}, {"y": moved})
     assert any("input 'x' is not dense" in n for n in bound.notes), bound.notes
@@ -114,8 +113,8 @@ def test_what_is_not_dense_or_aligned_is_copied_and_told(exe: Executable) -> Non
     assert close(moved.get(), wide[:, ::2].get(), w.get())
 
 
-def test_host_arrays_are_copied_once(exe: Executable) -> None:
-    x, w = normal(), normal()
+def test_host_arrays_are_copied_once(exe: Executable, rng: np.random.Generator) -> None:
+    x, w = normal(rng), normal(rng)
     bound = exe.bind({"x": x, "w": w})
     assert any("input 'x' was copied from the host" in n for n in bound.notes)
     first = x.copy()
@@ -129,9 +128,9 @@ def test_host_arrays_are_copied_once(exe: Executable) -> None:
         exe.bind({"x": x, "w": w}, {"y": np.zeros((SIZE, SIZE), np.float32)})
 
 
-def test_misuse_is_named(exe: Executable) -> None:
+def test_misuse_is_named(exe: Executable, rng: np.random.Generator) -> None:
     cp, torch = library("cupy"), library("torch")
-    x, w = cp.asarray(normal()), cp.asarray(normal())
+    x, w = cp.asarray(normal(rng)), cp.asarray(normal(rng))
     with pytest.raises(BadInput, match="input 'x' is float16"):
         exe.bind({"x": x.astype(cp.float16), "w": w})
     with pytest.raises(BadInput, match="input 'w' cannot be read"):
@@ -146,9 +145,9 @@ def test_misuse_is_named(exe: Executable) -> None:
         bound.run()
 
 
-def test_runs_between_bound_runs(exe: Executable) -> None:
+def test_runs_between_bound_runs(exe: Executable, rng: np.random.Generator) -> None:
     """``run`` and bound calls share memory on the device, not values."""
-    feeds = [{"x": normal(), "w": normal()} for _ in range(2)]
+    feeds = [{"x": normal(rng), "w": normal(rng)} for _ in range(2)]
     bound = exe.bind(feeds[0])
     for _ in range(100):
         bound.run()

@@ -20,13 +20,13 @@ ZERO = {"zero": np.zeros((), np.float32)}
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_as_torch_exports_it_is_one_kernel(masked: bool) -> None:
+def test_attention_as_torch_exports_it_is_one_kernel(masked: bool, rng: np.random.Generator) -> None:
     """Queries and keys scaled apart, a mask made between the products, and a guard behind the softmax."""
     pytest.importorskip("cuda.bindings")
     heads, nodes = np.array([1, 64, 4, 32]), list[NodeProto]()
     constants = {"heads": heads, "s": np.array(0.42, np.float32), "low": np.array(-3e38, np.float32), **ZERO}
     for name, perm in zip("qkv", ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
-        constants |= {f"w{name}": normal(128, 128), f"b{name}": normal(128)}
+        constants |= {f"w{name}": normal(rng, 128, 128), f"b{name}": normal(rng, 128)}
         nodes += [
             helper.make_node("MatMul", ["x", f"w{name}"], [f"{name}0"]),
             helper.make_node("Add", [f"{name}0", f"b{name}"], [f"{name}1"]),

@@ -140,9 +140,8 @@ def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_kernels_agree_with_float64_on_the_host(case: str) -> None:
+def test_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Generator) -> None:
     untiled, binding = CASES[case]
-    rng = np.random.default_rng()
     found = others(target(), untiled, binding, 200)
     found = [o for o in found if task_kernel(o, binding).threads <= 256] or found
     for i in rng.choice(len(found), min(3, len(found)), replace=False):
@@ -184,13 +183,12 @@ def test_a_task_writes_its_own_part_alone(case: str, tile: tuple[int, ...], conf
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_every_family_agrees_with_float64(case: str) -> None:
+def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
     from rammer_cuda.profiler import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
     untiled, binding = CASES[case]
-    rng = np.random.default_rng()
     found = others(backend, untiled, binding, 200)
     assert found
     for i in rng.choice(len(found), min(10, len(found)), replace=False):
@@ -230,10 +228,10 @@ def test_a_nan_stays_in_its_row(case: str) -> None:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(HALVES))
-def test_float16_is_rounded_once(case: str) -> None:
+def test_float16_is_rounded_once(case: str, rng: np.random.Generator) -> None:
     """Values of float16 compute in float32; only the store rounds."""
     untiled, binding = HALVES[case]
-    given = {"x": np.random.default_rng().standard_normal(binding.types["x"].shape).astype(np.float16)}
+    given = {"x": rng.standard_normal(binding.types["x"].shape).astype(np.float16)}
     found = others(target(), untiled, binding, 3)
     assert found
     for tiled in found:

@@ -48,12 +48,12 @@ def test_groups_limit_the_row_tile() -> None:
 
 
 @pytest.mark.parametrize("block", [8, 16, 32])
-def test_packing_holds_every_weight_once(block: int) -> None:
+def test_packing_holds_every_weight_once(block: int, rng: np.random.Generator) -> None:
     operator, binding = CASES["three by three"]
     product = product_of(replace(operator, tile=(1, 12, 2, 13)), binding)
     depth = depth_of(product.main.reduce, block)
     packing, _ = pack(product, product.a, 1, 16, depth)
-    weights = np.random.default_rng().standard_normal((20, 16, 3, 3), dtype=np.float32)
+    weights = rng.standard_normal((20, 16, 3, 3), dtype=np.float32)
     weights[weights == 0] = 1  # one in ten million is; padding is what is zero below
     packed = packing.make(weights)
     assert packed.size == packing.size
@@ -67,13 +67,12 @@ def test_packing_holds_every_weight_once(block: int) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_every_family_agrees_with_float64(case: str) -> None:
+def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
     from rammer_cuda.profiler import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
     operator, binding = CASES[case]
-    rng = np.random.default_rng()
     found = choices(backend, operator, binding, WARPS)
     for i in rng.choice(len(found), min(8, len(found)), replace=False):
         tiled = found[int(i)].operator

@@ -19,10 +19,9 @@ pytestmark = pytest.mark.cuda
 
 @pytest.mark.parametrize("policy", ["sequential", "wavefront", "ios"])
 @pytest.mark.parametrize("tune", ["off", "quick"])
-def test_a_thousand_fresh_runs_equal_the_reference(policy: str, tune: str) -> None:
+def test_a_thousand_fresh_runs_equal_the_reference(policy: str, tune: str, rng: np.random.Generator) -> None:
     from rammer_cuda.backend import open_backend
 
-    rng = np.random.default_rng()
     graph = tiny_graph(int(rng.integers(1 << 30)))
     backend = open_backend(OpenOptions())
     compiler = Compiler(backend, CompileOptions(policy, tune), KernelStore(None))
@@ -50,7 +49,6 @@ def test_profiler_measures() -> None:
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_model_agrees_with_onnxruntime(case: Case) -> None:
-    seed = int(np.random.SeedSequence().generate_state(1)[0] % 1000)
+def test_model_agrees_with_onnxruntime(case: Case, seed: int) -> None:
     result = model_error(case, "cuda", seed)
     assert result.good, f"relative L2 error {result.error:.2e} with seed {seed}"

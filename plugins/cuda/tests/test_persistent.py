@@ -46,8 +46,8 @@ def binding_of(segment: ProgramSegment) -> Binding:
     return Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
 
 
-def small_lstm(batch: int = 1, layers: int = 3, steps: int = 5) -> onnx.ModelProto:
-    return lstm_tc(int(np.random.default_rng().integers(1 << 30)), batch=batch, layers=layers, steps=steps)
+def small_lstm(rng: np.random.Generator, batch: int = 1, layers: int = 3, steps: int = 5) -> onnx.ModelProto:
+    return lstm_tc(int(rng.integers(1 << 30)), batch=batch, layers=layers, steps=steps)
 
 
 def table_of(flow: Dataflow, parts: Bodies) -> Table:
@@ -59,9 +59,9 @@ def table_of(flow: Dataflow, parts: Bodies) -> Table:
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_every_read_is_ordered_after_its_write(batch: int) -> None:
+def test_every_read_is_ordered_after_its_write(batch: int, rng: np.random.Generator) -> None:
     """Whatever a task reads is a word, or was written by a task that its row or its waits put before it."""
-    segment = compiled(small_lstm(batch, layers=7))  # waves of one to five cells: tasks of several widths
+    segment = compiled(small_lstm(rng, batch, layers=7))  # waves of one to five cells: tasks of several widths
     flow = plan_words(segment.program, binding_of(segment))
     assert len({o.tile for o in flow.program.operators}) > 1
     assert any(flow.words.values())
@@ -111,8 +111,8 @@ def meets(a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]) -> boo
     return all(max(p[0], q[0]) < min(p[1], q[1]) for p, q in zip(a, b, strict=True))
 
 
-def test_words_share_no_memory() -> None:
-    segment = compiled(small_lstm())
+def test_words_share_no_memory(rng: np.random.Generator) -> None:
+    segment = compiled(small_lstm(rng))
     flow = plan_words(segment.program, binding_of(segment))
     spans = sorted((b.offset, b.offset + b.nbytes) for b in flow.program.buffers if b.kind == "arena")
     assert all(first[1] <= second[0] for first, second in pairwise(spans))
@@ -134,8 +134,8 @@ def test_rows_run_a_task_again_and_again() -> None:
     assert longest >= 17  # nearly all steps of a layer with its weights in place
 
 
-def test_table_holds_the_program() -> None:
-    segment = compiled(small_lstm())
+def test_table_holds_the_program(rng: np.random.Generator) -> None:
+    segment = compiled(small_lstm(rng))
     flow = plan_words(segment.program, binding_of(segment))
     table = table_of(flow, operator_bodies(flow, binding_of(segment)))
     program, form = flow.program, table.form
@@ -154,17 +154,17 @@ def test_table_holds_the_program() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_kernel_compiles_and_holds_its_weights_in_registers(arch: str) -> None:
-    segment = compiled(small_lstm(batch=4), "sm_90a")
+def test_kernel_compiles_and_holds_its_weights_in_registers(arch: str, rng: np.random.Generator) -> None:
+    segment = compiled(small_lstm(rng, batch=4), "sm_90a")
     flow = plan_words(segment.program, binding_of(segment))
     parts = operator_bodies(flow, binding_of(segment))
     found = compile_cubin(kernel_text(parts.bodies, table_of(flow, parts).form, parts.threads), arch).resources["rm_persistent"]
     assert found.registers <= 128 and found.spills <= 64  # far less than the 80 weights a thread
 
 
-def test_a_hang_is_traced_to_the_wait_at_fault() -> None:
+def test_a_hang_is_traced_to_the_wait_at_fault(rng: np.random.Generator) -> None:
     """Row 1 waits for a counter that is complete and short of its threshold. Row 0 waits for row 1, and noticed first."""
-    program = compiled(small_lstm()).program
+    program = compiled(small_lstm(rng)).program
     a, b, c = (program.operators[i] for i in (0, 1, 2))
     counters = (Counter("ca", a.name, 0, 1), Counter("cb", b.name, 0, 1))
     rows = (
@@ -211,18 +211,17 @@ def test_conformance(check: str) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_thousand_fresh_runs_equal_the_reference(batch: int) -> None:
+def test_a_thousand_fresh_runs_equal_the_reference(batch: int, rng: np.random.Generator) -> None:
     import onnxruntime
 
     from rammer_cuda.persistent.executor import PersistentProgram
 
-    model = small_lstm(batch, layers=4, steps=12)
+    model = small_lstm(rng, batch, layers=4, steps=12)
     backend = open_backend(OpenOptions())
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(model), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
-    rng = np.random.default_rng()
     for _ in range(1000):
         x = rng.standard_normal((12, batch, 256), dtype=np.float32)
         (have,), (want,) = loaded.run({"sequence": x}).outputs.values(), session.run(None, {"sequence": x})
@@ -231,11 +230,11 @@ def test_a_thousand_fresh_runs_equal_the_reference(batch: int) -> None:
 
 
 @pytest.mark.cuda
-def test_a_hang_names_the_veu_and_the_wait() -> None:
+def test_a_hang_names_the_veu_and_the_wait(rng: np.random.Generator) -> None:
     from rammer_cuda.persistent.executor import PersistentProgram
 
     backend = open_backend(OpenOptions())
-    segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm()), {}).segments[0]
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm(rng)), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     program = segment.program
     counter = program.counters[0]
@@ -252,16 +251,16 @@ def test_a_hang_names_the_veu_and_the_wait() -> None:
 
 
 @pytest.mark.cuda
-def test_bound_calls_use_the_callers_arrays() -> None:
+def test_bound_calls_use_the_callers_arrays(rng: np.random.Generator) -> None:
     import cupy
 
     from rammer_cuda.persistent.executor import PersistentProgram
 
     backend = open_backend(OpenOptions())
-    segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm()), {}).segments[0]
+    segment = Compiler(backend, CompileOptions(), KernelStore(None)).compile_model(read_model(small_lstm(rng)), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     loaded = PersistentProgram(segment.program, segment.constants, backend.gpu, 0)
-    x = np.random.default_rng().standard_normal((5, 1, 256), dtype=np.float32)
+    x = rng.standard_normal((5, 1, 256), dtype=np.float32)
     (want,) = loaded.run({"sequence": x}).outputs.values()
     bound = loaded.bind({"sequence": cupy.asarray(x)}, {})
     for _ in range(3):

@@ -166,11 +166,10 @@ def ffma_on_host(kernel: TaskKernel) -> str:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
-def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
+def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Generator) -> None:
     operator, binding = PROLOGUES[case]
     found = [c.operator for c in choices(backend_of("sm_80"), operator, binding, WARPS)]
     found = [o for o in found if o.family == "gemm" and task_kernel(o, binding).threads <= 128]
-    rng = np.random.default_rng()
     for i in rng.choice(len(found), min(3, len(found)), replace=False):
         tiled = found[int(i)]
         given, kernel = values_of(tiled, binding, rng), task_kernel(tiled, binding)
@@ -185,11 +184,10 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str) -> None:
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 2e-6), ("tf32", 2e-3)])
 @pytest.mark.parametrize("case", ["strided", "three by three"])
 def test_warpgroup_kernels_agree_with_float64_on_the_host(
-    case: str, precision: str, tolerance: float, late_copies: bool, late_products: bool
+    case: str, precision: str, tolerance: float, late_copies: bool, late_products: bool, rng: np.random.Generator
 ) -> None:
     """With one warpgroup that copies and with two, with halos and without; buffers are soon used again."""
     operator, binding = PROLOGUES[case]
-    rng = np.random.default_rng()
     best = choices(backend_of("sm_90a"), operator, replace(binding, precision=precision), WARPGROUPS, 1)[0].operator
     for producers, halo in product((1, 2), (0, 1) if case == "three by three" else (0,)):
         other = {"split_k": 1, "stages": 2 + producers, "producers": producers, "halo": halo}
@@ -223,12 +221,12 @@ def test_maps_cost_something(families: tuple[Family, ...]) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
-def test_every_family_agrees_with_float64(case: str) -> None:
+def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
     from rammer_cuda.profiler import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
-    rng, binding = np.random.default_rng(), PROLOGUES[case][1]
+    binding = PROLOGUES[case][1]
     kinds = dict[object, list[ROperator]]()
     for tiled in choices_of(case, backend):
         config = dict(tiled.config)
@@ -251,13 +249,13 @@ def test_every_family_agrees_with_float64(case: str) -> None:
 
 
 @pytest.mark.cuda
-def test_a_nan_stays_in_its_pixel() -> None:
+def test_a_nan_stays_in_its_pixel(rng: np.random.Generator) -> None:
     """NaN passes the maps, and reaches the results that read it alone: padding and the ring's unused words stay 0."""
     from rammer_cuda.profiler import whole_program
 
     backend = open_backend(OpenOptions())
     assert isinstance(backend, CudaBackend)
-    binding, rng = PROLOGUES["three by three"][1], np.random.default_rng()
+    binding = PROLOGUES["three by three"][1]
     for family in ("gemm", "gemm_tf32x3", "gemm_wgmma3", "gemm_wgmma1"):
         for tiled in [o for o in choices_of("three by three", backend) if o.family == family][:2]:
             program, constants = whole_program(tiled, binding)

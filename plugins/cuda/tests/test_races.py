@@ -67,11 +67,11 @@ def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
         ("float16", "linear"),
     ],
 )
-def test_warpgroup_products(precision: str, case: str, late_copies: tuple[bool, bool]) -> None:
+def test_warpgroup_products(precision: str, case: str, late_copies: tuple[bool, bool], rng: np.random.Generator) -> None:
     found, binding = wide(precision, case)
     assert found
     for tiled, late in zip((found[0], found[:2][-1]), late_copies, strict=True):
-        assert race_of_warpgroups(task_kernel(tiled, binding), binding, given(tiled, binding), late) == "", tiled.head()
+        assert race_of_warpgroups(task_kernel(tiled, binding), binding, given(rng, tiled, binding), late) == "", tiled.head()
 
 
 def without_last_barrier(text: str) -> str:
@@ -89,11 +89,11 @@ def without_wait(name: str) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     "edit", [without_last_barrier, without_wait("full"), without_wait("empty")], ids=["sums", "full", "empty"]
 )
-def test_a_missing_barrier_is_found(edit: Callable[[str], str]) -> None:
+def test_a_missing_barrier_is_found(edit: Callable[[str], str], rng: np.random.Generator) -> None:
     (tiled, *_), binding = wide("float32", "halos")
     kernel = task_kernel(tiled, binding)
     worse = planted(kernel, edit)
-    assert "data race" in race_of_warpgroups(worse, binding, given(tiled, binding), False)
+    assert "data race" in race_of_warpgroups(worse, binding, given(rng, tiled, binding), False)
 
 
 def overlap(tiled: ROperator, binding: Binding) -> bool:
@@ -102,12 +102,12 @@ def overlap(tiled: ROperator, binding: Binding) -> bool:
 
 
 @pytest.mark.parametrize("case", sorted({**VECTORS, **ROWS}))
-def test_families_that_reduce_across_threads(case: str) -> None:
+def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator) -> None:
     """Windows and maps are left out, and of ``gemv`` the choices whose strips overlap."""
     operator, binding = FAMILIES[case]
     found = [o for o in others(backend(), operator, binding, 200) if o.family != "gemv" or not overlap(o, binding)]
     assert found
-    tiled = found[int(np.random.default_rng().integers(len(found)))]
+    tiled = found[int(rng.integers(len(found)))]
     kernel = task_kernel(tiled, binding)
     values = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
     arguments = host_arguments(kernel.arguments, values)
@@ -115,19 +115,19 @@ def test_families_that_reduce_across_threads(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", SMALL)
-def test_attention(case: str) -> None:
+def test_attention(case: str, rng: np.random.Generator) -> None:
     binding, options = ATTENTIONS[case][1], blocks(ATTENTIONS[case])
-    option = options[int(np.random.default_rng().integers(len(options)))]
+    option = options[int(rng.integers(len(options)))]
     assert race_of_warps(attention(option, binding), binding) == "", option.head()
 
 
 @pytest.mark.parametrize("case", ["row", "strided", "three by three"])
-def test_products_of_threads(case: str) -> None:
+def test_products_of_threads(case: str, rng: np.random.Generator) -> None:
     """``gemm``, without the maps before it and with them. Before sm_90 no sum is split over a cluster."""
     for operator, binding in (PRODUCTS[case], PROLOGUES[case]):
         found = [c.operator for c in choices(backend_of("sm_80"), operator, binding, WARPS)]
         found = [o for o in found if o.family == "gemm"]
-        tiled = found[int(np.random.default_rng().integers(len(found)))]
+        tiled = found[int(rng.integers(len(found)))]
         kernel = task_kernel(tiled, binding)
         ones = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
         arguments = host_arguments(kernel.arguments, ones)

@@ -92,9 +92,8 @@ def alone(choice: Choice) -> Choice:
     return choice._replace(operator=replace(choice.operator, config=config))
 
 
-def given(tiled: ROperator, binding: Binding, positive: bool = False) -> dict[str, Array]:
+def given(rng: np.random.Generator, tiled: ROperator, binding: Binding, positive: bool = False) -> dict[str, Array]:
     """Random values of everything that is read; with ``positive`` a biased rounding shows."""
-    rng = np.random.default_rng()
     result = dict[str, Array]()
     for name in tiled.inputs:
         kind = binding.types[name]
@@ -136,13 +135,13 @@ TOLERANCE = {"float32": 5e-7, "tf32": 5e-7, "float16": 3.5e-4}
         ("float16", "turned"),
     ],
 )
-def test_kernels_on_host_threads(precision: str, case: str, late_copies: tuple[bool, bool]) -> None:
+def test_kernels_on_host_threads(precision: str, case: str, late_copies: tuple[bool, bool], rng: np.random.Generator) -> None:
     operator, binding = TF32[case] if precision == "float32" else ALL[precision, case]
     found = kinds([alone(c) for c in choices(backend(), operator, binding, WARPGROUPS, 60)])
     assert found
     for tiled, late in zip((found[0], found[:2][-1]), late_copies, strict=True):
         kernel = task_kernel(tiled, binding)
-        values = given(tiled, binding)
+        values = given(rng, tiled, binding)
         have = run_warpgroups(kernel, tiled, binding, values, late, not late)["y"]
         want = reference(tiled, values, precision)
         error = np.linalg.norm(have.astype(np.float64) - want) / np.linalg.norm(want)
@@ -255,7 +254,7 @@ RUNS = 20
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision, case", sorted(ALL))
-def test_single_products_agree_with_float64(precision: str, case: str) -> None:
+def test_single_products_agree_with_float64(precision: str, case: str, rng: np.random.Generator) -> None:
     from rammer_cuda.profiler import whole_program
 
     tolerance = {"tf32": 5e-6, "float16": 3.5e-4}[precision]
@@ -263,12 +262,11 @@ def test_single_products_agree_with_float64(precision: str, case: str) -> None:
     device = open_backend(OpenOptions())
     assert isinstance(device, CudaBackend)
     offered = choices(device, operator, binding, WARPGROUPS)
-    rng = np.random.default_rng()
     some = [offered[int(i)].operator for i in rng.choice(len(offered), min(4, len(offered)), replace=False)]
     for tiled in (*kinds(offered), *some):
         program, constants = whole_program(tiled, binding)
         constants = {n: np.abs(v) for n, v in constants.items()}
-        given_ = given(tiled, binding, positive=True)
+        given_ = given(rng, tiled, binding, positive=True)
         inputs = {p.external: given_[p.tensor] for p in program.inputs}
         want = reference(tiled, constants | {p.tensor: inputs[p.external] for p in program.inputs}, precision)
         loaded = device.load(program, constants)

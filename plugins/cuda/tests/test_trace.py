@@ -30,10 +30,8 @@ from rammer_cuda.persistent.table import make_table
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.source import Writer, translation_unit
 
-rng = np.random.default_rng()
 
-
-def segment_of(name: str, target: str = "sm_90a") -> ProgramSegment:
+def segment_of(rng: np.random.Generator, name: str, target: str = "sm_90a") -> ProgramSegment:
     model = MODELS[name]
     compiler = Compiler(open_backend(OpenOptions(target=target)), CompileOptions(), KernelStore(None))
     (segment,) = compiler.compile_model(open_source(model.build(rng)).model, {}).segments
@@ -43,8 +41,8 @@ def segment_of(name: str, target: str = "sm_90a") -> ProgramSegment:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", ["convolution", "product", "branches"])
-def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, target: str) -> None:
-    segment = segment_of(name, target)
+def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, target: str, rng: np.random.Generator) -> None:
+    segment = segment_of(rng, name, target)
     program = segment.program
     binding = Binding(program.types, program.storage, frozenset(segment.constants))
     for kernel in {k.entry: k for k in Writer().all(program.operators, binding).values()}.values():
@@ -57,8 +55,8 @@ def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, targe
 
 
 @pytest.mark.parametrize("name", ["product", "branches"])
-def test_the_persistent_kernel_compiles_with_records(name: str) -> None:
-    segment = segment_of(name)
+def test_the_persistent_kernel_compiles_with_records(name: str, rng: np.random.Generator) -> None:
+    segment = segment_of(rng, name)
     binding = Binding(segment.program.types, segment.program.storage, frozenset(segment.constants))
     flow = plan_words(segment.program, binding)
     parts = operator_bodies(flow, binding)
@@ -73,7 +71,7 @@ def test_the_persistent_kernel_compiles_with_records(name: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("executor", ["graph", "persistent"])
 @pytest.mark.parametrize("name", ["product", "branches"])
-def test_both_executors_trace_and_bind(name: str, executor: str) -> None:
+def test_both_executors_trace_and_bind(name: str, executor: str, rng: np.random.Generator) -> None:
     from rammer_cuda.executor import CudaProgram
     from rammer_cuda.hardware import gpu_of, probe_gpus
     from rammer_cuda.persistent.executor import PersistentProgram
@@ -104,7 +102,7 @@ def test_both_executors_trace_and_bind(name: str, executor: str) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["convolution", "branches"])
-def test_a_trace_has_every_task(name: str) -> None:
+def test_a_trace_has_every_task(name: str, rng: np.random.Generator) -> None:
     import rammer
 
     model = MODELS[name]
@@ -125,7 +123,7 @@ def test_a_trace_has_every_task(name: str) -> None:
 
 
 @pytest.mark.cuda
-def test_the_command_writes_a_trace(tmp_path: Path) -> None:
+def test_the_command_writes_a_trace(tmp_path: Path, rng: np.random.Generator) -> None:
     import onnx
 
     onnx.save(MODELS["convolution"].build(rng), str(tmp_path / "m.onnx"))

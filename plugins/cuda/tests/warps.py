@@ -147,7 +147,6 @@ def on_host(kernel: TaskKernel) -> str:
     return text.replace("extern __shared__ __align__(16) char memory[];", "")
 
 
-def random_values(binding: Binding, names: tuple[str, ...]) -> dict[str, Array]:
+def random_values(rng: np.random.Generator, binding: Binding, names: tuple[str, ...]) -> dict[str, Array]:
     """Standard normal values of every tensor, of its own type."""
-    rng = np.random.default_rng()
     return {n: rng.standard_normal(binding.types[n].shape).astype(binding.types[n].dtype) for n in names}

@@ -110,9 +110,8 @@ def test_a_kernel_larger_than_a_tile_is_refused() -> None:
         SimulatorBackend(OpenOptions(options={"sram": "8192"})).kernel(op, binding)
 
 
-def test_reductions_deeper_than_a_tile() -> None:
+def test_reductions_deeper_than_a_tile(rng: np.random.Generator) -> None:
     backend = SimulatorBackend(OpenOptions(options={"tiles": "16", "sram": "8192"}))
-    rng = np.random.default_rng()
     graph = wide_graph(rng)
     segment = Compiler(backend, CompileOptions(), KernelStore(None)).program(graph, (Port("x", "x"),), (Port("y", "y"),))
     assert len(segment.program.operators) == 2
@@ -130,9 +129,9 @@ def wide_graph(rng: np.random.Generator) -> ComputeGraph:
 
 
 @pytest.mark.parametrize("policy", ["sequential", "wavefront", "ios"])
-def test_down_the_staircase(policy: str) -> None:
+def test_down_the_staircase(policy: str, rng: np.random.Generator) -> None:
     backend = SimulatorBackend(SMALL)
-    graph = tiny_graph(int(np.random.default_rng().integers(1 << 30)))
+    graph = tiny_graph(int(rng.integers(1 << 30)))
     compiler = Compiler(backend, CompileOptions(policy), KernelStore(None))
     segment = compiler.program(graph, (Port("x", "x"),), (Port("y", "y"),))
     assert RProgram.parse(str(segment.program)) == segment.program

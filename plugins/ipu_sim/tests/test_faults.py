@@ -34,8 +34,7 @@ def two_steps() -> list[ROperator]:
     ]
 
 
-def data() -> tuple[dict[str, Array], dict[str, Array]]:
-    rng = np.random.default_rng()
+def data(rng: np.random.Generator) -> tuple[dict[str, Array], dict[str, Array]]:
     inputs = {"x": rng.standard_normal(SHAPE).astype(np.float32)}
     return inputs, {"w": rng.standard_normal((10, 10)).astype(np.float32)}
 
@@ -46,8 +45,8 @@ def build(veus: int = 4, reuse: bool = False) -> RProgram:
 
 
 @pytest.mark.parametrize(("step", "name", "task", "load"), [(0, "A", 2, 0), (0, "A", 0, 1), (1, "B", 5, 1)])
-def test_a_lost_transfer_shows(step: int, name: str, task: int, load: int) -> None:
-    inputs, constants = data()
+def test_a_lost_transfer_shows(step: int, name: str, task: int, load: int, rng: np.random.Generator) -> None:
+    inputs, constants = data(rng)
     want = reference(two_steps(), {**inputs, **constants})["y"]
     assert error(LoadedProgram(build(), constants, CHIP).run(inputs).outputs["y"], want) <= 1e-5
     faulty = LoadedProgram(build(), constants, CHIP, drop_transfer=Drop(step, name, task, load))
@@ -59,13 +58,13 @@ def test_a_lost_transfer_shows(step: int, name: str, task: int, load: int) -> No
     assert sorted(set(np.nonzero(lost)[0])) == list(rows)
 
 
-def test_a_transfer_that_does_not_exist_is_an_error() -> None:
+def test_a_transfer_that_does_not_exist_is_an_error(rng: np.random.Generator) -> None:
     with pytest.raises(BadInput, match="names no transfer"):
-        LoadedProgram(build(), data()[1], CHIP, drop_transfer=Drop(0, "B", 0, 0))
+        LoadedProgram(build(), data(rng)[1], CHIP, drop_transfer=Drop(0, "B", 0, 0))
 
 
-def test_missing_waits_give_nan() -> None:
-    inputs, constants = data()
+def test_missing_waits_give_nan(rng: np.random.Generator) -> None:
+    inputs, constants = data(rng)
     program_ = without_waits(build(8), "B")
     assert np.isnan(LoadedProgram(program_, constants, CHIP).run(inputs).outputs["y"]).any()
     assert any("before it is written" in line for line in races(program_))
@@ -84,8 +83,8 @@ def test_memory_taken_too_early_shows() -> None:
     assert np.array_equal(LoadedProgram(roomy, {}, CHIP).run({"t0": np.zeros(8, np.float32)}).outputs["y"], np.full(8, 5.0))
 
 
-def test_the_arena_is_poisoned_after_its_last_reader() -> None:
-    inputs, constants = data()
+def test_the_arena_is_poisoned_after_its_last_reader(rng: np.random.Generator) -> None:
+    inputs, constants = data(rng)
     loaded = LoadedProgram(build(), constants, CHIP)
     loaded.run(inputs)
     assert np.isnan(loaded.memory.read("b_a")).all()
@@ -94,12 +93,12 @@ def test_the_arena_is_poisoned_after_its_last_reader() -> None:
 
 @pytest.mark.parametrize("policy", ["sequential", "wavefront"])
 @pytest.mark.parametrize("seed", range(6))
-def test_oracle_and_verifier_agree_about_planted_faults(policy: str, seed: int) -> None:
+def test_oracle_and_verifier_agree_about_planted_faults(policy: str, seed: int, rng: np.random.Generator) -> None:
     random = Random(f"{policy} {seed}")
     net = random_net(random, 7)
     p = net.program(parse_policy(policy), random.randint(1, 5))
     assert races(p) == []
-    x = np.random.default_rng().standard_normal(24).astype(np.float32)
+    x = rng.standard_normal(24).astype(np.float32)
     run = LoadedProgram(p, {}, CHIP).run({"x": x})
     assert error(run.outputs["y"], reference(net.operators, {"x": x})["y"]) <= 1e-5
     for v, row in enumerate(p.rows):
@@ -120,8 +119,8 @@ def complaint(p: RProgram) -> str:
     return ""
 
 
-def test_homes_of_disjoint_buffers_are_disjoint() -> None:
-    random = Random()
+def test_homes_of_disjoint_buffers_are_disjoint(seed: int) -> None:
+    random = Random(seed)
     for _ in range(30):
         buffers = [
             Buffer(
@@ -175,15 +174,15 @@ def chip(sram: int) -> Chip:
     return replace(CHIP, sram=sram)
 
 
-def test_a_task_that_does_not_fit_is_named() -> None:
+def test_a_task_that_does_not_fit_is_named(rng: np.random.Generator) -> None:
     # A's task: 3x10 of x, 10x10 of w, 3x10 of a, all float32.
     need = 4 * (30 + 100 + 30)
     with pytest.raises(DeviceFailure, match=rf"out of memory: task A\[0\] on tile 0 needs {need} bytes.*limit is 512"):
-        LoadedProgram(build(), data()[1], chip(512))
+        LoadedProgram(build(), data(rng)[1], chip(512))
 
 
-def test_constants_stream_when_the_chip_is_full() -> None:
-    inputs, constants = data()
+def test_constants_stream_when_the_chip_is_full(rng: np.random.Generator) -> None:
+    inputs, constants = data(rng)
     loaded = LoadedProgram(build(), constants, chip(848))
     result = loaded.run(inputs)
     assert error(result.outputs["y"], reference(two_steps(), {**inputs, **constants})["y"]) <= 1e-5
@@ -196,14 +195,14 @@ def test_constants_stream_when_the_chip_is_full() -> None:
     assert "streaming" in failure.value.hint
 
 
-def test_tasks_that_do_not_fit_together_take_rounds() -> None:
-    inputs, constants = data()
+def test_tasks_that_do_not_fit_together_take_rounds(rng: np.random.Generator) -> None:
+    inputs, constants = data(rng)
     p = build(1)
     tight, roomy = LoadedProgram(p, constants, chip(2048)), LoadedProgram(p, constants, CHIP)
     assert sum(c.rounds for c in tight.cycles) > sum(c.rounds for c in roomy.cycles)
     assert np.array_equal(tight.run(inputs).outputs["y"], roomy.run(inputs).outputs["y"])
 
 
-def test_more_rows_than_tiles_is_an_error() -> None:
+def test_more_rows_than_tiles_is_an_error(rng: np.random.Generator) -> None:
     with pytest.raises(DeviceFailure, match="9 rows, the chip 8 tiles"):
-        LoadedProgram(build(9), data()[1], CHIP)
+        LoadedProgram(build(9), data(rng)[1], CHIP)

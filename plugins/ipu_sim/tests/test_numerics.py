@@ -49,11 +49,6 @@ def simulate(
     return loaded.run(inputs).outputs[output], p
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("tile", [(1, 6, 9, 7), (1, 2, 4, 7), (1, 4, 1, 3), (1, 1, 1, 1)])
 def test_convolution_with_padding_and_a_pool_in_any_tiling(rng: np.random.Generator, tile: tuple[int, ...], fused: bool) -> None:

@@ -9,10 +9,10 @@ from bound_calls import TWICE, executable, normal
 from rammer.errors import BadInput
 
 
-def test_opencl_arrays_are_copied_on_the_device() -> None:
+def test_opencl_arrays_are_copied_on_the_device(rng: np.random.Generator) -> None:
     arrays = pytest.importorskip("pyopencl.array")
     exe = executable("rocm", TWICE)
-    x = normal(3, 4)
+    x = normal(rng, 3, 4)
     queue = exe.bind({"x": x}).stream
     on_device, result = arrays.to_device(queue, x), arrays.zeros(queue, (3, 4), np.float32)
     bound = exe.bind({"x": on_device}, {"y": result}, stream=queue)
@@ -22,7 +22,7 @@ def test_opencl_arrays_are_copied_on_the_device() -> None:
         bound.run()
         bound.synchronize()
         assert np.array_equal(result.get(), x + x) and np.array_equal(bound.to_host("y")["y"], x + x)
-        x = normal(3, 4)
+        x = normal(rng, 3, 4)
         bound.write({"x": x})
     with pytest.raises(BadInput, match="output 'y' shares memory with input 'x'"):
         exe.bind({"x": on_device}, {"y": on_device})

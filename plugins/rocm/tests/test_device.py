@@ -72,13 +72,12 @@ def chain(
     )
 
 
-def check(backend: Backend, program: RProgram, constants: Mapping[str, Array], runs: int = 2) -> None:
+def check(rng: np.random.Generator, backend: Backend, program: RProgram, constants: Mapping[str, Array], runs: int = 2) -> None:
     """Fresh inputs each run, everything poisoned before; every output element must be right."""
     loaded = backend.load(program, constants)
     assert isinstance(loaded, OpenClProgram)
-    generator = np.random.default_rng()
     for _ in range(runs):
-        inputs = {p.external: generator.standard_normal(program.types[p.tensor].shape).astype(np.float32) for p in program.inputs}
+        inputs = {p.external: rng.standard_normal(program.types[p.tensor].shape).astype(np.float32) for p in program.inputs}
         loaded.poison()
         result = loaded.run(inputs)
         values: dict[str, Array] = {**constants, **{p.tensor: inputs[p.external] for p in program.inputs}}
@@ -93,9 +92,8 @@ def check(backend: Backend, program: RProgram, constants: Mapping[str, Array], r
     loaded.close()
 
 
-def values(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-    generator = np.random.default_rng()
-    return {n: generator.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+def values(rng: np.random.Generator, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
 
 
 def conv(x: str, y: str, c: int, m: int, size: int, k: int, stride: int = 1, groups: int = 1) -> list[str]:
@@ -128,18 +126,27 @@ def conv_constants(y: str, c: int, m: int, k: int, groups: int = 1) -> dict[str,
     ],
 )
 def test_convolution(
-    backend: Backend, family: str, c: int, m: int, size: int, k: int, stride: int, groups: int, tile: tuple[int, ...]
+    backend: Backend,
+    family: str,
+    c: int,
+    m: int,
+    size: int,
+    k: int,
+    stride: int,
+    groups: int,
+    tile: tuple[int, ...],
+    rng: np.random.Generator,
 ) -> None:
     o = operator("A", conv("x", "y", c, m, size, k, stride, groups), tile, family=family, mr=6, nv=2)
     shapes = conv_constants("y", c, m, k, groups)
-    check(backend, chain([o], {"x": (1, c, size, size)}, shapes), values(shapes))
+    check(rng, backend, chain([o], {"x": (1, c, size, size)}, shapes), values(rng, shapes))
 
 
-def test_two_layers_wait_for_each_other(backend: Backend) -> None:
+def test_two_layers_wait_for_each_other(backend: Backend, rng: np.random.Generator) -> None:
     first = operator("A", conv("x", "t", 3, 8, 14, 3), (1, 8, 5, 14), family="panel", mr=8, nv=1)
     second = operator("B", conv("t", "y", 8, 6, 14, 3), (1, 6, 7, 14))
     shapes = conv_constants("t", 3, 8, 3) | conv_constants("y", 8, 6, 3)
-    check(backend, chain([first, second], {"x": (1, 3, 14, 14)}, shapes), values(shapes), runs=5)
+    check(rng, backend, chain([first, second], {"x": (1, 3, 14, 14)}, shapes), values(rng, shapes), runs=5)
 
 
 @pytest.mark.parametrize("constant", [False, True])
@@ -153,36 +160,36 @@ def test_two_layers_wait_for_each_other(backend: Backend) -> None:
     ],
 )
 def test_matrix_product(
-    backend: Backend, m: int, n: int, k: int, tile: tuple[int, ...], mr: int, nv: int, constant: bool
+    backend: Backend, m: int, n: int, k: int, tile: tuple[int, ...], mr: int, nv: int, constant: bool, rng: np.random.Generator
 ) -> None:
     o = operator("A", [f"y: f32[i:{m}, j:{n}] = sum[k:{k}] a[i, k] * b[k, j]"], tile, family="panel", mr=mr, nv=nv)
     shapes = {"a": (m, k)} if constant else {"a": (m, k), "b": (k, n)}
     fixed = {"b": (k, n)} if constant else {}
-    check(backend, chain([o], shapes, fixed), values(fixed))
+    check(rng, backend, chain([o], shapes, fixed), values(rng, fixed))
 
 
 @pytest.mark.parametrize("tile", [(1, 10, 11), (1, 7, 21)])
-def test_transposed_batched_product(backend: Backend, tile: tuple[int, ...]) -> None:
+def test_transposed_batched_product(backend: Backend, tile: tuple[int, ...], rng: np.random.Generator) -> None:
     line = "y: f32[b:3, i:10, j:21] = sum[d:12] q[b, i, d] * k[b, j, d]"
     o = operator("A", [line], tile, family="panel", mr=5, nv=1)
-    check(backend, chain([o], {"q": (3, 10, 12), "k": (3, 21, 12)}, {}), {})
+    check(rng, backend, chain([o], {"q": (3, 10, 12), "k": (3, 21, 12)}, {}), {})
 
 
-def test_channels_last_convolution(backend: Backend) -> None:
+def test_channels_last_convolution(backend: Backend, rng: np.random.Generator) -> None:
     """Columns far apart and K close together: the panel is a transposition."""
     line = "y: f32[n:2, m:9, h:6, w:19] = sum[c:5, kh:3] x[n, h + kh, w, c] * v[m, c, kh]"
     o = operator("A", [line], (1, 9, 4, 19), family="panel", mr=3, nv=2)
-    check(backend, chain([o], {"x": (2, 8, 19, 5)}, {"v": (9, 5, 3)}), values({"v": (9, 5, 3)}))
+    check(rng, backend, chain([o], {"x": (2, 8, 19, 5)}, {"v": (9, 5, 3)}), values(rng, {"v": (9, 5, 3)}))
 
 
-def test_gemm_with_constant_transposed_weights(backend: Backend) -> None:
+def test_gemm_with_constant_transposed_weights(backend: Backend, rng: np.random.Generator) -> None:
     lines = ["g: f32[n:2, m:50] = sum[k:40] x[n, k] * w[m, k]", "y: f32[n:2, m:50] = g[n, m] + b[m]"]
     shapes = {"w": (50, 40), "b": (50,)}
     o = operator("A", lines, (2, 23), family="panel", mr=2, nv=2)
-    check(backend, chain([o], {"x": (2, 40)}, shapes), values(shapes))
+    check(rng, backend, chain([o], {"x": (2, 40)}, shapes), values(rng, shapes))
 
 
-def test_computed_operand_and_residual(backend: Backend) -> None:
+def test_computed_operand_and_residual(backend: Backend, rng: np.random.Generator) -> None:
     """Maps before the contraction are applied while it is read; the epilogue reads a second tensor."""
     axes = "f32[n:1, m:10, h:7, w:9]"
     lines = [
@@ -192,41 +199,40 @@ def test_computed_operand_and_residual(backend: Backend) -> None:
     ]
     shapes = {"s": (6,), "v": (10, 6)}
     o = operator("A", lines, (1, 10, 4, 9), family="panel", mr=4, nv=2)
-    check(backend, chain([o], {"x": (1, 6, 7, 9), "r": (1, 10, 7, 9)}, shapes), values(shapes))
+    check(rng, backend, chain([o], {"x": (1, 6, 7, 9), "r": (1, 10, 7, 9)}, shapes), values(rng, shapes))
 
 
-def test_depthwise(backend: Backend) -> None:
+def test_depthwise(backend: Backend, rng: np.random.Generator) -> None:
     axes = "f32[n:1, m:9, h:8, w:8]"
     line = f"y: {axes} = sum[kh:3, kw:3] pad(x[n, m, h + kh - 1, w + kw - 1], 0.0) * v[m, 0, kh, kw]"
     shapes = {"v": (9, 1, 3, 3)}
-    check(backend, chain([operator("A", [line], (1, 4, 8, 8))], {"x": (1, 9, 8, 8)}, shapes), values(shapes))
+    check(rng, backend, chain([operator("A", [line], (1, 4, 8, 8))], {"x": (1, 9, 8, 8)}, shapes), values(rng, shapes))
 
 
 @pytest.mark.parametrize("combiner", ["max", "sum"])
-def test_pooling(backend: Backend, combiner: str) -> None:
+def test_pooling(backend: Backend, combiner: str, rng: np.random.Generator) -> None:
     axes = "f32[n:2, c:5, h:6, w:6]"
     line = f"y: {axes} = {combiner}[kh:3, kw:3] x[n, c, h * 2 + kh, w * 2 + kw]"
-    check(backend, chain([operator("A", [line], (1, 2, 3, 6))], {"x": (2, 5, 13, 13)}, {}), {})
+    check(rng, backend, chain([operator("A", [line], (1, 2, 3, 6))], {"x": (2, 5, 13, 13)}, {}), {})
 
 
-def test_softmax_is_one_operator(backend: Backend) -> None:
+def test_softmax_is_one_operator(backend: Backend, rng: np.random.Generator) -> None:
     lines = [
         "m: f32[i:7] = max[j:33] x[i, j]",
         "e: f32[i:7, j:33] = exp(x[i, j] - m[i])",
         "s: f32[i:7] = sum[j:33] e[i, j]",
         "y: f32[i:7, j:33] = e[i, j] / s[i]",
     ]
-    check(backend, chain([operator("A", lines, (2, 33), layer="veu")], {"x": (7, 33)}, {}), {})
+    check(rng, backend, chain([operator("A", lines, (2, 33), layer="veu")], {"x": (7, 33)}, {}), {})
 
 
-def test_random_tiles_of_panels(backend: Backend) -> None:
+def test_random_tiles_of_panels(backend: Backend, rng: np.random.Generator) -> None:
     """Any tile that the family accepts gives the right answer, clipped tiles and odd register tiles included."""
-    generator = np.random.default_rng()
     for _ in range(4):
-        c, m, size, k = (int(generator.integers(lo, hi)) for lo, hi in ((1, 9), (1, 20), (5, 18), (1, 4)))
+        c, m, size, k = (int(rng.integers(lo, hi)) for lo, hi in ((1, 9), (1, 20), (5, 18), (1, 4)))
         c = max(c, 2)
-        tile = (1, *(int(generator.integers(1, n + 1)) for n in (m, size, size)))
-        mr, nv = int(generator.integers(1, 9)), int(generator.integers(1, 4))
+        tile = (1, *(int(rng.integers(1, n + 1)) for n in (m, size, size)))
+        mr, nv = int(rng.integers(1, 9)), int(rng.integers(1, 4))
         size = size + (k % 2 == 0)
         o = operator("A", conv("x", "y", c, m, size, k + (k % 2 == 0)), tile, family="panel", mr=mr, nv=nv)
         shapes = conv_constants("y", c, m, k + (k % 2 == 0))
@@ -235,7 +241,7 @@ def test_random_tiles_of_panels(backend: Backend) -> None:
             panel_product(o, Binding(program.types, program.storage, frozenset(shapes)))
         except Unsuited:
             continue
-        check(backend, chain([o], {"x": (1, c, size, size)}, shapes), values(shapes))
+        check(rng, backend, chain([o], {"x": (1, c, size, size)}, shapes), values(rng, shapes))
 
 
 @pytest.mark.parametrize(
@@ -249,14 +255,14 @@ def test_random_tiles_of_panels(backend: Backend) -> None:
     ],
 )
 def test_one_copy_serves_all_taps(
-    backend: Backend, c: int, m: int, size: int, k: int, tile: tuple[int, ...], mr: int, nv: int
+    backend: Backend, c: int, m: int, size: int, k: int, tile: tuple[int, ...], mr: int, nv: int, rng: np.random.Generator
 ) -> None:
     o = operator("A", conv("x", "y", c, m, size, k), tile, family="panel", mr=mr, nv=nv, window=1)
     shapes = conv_constants("y", c, m, k)
-    check(backend, chain([o], {"x": (1, c, size, size)}, shapes), values(shapes))
+    check(rng, backend, chain([o], {"x": (1, c, size, size)}, shapes), values(rng, shapes))
 
 
-def test_windows_with_groups_dilation_and_residual(backend: Backend) -> None:
+def test_windows_with_groups_dilation_and_residual(backend: Backend, rng: np.random.Generator) -> None:
     axes = "f32[n:2, m:8, h:9, w:12]"
     source = "pad(x[n, m // 4 * 3 + c, h + kh * 2 - 2, w + kw * 3 - 1], 0.0)"
     lines = [
@@ -265,26 +271,26 @@ def test_windows_with_groups_dilation_and_residual(backend: Backend) -> None:
     ]
     shapes = {"v": (8, 3, 3, 2)}
     o = operator("A", lines, (1, 4, 5, 12), family="panel", mr=4, nv=2, window=1)
-    check(backend, chain([o], {"x": (2, 6, 9, 14), "r": (2, 8, 9, 12)}, shapes), values(shapes))
+    check(rng, backend, chain([o], {"x": (2, 6, 9, 14), "r": (2, 8, 9, 12)}, shapes), values(rng, shapes))
 
 
-def test_strided_windows_are_refused(backend: Backend) -> None:
+def test_strided_windows_are_refused(backend: Backend, rng: np.random.Generator) -> None:
     o = operator("A", conv("x", "y", 3, 8, 12, 3, stride=2), (1, 8, 6, 6), family="panel", window=1)
     shapes = conv_constants("y", 3, 8, 3)
     if backend.vdevice.threads > 1:
         pytest.skip("panels are for CPUs")
     with pytest.raises(DeviceFailure, match="columns are strided"):
-        backend.load(chain([o], {"x": (1, 3, 12, 12)}, shapes), values(shapes))
+        backend.load(chain([o], {"x": (1, 3, 12, 12)}, shapes), values(rng, shapes))
 
 
-def test_more_rows_than_units(backend: Backend) -> None:
+def test_more_rows_than_units(backend: Backend, rng: np.random.Generator) -> None:
     """A program made for many vEUs runs on few."""
     o = operator("A", conv("x", "y", 3, 8, 12, 3), (1, 2, 3, 12))
     shapes = conv_constants("y", 3, 8, 3)
-    check(backend, chain([o], {"x": (1, 3, 12, 12)}, shapes, veus=13), values(shapes))
+    check(rng, backend, chain([o], {"x": (1, 3, 12, 12)}, shapes, veus=13), values(rng, shapes))
 
 
-def test_strided_storages() -> None:
+def test_strided_storages(rng: np.random.Generator) -> None:
     """Two operators write their halves of one buffer, as Concat does without a copy."""
     backend = DEVICE.open(OpenOptions())
     halves = [
@@ -301,12 +307,12 @@ def test_strided_storages() -> None:
     rows = (tuple(Task(o.name, i) for o in halves for i in range(2)), ())
     program = RProgram("t", "t", (Port("x", "x"),), (Port("y", "y"),), buffers, storages, tuple(halves), (), rows)
     loaded = backend.load(program, {})
-    x = np.random.default_rng().standard_normal((2, 3, 20)).astype(np.float32)
+    x = rng.standard_normal((2, 3, 20)).astype(np.float32)
     got = loaded.run({"x": x}).outputs["y"]
     np.testing.assert_allclose(got, np.concatenate([x * 2, x * 3], axis=1), rtol=1e-6)
 
 
-def test_profiler_measures(backend: Backend) -> None:
+def test_profiler_measures(backend: Backend, rng: np.random.Generator) -> None:
     profiler = backend.profiler
     assert isinstance(profiler, OpenClProfiler)
     o = operator("A", conv("x", "y", 8, 16, 16, 3), (1, 16, 8, 16), family="panel", mr=8, nv=2)
@@ -317,8 +323,8 @@ def test_profiler_measures(backend: Backend) -> None:
     alone, crowded = profiler.task_time(kernel, binding)
     assert 0 < alone < 0.1 and 0 < crowded < 0.1
     assert profiler.resources(kernel, binding).registers == -1
-    assert profiler.program_time(program, values(shapes), iterations=3) > 0
-    assert set(random_inputs(program, np.random.default_rng())) == {"X"}
+    assert profiler.program_time(program, values(rng, shapes), iterations=3) > 0
+    assert set(random_inputs(program, rng)) == {"X"}
 
 
 def test_candidates_put_panels_first(backend: Backend) -> None:

@@ -154,7 +154,7 @@ def _only_operator(model: ModelProto) -> str:
 Runner = Callable[[ModelProto, Mapping[str, Array]], "list[Array] | None"]
 
 
-def check_node_case(case: Any, reference: Runner | None = None) -> None:
+def check_node_case(rng: np.random.Generator, case: Any, reference: Runner | None = None) -> None:
     """Pass, skip (declined, with the reason) or fail: evaluation in both precisions and on fresh data.
 
     ``reference`` gives the expected outputs of fresh inputs (ONNX Runtime unless given), None if it cannot.
@@ -171,7 +171,7 @@ def check_node_case(case: Any, reference: Runner | None = None) -> None:
                 compare(actual, expected, max(case.rtol, 2e-3) if half else case.rtol, case.atol)
         except (CannotLower, BadInput) as reason:
             pytest.skip(f"declined: {reason}")
-        _check_fresh(graph, case.model, inputs, reference or ort_outputs)
+        _check_fresh(rng, graph, case.model, inputs, reference or ort_outputs)
 
 
 def _array(value: Any) -> Array:
@@ -191,9 +191,10 @@ def compare(actual: Sequence[Array], expected: Sequence[Array], rtol: float, ato
         np.testing.assert_allclose(a, e, rtol=rtol, atol=atol)
 
 
-def _check_fresh(graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array], reference: Runner) -> None:
+def _check_fresh(
+    rng: np.random.Generator, graph: ComputeGraph, model: ModelProto, inputs: Mapping[str, Array], reference: Runner
+) -> None:
     """Random floats of the same shapes against ``reference``, where that runs the model, which ``graph`` was lowered from."""
-    rng = np.random.default_rng()
     static = {v.name for v in model.graph.input} - {v.name for v in with_static_inputs(model, inputs).graph.input}
     fresh = {
         n: np.asarray(rng.uniform(0.1, 1.0, a.shape), a.dtype) if a.dtype.kind == "f" and n not in static else a

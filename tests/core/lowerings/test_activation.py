@@ -30,13 +30,13 @@ OPS = (
 )
 
 
-def _normal(*shape: int, scale: float = 2.0) -> np.ndarray:
-    return (np.random.default_rng().standard_normal(shape) * scale).astype(np.float32)
+def _normal(rng: np.random.Generator, *shape: int, scale: float = 2.0) -> np.ndarray:
+    return (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
 @pytest.mark.parametrize("case", node_cases(*OPS))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_node_case(case: Any) -> None:
         ("Gelu", {"approximate": "tanh"}),
     ],
 )
-def test_random(op: str, attributes: dict[str, Any]) -> None:
-    check_random(op, {"x": _normal(3, 4, 5)}, **attributes)
+def test_random(op: str, attributes: dict[str, Any], rng: np.random.Generator) -> None:
+    check_random(op, {"x": _normal(rng, 3, 4, 5)}, **attributes)
 
 
 @pytest.mark.parametrize("slope", [(1,), (4, 1, 1), (2, 4, 5, 6)])
-def test_prelu(slope: tuple[int, ...]) -> None:
-    check_random("PRelu", {"x": _normal(2, 4, 5, 6), "slope": _normal(*slope)})
+def test_prelu(slope: tuple[int, ...], rng: np.random.Generator) -> None:
+    check_random("PRelu", {"x": _normal(rng, 2, 4, 5, 6), "slope": _normal(rng, *slope)})
 
 
 @pytest.mark.parametrize("op", ["Sigmoid", "Softplus", "Tanh", "Mish", "Softsign", "Gelu", "HardSwish", "Elu", "Selu"])
@@ -79,9 +79,11 @@ def test_tails_in_half_precision() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
 @pytest.mark.parametrize("bounds", [(), (0,), (1,), (0, 1)])
 @pytest.mark.parametrize("static", [False, True])
-def test_clip(dtype: str, bounds: tuple[int, ...], static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clip(
+    dtype: str, bounds: tuple[int, ...], static: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "Clip", (1, 2) if static else ())
-    x = np.random.default_rng().integers(0, 100, 40).astype(dtype)
+    x = rng.integers(0, 100, 40).astype(dtype)
     limits = {"low": np.array(20, dtype), "high": np.array(70, dtype)}
     wanted = {n: v for i, (n, v) in enumerate(limits.items()) if i in bounds}
     if bounds == (1,):
@@ -89,6 +91,6 @@ def test_clip(dtype: str, bounds: tuple[int, ...], static: bool, monkeypatch: py
     check_random("Clip", {"x": x, **wanted}, rtol=0, atol=0)
 
 
-def test_clip_of_crossed_bounds_is_the_upper_one() -> None:
+def test_clip_of_crossed_bounds_is_the_upper_one(rng: np.random.Generator) -> None:
     bounds = {"low": np.array(2, np.float32), "high": np.array(-1, np.float32)}
-    check_random("Clip", {"x": _normal(9), **bounds})
+    check_random("Clip", {"x": _normal(rng, 9), **bounds})

@@ -12,14 +12,13 @@ from rammer.frontend.lowerings.comparison import BINARY
 
 
 @pytest.mark.parametrize("case", node_cases(*BINARY, "Not", "IsNaN", "IsInf", "Where"))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 @pytest.mark.parametrize("op", ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"])
 @pytest.mark.parametrize("dtype", ["float32", "int32", "int64"])
-def test_compare(op: str, dtype: str) -> None:
-    rng = np.random.default_rng()
+def test_compare(op: str, dtype: str, rng: np.random.Generator) -> None:
     a, b = rng.integers(-2, 3, (4, 1, 6)).astype(dtype), rng.integers(-2, 3, (5, 6)).astype(dtype)
     if dtype == "float32":
         a[0, 0, :2] = np.nan, np.inf
@@ -27,8 +26,7 @@ def test_compare(op: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["And", "Or", "Xor"])
-def test_logic(op: str) -> None:
-    rng = np.random.default_rng()
+def test_logic(op: str, rng: np.random.Generator) -> None:
     check_random(op, {"a": rng.random((4, 1, 6)) < 0.5, "b": rng.random((5, 1)) < 0.5})
 
 
@@ -40,8 +38,7 @@ def test_infinities(positive: int, negative: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
-def test_where(dtype: str) -> None:
-    rng = np.random.default_rng()
+def test_where(dtype: str, rng: np.random.Generator) -> None:
     condition = rng.random((4, 1, 3)) < 0.5
     x, y = rng.integers(0, 9, (5, 1)).astype(dtype), rng.integers(0, 9, (3,)).astype(dtype)
     check_random("Where", {"c": condition, "x": x, "y": y}, rtol=0, atol=0)

@@ -11,13 +11,13 @@ from harness import check_node_case, check_random, node_cases
 Config = dict[str, Any]
 
 
-def _data(*shape: int) -> np.ndarray:
-    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+def _data(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("case", node_cases("Conv", "ConvTranspose"))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 CONVS: list[tuple[tuple[int, ...], tuple[int, ...], Config]] = [
@@ -37,8 +37,8 @@ CONVS: list[tuple[tuple[int, ...], tuple[int, ...], Config]] = [
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("x", "w", "config"), CONVS)
-def test_conv(x: tuple[int, ...], w: tuple[int, ...], config: Config, bias: bool) -> None:
-    inputs = {"x": _data(*x), "w": _data(*w)} | ({"b": _data(w[0])} if bias else {})
+def test_conv(x: tuple[int, ...], w: tuple[int, ...], config: Config, bias: bool, rng: np.random.Generator) -> None:
+    inputs = {"x": _data(rng, *x), "w": _data(rng, *w)} | ({"b": _data(rng, w[0])} if bias else {})
     graph = check_random("Conv", inputs, **config)
     kinds = [c.kind for c in graph.computes]
     product = "contraction" if w[1:] != (1,) * len(w[1:]) else "map"
@@ -64,16 +64,16 @@ TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], Config]] = [
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("x", "w", "config"), TRANSPOSED)
-def test_conv_transpose(x: tuple[int, ...], w: tuple[int, ...], config: Config, bias: bool) -> None:
+def test_conv_transpose(x: tuple[int, ...], w: tuple[int, ...], config: Config, bias: bool, rng: np.random.Generator) -> None:
     features = w[1] * config.get("group", 1)
-    inputs = {"x": _data(*x), "w": _data(*w)} | ({"b": _data(features)} if bias else {})
+    inputs = {"x": _data(rng, *x), "w": _data(rng, *w)} | ({"b": _data(rng, features)} if bias else {})
     graph = check_random("ConvTranspose", inputs, **config)
     assert sum(c.kind == "contraction" for c in graph.computes) == 1
 
 
-def test_stride_phases_do_not_multiply_by_zero() -> None:
+def test_stride_phases_do_not_multiply_by_zero(rng: np.random.Generator) -> None:
     """Kernel equal to stride, the usual upsampling: as many multiplications as output pixels need."""
-    graph = check_random("ConvTranspose", {"x": _data(1, 8, 6, 6), "w": _data(8, 4, 2, 2)}, strides=[2, 2])
+    graph = check_random("ConvTranspose", {"x": _data(rng, 1, 8, 6, 6), "w": _data(rng, 8, 4, 2, 2)}, strides=[2, 2])
     contraction = next(c for c in graph.computes if c.kind == "contraction")
     assert contraction.points == 4 * 12 * 12 * 8
     assert all(load.fill is None for load in contraction.loads)

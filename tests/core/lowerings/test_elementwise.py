@@ -15,17 +15,17 @@ from rammer.ir import expr as ex
 OTHERS = ("Mean", "Reciprocal", "Mod", "BitShift", "BitwiseNot", "Pow")
 
 
-def _uniform(*shape: int, low: float = -3.0, high: float = 3.0, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng().uniform(low, high, shape).astype(dtype)
+def _uniform(rng: np.random.Generator, *shape: int, low: float = -3.0, high: float = 3.0, dtype: str = "float32") -> np.ndarray:
+    return rng.uniform(low, high, shape).astype(dtype)
 
 
-def _integers(*shape: int, low: int = -50, high: int = 50, dtype: str = "int32") -> np.ndarray:
-    return np.random.default_rng().integers(low, high, shape).astype(dtype)
+def _integers(rng: np.random.Generator, *shape: int, low: int = -50, high: int = 50, dtype: str = "int32") -> np.ndarray:
+    return rng.integers(low, high, shape).astype(dtype)
 
 
 @pytest.mark.parametrize("case", node_cases(*UNARY, *BINARY, *VARIADIC, *OTHERS))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 #: Where each function is defined and smooth enough to compare.
@@ -41,64 +41,64 @@ DOMAINS = {
 
 
 @pytest.mark.parametrize("op", sorted(UNARY))
-def test_unary(op: str) -> None:
+def test_unary(op: str, rng: np.random.Generator) -> None:
     low, high = DOMAINS.get(op, (-3, 3))
-    check_random(op, {"x": _uniform(3, 1, 5, low=low, high=high)})
+    check_random(op, {"x": _uniform(rng, 3, 1, 5, low=low, high=high)})
 
 
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
 @pytest.mark.parametrize(("a", "b"), [((2, 3, 4), (2, 3, 4)), ((2, 1, 4), (3, 1)), ((), (5,)), ((1,), (2, 1, 3))])
-def test_broadcast(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    check_random(op, {"a": _uniform(*a), "b": _uniform(*b, low=0.5)})
+def test_broadcast(op: str, a: tuple[int, ...], b: tuple[int, ...], rng: np.random.Generator) -> None:
+    check_random(op, {"a": _uniform(rng, *a), "b": _uniform(rng, *b, low=0.5)})
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_integer_division_truncates(dtype: str) -> None:
-    divisor = np.where((d := _integers(60, low=-9, high=9, dtype=dtype)) == 0, 4, d).astype(dtype)
-    check_random("Div", {"a": _integers(60, dtype=dtype), "b": divisor}, rtol=0, atol=0)
+def test_integer_division_truncates(dtype: str, rng: np.random.Generator) -> None:
+    divisor = np.where((d := _integers(rng, 60, low=-9, high=9, dtype=dtype)) == 0, 4, d).astype(dtype)
+    check_random("Div", {"a": _integers(rng, 60, dtype=dtype), "b": divisor}, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("fmod", [0, 1])
-def test_modulo_signs(fmod: int) -> None:
-    divisor = np.where((d := _integers(80, low=-9, high=9)) == 0, 5, d).astype("int32")
-    check_random("Mod", {"a": _integers(80), "b": divisor}, fmod=fmod, rtol=0, atol=0)
+def test_modulo_signs(fmod: int, rng: np.random.Generator) -> None:
+    divisor = np.where((d := _integers(rng, 80, low=-9, high=9)) == 0, 5, d).astype("int32")
+    check_random("Mod", {"a": _integers(rng, 80), "b": divisor}, fmod=fmod, rtol=0, atol=0)
 
 
-def test_float_modulo() -> None:
-    check_random("Mod", {"a": _uniform(50), "b": _uniform(50, low=0.3, high=2)}, fmod=1)
+def test_float_modulo(rng: np.random.Generator) -> None:
+    check_random("Mod", {"a": _uniform(rng, 50), "b": _uniform(rng, 50, low=0.3, high=2)}, fmod=1)
 
 
 @pytest.mark.parametrize("op", ["Min", "Max", "Sum", "Mean"])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_variadic(op: str, count: int) -> None:
+def test_variadic(op: str, count: int, rng: np.random.Generator) -> None:
     shapes = [(3, 4), (4,), (3, 1), (1, 1), (3, 4)]
-    check_random(op, {f"x{i}": _uniform(*shapes[i]) for i in range(count)})
+    check_random(op, {f"x{i}": _uniform(rng, *shapes[i]) for i in range(count)})
 
 
 @pytest.mark.parametrize("base", ["float32", "int32", "int64"])
 @pytest.mark.parametrize("exponent", ["float32", "int32", "int64"])
-def test_power_has_the_type_of_its_base(base: str, exponent: str) -> None:
-    x = _uniform(4, 5, low=1, high=4, dtype=base)
-    graph = check_random("Pow", {"x": x, "e": _integers(5, low=0, high=4, dtype=exponent)})
+def test_power_has_the_type_of_its_base(base: str, exponent: str, rng: np.random.Generator) -> None:
+    x = _uniform(rng, 4, 5, low=1, high=4, dtype=base)
+    graph = check_random("Pow", {"x": x, "e": _integers(rng, 5, low=0, high=4, dtype=exponent)})
     assert graph.computes[-1].dtype == base
 
 
 @pytest.mark.parametrize("exponent", [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0, 2.5])
-def test_constant_powers(exponent: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constant_powers(exponent: float, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "Pow", (1,))
-    graph = check_random("Pow", {"x": _uniform(4, 5, low=0.2), "e": np.array(exponent, np.float32)})
+    graph = check_random("Pow", {"x": _uniform(rng, 4, 5, low=0.2), "e": np.array(exponent, np.float32)})
     functions = {n.fn for n in ex.walk(graph.computes[-1].body) if isinstance(n, ex.Op)}
     assert ("pow" in functions) == (exponent in (0.0, 2.5))
 
 
-def test_one_element_constants_become_literals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_element_constants_become_literals(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "Mul", (1,))
-    graph = check_random("Mul", {"x": _uniform(2, 3), "k": _uniform(1, 1)})
+    graph = check_random("Mul", {"x": _uniform(rng, 2, 3), "k": _uniform(rng, 1, 1)})
     assert not graph.constants and len(graph.computes[0].loads) == 1
     nan = np.full((1,), np.nan, np.float32)
-    graph = check_random("Mul", {"x": _uniform(2, 3), "k": nan})
+    graph = check_random("Mul", {"x": _uniform(rng, 2, 3), "k": nan})
     assert len(graph.constants) == 1
 
 
-def test_empty_tensors() -> None:
-    check_random("Add", {"a": _uniform(2, 0, 3), "b": _uniform(3)})
+def test_empty_tensors(rng: np.random.Generator) -> None:
+    check_random("Add", {"a": _uniform(rng, 2, 0, 3), "b": _uniform(rng, 3)})

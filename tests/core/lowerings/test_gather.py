@@ -30,107 +30,110 @@ OPS = (
 
 
 @pytest.mark.parametrize("case", node_cases(*OPS))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 @pytest.mark.parametrize("op", ["ScatterElements", "ScatterND", "Gather", "GatherND", "GatherElements"])
-def test_node_cases_with_static_indices(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_cases_with_static_indices(op: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, op, (1,))
     ran = 0
     for parameter in node_cases(op):
         try:
-            check_node_case(parameter.values[0])
+            check_node_case(rng, parameter.values[0])
             ran += 1
         except pytest.skip.Exception as reason:
             assert "reduction" in str(reason)
     assert ran >= 1
 
 
-def _data(*shape: int) -> np.ndarray:
-    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+def _data(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
-def _indices(*shape: int, extent: int, dtype: str = "int64") -> np.ndarray:
-    return np.random.default_rng().integers(-extent, extent, shape).astype(dtype)
+def _indices(rng: np.random.Generator, *shape: int, extent: int, dtype: str = "int64") -> np.ndarray:
+    return rng.integers(-extent, extent, shape).astype(dtype)
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize(("axis", "shape"), [(0, ()), (1, (4,)), (-1, (2, 3)), (2, (1, 1))])
-def test_gather(axis: int, shape: tuple[int, ...], dtype: str, static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather(
+    axis: int, shape: tuple[int, ...], dtype: str, static: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "Gather", (1,) if static else ())
-    x = _data(5, 6, 7)
-    indices = _indices(*shape, extent=x.shape[axis], dtype=dtype)
+    x = _data(rng, 5, 6, 7)
+    indices = _indices(rng, *shape, extent=x.shape[axis], dtype=dtype)
     check_random("Gather", {"x": x, "i": indices}, axis=axis, rtol=0, atol=0)
 
 
-def test_regular_static_indices_are_affine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regular_static_indices_are_affine(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "Gather", (1,))
     regular: list[Any] = [[3], [4, 3, 2], [0, 2, 4], [[0, 1], [2, 3]]]
     for indices, form in [*((r, True) for r in regular), ([0, 1, 3], False)]:
-        graph = check_random("Gather", {"x": _data(6, 2), "i": np.array(indices, np.int64)}, rtol=0, atol=0)
+        graph = check_random("Gather", {"x": _data(rng, 6, 2), "i": np.array(indices, np.int64)}, rtol=0, atol=0)
         (load,) = graph.computes[0].loads
         assert (ex.affine(load.indices[0]) is not None) == form
         assert form or any(isinstance(n, Table) for n in ex.walk(load))
 
 
-def test_long_static_indices_become_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_static_indices_become_a_constant(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "Gather", (1,))
-    graph = check_random("Gather", {"x": _data(6, 2), "i": _indices(40, 50, extent=6)}, rtol=0, atol=0)
+    graph = check_random("Gather", {"x": _data(rng, 6, 2), "i": _indices(rng, 40, 50, extent=6)}, rtol=0, atol=0)
     assert [v.shape for v in graph.constants.values()] == [(40, 50)]
 
 
-def test_forbidden_run_time_index_reads_zero() -> None:
-    inputs = {"x": _data(3, 2), "i": np.array([5, -4, 1], np.int64)}
+def test_forbidden_run_time_index_reads_zero(rng: np.random.Generator) -> None:
+    inputs = {"x": _data(rng, 3, 2), "i": np.array([5, -4, 1], np.int64)}
     (y,) = run_node_model(node_model("Gather", inputs), inputs)
     np.testing.assert_array_equal(y, [[0, 0], [0, 0], inputs["x"][1]])
 
 
-def test_forbidden_static_index_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_static_index_is_declined(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "Gather", (1,))
-    inputs = {"x": _data(3, 2), "i": np.array([5], np.int64)}
+    inputs = {"x": _data(rng, 3, 2), "i": np.array([5], np.int64)}
     with pytest.raises(CannotLower, match="outside"):
         lower_model(node_model("Gather", inputs), inputs)
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gather_elements(axis: int, static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_elements(axis: int, static: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "GatherElements", (1,) if static else ())
-    x = _data(4, 5, 6)
-    indices = _indices(3, 4, 2, extent=x.shape[axis])
+    x = _data(rng, 4, 5, 6)
+    indices = _indices(rng, 3, 4, 2, extent=x.shape[axis])
     check_random("GatherElements", {"x": x, "i": indices}, axis=axis, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(("batch", "shape"), [(0, (3, 2)), (0, (2, 2, 3)), (0, (1,)), (1, (4, 2)), (1, (4, 3, 1))])
-def test_gather_nd(batch: int, shape: tuple[int, ...], static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_nd(
+    batch: int, shape: tuple[int, ...], static: bool, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "GatherND", (1,) if static else ())
-    inputs = {"x": _data(4, 4, 4), "i": _indices(*shape, extent=4)}
+    inputs = {"x": _data(rng, 4, 4, 4), "i": _indices(rng, *shape, extent=4)}
     check_random("GatherND", inputs, batch_dims=batch, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("axis", [-1, 0, 1])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "float32"])
-def test_one_hot(axis: int, dtype: str) -> None:
-    inputs = {"i": _indices(3, 4, extent=5, dtype=dtype), "d": np.array(5, dtype), "v": _data(2)}
+def test_one_hot(axis: int, dtype: str, rng: np.random.Generator) -> None:
+    inputs = {"i": _indices(rng, 3, 4, extent=5, dtype=dtype), "d": np.array(5, dtype), "v": _data(rng, 2)}
     check_random("OneHot", inputs, axis=axis)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_scatter_elements(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scatter_elements(axis: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "ScatterElements", (1,))
-    rows = np.argsort(np.random.default_rng().random((5, 6)), axis=axis)
+    rows = np.argsort(rng.random((5, 6)), axis=axis)
     indices = rows[:3] if axis == 0 else rows[:3, :4]
-    inputs = {"x": _data(5, 6), "i": indices.astype(np.int64), "u": _data(*indices.shape)}
+    inputs = {"x": _data(rng, 5, 6), "i": indices.astype(np.int64), "u": _data(rng, *indices.shape)}
     check_random("ScatterElements", inputs, axis=axis, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_scatter_nd(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scatter_nd(depth: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, "ScatterND", (1,))
-    rng = np.random.default_rng()
     indices = np.stack([rng.permutation(5)[:4], *[rng.integers(-6, 6, 4)] * (depth - 1)], axis=-1).astype(np.int64)
-    inputs = {"x": _data(5, 6, 2), "i": indices, "u": _data(4, *(6, 2)[depth - 1 :])}
+    inputs = {"x": _data(rng, 5, 6, 2), "i": indices, "u": _data(rng, 4, *(6, 2)[depth - 1 :])}
     check_random("ScatterND", inputs, rtol=0, atol=0)

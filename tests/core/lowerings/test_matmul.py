@@ -11,13 +11,13 @@ from harness import check_node_case, check_random, compare, node_cases, node_mod
 from rammer.errors import BadInput
 
 
-def _data(*shape: int) -> np.ndarray:
-    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+def _data(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("case", node_cases("MatMul", "Gemm", "Einsum"))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,13 @@ def test_node_case(case: Any) -> None:
         ((3, 1), (1, 5)),
     ],
 )
-def test_matmul(left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    graph = check_random("MatMul", {"a": _data(*left), "b": _data(*right)})
+def test_matmul(left: tuple[int, ...], right: tuple[int, ...], rng: np.random.Generator) -> None:
+    graph = check_random("MatMul", {"a": _data(rng, *left), "b": _data(rng, *right)})
     assert [c.kind for c in graph.computes] == ["contraction"]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "float64"])
-def test_matmul_types(dtype: str) -> None:
-    rng = np.random.default_rng()
+def test_matmul_types(dtype: str, rng: np.random.Generator) -> None:
     a, b = (rng.integers(0, 9, s).astype(dtype) for s in ((2, 3, 4), (4, 2)))
     model = node_model("MatMul", {"a": a, "b": b})
     compare(run_node_model(model, {"a": a, "b": b}), [a @ b], 0, 0)
@@ -50,9 +49,9 @@ def test_matmul_types(dtype: str) -> None:
 
 @pytest.mark.parametrize("bias", [None, (), (5,), (1, 5), (3, 1), (3, 5)])
 @pytest.mark.parametrize("flips", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_gemm(flips: tuple[int, int], bias: tuple[int, ...] | None) -> None:
-    a, b = _data(*((4, 3) if flips[0] else (3, 4))), _data(*((5, 4) if flips[1] else (4, 5)))
-    inputs = {"a": a, "b": b} | ({} if bias is None else {"c": _data(*bias)})
+def test_gemm(flips: tuple[int, int], bias: tuple[int, ...] | None, rng: np.random.Generator) -> None:
+    a, b = _data(rng, *((4, 3) if flips[0] else (3, 4))), _data(rng, *((5, 4) if flips[1] else (4, 5)))
+    inputs = {"a": a, "b": b} | ({} if bias is None else {"c": _data(rng, *bias)})
     for alpha, beta in ((1.0, 1.0), (0.5, 0.25)):
         graph = check_random("Gemm", inputs, transA=flips[0], transB=flips[1], alpha=alpha, beta=beta)
         assert graph.computes[0].kind == "contraction"
@@ -73,8 +72,8 @@ def test_gemm(flips: tuple[int, int], bias: tuple[int, ...] | None) -> None:
         ("ab,bc->abc", [(2, 1), (4, 3)]),
     ],
 )
-def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
-    arrays = [_data(*s) for s in shapes]
+def test_einsum(equation: str, shapes: list[tuple[int, ...]], rng: np.random.Generator) -> None:
+    arrays = [_data(rng, *s) for s in shapes]
     inputs = {f"x{i}": a for i, a in enumerate(arrays)}
     model = node_model("Einsum", inputs, equation=equation)
     compare(run_node_model(model, inputs, precise=True), [np.einsum(equation, *arrays)], 1e-4, 1e-5)

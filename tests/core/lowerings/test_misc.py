@@ -19,8 +19,8 @@ OPS = ("Identity", "Dropout", "Cast", "CastLike", "Trilu", "EyeLike", "Range", "
 
 
 @pytest.mark.parametrize("case", node_cases(*OPS))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 KINDS = ["float32", "float64", "float16", "int8", "int32", "int64", "uint8", "bool"]
@@ -40,8 +40,8 @@ def test_nan_is_true() -> None:
     check_random("Cast", {"x": np.array([np.nan, 0.0, -0.0, np.inf], np.float32)}, to=TensorProto.BOOL)
 
 
-def test_dropout_passes_through_and_declines_training() -> None:
-    x = np.random.default_rng().standard_normal((3, 4)).astype(np.float32)
+def test_dropout_passes_through_and_declines_training(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 4)).astype(np.float32)
     check_random("Dropout", {"x": x}, outputs=2)
     training = {"x": x, "r": np.array(0.5, np.float32), "t": np.array(True)}
     with pytest.raises(CannotLower, match="training"):
@@ -51,8 +51,8 @@ def test_dropout_passes_through_and_declines_training() -> None:
 @pytest.mark.parametrize("upper", [0, 1])
 @pytest.mark.parametrize("k", [-6, -1, 0, 2, 9])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_trilu(upper: int, k: int, dtype: str) -> None:
-    x = np.random.default_rng().integers(1, 9, (2, 4, 5)).astype(dtype)
+def test_trilu(upper: int, k: int, dtype: str, rng: np.random.Generator) -> None:
+    x = rng.integers(1, 9, (2, 4, 5)).astype(dtype)
     check_random("Trilu", {"x": x, "k": np.array(k, np.int64)}, upper=upper, rtol=0, atol=0)
 
 
@@ -68,14 +68,14 @@ def _generated(node: Node, result: TensorType, constants: dict[str, np.ndarray])
     return np.asarray(run_graph(graph, {}, precise=False)["y"])
 
 
-def test_generators_that_survive_folding() -> None:
+def test_generators_that_survive_folding(rng: np.random.Generator) -> None:
     limits = {n: np.array(v, np.int32) for n, v in (("s", 9), ("e", -5), ("d", -3))}
     y = _generated(Node("Range", ("s", "e", "d"), ("y",)), TensorType("int32", (5,)), limits)
     np.testing.assert_array_equal(y, np.arange(9, -5, -3, np.int32))
     shape = {"s": np.array([2, 3], np.int64)}
     filled = Node("ConstantOfShape", ("s",), ("y",), {"value": np.array([7], np.int64)})
     np.testing.assert_array_equal(_generated(filled, TensorType("int64", (2, 3)), shape), np.full((2, 3), 7))
-    tensor = np.random.default_rng().standard_normal((2, 3)).astype(np.float32)
+    tensor = rng.standard_normal((2, 3)).astype(np.float32)
     literal = Node("Constant", (), ("y",), {"value": tensor})
     np.testing.assert_array_equal(_generated(literal, TensorType("float32", (2, 3)), {}), tensor)
     extents = Node("Shape", ("x",), ("y",), {"start": -2})

@@ -22,50 +22,50 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6
 
 
-def _data(*shape: int) -> np.ndarray:
-    return np.random.default_rng().standard_normal(shape).astype(np.float32) * 0.7
+def _data(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32) * 0.7
 
 
-def _inputs(op: str, directions: int = 1, **extra: np.ndarray) -> dict[str, np.ndarray]:
+def _inputs(rng: np.random.Generator, op: str, directions: int = 1, **extra: np.ndarray) -> dict[str, np.ndarray]:
     rows = GATES[op] * HIDDEN
     return {
-        "x": _data(STEPS, BATCH, INPUTS),
-        "w": _data(directions, rows, INPUTS),
-        "r": _data(directions, rows, HIDDEN),
-        "b": _data(directions, 2 * rows),
+        "x": _data(rng, STEPS, BATCH, INPUTS),
+        "w": _data(rng, directions, rows, INPUTS),
+        "r": _data(rng, directions, rows, HIDDEN),
+        "b": _data(rng, directions, 2 * rows),
         **extra,
     }
 
 
 @pytest.mark.parametrize("case", node_cases("LSTM", "GRU", "RNN"))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("initial", [False, True])
-def test_directions(op: str, direction: str, initial: bool) -> None:
+def test_directions(op: str, direction: str, initial: bool, rng: np.random.Generator) -> None:
     many = 2 if direction == "bidirectional" else 1
-    extra = {"": np.zeros(0, np.float32), "h": _data(many, BATCH, HIDDEN)} if initial else {}
+    extra = {"": np.zeros(0, np.float32), "h": _data(rng, many, BATCH, HIDDEN)} if initial else {}
     if initial and op == "LSTM":
-        extra["c"] = _data(many, BATCH, HIDDEN)
+        extra["c"] = _data(rng, many, BATCH, HIDDEN)
     outputs = 3 if op == "LSTM" else 2
-    check_random(op, _inputs(op, many, **extra), outputs, direction=direction, hidden_size=HIDDEN)
+    check_random(op, _inputs(rng, op, many, **extra), outputs, direction=direction, hidden_size=HIDDEN)
 
 
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_sequence_lengths(op: str, direction: str) -> None:
+def test_sequence_lengths(op: str, direction: str, rng: np.random.Generator) -> None:
     many = 2 if direction == "bidirectional" else 1
     lengths = np.array([STEPS, 2, 3], np.int32)
     outputs = 3 if op == "LSTM" else 2
-    check_random(op, _inputs(op, many, lens=lengths), outputs, direction=direction, hidden_size=HIDDEN)
+    check_random(op, _inputs(rng, op, many, lens=lengths), outputs, direction=direction, hidden_size=HIDDEN)
 
 
 @pytest.mark.parametrize("linear", [0, 1])
-def test_gru_reset(linear: int) -> None:
-    check_random("GRU", _inputs("GRU"), 2, hidden_size=HIDDEN, linear_before_reset=linear)
+def test_gru_reset(linear: int, rng: np.random.Generator) -> None:
+    check_random("GRU", _inputs(rng, "GRU"), 2, hidden_size=HIDDEN, linear_before_reset=linear)
 
 
 @pytest.mark.parametrize(
@@ -77,28 +77,28 @@ def test_gru_reset(linear: int) -> None:
         {"activations": ["Sigmoid", "Softsign", "Affine"], "activation_alpha": [0.7], "activation_beta": [0.1]},
     ],
 )
-def test_lstm_attributes(config: dict[str, Any]) -> None:
-    check_random("LSTM", _inputs("LSTM"), 3, hidden_size=HIDDEN, **config)
+def test_lstm_attributes(config: dict[str, Any], rng: np.random.Generator) -> None:
+    check_random("LSTM", _inputs(rng, "LSTM"), 3, hidden_size=HIDDEN, **config)
 
 
 @pytest.mark.parametrize("name", ["Relu", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "Elu", "Softplus", "Softsign"])
-def test_rnn_activations(name: str) -> None:
+def test_rnn_activations(name: str, rng: np.random.Generator) -> None:
     parameters: dict[str, Any] = {"activation_alpha": [0.6]} if name in ("LeakyRelu", "ThresholdedRelu", "Elu") else {}
     if name == "ScaledTanh":
         parameters = {"activation_alpha": [0.6], "activation_beta": [0.8]}
-    inputs = _inputs("RNN")
+    inputs = _inputs(rng, "RNN")
     inputs["r"] *= 0.3  # ONNX Runtime's Softplus is infinite beyond 88, and states of unbounded activations grow
     check_random("RNN", inputs, 2, hidden_size=HIDDEN, activations=[name], **parameters)
 
 
-def test_peepholes() -> None:
-    extra = {"": np.zeros(0, np.int32), "h": _data(1, BATCH, HIDDEN), "c": _data(1, BATCH, HIDDEN)}
-    check_random("LSTM", _inputs("LSTM", **extra, p=_data(1, 3 * HIDDEN)), 3, hidden_size=HIDDEN)
+def test_peepholes(rng: np.random.Generator) -> None:
+    extra = {"": np.zeros(0, np.int32), "h": _data(rng, 1, BATCH, HIDDEN), "c": _data(rng, 1, BATCH, HIDDEN)}
+    check_random("LSTM", _inputs(rng, "LSTM", **extra, p=_data(rng, 1, 3 * HIDDEN)), 3, hidden_size=HIDDEN)
 
 
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
-def test_batch_first_is_the_same_transposed(op: str) -> None:
-    inputs = _inputs(op, 2)
+def test_batch_first_is_the_same_transposed(op: str, rng: np.random.Generator) -> None:
+    inputs = _inputs(rng, op, 2)
     first = run_node_model(node_model(op, inputs, 2, hidden_size=HIDDEN, direction="bidirectional"), inputs)
     swapped = {**inputs, "x": inputs["x"].swapaxes(0, 1)}
     model = node_model(op, swapped, 2, hidden_size=HIDDEN, direction="bidirectional", layout=1)
@@ -106,9 +106,9 @@ def test_batch_first_is_the_same_transposed(op: str) -> None:
     compare([y.transpose(1, 2, 0, 3), last.swapaxes(0, 1)], first, 1e-6, 1e-6)
 
 
-def test_every_step_has_the_same_computes() -> None:
+def test_every_step_has_the_same_computes(rng: np.random.Generator) -> None:
     """Apart from the names of tensors and of the input slice, so that one analysis serves all steps."""
-    inputs = _inputs("LSTM")
+    inputs = _inputs(rng, "LSTM")
     graph = lower_model(node_model("LSTM", inputs, hidden_size=HIDDEN), inputs)
     contractions = [c for c in graph.computes if c.kind == "contraction"]
     assert len(contractions) == 1 + STEPS
@@ -117,8 +117,8 @@ def test_every_step_has_the_same_computes() -> None:
     assert contractions[1].shape == (BATCH, 4, HIDDEN)
 
 
-def test_the_sequence_output_is_piecewise() -> None:
-    inputs = _inputs("GRU", 2)
+def test_the_sequence_output_is_piecewise(rng: np.random.Generator) -> None:
+    inputs = _inputs(rng, "GRU", 2)
     model = node_model("GRU", inputs, hidden_size=HIDDEN, direction="bidirectional")
     graph = lower_model(model, inputs)
     found = pieces(graph.computes[-1])

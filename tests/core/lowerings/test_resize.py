@@ -27,13 +27,13 @@ from rammer.ir import expr as ex
 MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 
 
-def _data(*shape: int) -> np.ndarray:
-    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+def _data(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("case", node_cases("Resize", "Upsample", "DepthToSpace", "SpaceToDepth"))
-def test_node_case(case: Any) -> None:
-    check_node_case(case, onnx_outputs)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case, onnx_outputs)
 
 
 def _inputs(x: np.ndarray, **given: list[float] | list[int]) -> dict[str, np.ndarray]:
@@ -58,26 +58,26 @@ def _check(inputs: dict[str, np.ndarray], **attributes: Any) -> None:
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("transformation", MODES)
 @pytest.mark.parametrize("scales", [[1, 1, 2, 3], [1, 1, 0.5, 0.6], [1, 1, 1.7, 0.4]])
-def test_scales(mode: str, transformation: str, scales: list[float]) -> None:
-    _check(_inputs(_data(1, 2, 7, 8), scales=scales), mode=mode, coordinate_transformation_mode=transformation)
+def test_scales(mode: str, transformation: str, scales: list[float], rng: np.random.Generator) -> None:
+    _check(_inputs(_data(rng, 1, 2, 7, 8), scales=scales), mode=mode, coordinate_transformation_mode=transformation)
 
 
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 @pytest.mark.parametrize("scales", [[1, 1, 2, 2], [1, 1, 0.5, 1.5]])
-def test_nearest_modes(rounding: str, scales: list[float]) -> None:
-    _check(_inputs(_data(1, 1, 6, 6), scales=scales), mode="nearest", nearest_mode=rounding)
+def test_nearest_modes(rounding: str, scales: list[float], rng: np.random.Generator) -> None:
+    _check(_inputs(_data(rng, 1, 1, 6, 6), scales=scales), mode="nearest", nearest_mode=rounding)
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("antialias", [0, 1])
 @pytest.mark.parametrize("exclude", [0, 1])
-def test_antialias_and_exclusion(mode: str, antialias: int, exclude: int) -> None:
-    _check(_inputs(_data(1, 1, 9, 8), scales=[1, 1, 0.4, 0.7]), mode=mode, antialias=antialias, exclude_outside=exclude)
+def test_antialias_and_exclusion(mode: str, antialias: int, exclude: int, rng: np.random.Generator) -> None:
+    _check(_inputs(_data(rng, 1, 1, 9, 8), scales=[1, 1, 0.4, 0.7]), mode=mode, antialias=antialias, exclude_outside=exclude)
 
 
 @pytest.mark.parametrize(("shape", "sizes"), [((1, 2, 7), [1, 2, 12]), ((1, 1, 3, 4, 5), [1, 1, 6, 5, 9])])
-def test_one_and_three_dimensions(shape: tuple[int, ...], sizes: list[int]) -> None:
-    inputs = _inputs(_data(*shape), sizes=sizes)
+def test_one_and_three_dimensions(shape: tuple[int, ...], sizes: list[int], rng: np.random.Generator) -> None:
+    inputs = _inputs(_data(rng, *shape), sizes=sizes)
     model = node_model("Resize", inputs, mode="linear")
     reference = node_model("Resize", inputs, mode="linear")
     reference.graph.node[0].input[2] = ""
@@ -86,47 +86,47 @@ def test_one_and_three_dimensions(shape: tuple[int, ...], sizes: list[int]) -> N
     compare(run_node_model(model, inputs), expected, 1e-4, 1e-5)
 
 
-def test_doubling_nearest_divides_the_index() -> None:
+def test_doubling_nearest_divides_the_index(rng: np.random.Generator) -> None:
     """The common upsampling needs no table, so tiles propagate through it exactly."""
-    inputs = _inputs(_data(1, 2, 4, 4), scales=[1, 1, 2, 2])
+    inputs = _inputs(_data(rng, 1, 2, 4, 4), scales=[1, 1, 2, 2])
     graph = lower_model(node_model("Resize", inputs, mode="nearest"), inputs)
     assert not any(isinstance(e, ex.Table) for c in graph.computes for e in ex.walk(c.body))
     _check(inputs, mode="nearest")
 
 
-def test_linear_is_one_map() -> None:
-    inputs = _inputs(_data(1, 2, 4, 4), scales=[1, 1, 2, 2])
+def test_linear_is_one_map(rng: np.random.Generator) -> None:
+    inputs = _inputs(_data(rng, 1, 2, 4, 4), scales=[1, 1, 2, 2])
     assert [c.kind for c in lower_model(node_model("Resize", inputs, mode="linear"), inputs).computes] == ["map"]
 
 
-def test_bytes_resize_linearly() -> None:
-    x = np.random.default_rng().integers(0, 255, (1, 1, 4, 4)).astype(np.uint8)
+def test_bytes_resize_linearly(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 255, (1, 1, 4, 4)).astype(np.uint8)
     inputs = _inputs(x, scales=[1, 1, 2, 2])
     check_random("Resize", inputs, rtol=0, atol=0, mode="linear")
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
 @pytest.mark.parametrize("block", [2, 3])
-def test_depth_to_space(mode: str, block: int) -> None:
-    check_random("DepthToSpace", {"x": _data(2, 4 * block * block, 3, 5)}, blocksize=block, mode=mode)
+def test_depth_to_space(mode: str, block: int, rng: np.random.Generator) -> None:
+    check_random("DepthToSpace", {"x": _data(rng, 2, 4 * block * block, 3, 5)}, blocksize=block, mode=mode)
 
 
 @pytest.mark.parametrize("block", [2, 3])
-def test_space_to_depth(block: int) -> None:
-    check_random("SpaceToDepth", {"x": _data(2, 4, 3 * block, 2 * block)}, blocksize=block)
+def test_space_to_depth(block: int, rng: np.random.Generator) -> None:
+    check_random("SpaceToDepth", {"x": _data(rng, 2, 4, 3 * block, 2 * block)}, blocksize=block)
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("antialias", [0, 1])
-def test_corners_do_not_multiply_with_every_dimension(mode: str, antialias: int) -> None:
+def test_corners_do_not_multiply_with_every_dimension(mode: str, antialias: int, rng: np.random.Generator) -> None:
     # 16 dimensions have 65,536 corners; as passes one after another they are 16 short sums.
-    inputs = _inputs(_data(*[2] * 4, *[1] * 12), scales=[1.5] * 4 + [2.0] * 12)
+    inputs = _inputs(_data(rng, *[2] * 4, *[1] * 12), scales=[1.5] * 4 + [2.0] * 12)
     graph = lower_model(node_model("Resize", inputs, mode=mode, antialias=antialias), inputs)
     assert len(graph.computes) <= 17 and sum(ex.flops(c.body) for c in graph.computes) < 200
 
 
-def test_five_dimensions_interpolate_as_the_reference_does() -> None:
-    _check(_inputs(_data(2, 3, 4, 3, 2), scales=[1.5, 2, 0.75, 1, 1.5]), mode="linear", exclude_outside=1)
+def test_five_dimensions_interpolate_as_the_reference_does(rng: np.random.Generator) -> None:
+    _check(_inputs(_data(rng, 2, 3, 4, 3, 2), scales=[1.5, 2, 0.75, 1, 1.5]), mode="linear", exclude_outside=1)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,11 @@ def test_five_dimensions_interpolate_as_the_reference_does() -> None:
         ((1, 2, 4, 6), {"scales": [1, 1, 2, 2], "roi": [0, 0, 1, 1]}, "Resize of 4 axes has a roi of 4 elements"),
     ],
 )
-def test_bad_sizes_are_bad_input(shape: tuple[int, ...], given: dict[str, list[float]], says: str) -> None:
+def test_bad_sizes_are_bad_input(
+    shape: tuple[int, ...], given: dict[str, list[float]], says: str, rng: np.random.Generator
+) -> None:
     roi = given.get("roi", [])
-    inputs = _inputs(_data(*shape), **{k: v for k, v in given.items() if k != "roi"}) | {"roi": np.asarray(roi, np.float32)}
+    inputs = _inputs(_data(rng, *shape), **{k: v for k, v in given.items() if k != "roi"}) | {"roi": np.asarray(roi, np.float32)}
     if "sizes" in given:
         inputs["scales"] = np.zeros(0, np.float32)
     with pytest.raises(BadInput) as caught:
@@ -163,8 +165,8 @@ def test_tables_that_would_be_huge_are_refused_before_they_are_made() -> None:
         tracemalloc.stop()
 
 
-def test_half_pixels_of_tensorflow() -> None:
-    inputs = _inputs(_data(1, 2, 5, 3), scales=[1, 1, 1.5, 2.0])
+def test_half_pixels_of_tensorflow(rng: np.random.Generator) -> None:
+    inputs = _inputs(_data(rng, 1, 2, 5, 3), scales=[1, 1, 1.5, 2.0])
     check_random("Resize", inputs, opset=11, mode="nearest", coordinate_transformation_mode="tf_half_pixel_for_nn")
 
 

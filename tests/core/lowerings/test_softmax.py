@@ -17,27 +17,27 @@ OPS = ("Softmax", "LogSoftmax", "Hardmax")
 
 
 @pytest.mark.parametrize("case", node_cases(*OPS))
-def test_node_case(case: Any) -> None:
-    check_node_case(case)
+def test_node_case(case: Any, rng: np.random.Generator) -> None:
+    check_node_case(rng, case)
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
-def test_any_axis(op: str, axis: int) -> None:
-    x = np.random.default_rng().standard_normal((3, 4, 5)).astype(np.float32) * 30
+def test_any_axis(op: str, axis: int, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 4, 5)).astype(np.float32) * 30
     check_random(op, {"x": x}, axis=axis)
 
 
-def test_softmax_is_four_computes() -> None:
-    graph = check_random("Softmax", {"x": np.random.default_rng().standard_normal((3, 9)).astype(np.float32)})
+def test_softmax_is_four_computes(rng: np.random.Generator) -> None:
+    graph = check_random("Softmax", {"x": rng.standard_normal((3, 9)).astype(np.float32)})
     assert [c.combiner for c in graph.computes] == ["max", None, "sum", None]
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("axis", [None, 0, 2, 3, -1])
-def test_old_opsets_coerce_to_two_dimensions(op: str, axis: int | None) -> None:
+def test_old_opsets_coerce_to_two_dimensions(op: str, axis: int | None, rng: np.random.Generator) -> None:
     """Before opset 13 everything from ``axis`` (1 by default) on is normalised together."""
-    x = np.random.default_rng().standard_normal((2, 3, 4)).astype(np.float32)
+    x = rng.standard_normal((2, 3, 4)).astype(np.float32)
     kind = TensorType("float32", x.shape)
     attributes = {} if axis is None else {"axis": axis}
     node = Node(op, ("x",), ("y",), attributes, op, "", 11)

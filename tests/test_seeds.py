@@ -1,0 +1,88 @@
+"""Inputs are fresh in every run, and a run can be had again: nothing in the tests draws from a generator without a seed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = "pytester"
+ROOT = Path(__file__).parents[1]
+FILES = sorted((*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")))
+#: Callables that draw their own seed when they are given none, and modules whose functions share one generator.
+MAKERS = {"default_rng", "Random", "SeedSequence", "RandomState"}
+SHARED = re.compile(r"(np|numpy)\.random\.(?!default_rng|Generator|SeedSequence)\w+|random\.(?!Random\b)\w+")
+#: A search that is run by hand and prints the seed of what it finds.
+ALLOWED = {"tests/devices/view_graphs.py": 1}
+
+
+def unseeded(tree: ast.Module) -> Iterator[str]:
+    """What draws numbers that no seed gives again."""
+    imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            shared = SHARED.fullmatch(name) and name.split(".")[0] in imported
+            if shared or (name.split(".")[-1] in MAKERS and not node.args and not node.keywords):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_generator_is_without_a_seed() -> None:
+    assert len(FILES) > 150
+    found = {str(p.relative_to(ROOT)): list(unseeded(ast.parse(p.read_text()))) for p in FILES}
+    assert {p: len(f) for p, f in found.items() if f} == ALLOWED, {p: f for p, f in found.items() if f}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy as np\nrng = np.random.default_rng()",
+        "from random import Random\nf(Random())",
+        "import numpy as np\nx = np.random.rand(3)",
+        "import random\nx = random.choice([1, 2])",
+        "import numpy as np\nseed = np.random.SeedSequence().generate_state(1)",
+    ],
+)
+def test_the_search_finds(code: str) -> None:
+    assert len(list(unseeded(ast.parse(code)))) == 1
+
+
+def test_a_test_draws_the_same_under_one_seed_and_other_numbers_under_another(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("case", range(3))
+        def test_it(case, rng, seed):
+            assert 0 <= seed < 2**31
+            print("drew", case, rng.integers(1 << 60))
+            assert case != 1
+
+        def test_no_numbers():
+            assert False
+        """
+    )
+
+    def run(*words: str) -> str:
+        done = pytester.runpytest_subprocess(
+            "-p", "rammer.testing.seeds", "-p", "xdist.plugin", "-p", "no:cacheprovider", "-v", "-rA", *words
+        )
+        done.assert_outcomes(passed=2, failed=2)
+        return done.stdout.str()
+
+    def drawn(text: str) -> dict[str, str]:
+        found = dict(re.findall(r"drew (\d) (\d+)", text))
+        assert len({*found.values()}) == len(found) == 3
+        return found
+
+    first = run()
+    (seed,) = re.findall(r"^seed (\d+)$", first, re.MULTILINE)
+    assert re.findall(r"^python -m pytest --seed (\d+) '.*::(.*)'$", first, re.MULTILINE) == [(seed, "test_it[1]")]
+    assert drawn(run("--seed", seed, "-n", "1")) == drawn(first)
+    assert drawn(run("--seed", str(int(seed) + 1))) != drawn(first)

@@ -26,7 +26,7 @@ from plants import PLANTS
 from rammer.testing.crew import Begin, Member, Work
 from rammer.testing.families import begin
 from rammer.testing.nets import KINDS
-from rammer.testing.workers import Outcome, hunt
+from rammer.testing.workers import Outcome, failed, hunt
 
 #: Elements or products of one case: small cases find these faults sooner. Candidates of a family.
 SIZE, EACH = 300_000, 3
@@ -54,7 +54,7 @@ def main(
 
     def one(name: str) -> Outcome:
         start = time.monotonic()
-        outcome = hunt(partial(planted, device, name, search), seconds, processes, True, {"device": device, "seeds": [seed]})
+        outcome = hunt(partial(planted, device, name, search), seconds, processes, failed, {"device": device, "seeds": [seed]})
         kinds = [k for k, said in outcome.failures.items() if not any(word in said[0] for word in BROKEN)]
         line = {
             "fault": name,

@@ -40,7 +40,13 @@ def dies(line: Line) -> None:
 
 
 def fails(line: Line) -> None:
-    raise ValueError
+    raise ValueError("no such tile")
+
+
+def ticks(line: Line) -> None:
+    while True:
+        line.tell({"peak": 5})
+        time.sleep(0.02)
 
 
 def hears(line: Line) -> None:
@@ -59,7 +65,7 @@ def working(member: Member) -> Work:
     def work(case: str, line: Line) -> None:
         word, _, number = case.partition(" ")
         if word == "raise":
-            raise ValueError
+            raise ValueError("no such tile")
         if word == "large":
             line.tell(_taken(int(number)))
         elif word == "sleep":
@@ -69,6 +75,9 @@ def working(member: Member) -> Work:
             line.tell(case, silent=float(number))
             time.sleep(float(number))
             line.tell(os.getpid())
+        elif word == "chatter":
+            while True:
+                line.tell(case)
         elif word == "stay":
             line.tell([os.getpid(), member.number])
             time.sleep(1000)
@@ -83,6 +92,10 @@ def _taken(size: int) -> str:
         return f"{len(bytearray(size)) == size}"
     except MemoryError:
         return "refused"
+
+
+def failing(member: Member) -> Work:
+    raise TypeError("no such device")
 
 
 def unable(member: Member) -> Work:

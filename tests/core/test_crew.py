@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crew_children import dying, unable, working
+from crew_children import dying, failing, unable, working
 
 from rammer.errors import BadInput
 from rammer.testing.cage import Machinery
@@ -38,10 +38,34 @@ def test_what_children_lose_is_told_and_the_rest_is_done() -> None:
     assert crew.started == 3 and crew.running == 0
 
 
-def test_the_end_is_kept_to() -> None:
-    start = time.monotonic()
-    parts, gone, _ = worked("a", "sleep 100", "b", seconds=3.0, grace=0.5)
-    assert (parts, gone) == (["a"], [("sleep 100", UNFINISHED, False)]) and time.monotonic() - start < 10
+@pytest.mark.parametrize("long", ["speak 100", "chatter"])
+def test_the_end_is_kept_to(long: str) -> None:
+    """By a child, too, that is at work then and would be for long, whether it is silent or never stops talking."""
+    parts, gone, start = list[Any](), list[tuple[str, str, bool]](), time.monotonic()
+
+    def heard(member: Member, part: Any) -> None:
+        parts.append(part)
+        if part == long:
+            crew.stop(0.2)
+
+    def lost(member: Member, case: str, kind: str, why: str, answered: bool) -> None:
+        gone.append((case, kind, answered))
+
+    crew = Crew(working, ["a", long, "b"], 1, start + 60, heard, lost)
+    crew.run()
+    assert parts[0] == "a" and {*parts[1:]} == {long} and gone == [(long, UNFINISHED, True)] and time.monotonic() - start < 60
+
+
+def test_an_exception_is_told_with_its_traceback() -> None:
+    """Of a case, and of a beginning."""
+    said = list[str]()
+    Crew(working, ["raise", "a"], 1, time.monotonic() + 60, print, lambda *told: said.append(told[3])).run()
+    (why,) = said
+    first, second, *rest = why.splitlines()
+    assert (first, second) == ("the process ended by ValueError: no such tile", "Traceback (most recent call last):")
+    assert any("crew_children.py" in line and line.endswith("in work") for line in rest) and rest[-1] == first.partition("by ")[2]
+    with pytest.raises(Machinery, match=r"(?s)before their first case: .*TypeError: no such device.*in failing"):
+        Crew(failing, ["a"], 1, time.monotonic() + 60, print, print).run()
 
 
 def test_memory_is_limited() -> None:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from crew_children import Then, begin, dies, fails, finds, hears, leaves, sleeps
+from crew_children import Then, begin, dies, fails, finds, hears, leaves, sleeps, ticks
 
 from rammer.testing import crew, workers
-from rammer.testing.families import main
-from rammer.testing.workers import Outcome, hunt
+from rammer.testing.families import finish, main
+from rammer.testing.workers import Outcome, failed, hunt
+
+#: Most seconds that a search of these may take; each ends when it has heard what it is for.
+LONG = 60.0
 
 
-def searched(then: Then, seconds: float = 3.0, size: int = 1, stop: bool = False) -> Outcome:
-    return hunt(partial(begin, then), seconds, size, stop, {"device": "toy", "seeds": [1]})
+def searched(then: Then, enough: Callable[[Outcome], bool], size: int = 1) -> Outcome:
+    return hunt(partial(begin, then), LONG, size, enough, {"device": "toy", "seeds": [1]})
+
+
+def counted(number: int) -> Callable[[Outcome], bool]:
+    """Whether so many candidates were told of."""
+    return lambda outcome: outcome.coverage.candidates >= number
 
 
 @pytest.mark.parametrize(
@@ -25,23 +35,32 @@ def searched(then: Then, seconds: float = 3.0, size: int = 1, stop: bool = False
     [
         (leaves, ""),
         (dies, "process ended with -11"),
-        (fails, "process ended with 1"),
+        (fails, "process ended by ValueError: no such tile"),
     ],
 )
 def test_a_process_that_dies_is_started_again_and_its_counts_are_kept(then: Then, said: str) -> None:
-    outcome = searched(then, 6.0)
-    started = outcome.facts["started"]
-    # The last may have been ended before it began.
-    assert outcome.coverage.candidates >= 4 and outcome.coverage.candidates in (2 * started, 2 * started - 2)
+    outcome = searched(then, counted(4))
+    assert outcome.facts["started"] == 2 and outcome.coverage.candidates == 4
     assert list(outcome.failures) == ([said] if said else [])
-    assert all(lines == ["one case"] * len(lines) for lines in outcome.failures.values())
+    assert all(line.startswith("one case") for lines in outcome.failures.values() for line in lines)
+
+
+def test_what_a_process_raised_is_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its traceback, which leads to the line; not only that the process ended."""
+    report = tmp_path / "found.json"
+    with pytest.raises(SystemExit) as ended:
+        finish(searched(fails, failed), report)
+    assert ended.value.code == 1
+    for text in (capsys.readouterr().out, json.loads(report.read_text())["failures"].popitem()[1][0]):
+        assert "one case\nTraceback (most recent call last):" in text and "ValueError: no such tile" in text
+        assert re.search(r'crew_children\.py", line \d+, in fails', text)
 
 
 def test_the_end_is_kept_to() -> None:
     """Also by processes that would never end; being ended is no failure."""
     start = time.monotonic()
-    outcome = searched(sleeps, 5.0, 2)
-    assert time.monotonic() - start < 8
+    outcome = searched(sleeps, counted(4), 2)
+    assert time.monotonic() - start < LONG
     assert outcome.coverage.candidates == 4
     assert not outcome.failures
 
@@ -54,21 +73,21 @@ def test_what_was_found_is_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
     def keep(outcome: Outcome) -> None:
         kept.append(json.loads(json.dumps(outcome.listed()))["facts"]["started"])
 
-    hunt(partial(begin, sleeps), 2.0, 1, False, {"device": "toy", "seeds": [1]}, keep)
+    hunt(partial(begin, ticks), LONG, 1, lambda outcome: len(kept) > 2, {"device": "toy", "seeds": [1]}, keep)
     assert len(kept) > 3
     assert kept[-1] == 1
 
 
 def test_silence_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PATIENCE", 0.5)
-    outcome = searched(sleeps, 5.0)
+    outcome = searched(sleeps, failed)
     assert outcome.failures
     assert all("without a sign of life" in kind for kind in outcome.failures)
 
 
 def test_others_hear_what_was_covered() -> None:
     """One that is started later, too."""
-    outcome = searched(hears)
+    outcome = searched(hears, lambda outcome: len(outcome.failures.get("heard", ())) > 1)
     assert len(outcome.failures["heard"]) > 1
     for said in outcome.failures["heard"]:
         assert json.loads(said) == [[["a", "float32", "whole"]], [["a", "float32", "partial"]]]
@@ -76,14 +95,14 @@ def test_others_hear_what_was_covered() -> None:
 
 def test_the_first_failure_ends_all() -> None:
     start = time.monotonic()
-    assert searched(finds, 60.0, 2, True).failures
-    assert time.monotonic() - start < 30
+    assert searched(finds, failed, 2).failures
+    assert time.monotonic() - start < LONG / 2
 
 
 def test_reports_add_up(tmp_path: Path) -> None:
     paths = [tmp_path / f"{n}.json" for n in "ab"]
     for path, seed in zip(paths, (1, 2), strict=True):
-        outcome = searched(leaves, 3.0)
+        outcome = searched(leaves, counted(2))
         outcome.facts["seeds"] = [seed]
         outcome.coverage.offered.add(("a", "float32", "deep"))
         path.write_text(json.dumps(outcome.listed()))

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -53,6 +54,22 @@ def check_tried(count: int, what: str, seconds: float) -> None:
             f"no {what} was tried in {seconds:.0f} s",
             hint="give more --seconds: opening the device, and making what is searched, takes the first of them",
         )
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """A child's last words, where an exception ended it: what it was, and its traceback."""
+
+    what: str
+    trace: str
+
+    @classmethod
+    def by(cls, error: Exception) -> _Raised:
+        """Of ``error``, as Python prints it."""
+        return cls(traceback.format_exception_only(error)[-1].strip(), "".join(traceback.format_exception(error)).rstrip())
+
+    def __str__(self) -> str:
+        return f"the process ended by {self.what}\n{self.trace}"
 
 
 @dataclass(frozen=True)
@@ -137,10 +154,10 @@ class Crew:
     """``size`` children, each of which calls ``begin`` (it is pickled) and gets ``cases`` until there are none or ``end`` (of the
     clock, ``time.monotonic``) is past; what is not done ``grace`` seconds later is ended.
 
-    ``heard(member, part)`` gets what they tell, ``lost(member, case, kind, why, answered)`` cases that were not finished, and
-    ``kept()`` is called every few seconds and last. ``memory`` are bytes of address space that a child may take beyond what it
-    has when it has begun; 0 is no limit. With ``pinned`` children see two to four of the cores each: runtimes that start a
-    thread for each would fight."""
+    ``heard(member, part)`` gets what they tell, ``lost(member, case, kind, why, answered)`` cases that were not finished
+    (``why`` has more lines where it was an exception: its traceback), and ``kept()`` is called every few seconds and last.
+    ``memory`` are bytes of address space that a child may take beyond what it has when it has begun; 0 is no limit. With
+    ``pinned`` children see two to four of the cores each: runtimes that start a thread for each would fight."""
 
     begin: Begin
     cases: Iterable[Any]
@@ -210,7 +227,9 @@ class Crew:
     def _followed(self, child: _Child) -> None:
         """Hear a child, or notice that it has ended, hangs, or is late."""
         now = time.monotonic()
-        if child.pipe.poll() or not child.process.is_alive():
+        if now > self.end + self.grace:
+            self._late(child)
+        elif child.pipe.poll() or not child.process.is_alive():
             try:
                 said = child.pipe.recv()
             except (EOFError, OSError):
@@ -220,15 +239,25 @@ class Crew:
             else:
                 child.since = now
                 self._answer(child, said)
-        elif now > self.end + self.grace:
-            self._dismiss(child)
-            if child.at is not _NONE:
-                self.lost(child.member, child.at, UNFINISHED, "the time is up", child.answered)
         elif now - child.since > self.patience + child.silent:
             self._replace(child, HANG, f"nothing for {now - child.since:.0f} s")
 
+    def _late(self, child: _Child) -> None:
+        """End a child whose time is up, also one that never stops talking; what it has said before that counts."""
+        child.process.kill()
+        child.process.join()
+        with suppress(EOFError, OSError):
+            while child in self._children and child.pipe.poll():
+                self._answer(child, child.pipe.recv())
+        if child in self._children:
+            self._dismiss(child)
+            if child.at is not _NONE:
+                self.lost(child.member, child.at, UNFINISHED, "the time is up", child.answered)
+
     def _answer(self, child: _Child, said: Any) -> None:
-        if isinstance(said, RammerError):
+        if isinstance(said, _Raised):
+            self._replace(child, DEATH, str(said))
+        elif isinstance(said, RammerError):
             if isinstance(said, Machinery) or not self._begun:
                 raise said
             self._replace(child, DEATH, str(said))
@@ -301,11 +330,17 @@ def _serve(pipe: Connection, begin: Begin, member: Member, memory: int, environm
         signal.signal(number, signal.SIG_IGN)  # the parent decides
     end_with_parent()
     os.environ.update(environment)
-    line = Line(pipe)
+    try:
+        _work(Line(pipe), begin, member, memory)
+    except Exception as error:  # whatever a search does not catch is told, with its traceback
+        pipe.send(_Raised.by(error))
+
+
+def _work(line: Line, begin: Begin, member: Member, memory: int) -> None:
     try:
         work = begin(member)
     except RammerError as error:
-        pipe.send(error)
+        line.pipe.send(error)
         return
     if memory:
         limit_memory(memory)
@@ -313,5 +348,5 @@ def _serve(pipe: Connection, begin: Begin, member: Member, memory: int, environm
         try:
             work(line.case(), line)
         except Machinery as error:
-            pipe.send(error)
+            line.pipe.send(error)
             return

@@ -27,7 +27,7 @@ from rammer.testing.cases import Case, Sampler
 from rammer.testing.crew import Member, check_tried
 from rammer.testing.nets import KINDS
 from rammer.testing.search import Hunt, Search, again
-from rammer.testing.workers import Outcome, hunt
+from rammer.testing.workers import Outcome, failed, hunt
 
 #: Shrunk cases that are printed of each kind of failure.
 SHOWN = 2
@@ -77,7 +77,7 @@ def main(
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))  # processes use the cores
     search, facts = partial(begin, device, pairs, each, seed, size, precisions, kinds), {"device": device, "seeds": [seed]}
     try:
-        found = hunt(search, seconds, processes, stop, facts, lambda outcome: keep(outcome, report))
+        found = hunt(search, seconds, processes, lambda o: stop and failed(o), facts, lambda outcome: keep(outcome, report))
         check_tried(found.coverage.candidates + len(found.failures), "candidate", seconds)
     except RammerError as error:
         click.echo(str(error), err=True)

@@ -60,17 +60,22 @@ class Outcome:
             self.failures.setdefault(kind, []).extend(lines)
 
 
+def failed(outcome: Outcome) -> bool:
+    """Whether something has failed."""
+    return bool(outcome.failures)
+
+
 def hunt(
     begin: Begin,
     seconds: float,
     size: int,
-    stop: bool,
+    enough: Callable[[Outcome], bool],
     facts: dict[str, Any],
     keep: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:
-    """Search in ``size`` processes for ``seconds`` or, with ``stop``, until a failure: in each ``begin`` gives what searches,
-    which gets the clock's time to end at. ``keep`` gets what was found so far every few seconds, so that it outlives this
-    process, too."""
+    """Search in ``size`` processes for ``seconds`` or until there is ``enough``: in each ``begin`` gives what searches, which
+    gets the clock's time to end at. ``keep`` gets what was found so far every few seconds, so that it outlives this process,
+    too."""
     outcome, started, before = Outcome(facts), time.monotonic(), _cpu()
     leaving, last = min(seconds * LEAVING, MOST_LEAVING), dict[Member, str]()
 
@@ -80,13 +85,14 @@ def hunt(
         outcome.add(event)
         if fresh:
             crew.spread(fresh)
-        if stop and "failure" in event:
+        if enough(outcome):
             crew.stop(0)
 
     def lost(member: Member, case: object, kind: str, why: str, answered: bool) -> None:
         if kind != UNFINISHED:
-            said = f"process ended after {PATIENCE:.0f} s without a sign of life" if kind == HANG else why.removeprefix("the ")
-            heard(member, {"kind": said, "failure": last.get(member, "")})
+            said, _, trace = why.removeprefix("the ").partition("\n")
+            said = f"process ended after {PATIENCE:.0f} s without a sign of life" if kind == HANG else said
+            heard(member, {"kind": said, "failure": f"{last.get(member, '')}\n{trace}".rstrip()})
 
     def kept() -> None:
         outcome.facts |= {"seconds": time.monotonic() - started, "cpu_seconds": _cpu() - before, "started": crew.started}

@@ -21,11 +21,6 @@ node = helper.make_node
 Feeds = dict[str, np.ndarray]
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
 def agree(proto: onnx.ModelProto, exe: Any, feeds: Feeds) -> None:
     """ONNX Runtime's outputs: the same names, types and shapes, numbers that float32 allows."""
     session = onnxruntime.InferenceSession(proto.SerializeToString())

@@ -59,13 +59,12 @@ def exact(x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_pages_operators_run_on_every_device(device: str, installed: Path) -> None:
+def test_the_pages_operators_run_on_every_device(device: str, installed: Path, rng: np.random.Generator) -> None:
     if device == "c" and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("there is no C compiler")
     assert rammer_c
     if (status := {s.name: s for s in rammer.devices()}[device]).state in ("no-hardware", "missing-dependency"):
         pytest.skip(f"{device}: {status.reason}")
-    rng = np.random.default_rng()
     exe = rammer.compile(parser.parse_model(MODEL), device=device, options={"tiles": "4"} if device == "ipu_sim" else None)
     for n in (1, 37):
         x = rng.standard_normal((n, 6)).astype(np.float32)

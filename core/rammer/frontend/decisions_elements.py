@@ -250,6 +250,13 @@ ELEMENTS: Final[tuple[Decision, ...]] = (
         "'y = saturate((x / y_scale) + y_zero_point)'. The reference goes through int32, where a large number becomes the least.",
     ),
     Decision(
+        ("QuantizeLinear",),
+        "quotients that 32 bits do not hold, by blocks",
+        lambda use: bool(use.attr("block_size")) and uses.beyond(use),
+        ("onnxruntime",),
+        "As above: so does ONNX Runtime where a scale belongs to a block.",
+    ),
+    Decision(
         ("QLinearConv", "QLinearMatMul"),
         "an odd zero point of the result",
         uses.turned,

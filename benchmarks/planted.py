@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from plants import PLANTS
 
 from rammer.testing.crew import Begin, Member, Work
-from rammer.testing.families import begin
-from rammer.testing.nets import KINDS
+from rammer.testing.families import Drawn, begin
 from rammer.testing.workers import Outcome, failed, hunt
 
 #: Elements or products of one case: small cases find these faults sooner. Candidates of a family.
@@ -49,7 +48,7 @@ def main(
     """Plant every fault, and print which were found."""
     names = [n for n in PLANTS[device] if only in n]
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
-    search = partial(begin, device, dict(o.split("=", 1) for o in options), EACH, seed, SIZE, "", ",".join(KINDS))
+    search = partial(begin, Drawn(device, seed, EACH, SIZE, options=options))
     lines = list[dict[str, object]]()
 
     def one(name: str) -> Outcome:

@@ -30,7 +30,7 @@ from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, Storage
 from rammer.passes.narrow import NarrowFloats
 from rammer.passes.pipeline import PassReport, Pipeline, default_passes
-from rammer.plan.build import build_program
+from rammer.plan.build import Interface, build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
 from rammer.plan.simplify import simplified
@@ -150,12 +150,9 @@ class Compiler:
             schedule = self.policy(OperatorGraph(kernels, after, binding.constants), self.backend.vdevice)
         with self.step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
             program = build_program(
-                compute.name,
+                Interface(compute.name, inputs, outputs, plan.graph.constants),
                 schedule,
                 plan,
-                inputs,
-                outputs,
-                plan.graph.constants,
                 policy=str(self.policy),
                 vdevice=self.backend.vdevice,
                 precision=self.options.precision,

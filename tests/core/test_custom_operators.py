@@ -49,7 +49,7 @@ def tripled(ctx: Lowering) -> None:
     """``3 x + 1``, which no operator of ONNX computes."""
     axes = ctx.axes(ctx.input(0))
     x = ctx.load(ctx.input(0), *[a.name for a in axes])
-    ctx.emit(axes, ex.Op("add", (ex.Op("mul", (x, ex.Const(3.0))), ex.Const(1.0))), output=0)
+    ctx.emit(axes, ex.Op("add", (ex.Op("mul", (x, ex.Const(3.0))), ex.Const(1.0))), into=0)
 
 
 def softsign(ctx: Lowering) -> None:
@@ -229,7 +229,7 @@ def test_a_function_of_the_model_comes_first_and_may_call_what_is_declared() -> 
     def lowered(ctx: Lowering) -> None:
         axes = ctx.axes(ctx.input(0))
         x = ctx.load(ctx.input(0), *[a.name for a in axes])
-        ctx.emit(axes, ex.Op("mul", (x, ex.Const(ctx.attr("by")))), output=0)
+        ctx.emit(axes, ex.Op("mul", (x, ex.Const(ctx.attr("by")))), into=0)
 
     model = text("t = acme.F(x)  y = mine.Twice<by = 5.0>(t)", imports='"acme" : 1, "mine" : 1') + functions
     plugins = registry(plugin([F, grown], {("acme", "F"): tripled, ("acme", "G"): lowered}))
@@ -268,7 +268,7 @@ def beside(ctx: Lowering) -> None:
     """Reads one element too far."""
     axes = ctx.axes(ctx.input(0))
     places = [ex.Op("add", (ex.Ref(axes[0].name), ex.Const(1, "int64"))), *[a.name for a in axes[1:]]]
-    ctx.emit(axes, ctx.load(ctx.input(0), *places), output=0)
+    ctx.emit(axes, ctx.load(ctx.input(0), *places), into=0)
 
 
 def nothing(ctx: Lowering) -> None:
@@ -277,7 +277,7 @@ def nothing(ctx: Lowering) -> None:
 
 def unknown(ctx: Lowering) -> None:
     """Reads a tensor that is not there."""
-    ctx.emit(ctx.axes(ctx.input(0)), ctx.load("nowhere"), output=0)
+    ctx.emit(ctx.axes(ctx.input(0)), ctx.load("nowhere"), into=0)
 
 
 @pytest.mark.parametrize(

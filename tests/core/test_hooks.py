@@ -70,7 +70,7 @@ class Witness:
 def negated(ctx: Lowering) -> None:
     """Abs, wrong on purpose, so that one sees who lowered it."""
     axes = ctx.axes(ctx.input(0))
-    ctx.emit(axes, ex.Op("neg", (ctx.load(ctx.input(0), *[a.name for a in axes]),)), output=0)
+    ctx.emit(axes, ex.Op("neg", (ctx.load(ctx.input(0), *[a.name for a in axes]),)), into=0)
 
 
 class Extending:

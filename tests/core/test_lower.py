@@ -56,7 +56,7 @@ def test_unknown_operator_is_declined_with_its_name() -> None:
 def test_a_lowering_that_breaks_its_contract_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(ctx: Lowering) -> None:
         axes = ctx.axes(ctx.input(0))[:1]
-        ctx.emit(axes, ctx.load(ctx.input(0), axes[0].name, 0), output=0)
+        ctx.emit(axes, ctx.load(ctx.input(0), axes[0].name, 0), into=0)
 
     monkeypatch.setitem(REGISTRY, ("", "Softmax"), wrong)
     graph = _graph(Node("Softmax", ("x",), ("y",), {}))

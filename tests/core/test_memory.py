@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rammer.ir.past import Past
 from rammer.ir.program import ALIGNMENT, Port
-from rammer.plan.build import build_program
+from rammer.plan.build import Interface, build_program
 from rammer.plan.memory import Conflicts, Use, plan_memory
 from rammer.plan.waits import Order
 from rammer.schedule.ios import IOS
@@ -115,7 +115,7 @@ def test_an_output_without_a_writer_is_an_internal_error() -> None:
     net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 4))
     schedule = net.schedule(Sequential(), 2)
     with pytest.raises(ValueError, match=r"internal: output 'x' .* lives in the input buffer b_x, .* a copy compute"):
-        build_program("p", schedule, net, (Port("x", "x"),), (Port("x", "x"),), ())
+        build_program(Interface("p", (Port("x", "x"),), (Port("x", "x"),), ()), schedule, net)
 
 
 def test_only_used_constants_become_buffers() -> None:

@@ -135,3 +135,32 @@ def test_the_search_finds_private_names(code: str) -> None:
 def test_the_search_finds_what_is_inherited() -> None:
     one, two = "class A:\n    def _f(self): ...", "class B(a.A):\n    def _f(self): ..."
     assert [*inherited({Path("a"): ast.parse(one), Path("b"): ast.parse(two)})] == [("B(A)", "_f")]
+
+
+#: Parameters of a function at the most: what belongs together is a value of its own.
+MOST = 6
+#: The public door has the words of the command line as keywords.
+DOORS = {("core/rammer/__init__.py", "compile")}
+
+
+def crowded(tree: ast.AST) -> Iterator[str]:
+    """Functions with more parameters than anybody can keep in mind."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            a = node.args
+            names = [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg)))]
+            if len([n for n in names if n not in ("self", "cls")]) > MOST:
+                yield node.name
+
+
+def test_no_function_takes_more_than_six_parameters() -> None:
+    folders = ("core/rammer", "plugins/rocm/rammer_rocm", "plugins/ipu_sim/rammer_ipu_sim")
+    files = [f for folder in folders for f in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 240
+    found = {(str(f.relative_to(ROOT)), name) for f in files for name in crowded(ast.parse(f.read_text()))}
+    assert found == DOORS
+
+
+@pytest.mark.parametrize("parameters", ["a, b, c, d, e, f, g", "a, /, b, c, *, d, e, f, g=1", "a, b, c, d, e, f, **others"])
+def test_the_search_finds_crowds(parameters: str) -> None:
+    assert [*crowded(ast.parse(f"class A:\n    def f(self, {parameters}): ..."))] == ["f"]

@@ -17,7 +17,7 @@ import pytest
 from rammer.testing.cage import Machinery
 from rammer.testing.crew import Line, Member
 from rammer.testing.mutants.campaign import Campaign
-from rammer.testing.mutants.crew import begin
+from rammer.testing.mutants.crew import MutantPlan, begin
 from rammer.testing.mutants.kinds import INPUTS, OUTPUTS
 from rammer.testing.mutants.tally import FAULT, RIGHT, Tally
 from rammer.testing.mutants.value import NOT_JUDGED, Voices
@@ -81,7 +81,7 @@ def test_runs_that_cannot_begin_are_no_findings(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Campaign, "__init__", lambda *arguments: None)
     monkeypatch.setattr(Campaign, "drawn", lambda self: None)
     monkeypatch.setattr(Campaign, "one", one)
-    work, line = begin(["model"], [], 0, None, tmp_path, Member(0, 1)), Told(Pipe()[0])
+    work, line = begin(MutantPlan(["model"], [], 0), tmp_path, Member(0, 1)), Told(Pipe()[0])
     for number in range(5):
         work(number, line)
     assert [t.unbegun.total() for t in told] == [1, 0, 1, 1, 1] and not any(t.faults for t in told)

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from rammer.cli.common import collect_inputs, opened, progress, write_text
-from rammer.cli.options import InputChoice, compile_options, gathered, parse_shapes
+from rammer.cli.options import InputChoice, compile_options, parse_shapes
+from rammer.commands import gathered
 from rammer.compiled.options import DEFAULT, Request
 from rammer.errors import BadInput
 from rammer.peers.bench import Effort, Row, Runner, bench_device, bench_framework, bench_onnxruntime

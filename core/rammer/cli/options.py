@@ -11,26 +11,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from rammer.commands import gathered
 from rammer.compiled.options import LAYOUTS, PRECISIONS, Request
 from rammer.errors import BadInput
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 NO_HINT = ""
-
-
-def gathered(name: str, kind: Callable[..., Any], *fields: str) -> Callable[[F], F]:
-    """Options of these names as one argument ``name``, a ``kind`` of them: it stands below the options."""
-
-    def decorate(fn: F) -> F:
-        @wraps(fn)
-        def taking(**given: Any) -> Any:
-            made = kind(**{field: given.pop(field) for field in fields})
-            return fn(**{name: made}, **given)
-
-        return cast(F, taking)
-
-    return decorate
 
 
 def compile_options(fn: F) -> F:

@@ -16,10 +16,10 @@ from rammer.cli.options import (
     InputChoice,
     Tolerance,
     compile_options,
-    gathered,
     input_options,
     tolerance_options,
 )
+from rammer.commands import gathered
 from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Tracer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar
@@ -22,12 +23,22 @@ Code = TypeVar("Code", bound=TaskCode)
 Own = TypeVar("Own")
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The local memory that a kernel may take (bytes; 0: any), and choices of matrix products in all."""
+
+    room: int = 0
+    products: int = 0
+
+
+ANY = Limits()
+
+
 class FamilyBackend(Generic[Unit, Code, Own]):
     """What of a Backend follows from its kernel families: of ``kinds``, on a ``unit`` of so many ``veus``.
 
     One of the families has no name: it writes what has a family that is none of them. ``needs`` says what a kernel takes of a
-    vEU; one whose local memory is more than ``room`` bytes is not offered (0: any is). Of matrix products ``products`` choices
-    are offered in all.
+    vEU; what is offered of all that has ``limits``.
     """
 
     def __init__(
@@ -37,13 +48,12 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         veus: int,
         writer: KernelWriter[Code],
         needs: Callable[[Code], Resources],
-        room: int = 0,
-        products: int = 0,
+        limits: Limits = ANY,
     ) -> None:
         self.kinds = {f.name: f for f in kinds}
         self.usable = tuple(f for f in kinds if f.needs(unit))  #: Those whose kernels the unit can run.
         self.unit, self.veus, self._writer = unit, veus, writer
-        self._needs, self._room, self._products = needs, room, products
+        self._needs, self._limits = needs, limits
 
     @property
     def families(self) -> Mapping[str, Mapping[str, range]]:
@@ -67,7 +77,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
     def _ranked(self, operator: ROperator, binding: Binding) -> Iterator[ROperator]:
         """``candidates`` of the families that go before no others, one by one: a kernel is written to see whether it fits."""
         plain = [f for f in self.usable if f.first is None and not f.product and not f.last]
-        groups = [(self._products, [f for f in self.usable if f.product]), *((f.most, [f]) for f in plain)]
+        groups = [(self._limits.products, [f for f in self.usable if f.product]), *((f.most, [f]) for f in plain)]
         possible, found = partial(self.fits, binding=binding), False
         queues = [Queue(self._predicted(operator, binding, families), possible, most) for most, families in groups]
         for choice in leaders_first(queues):
@@ -106,7 +116,7 @@ class FamilyBackend(Generic[Unit, Code, Own]):
             made = self._writer.written(operator, binding)
         except DeviceFailure:
             return False
-        return not self._room or self._needs(made).local_bytes <= self._room
+        return not self._limits.room or self._needs(made).local_bytes <= self._limits.room
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         """Predicted times, and the text when somebody asks for it. DeviceFailure where the operator is none for its family."""

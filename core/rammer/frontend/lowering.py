@@ -89,15 +89,14 @@ class Lowering:
         reduce: Sequence[Axis] = (),
         combiner: Combiner | None = None,
         dtype: str | None = None,
-        output: int | None = None,
-        hint: str = "t",
+        into: int | str = "t",
     ) -> str:
-        """Emit a Compute and return its name. ``output`` makes it the node's output of that index;
-        otherwise it is an intermediate named after the node's first output and ``hint``."""
+        """Emit a Compute and return its name: ``into`` an output of the node by its index, or an intermediate that is named after
+        the node's first output and this hint."""
         known = {n: self.type(n).dtype for n in {ld.tensor for ld in ex.loads(body)}}
         kind = dtype or ex.dtype_of(body, known)
         check_taps(math.prod(a.extent for a in reduce), self.node.name or self.node.op)
-        name = self._fresh(hint) if output is None else self.node.outputs[output]
+        name = self._fresh(into) if isinstance(into, str) else self.node.outputs[into]
         compute = Compute(name, kind, tuple(axes), body, tuple(reduce), combiner, self.node.name or self.node.op)
         self.computes.append(compute)
         self.types[name] = compute.type

@@ -41,7 +41,7 @@ def operand(ctx: Lowering, index: int, axes: Sequence[Axis]) -> Expr:
 def identity(ctx: Lowering, tensor: str, output: int = 0) -> None:
     """Emit output ``output`` as a plain copy of ``tensor``, which has its shape."""
     axes = out_axes(ctx, output)
-    ctx.emit(axes, ctx.load(tensor, *[a.name for a in axes]), output=output)
+    ctx.emit(axes, ctx.load(tensor, *[a.name for a in axes]), into=output)
 
 
 def static_ints(ctx: Lowering, index: int, attribute: str) -> tuple[int, ...] | None:
@@ -73,4 +73,4 @@ def widened(ctx: Lowering, x: Load) -> Expr:
 def emit_narrowed(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
     """Output 0 from ``value``, which was computed from ``widened`` operands: float32 where the output is float16."""
     dtype = ctx.out().dtype
-    ctx.emit(axes, Cast(dtype, value) if dtype == "float16" else value, output=0)
+    ctx.emit(axes, Cast(dtype, value) if dtype == "float16" else value, into=0)

@@ -114,11 +114,11 @@ class Recurrence:
         for axis in axes[1 : 1 + parts]:
             row = ex.add(ex.mul(row, axis.extent), axis.name)
         rest = [a.name for a in axes[1 + parts :]]
-        return self.ctx.emit(axes, self.ctx.load(name, "i0", row, *rest), hint=f"{name}_gates")
+        return self.ctx.emit(axes, self.ctx.load(name, "i0", row, *rest), into=f"{name}_gates")
 
     def emit_state(self, body: Expr, hint: str) -> str:
         """Emit a ``[b, h]`` tensor."""
-        return self.ctx.emit((self.batch, self.hidden), body, hint=hint, dtype=self.dtype)
+        return self.ctx.emit((self.batch, self.hidden), body, into=hint, dtype=self.dtype)
 
     def state(self, tensor: str) -> Load:
         """``tensor[b, h]``."""
@@ -150,12 +150,12 @@ class Recurrence:
         axes = (Axis("t", self.steps), self.batch, gates, self.hidden)
         x = ctx.load(ctx.input(0), *(("b", "t", "i") if self.batch_first else ("t", "b", "i")))
         w = ctx.load(self.by_gate(1), direction, "g", "h", "i")
-        total = ctx.emit(axes, Op("mul", (x, w)), (Axis("i", inputs),), "sum", hint=f"xw{direction}")
+        total = ctx.emit(axes, Op("mul", (x, w)), (Axis("i", inputs),), "sum", into=f"xw{direction}")
         if ctx.has(3):
             biased = Op("add", (ctx.load(total, "t", "b", "g", "h"), self._hoisted_bias(direction, hoisted)))
-            total = ctx.emit(axes, biased, hint=f"xwb{direction}")
+            total = ctx.emit(axes, biased, into=f"xwb{direction}")
         return [
-            ctx.emit((self.batch, gates, self.hidden), ctx.load(total, t, "b", "g", "h"), hint=f"x{direction}_{t}")
+            ctx.emit((self.batch, gates, self.hidden), ctx.load(total, t, "b", "g", "h"), into=f"x{direction}_{t}")
             for t in range(self.steps)
         ]
 
@@ -173,13 +173,13 @@ class Recurrence:
         weights = self.ctx.load(self.by_gate(2), direction, ex.add("g", first), "h", "k")
         body = Op("mul", (self.ctx.load(state, "b", "k"), weights))
         axes = (self.batch, Axis("g", count), self.hidden)
-        return self.ctx.emit(axes, body, (Axis("k", self.hidden.extent),), "sum", hint=hint)
+        return self.ctx.emit(axes, body, (Axis("k", self.hidden.extent),), "sum", into=hint)
 
     def emit_gates(self, inputs: str, recurrent: str, hint: str) -> str:
         """The sum of a step's input projection and recurrent product, ``[b, g, h]``."""
         axes = (self.batch, Axis("g", self.gates), self.hidden)
         terms = tuple(self.ctx.load(name, "b", "g", "h") for name in (inputs, recurrent))
-        return self.ctx.emit(axes, Op("add", terms), hint=hint)
+        return self.ctx.emit(axes, Op("add", terms), into=hint)
 
     def at_gate(self, tensor: str, gate: int) -> Load:
         """``tensor[b, gate, h]``."""
@@ -246,7 +246,7 @@ class Recurrence:
         time, many = Axis("t", self.steps), Axis("d", len(shown))
         body = piecewise("d", [1] * len(trees), trees) if self.steps else self.literal(0.0)
         axes = (self.batch, time, many, self.hidden) if self.batch_first else (time, many, self.batch, self.hidden)
-        self.ctx.emit(axes, body, output=0)
+        self.ctx.emit(axes, body, into=0)
 
     def emit_last(self, index: int, states: Sequence[str]) -> None:
         """Output ``index`` from the last state of each direction, if it is wanted."""
@@ -255,7 +255,7 @@ class Recurrence:
         many = Axis("d", len(states))
         axes = (self.batch, many, self.hidden) if self.batch_first else (many, self.batch, self.hidden)
         body = piecewise("d", [1] * len(states), [self.state(s) for s in states])
-        self.ctx.emit(axes, body, output=index)
+        self.ctx.emit(axes, body, into=index)
 
 
 _Literal = Callable[[float], Const]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rammer.ir.device import VDevice
@@ -29,13 +30,20 @@ class Storages(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Interface:
+    """A program's name, its ports, and the names of constant tensors."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants: Collection[str]
+
+
 def build_program(
-    name: str,
+    interface: Interface,
     schedule: Schedule,
     storage: Storages,
-    inputs: tuple[Port, ...],
-    outputs: tuple[Port, ...],
-    constants: Collection[str],
     *,
     policy: str = "custom",
     vdevice: VDevice | None = None,
@@ -43,10 +51,11 @@ def build_program(
 ) -> RProgram:
     """Waits, arena offsets and buffers for ``schedule``; the result has passed ``ir.verify``.
 
-    ``constants`` names the constant tensors; those that no chosen operator reads, directly or as a view, are left out.
-    ``precision`` is what the kernels were chosen for. Raises ValueError for an output that no operator computes (upstream adds
+    Constants that no chosen operator reads, directly or as a view, are left out. ``precision`` is what the kernels were chosen
+    for. Raises ValueError for an output that no operator computes (upstream adds
     a copy), VerifyError for an illegal program.
     """
+    inputs, outputs, constants = interface.inputs, interface.outputs, interface.constants
     operators = stage_order(schedule)
     tensors = _tensors(operators, inputs, outputs)
     known, touched = set(tensors), {storage.storages[t].buffer for t in tensors}
@@ -59,7 +68,7 @@ def build_program(
     memory = plan_memory(uses, waits.order)
     buffers = tuple(Buffer(b, *storage.buffers[b], kind, memory.offsets.get(b, 0)) for b, kind in kinds.items())
     program = RProgram(
-        name,
+        interface.name,
         policy,
         inputs,
         outputs,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,6 +22,7 @@ from typing import Any
 
 import click
 
+from rammer.commands import gathered
 from rammer.compiled.files import write_whole
 from rammer.errors import RammerError
 from rammer.testing.cases import Case, Sampler
@@ -31,6 +33,33 @@ from rammer.testing.workers import Outcome, failed, hunt
 
 #: Shrunk cases that are printed of each kind of failure.
 SHOWN = 2
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is drawn for which device: at most ``each`` candidates of a family, and ``size`` products of a case; ``kinds`` and
+    ``precisions`` with commas, where "" is all precisions that the device has."""
+
+    device: str
+    seed: int = 1
+    each: int = 3
+    size: int = 1_000_000
+    kinds: str = ",".join(KINDS)
+    precisions: str = ""
+    options: tuple[str, ...] = ()
+
+    def search(self) -> Search:
+        """A search on the device, opened."""
+        return Search(self.device, dict(o.split("=", 1) for o in self.options), self.each)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long and with how many processes, and whether the first failure ends it."""
+
+    seconds: float
+    processes: int
+    stop: bool
 
 
 @click.command()
@@ -48,50 +77,37 @@ SHOWN = 2
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write coverage and failures there, as JSON.")
 @click.option("--merge", is_flag=True, help="Add up the reports FILES, and search nothing.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-def main(
-    device: str,
-    seconds: float,
-    seed: int,
-    processes: int,
-    each: int,
-    size: int,
-    kinds: str,
-    precisions: str,
-    options: tuple[str, ...],
-    text: str,
-    stop: bool,
-    report: Path | None,
-    merge: bool,
-    files: tuple[Path, ...],
-) -> None:
+@gathered("drawn", Drawn, "device", "seed", "each", "size", "kinds", "precisions", "options")
+@gathered("effort", Patience, "seconds", "processes", "stop")
+def main(drawn: Drawn, effort: Patience, text: str, report: Path | None, merge: bool, files: tuple[Path, ...]) -> None:
     """Search, print what was covered and every failure, and exit with 1 if there was one."""
     if merge:
         return finish(merged(files), report)
-    if not device or files:
+    if not drawn.device or files:
         raise click.UsageError("--device NAME searches, --merge FILES adds up")
-    pairs = dict(o.split("=", 1) for o in options)
     if text:
-        problem = again(Search(device, pairs, each), Case.parse(text))
+        problem = again(drawn.search(), Case.parse(text))
         click.echo(problem or "good")
         sys.exit(bool(problem))
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))  # processes use the cores
-    search, facts = partial(begin, device, pairs, each, seed, size, precisions, kinds), {"device": device, "seeds": [seed]}
+    facts = {"device": drawn.device, "seeds": [drawn.seed]}
     try:
-        found = hunt(search, seconds, processes, lambda o: stop and failed(o), facts, lambda outcome: keep(outcome, report))
-        check_tried(found.coverage.candidates + len(found.failures), "candidate", seconds)
+        told, over = partial(keep, report=report), lambda outcome: effort.stop and failed(outcome)
+        found = hunt(partial(begin, drawn), effort.seconds, effort.processes, over, facts, told)
+        check_tried(found.coverage.candidates + len(found.failures), "candidate", effort.seconds)
     except RammerError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
     finish(found, report)
 
 
-def begin(
-    device: str, options: dict[str, str], each: int, seed: int, size: int, precisions: str, kinds: str, member: Member
-) -> Hunt:
-    """What searches in one process; ``precisions`` and ``kinds`` with commas, "" is all precisions that the device has."""
-    search = Search(device, options, each)
-    offered = tuple(p for p in precisions.split(",") if p) or tuple(search.backend.vdevice.precisions)
-    return Hunt(search, Sampler(Random(f"{seed}/{member.seed}"), size, offered, tuple(kinds.split(","))), member)
+def begin(drawn: Drawn, member: Member) -> Hunt:
+    """What searches in one process."""
+    search = drawn.search()
+    offered = tuple(p for p in drawn.precisions.split(",") if p) or tuple(search.backend.vdevice.precisions)
+    return Hunt(
+        search, Sampler(Random(f"{drawn.seed}/{member.seed}"), drawn.size, offered, tuple(drawn.kinds.split(","))), member
+    )
 
 
 def merged(files: tuple[Path, ...]) -> Outcome:

@@ -11,7 +11,7 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.expr import Load, Op, Ref, add
 from rammer.ir.operator import Resources, RKernel, ROperator, Written
 from rammer.ir.program import Port, RProgram, Storage, dense
-from rammer.plan.build import build_program
+from rammer.plan.build import Interface, build_program
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 
 
@@ -101,15 +101,8 @@ class Net:
         read = dict.fromkeys(t for o in self.operators for t in o.inputs)
         inputs = [t for t in read if t not in made and self._is_source(t)]
         results = outputs or [self.operators[-1].anchor.name]
-        return build_program(
-            "net",
-            self.schedule(policy, veus),
-            self,
-            tuple(Port(t, t) for t in inputs),
-            tuple(Port(t, t) for t in results),
-            self.constants,
-            policy=policy.name,
-        )
+        ports, ends = (tuple(Port(t, t) for t in tensors) for tensors in (inputs, results))
+        return build_program(Interface("net", ports, ends, self.constants), self.schedule(policy, veus), self, policy=policy.name)
 
     def _is_source(self, tensor: str) -> bool:
         """Neither a constant nor a view of something computed."""

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from rammer.codegen.generators import generator_hash
-from rammer.codegen.search import FamilyBackend
+from rammer.codegen.search import FamilyBackend, Limits
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.device import VDevice
@@ -70,7 +70,7 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
     def __init__(self, gpu: Gpu, hardware: Hardware, present: bool, how: Execution) -> None:
         self.gpu, self.hardware, self.present = gpu, hardware, present
         self.how, self.writer = how, Writer()
-        super().__init__(FAMILIES, gpu, gpu.sms, self.writer, needs, gpu.shared, PRODUCT_TILES)
+        super().__init__(FAMILIES, gpu, gpu.sms, self.writer, needs, Limits(gpu.shared, PRODUCT_TILES))
         self.context: Thread | None = None  #: Creates the GPU's context.
 
     @cached_property

@@ -18,7 +18,7 @@ Literal: TypeAlias = Callable[[float], Const]
 def _map(ctx: Lowering, formula: Callable[[Expr, Literal], Expr]) -> None:
     """Emit ``formula(x, k)``, where ``k`` makes literals of the output's element type."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
-    ctx.emit(axes, formula(operand(ctx, 0, axes), lambda v: literal(v, dtype)), output=0)
+    ctx.emit(axes, formula(operand(ctx, 0, axes), lambda v: literal(v, dtype)), into=0)
 
 
 def sigmoid_of(x: Expr, k: Literal) -> Expr:
@@ -182,7 +182,7 @@ def shrink(ctx: Lowering) -> None:
     above = apply("where", apply("lt", literal(lambd, wide), x), apply("sub", x, shift), zero)
     below = apply("lt", x, literal(-lambd, wide))
     body: Expr = apply("where", below, apply("add", x, shift), above)
-    ctx.emit(axes, body if wide == dtype else Cast(dtype, body), output=0)
+    ctx.emit(axes, body if wide == dtype else Cast(dtype, body), into=0)
 
 
 @lowering("Clip")
@@ -195,4 +195,4 @@ def clip(ctx: Lowering) -> None:
             body = apply(fn, body, operand(ctx, index, axes))
         elif ctx.attr(name) is not None:
             body = apply(fn, body, literal(ctx.attr(name), dtype))
-    ctx.emit(axes, body, output=0)
+    ctx.emit(axes, body, into=0)

@@ -22,7 +22,7 @@ def _binary(fn: str, swapped: bool) -> LoweringFn:
     def lower(ctx: Lowering) -> None:
         axes = out_axes(ctx)
         left, right = operand(ctx, 0, axes), operand(ctx, 1, axes)
-        ctx.emit(axes, apply(fn, right, left) if swapped else apply(fn, left, right), output=0)
+        ctx.emit(axes, apply(fn, right, left) if swapped else apply(fn, left, right), into=0)
 
     return lower
 
@@ -35,14 +35,14 @@ for _op, (_fn, _swapped) in BINARY.items():
 def logical_not(ctx: Lowering) -> None:
     """``!x``."""
     axes = out_axes(ctx)
-    ctx.emit(axes, apply("not_", operand(ctx, 0, axes)), output=0)
+    ctx.emit(axes, apply("not_", operand(ctx, 0, axes)), into=0)
 
 
 @lowering("IsNaN")
 def is_nan(ctx: Lowering) -> None:
     """Whether x is no number."""
     axes = out_axes(ctx)
-    ctx.emit(axes, apply("isnan", operand(ctx, 0, axes)), output=0)
+    ctx.emit(axes, apply("isnan", operand(ctx, 0, axes)), into=0)
 
 
 @lowering("IsInf")
@@ -52,18 +52,18 @@ def is_inf(ctx: Lowering) -> None:
     x, zero = operand(ctx, 0, axes), literal(0, dtype)
     positive, negative = bool(ctx.attr("detect_positive", 1)), bool(ctx.attr("detect_negative", 1))
     if not positive and not negative:
-        ctx.emit(axes, literal(False, "bool"), output=0)
+        ctx.emit(axes, literal(False, "bool"), into=0)
         return
     found = apply("isinf", x)
     if not negative:
         found = apply("and_", found, apply("lt", zero, x))
     if not positive:
         found = apply("and_", found, apply("lt", x, zero))
-    ctx.emit(axes, found, output=0)
+    ctx.emit(axes, found, into=0)
 
 
 @lowering("Where")
 def where(ctx: Lowering) -> None:
     """``condition ? x : y``, all three broadcast."""
     axes = out_axes(ctx)
-    ctx.emit(axes, apply("where", *[operand(ctx, i, axes) for i in range(3)]), output=0)
+    ctx.emit(axes, apply("where", *[operand(ctx, i, axes) for i in range(3)]), into=0)

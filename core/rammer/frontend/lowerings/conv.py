@@ -40,14 +40,13 @@ def conv(ctx: Lowering) -> None:
 def _finish(ctx: Lowering, axes: Sequence[Axis], body: Expr, reduce: Sequence[Axis]) -> None:
     """Emit the contraction and, where there is one, the bias (input 2) as a map of its own."""
     biased = ctx.has(2)
-    output = None if biased else 0
-    total = ctx.emit(axes, body, reduce, "sum" if reduce else None, output=output, hint="conv")
+    total = ctx.emit(axes, body, reduce, "sum" if reduce else None, into="conv" if biased else 0)
     if biased:
         _emit_bias(ctx, axes, ctx.load(total, *[a.name for a in axes]))
 
 
 def _emit_bias(ctx: Lowering, axes: Sequence[Axis], value: Load) -> None:
-    ctx.emit(axes, Op("add", (value, ctx.load(ctx.input(2), "m"))), output=0)
+    ctx.emit(axes, Op("add", (value, ctx.load(ctx.input(2), "m"))), into=0)
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def conv_transpose(ctx: Lowering) -> None:
     if all(d.phases == 1 for d in dims):
         _finish(ctx, axes, body, reduce)
         return
-    split = ctx.emit(axes, body, reduce, "sum" if reduce else None, hint="phases")
+    split = ctx.emit(axes, body, reduce, "sum" if reduce else None, into="phases")
     _interleave(ctx, split, batch, per_group * group, dims)
 
 
@@ -160,7 +159,7 @@ def _interleave(ctx: Lowering, split: str, batch: int, features: int, dims: Sequ
     if ctx.has(2):
         _emit_bias(ctx, axes, value)
     else:
-        ctx.emit(axes, value, output=0)
+        ctx.emit(axes, value, into=0)
 
 
 def _stuff(ctx: Lowering, x: str, dims: Sequence[_Spread]) -> str:
@@ -173,7 +172,7 @@ def _stuff(ctx: Lowering, x: str, dims: Sequence[_Spread]) -> str:
     for name, step in steps.items():
         present = Op("eq", (ex.mod(name, step), ex.integer(0)))
         body = Op("where", (present, body, ex.Const(0.0, ctx.type(x).dtype)))
-    return ctx.emit(axes, body, hint="stuffed")
+    return ctx.emit(axes, body, into="stuffed")
 
 
 def _spreads(ctx: Lowering, source: Sequence[int], kernel: Sequence[int]) -> list[_Spread]:

@@ -58,7 +58,7 @@ MAX_OPERANDS = 32
 def _unary(fn: str) -> LoweringFn:
     def lower(ctx: Lowering) -> None:
         axes = out_axes(ctx)
-        ctx.emit(axes, apply(fn, operand(ctx, 0, axes)), output=0)
+        ctx.emit(axes, apply(fn, operand(ctx, 0, axes)), into=0)
 
     return lower
 
@@ -66,14 +66,14 @@ def _unary(fn: str) -> LoweringFn:
 def _binary(fn: str) -> LoweringFn:
     def lower(ctx: Lowering) -> None:
         axes = out_axes(ctx)
-        ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), output=0)
+        ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), into=0)
 
     return lower
 
 
 def _variadic(fn: str) -> LoweringFn:
     def lower(ctx: Lowering) -> None:
-        ctx.emit(out_axes(ctx), _folded(ctx, fn), output=0)
+        ctx.emit(out_axes(ctx), _folded(ctx, fn), into=0)
 
     return lower
 
@@ -110,14 +110,14 @@ _register(VARIADIC, _variadic)
 def mean(ctx: Lowering) -> None:
     """Mean of the operands (not over an axis)."""
     count = literal(len(ctx.node.inputs), ctx.out().dtype)
-    ctx.emit(out_axes(ctx), apply("div", _folded(ctx, "add"), count), output=0)
+    ctx.emit(out_axes(ctx), apply("div", _folded(ctx, "add"), count), into=0)
 
 
 @lowering("Reciprocal")
 def reciprocal(ctx: Lowering) -> None:
     """``1 / x``."""
     axes = out_axes(ctx)
-    ctx.emit(axes, apply("div", literal(1, ctx.out().dtype), operand(ctx, 0, axes)), output=0)
+    ctx.emit(axes, apply("div", literal(1, ctx.out().dtype), operand(ctx, 0, axes)), into=0)
 
 
 @lowering("Mod")
@@ -125,7 +125,7 @@ def modulo(ctx: Lowering) -> None:
     """C's ``fmod`` (sign of the dividend) or, with ``fmod=0``, the sign of the divisor."""
     axes = out_axes(ctx)
     fn = "fmod" if ctx.attr("fmod", 0) else "mod"
-    ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), output=0)
+    ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), into=0)
 
 
 @lowering("BitShift")
@@ -133,7 +133,7 @@ def bit_shift(ctx: Lowering) -> None:
     """Shift left or right (unsigned)."""
     axes = out_axes(ctx)
     fn = "shl" if ctx.attr("direction") == "LEFT" else "shr"
-    ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), output=0)
+    ctx.emit(axes, apply(fn, operand(ctx, 0, axes), operand(ctx, 1, axes)), into=0)
 
 
 @lowering("BitwiseNot")
@@ -141,7 +141,7 @@ def bitwise_not(ctx: Lowering) -> None:
     """``x ^ all ones``."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     ones = -1 if np.issubdtype(np.dtype(dtype), np.signedinteger) else int(np.iinfo(dtype).max)
-    ctx.emit(axes, apply("xor", operand(ctx, 0, axes), literal(ones, dtype)), output=0)
+    ctx.emit(axes, apply("xor", operand(ctx, 0, axes), literal(ones, dtype)), into=0)
 
 
 @lowering("Pow")
@@ -150,7 +150,7 @@ def power(ctx: Lowering) -> None:
     axes, dtype = out_axes(ctx), ctx.out().dtype
     base, exponent = operand(ctx, 0, axes), operand(ctx, 1, axes)
     body = _small_power(base, exponent, dtype)
-    ctx.emit(axes, _general_power(ctx, base, exponent, dtype) if body is None else body, output=0)
+    ctx.emit(axes, _general_power(ctx, base, exponent, dtype) if body is None else body, into=0)
 
 
 def _small_power(base: Expr, exponent: Expr, dtype: str) -> Expr | None:

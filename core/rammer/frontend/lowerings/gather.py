@@ -77,7 +77,7 @@ def gather(ctx: Lowering) -> None:
         index = _wrapped(ctx, name, [ex.as_index(a.name) for a in picked], shape[dim])
     rest = [ex.as_index(a.name) for a in (*axes[:dim], *axes[dim + len(picked) :])]
     indices = (*rest[:dim], index, *rest[dim:])
-    ctx.emit(axes, Load(x, indices, _fill(ctx, x) if known is None else None), output=0)
+    ctx.emit(axes, Load(x, indices, _fill(ctx, x) if known is None else None), into=0)
 
 
 @lowering("GatherElements")
@@ -94,7 +94,7 @@ def gather_elements(ctx: Lowering) -> None:
     else:
         index = _wrapped(ctx, name, position, shape[dim])
     position[dim] = index
-    ctx.emit(axes, Load(x, tuple(position), _fill(ctx, x) if known is None else None), output=0)
+    ctx.emit(axes, Load(x, tuple(position), _fill(ctx, x) if known is None else None), into=0)
 
 
 def _check_beside(ctx: Lowering, dim: int) -> None:
@@ -123,7 +123,7 @@ def gather_nd(ctx: Lowering) -> None:
             position = [*(ex.as_index(a.name) for a in lead), ex.integer(k)]
             indices.append(_wrapped(ctx, name, position, extent))
     indices += [ex.as_index(a.name) for a in tail]
-    ctx.emit(axes, Load(x, tuple(indices), _fill(ctx, x) if known is None else None), output=0)
+    ctx.emit(axes, Load(x, tuple(indices), _fill(ctx, x) if known is None else None), into=0)
 
 
 @lowering("OneHot")
@@ -138,7 +138,7 @@ def one_hot(ctx: Lowering) -> None:
         index = Cast("int64", index)
     wrapped = apply("where", apply("lt", index, ex.integer(0)), apply("add", index, ex.integer(depth)), index)
     hit = apply("eq", wrapped, ex.as_index(axes[dim].name))
-    ctx.emit(axes, apply("where", hit, ctx.load(values, 1), ctx.load(values, 0)), output=0)
+    ctx.emit(axes, apply("where", hit, ctx.load(values, 1), ctx.load(values, 0)), into=0)
 
 
 @lowering("ReverseSequence")
@@ -156,7 +156,7 @@ def reverse_sequence(ctx: Lowering) -> None:
     mirrored = apply("sub", apply("sub", length, ex.integer(1)), step)
     indices = [ex.as_index(a.name) for a in axes]
     indices[time] = apply("where", apply("lt", step, length), mirrored, step)
-    ctx.emit(axes, Load(x, tuple(indices), _fill(ctx, x)), output=0)
+    ctx.emit(axes, Load(x, tuple(indices), _fill(ctx, x)), into=0)
 
 
 @lowering("ScatterElements", "Scatter")
@@ -218,7 +218,7 @@ def _emit_scatter(ctx: Lowering, source: np.ndarray, updates: str, depth: int) -
         "where",
         (apply("lt", which, ex.integer(0)), ctx.load(x, *[a.name for a in axes]), Load(updates, index, _fill(ctx, updates))),
     )
-    ctx.emit(axes, body, output=0)
+    ctx.emit(axes, body, into=0)
 
 
 @lowering("TopK", "NonZero", "Unique", "Compress", "NonMaxSuppression")

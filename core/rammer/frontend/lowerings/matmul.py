@@ -23,7 +23,7 @@ def matmul(ctx: Lowering) -> None:
     columns = (Axis("n", right[-1]),) if len(right) > 1 else ()
     x = ctx.load(a, *_leading(left[:-2], batch), *(r.name for r in rows), "k")
     y = ctx.load(b, *_leading(right[:-2], batch), "k", *(c.name for c in columns))
-    ctx.emit((*batch, *rows, *columns), Op("mul", (x, y)), (Axis("k", left[-1]),), "sum", output=0)
+    ctx.emit((*batch, *rows, *columns), Op("mul", (x, y)), (Axis("k", left[-1]),), "sum", into=0)
 
 
 def _leading(shape: Sequence[int], batch: Sequence[Axis]) -> list[str | int]:
@@ -45,13 +45,13 @@ def gemm(ctx: Lowering) -> None:
     alpha, beta = _factor(ctx, "alpha", dtype), _factor(ctx, "beta", dtype)
     axes = (Axis("m", rows), Axis("n", columns))
     plain = not ctx.has(2) and alpha is None
-    total = ctx.emit(axes, Op("mul", (x, y)), (inner,), "sum", output=0 if plain else None, hint="gemm")
+    total = ctx.emit(axes, Op("mul", (x, y)), (inner,), "sum", into=0 if plain else "gemm")
     if plain:
         return
     value = _scaled(ctx.load(total, "m", "n"), alpha)
     if ctx.has(2):
         value = Op("add", (value, _scaled(ctx.broadcast(ctx.input(2), axes), beta)))
-    ctx.emit(axes, value, output=0)
+    ctx.emit(axes, value, into=0)
 
 
 def _factor(ctx: Lowering, name: str, dtype: str) -> Const | None:
@@ -80,4 +80,4 @@ def einsum(ctx: Lowering) -> None:
     if body is None:
         raise CannotLower("Einsum without operands")
     axes = [Axis(n, extents[n]) for n in output]
-    ctx.emit(axes, body, reduce, "sum" if reduce else None, output=0)
+    ctx.emit(axes, body, reduce, "sum" if reduce else None, into=0)

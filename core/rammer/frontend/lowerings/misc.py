@@ -26,7 +26,7 @@ def dropout(ctx: Lowering) -> None:
     identity(ctx, ctx.input(0))
     if ctx.wants(1):
         axes = out_axes(ctx, 1)
-        ctx.emit(axes, literal(True, "bool"), output=1)
+        ctx.emit(axes, literal(True, "bool"), into=1)
 
 
 @lowering("Cast", "CastLike")
@@ -43,7 +43,7 @@ def cast(ctx: Lowering) -> None:
         body = apply("not_", apply("eq", x, literal(0, source)))
     else:
         body = Cast(target, x)
-    ctx.emit(axes, body, output=0)
+    ctx.emit(axes, body, into=0)
 
 
 @lowering("Trilu")
@@ -54,7 +54,7 @@ def trilu(ctx: Lowering) -> None:
     offset = 0 if shift is None else int(shift.item())
     row, column = ex.add(axes[-2].name, offset), ex.as_index(axes[-1].name)
     kept = apply("le", row, column) if ctx.attr("upper", 1) else apply("le", column, row)
-    ctx.emit(axes, apply("where", kept, operand(ctx, 0, axes), literal(0, dtype)), output=0)
+    ctx.emit(axes, apply("where", kept, operand(ctx, 0, axes), literal(0, dtype)), into=0)
 
 
 @lowering("EyeLike")
@@ -62,7 +62,7 @@ def eye_like(ctx: Lowering) -> None:
     """Ones on diagonal ``k``."""
     axes, dtype = out_axes(ctx), ctx.out().dtype
     hit = apply("eq", ex.add(axes[0].name, int(ctx.attr("k", 0))), ex.as_index(axes[1].name))
-    ctx.emit(axes, apply("where", hit, literal(1, dtype), literal(0, dtype)), output=0)
+    ctx.emit(axes, apply("where", hit, literal(1, dtype), literal(0, dtype)), into=0)
 
 
 @lowering("Range")
@@ -73,7 +73,7 @@ def range_(ctx: Lowering) -> None:
     if start is None or delta is None:
         raise CannotLower("Range without start or delta")
     step = apply("mul", Cast(dtype, ex.as_index(axes[0].name)), literal(delta.item(), dtype))
-    ctx.emit(axes, apply("add", step, literal(start.item(), dtype)), output=0)
+    ctx.emit(axes, apply("add", step, literal(start.item(), dtype)), into=0)
 
 
 @lowering("ConstantOfShape")
@@ -81,7 +81,7 @@ def constant_of_shape(ctx: Lowering) -> None:
     """One value everywhere."""
     value = ctx.attr("value")
     scalar = 0.0 if value is None else np.asarray(value).reshape(-1)[0].item()
-    ctx.emit(out_axes(ctx), literal(scalar, ctx.out().dtype), output=0)
+    ctx.emit(out_axes(ctx), literal(scalar, ctx.out().dtype), into=0)
 
 
 @lowering("Constant")
@@ -107,4 +107,4 @@ def shape(ctx: Lowering) -> None:
 @lowering("Size")
 def size(ctx: Lowering) -> None:
     """The number of elements of the input."""
-    ctx.emit((), literal(ctx.type(ctx.input(0)).size, "int64"), output=0)
+    ctx.emit((), literal(ctx.type(ctx.input(0)).size, "int64"), into=0)

@@ -31,20 +31,20 @@ def refs(axes: Sequence[Axis]) -> list[str]:
 def mean_over(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis], hint: str) -> Load:
     """Mean of ``value`` over the axes ``over``: a sum and a division. Returns a load at ``kept``."""
     if not over:
-        return ctx.load(ctx.emit(kept, value, hint=hint), *refs(kept))
-    total = ctx.emit(kept, value, over, "sum", hint=f"{hint}_sum")
+        return ctx.load(ctx.emit(kept, value, into=hint), *refs(kept))
+    total = ctx.emit(kept, value, over, "sum", into=f"{hint}_sum")
     count = math.prod(a.extent for a in over)
-    mean = ctx.emit(kept, Op("div", (ctx.load(total, *refs(kept)), Const(count))), hint=hint)
+    mean = ctx.emit(kept, Op("div", (ctx.load(total, *refs(kept)), Const(count))), into=hint)
     return ctx.load(mean, *refs(kept))
 
 
 def _inverse_deviation(ctx: Lowering, value: Expr, kept: Sequence[Axis], over: Sequence[Axis], epsilon: float) -> Load:
     """``1 / sqrt(mean(value^2) + epsilon)`` over the axes ``over``, as a load at ``kept``."""
-    squares = ctx.emit(kept, Op("mul", (value, value)), over, "sum" if over else None, hint="squares")
+    squares = ctx.emit(kept, Op("mul", (value, value)), over, "sum" if over else None, into="squares")
     count = math.prod(a.extent for a in over)
     variance = Op("div", (ctx.load(squares, *refs(kept)), Const(count)))
     deviation = Op("sqrt", (Op("add", (variance, Const(epsilon))),))
-    return ctx.load(ctx.emit(kept, Op("div", (Const(1.0), deviation)), hint="rstd"), *refs(kept))
+    return ctx.load(ctx.emit(kept, Op("div", (Const(1.0), deviation)), into="rstd"), *refs(kept))
 
 
 def _affine(value: Expr, scale: Expr | None, shift: Expr | None) -> Expr:
@@ -85,20 +85,18 @@ def batch_normalization(ctx: Lowering) -> None:
         a = ctx.constant(factor.astype(kept), "a")
         b = ctx.constant((shift - mean * factor).astype(kept), "b")
         wide = Cast("float32", x) if cancels else x
-        ctx.emit(axes, _affine(wide, ctx.load(a, channel), ctx.load(b, channel)), output=0, dtype=dtype)
+        ctx.emit(axes, _affine(wide, ctx.load(a, channel), ctx.load(b, channel)), into=0, dtype=dtype)
         return
     mean_load, factor_load = ctx.load(ctx.input(3), channel), _channel_factor(ctx, epsilon)
     value = Op("sub", (x, mean_load))
-    ctx.emit(
-        axes, _affine(value, ctx.load(factor_load, channel), ctx.load(ctx.input(2), channel)), output=0, dtype=ctx.out().dtype
-    )
+    ctx.emit(axes, _affine(value, ctx.load(factor_load, channel), ctx.load(ctx.input(2), channel)), into=0, dtype=ctx.out().dtype)
 
 
 def _channel_factor(ctx: Lowering, epsilon: float) -> str:
     """``scale / sqrt(variance + epsilon)``, one value a channel."""
     axis = Axis("c", ctx.shape(ctx.input(4))[0])
     deviation = Op("sqrt", (Op("add", (ctx.load(ctx.input(4), "c"), Const(epsilon))),))
-    return ctx.emit((axis,), Op("div", (ctx.load(ctx.input(1), "c"), deviation)), hint="a")
+    return ctx.emit((axis,), Op("div", (ctx.load(ctx.input(1), "c"), deviation)), into="a")
 
 
 @lowering("InstanceNormalization")
@@ -131,7 +129,7 @@ def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Expr |
     dtype = ctx.out().dtype
     if ctx.type(ctx.input(0)).dtype == "float16" or ctx.type(ctx.input(0)).dtype != dtype:
         value = Cast(dtype, value)
-    ctx.emit(axes, _affine(value, scale, shift), output=0)
+    ctx.emit(axes, _affine(value, scale, shift), into=0)
 
 
 def _trailing(ctx: Lowering) -> tuple[tuple[Axis, ...], int]:
@@ -150,7 +148,7 @@ def layer_normalization(ctx: Lowering) -> None:
     ones = [Axis(a.name, 1) for a in axes[first:]]
     for index, value in ((1, mean), (2, rstd)):
         if ctx.wants(index):
-            ctx.emit((*axes[:first], *ones), Cast(ctx.out(index).dtype, value), output=index)
+            ctx.emit((*axes[:first], *ones), Cast(ctx.out(index).dtype, value), into=index)
 
 
 @lowering("RMSNormalization")
@@ -209,8 +207,8 @@ def lp_normalization(ctx: Lowering) -> None:
     power = int(ctx.attr("p", 2))
     kept = [a for a in axes if a != axes[dim]]
     x = widened(ctx, ctx.load(ctx.input(0), *refs(axes)))
-    total = ctx.emit(kept, raised(x, power), axes[dim : dim + 1], "sum", hint="sum")
-    norm = ctx.load(ctx.emit(kept, root(ctx.load(total, *refs(kept)), power), hint="norm"), *refs(kept))
+    total = ctx.emit(kept, raised(x, power), axes[dim : dim + 1], "sum", into="sum")
+    norm = ctx.load(ctx.emit(kept, root(ctx.load(total, *refs(kept)), power), into="norm"), *refs(kept))
     zero = Op("eq", (norm, Const(0.0)))
     emit_narrowed(ctx, axes, Op("where", (zero, Const(0.0), Op("div", (x, norm)))))
 
@@ -224,7 +222,7 @@ def local_response_normalization(ctx: Lowering) -> None:
     before, after = (min(n, max(axes[1].extent - 1, 0)) for n in ((size - 1) // 2, size // 2))
     neighbour = ex.add(ex.add("c", "j"), -before)
     near = widened(ctx, ctx.load(ctx.input(0), "n", neighbour, *refs(axes[2:]), fill=0.0))
-    squares = ctx.emit(axes, Op("mul", (near, near)), (Axis("j", before + after + 1),), "sum", hint="squares")
+    squares = ctx.emit(axes, Op("mul", (near, near)), (Axis("j", before + after + 1),), "sum", into="squares")
     spread = Op("mul", (ctx.load(squares, *refs(axes)), Const(float(ctx.attr("alpha", 1e-4)) / size)))
     base = Op("add", (spread, Const(float(ctx.attr("bias", 1.0)))))
     power = Op("pow", (base, Const(float(ctx.attr("beta", 0.75)))))

@@ -27,7 +27,7 @@ def pad(ctx: Lowering) -> None:
     if mode not in ("edge", "reflect", "wrap"):
         raise CannotLower(f"Pad with mode={mode!r}")
     indices = [_folded(mode, a, n, b, e) for a, n, b, e in zip(axes, shape, begin, end, strict=True)]
-    ctx.emit(axes, ctx.load(ctx.input(0), *indices), output=0)
+    ctx.emit(axes, ctx.load(ctx.input(0), *indices), into=0)
 
 
 def _amounts(ctx: Lowering, rank: int) -> tuple[list[int], list[int]]:
@@ -47,17 +47,17 @@ def _emit_constant(ctx: Lowering, axes: Sequence[Axis], begin: Sequence[int], en
     x = ctx.input(0)
     indices = [ex.add(a.name, -b) for a, b in zip(axes, begin, strict=True)]
     if all(b <= 0 and e <= 0 for b, e in zip(begin, end, strict=True)):
-        ctx.emit(axes, ctx.load(x, *indices), output=0)
+        ctx.emit(axes, ctx.load(x, *indices), into=0)
         return
     known = ctx.graph.constant(ctx.input(2)) if ctx.has(2) else np.asarray(ctx.attr("value", 0.0))
     if known is not None:
         value = _number(known.ravel()[0] if known.size else 0, ctx.out().dtype)
-        ctx.emit(axes, ctx.load(x, *indices, fill=value), output=0)
+        ctx.emit(axes, ctx.load(x, *indices, fill=value), into=0)
         return
     zero = _number(0, ctx.out().dtype)
     inside = _inside(axes, ctx.shape(x), begin)
     value_load = Load(ctx.input(2), tuple(ex.integer(0) for _ in ctx.shape(ctx.input(2))))
-    ctx.emit(axes, Op("where", (inside, ctx.load(x, *indices, fill=zero), value_load)), output=0)
+    ctx.emit(axes, Op("where", (inside, ctx.load(x, *indices, fill=zero), value_load)), into=0)
 
 
 def _number(value: object, dtype: str) -> Number:

@@ -25,7 +25,7 @@ def max_pool(ctx: Lowering) -> None:
     window = _window(ctx)
     reduce, axes = window.taps, _axes(ctx, window)
     value = window.load(x, ("n", "c"), lowest)
-    largest = ctx.emit(axes, value, reduce, "max" if reduce else None, output=0 if ctx.wants(0) else None)
+    largest = ctx.emit(axes, value, reduce, "max" if reduce else None, into=0 if ctx.wants(0) else "t")
     if ctx.wants(1):
         _emit_indices(ctx, window, value, ctx.load(largest, *[a.name for a in axes]))
 
@@ -41,7 +41,7 @@ def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Lo
     plane = ex.add(ex.mul("n", axes[1].extent), "c")
     place = ex.add(ex.mul(plane, int(np.prod(window.source))), place)
     if not window.taps:
-        ctx.emit(axes, place, output=1)
+        ctx.emit(axes, place, into=1)
         return
     chosen: Expr = Op("eq", (value, largest))
     if is_float(ctx.type(value.tensor).dtype):
@@ -52,10 +52,10 @@ def _emit_indices(ctx: Lowering, window: SlidingWindow, value: Load, largest: Lo
         chosen = Op("and_", (chosen, inside))
     candidate = Op("where", (chosen, place, ex.integer(ctx.type(value.tensor).size)))
     if not searched:
-        ctx.emit(axes, candidate, window.taps, "min", output=1, dtype="int64")
+        ctx.emit(axes, candidate, window.taps, "min", into=1, dtype="int64")
         return
-    first = ctx.emit(axes, candidate, window.taps, "min", dtype="int64", hint="first")
-    ctx.emit(axes, _by_columns(ctx.load(first, *[a.name for a in axes]), window.source), output=1)
+    first = ctx.emit(axes, candidate, window.taps, "min", dtype="int64", into="first")
+    ctx.emit(axes, _by_columns(ctx.load(first, *[a.name for a in axes]), window.source), into=1)
 
 
 def _flat(places: Iterable[tuple[Expr, int]]) -> Expr:
@@ -123,7 +123,7 @@ def _axes(ctx: Lowering, window: SlidingWindow) -> tuple[Axis, ...]:
 
 
 def _window_sum(ctx: Lowering, window: SlidingWindow, body: Expr) -> str:
-    return ctx.emit(_axes(ctx, window), body, window.taps, "sum" if window.taps else None, hint="sum")
+    return ctx.emit(_axes(ctx, window), body, window.taps, "sum" if window.taps else None, into="sum")
 
 
 def _counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
@@ -164,12 +164,12 @@ def global_pool(ctx: Lowering) -> None:
     reduce = tuple(Axis(f"k{n}", e) for n, e in zip(names, extents, strict=True))
     value = ctx.load(x, "n", "c", *[r.name for r in reduce])
     if ctx.node.op == "GlobalMaxPool":
-        ctx.emit(axes, value, reduce, "max", output=0)
+        ctx.emit(axes, value, reduce, "max", into=0)
         return
     power = int(ctx.attr("p", 2))
     norm = ctx.node.op == "GlobalLpPool"
     wide = widened(ctx, value)
-    total = ctx.emit(axes, raised(wide, power) if norm else wide, reduce, "sum", hint="sum")
+    total = ctx.emit(axes, raised(wide, power) if norm else wide, reduce, "sum", into="sum")
     element = ctx.load(total, *[a.name for a in axes])
     emit_narrowed(ctx, axes, root(element, power) if norm else _mean(element, extents))
 

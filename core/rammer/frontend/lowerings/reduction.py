@@ -106,20 +106,21 @@ def reduce(ctx: Lowering) -> None:
         value = Cast("float64", value)
     elif not whole and dtype == "float16":
         value = Cast("float32", value)
-    total = _combine(ctx, shape, recipe.before(value), recipe.combiner, 0 if whole else None)
+    total = _combine(ctx, shape, recipe.before(value), recipe.combiner, whole)
     if recipe.after is not None:
         result = recipe.after(shape.result(total), shape.count)
-        ctx.emit(shape.axes, result if ctx.type(total).dtype == dtype else Cast(dtype, result), output=0)
+        ctx.emit(shape.axes, result if ctx.type(total).dtype == dtype else Cast(dtype, result), into=0)
 
 
-def _combine(ctx: Lowering, shape: _Reduction, body: Expr, combiner: Combiner, output: int | None) -> str:
-    """Emit the reduction; over nothing at all it is its combiner's identity."""
+def _combine(ctx: Lowering, shape: _Reduction, body: Expr, combiner: Combiner, whole: bool) -> str:
+    """Emit the reduction, which is the ``whole`` operator or a part; over nothing at all it is its combiner's identity."""
+    into: int | str = 0 if whole else combiner
     if not shape.reduce:
-        return ctx.emit(shape.axes, body, output=output, hint=combiner)
+        return ctx.emit(shape.axes, body, into=into)
     if shape.count == 0:
         dtype = ex.dtype_of(body, {ctx.input(0): ctx.type(ctx.input(0)).dtype})
-        return ctx.emit(shape.axes, identity(combiner, dtype), output=output, hint=combiner)
-    return ctx.emit(shape.axes, body, shape.reduce, combiner, output=output, hint=combiner)
+        return ctx.emit(shape.axes, identity(combiner, dtype), into=into)
+    return ctx.emit(shape.axes, body, shape.reduce, combiner, into=into)
 
 
 @lowering("ReduceLogSumExp")
@@ -131,15 +132,15 @@ def reduce_log_sum_exp(ctx: Lowering) -> None:
     x = Cast("float32" if dtype == "float16" else "float64", x) if dtype == "float16" or not is_float(dtype) else x
     if shape.count == 0:
         nothing = Const(-math.inf, dtype) if is_float(dtype) else identity("max", dtype)
-        ctx.emit(shape.axes, nothing, output=0)
+        ctx.emit(shape.axes, nothing, into=0)
         return
-    largest = shape.result(_combine(ctx, shape, x, "max", None))
+    largest = shape.result(_combine(ctx, shape, x, "max", False))
     finite = Op("where", (Op("isinf", (largest,)), Const(0.0), largest))
-    offset = shape.result(ctx.emit(shape.axes, finite, dtype=ctx.type(largest.tensor).dtype, hint="offset"))
+    offset = shape.result(ctx.emit(shape.axes, finite, dtype=ctx.type(largest.tensor).dtype, into="offset"))
     exponential = Op("exp", (Op("sub", (x, offset)),))
-    total = shape.result(_combine(ctx, shape, exponential, "sum", None))
+    total = shape.result(_combine(ctx, shape, exponential, "sum", False))
     result = Op("add", (Op("log", (total,)), offset))
-    ctx.emit(shape.axes, result if ctx.type(total.tensor).dtype == dtype else Cast(dtype, result), output=0)
+    ctx.emit(shape.axes, result if ctx.type(total.tensor).dtype == dtype else Cast(dtype, result), into=0)
 
 
 @lowering("ArgMax", "ArgMin")
@@ -151,7 +152,7 @@ def arg_extreme(ctx: Lowering) -> None:
     if shape.count == 0:
         raise CannotLower(f"{ctx.node.op} over an empty dimension")
     x = shape.load(ctx.input(0))
-    extreme = shape.result(_combine(ctx, shape, x, "max" if ctx.node.op == "ArgMax" else "min", None))
+    extreme = shape.result(_combine(ctx, shape, x, "max" if ctx.node.op == "ArgMax" else "min", False))
     place = ex.as_index(f"k{dim}")
     last = bool(ctx.attr("select_last_index", 0))
     other = ex.integer(0 if last else shape.count - 1)
@@ -160,7 +161,7 @@ def arg_extreme(ctx: Lowering) -> None:
         # NaN is the extreme of a row that holds it, as in NumPy and torch, but equals nothing.
         found = Op("or_", (found, Op("isnan", (x,))))
     candidate = Op("where", (found, place, other))
-    ctx.emit(shape.axes, candidate, shape.reduce, "max" if last else "min", output=0, dtype="int64")
+    ctx.emit(shape.axes, candidate, shape.reduce, "max" if last else "min", into=0, dtype="int64")
 
 
 @lowering("CumSum", "CumProd")
@@ -177,4 +178,4 @@ def cumulative(ctx: Lowering) -> None:
     indices[dim] = place
     combiner: Combiner = "sum" if ctx.node.op == "CumSum" else "prod"
     body = ctx.load(ctx.input(0), *indices, fill=0 if combiner == "sum" else 1)
-    ctx.emit(axes, body, (Axis("k", axes[dim].extent),), combiner, output=0)
+    ctx.emit(axes, body, (Axis("k", axes[dim].extent),), combiner, into=0)

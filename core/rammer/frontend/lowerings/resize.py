@@ -7,7 +7,8 @@ reduction a dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -119,7 +120,7 @@ def _guarded(ctx: Lowering, value: Expr, guard: Expr | None) -> Expr:
 def _emit_nearest(ctx: Lowering, index: dict[int, np.ndarray], guard: Expr | None) -> None:
     axes = ctx.axes(ctx.node.outputs[0])
     indices = [_source_index(a.name, index[d]) if d in index else ex.as_index(a.name) for d, a in enumerate(axes)]
-    ctx.emit(axes, _guarded(ctx, ctx.load(ctx.input(0), *indices), guard), output=0)
+    ctx.emit(axes, _guarded(ctx, ctx.load(ctx.input(0), *indices), guard), into=0)
 
 
 def _source_index(axis: str, values: np.ndarray) -> Expr:
@@ -149,36 +150,39 @@ def _emit_weighted(ctx: Lowering, taps: dict[int, tuple[np.ndarray, np.ndarray]]
         if d not in corners:
             source = _emit_pass(ctx, source, d, index, weight, working)
     axes = ctx.axes(ctx.node.outputs[0])
-    value = _corners(ctx, source, axes, corners, taps, {}, working)
-    ctx.emit(axes, _guarded(ctx, _as(value, working, dtype), guard), output=0)
+    value = _Corners(ctx, source, axes, taps, working).over(corners, {})
+    ctx.emit(axes, _guarded(ctx, _as(value, working, dtype), guard), into=0)
 
 
 def _as(value: Expr, have: str, want: str) -> Expr:
     return value if have == want else Cast(want, value)
 
 
-def _corners(
-    ctx: Lowering,
-    source: str,
-    axes: Sequence[Axis],
-    dims: Sequence[int],
-    taps: dict[int, tuple[np.ndarray, np.ndarray]],
-    chosen: dict[int, Expr],
-    dtype: str,
-) -> Expr:
-    """Nested linear interpolation over ``dims``; ``chosen`` are the indices fixed so far."""
-    if not dims:
-        load = ctx.load(source, *[chosen.get(d, ex.as_index(a.name)) for d, a in enumerate(axes)])
-        return _as(load, ctx.type(source).dtype, dtype)
-    first, rest = dims[0], dims[1:]
-    index, weight = taps[first]
-    name = axes[first].name
-    terms: list[Expr] = []
-    for side in (0, 1):
-        place = {**chosen, first: _source_index(name, index[:, side])}
-        factor = Table(tuple(float(v) for v in weight[:, side]), ex.as_index(name), dtype)
-        terms.append(Op("mul", (_corners(ctx, source, axes, rest, taps, place, dtype), factor)))
-    return Op("add", (terms[0], terms[1]))
+@dataclass(frozen=True)
+class _Corners:
+    """Linear interpolation of ``source`` between two neighbours along some dimensions, computed as ``dtype``: ``taps`` has
+    indices and weights of both by dimension."""
+
+    ctx: Lowering
+    source: str
+    axes: Sequence[Axis]
+    taps: Mapping[int, tuple[np.ndarray, np.ndarray]]
+    dtype: str
+
+    def over(self, dims: Sequence[int], chosen: Mapping[int, Expr]) -> Expr:
+        """Nested over ``dims``; ``chosen`` are the indices fixed so far."""
+        if not dims:
+            load = self.ctx.load(self.source, *[chosen.get(d, ex.as_index(a.name)) for d, a in enumerate(self.axes)])
+            return _as(load, self.ctx.type(self.source).dtype, self.dtype)
+        first, rest = dims[0], dims[1:]
+        index, weight = self.taps[first]
+        name = self.axes[first].name
+        terms: list[Expr] = []
+        for side in (0, 1):
+            place = {**chosen, first: _source_index(name, index[:, side])}
+            factor = Table(tuple(float(v) for v in weight[:, side]), ex.as_index(name), self.dtype)
+            terms.append(Op("mul", (self.over(rest, place), factor)))
+        return Op("add", (terms[0], terms[1]))
 
 
 def _emit_pass(ctx: Lowering, source: str, dim: int, index: np.ndarray, weight: np.ndarray, dtype: str) -> str:
@@ -191,7 +195,7 @@ def _emit_pass(ctx: Lowering, source: str, dim: int, index: np.ndarray, weight: 
     indices[dim] = Table(tuple(int(v) for v in index.ravel()), flat)
     factor = Table(tuple(float(v) for v in weight.ravel()), flat, dtype)
     value = _as(ctx.load(source, *indices), ctx.type(source).dtype, dtype)
-    return ctx.emit(axes, Op("mul", (value, factor)), (Axis("k", count),), "sum", hint=f"pass{dim}")
+    return ctx.emit(axes, Op("mul", (value, factor)), (Axis("k", count),), "sum", into=f"pass{dim}")
 
 
 @lowering("DepthToSpace")
@@ -203,7 +207,7 @@ def depth_to_space(ctx: Lowering) -> None:
     cell = ex.add(ex.mul(ex.mod("h", block), block), ex.mod("w", block))
     column_first = ctx.attr("mode", "DCR") == "CRD"
     depth = ex.add(ex.mul("c", block * block), cell) if column_first else ex.add(ex.mul(cell, channels), "c")
-    ctx.emit(axes, ctx.load(ctx.input(0), "n", depth, ex.floordiv("h", block), ex.floordiv("w", block)), output=0)
+    ctx.emit(axes, ctx.load(ctx.input(0), "n", depth, ex.floordiv("h", block), ex.floordiv("w", block)), into=0)
 
 
 @lowering("SpaceToDepth")
@@ -218,4 +222,4 @@ def space_to_depth(ctx: Lowering) -> None:
         cell, channel = ex.mod("c", block * block), ex.floordiv("c", block * block)
     row = ex.add(ex.mul("h", block), ex.floordiv(cell, block))
     column = ex.add(ex.mul("w", block), ex.mod(cell, block))
-    ctx.emit(axes, ctx.load(ctx.input(0), "n", channel, row, column), output=0)
+    ctx.emit(axes, ctx.load(ctx.input(0), "n", channel, row, column), into=0)

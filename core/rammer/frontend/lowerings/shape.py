@@ -25,7 +25,7 @@ def reshape(ctx: Lowering) -> None:
     x, axes = ctx.input(0), out_axes(ctx)
     if ctx.type(x).size != ctx.out().size:
         raise CannotLower(f"{ctx.node.op} of {ctx.shape(x)} to {ctx.out().shape} changes the size")
-    ctx.emit(axes, Load(x, reshape_indices(ctx.shape(x), axes)), output=0)
+    ctx.emit(axes, Load(x, reshape_indices(ctx.shape(x), axes)), into=0)
 
 
 @lowering("Transpose")
@@ -34,14 +34,14 @@ def transpose(ctx: Lowering) -> None:
     x, axes = ctx.input(0), out_axes(ctx)
     rank = len(axes)
     perm = [int(p) for p in ctx.attr("perm") or reversed(range(rank))]
-    ctx.emit(axes, ctx.load(x, *[axes[perm.index(d)].name for d in range(rank)]), output=0)
+    ctx.emit(axes, ctx.load(x, *[axes[perm.index(d)].name for d in range(rank)]), into=0)
 
 
 @lowering("Expand")
 def expand(ctx: Lowering) -> None:
     """NumPy broadcasting to the declared shape."""
     axes = out_axes(ctx)
-    ctx.emit(axes, ctx.broadcast(ctx.input(0), axes), output=0)
+    ctx.emit(axes, ctx.broadcast(ctx.input(0), axes), into=0)
 
 
 @lowering("Tile")
@@ -49,7 +49,7 @@ def tile(ctx: Lowering) -> None:
     """``x`` repeated along each axis."""
     x, axes = ctx.input(0), out_axes(ctx)
     indices = [a.name if n == a.extent else ex.mod(a.name, max(n, 1)) for n, a in zip(ctx.shape(x), axes, strict=True)]
-    ctx.emit(axes, ctx.load(x, *indices), output=0)
+    ctx.emit(axes, ctx.load(x, *indices), into=0)
 
 
 @lowering("Concat")
@@ -64,7 +64,7 @@ def concat(ctx: Lowering) -> None:
     fill = 0.0 if is_float(ctx.out().dtype) else 0
     while len(parts) > MAX_PIECES:  # compilers take minutes over an expression of thousands of pieces
         parts = [_joined(ctx, parts[i : i + PIECES], axes, dim, fill) for i in range(0, len(parts), PIECES)]
-    ctx.emit(axes, concat_body(parts, axes, dim, fill), output=0)
+    ctx.emit(axes, concat_body(parts, axes, dim, fill), into=0)
 
 
 def _joined(ctx: Lowering, parts: Sequence[tuple[str, int]], axes: Sequence[Axis], dim: int, fill: ex.Number) -> tuple[str, int]:
@@ -86,7 +86,7 @@ def split(ctx: Lowering) -> None:
         if ctx.wants(index):
             axes = out_axes(ctx, index)
             indices = [ex.add(a.name, start if d == dim else 0) for d, a in enumerate(axes)]
-            ctx.emit(axes, ctx.load(x, *indices), output=index)
+            ctx.emit(axes, ctx.load(x, *indices), into=index)
         start += length
 
 
@@ -110,4 +110,4 @@ def slice_(ctx: Lowering) -> None:
         first = min(max(first, 0), source[d] if step > 0 else source[d] - 1)
         indices[d] = ex.add(ex.mul(axes[d].name, step), first) if axes[d].extent > 1 else ex.integer(first)
     empty = 0 in ctx.out().shape
-    ctx.emit(axes, whole_load(ctx, x, axes) if empty else ctx.load(x, *indices), output=0)
+    ctx.emit(axes, whole_load(ctx, x, axes) if empty else ctx.load(x, *indices), into=0)

@@ -32,7 +32,7 @@ def _at(ctx: Lowering, tensor: str, axes: Sequence[Axis]) -> Load:
 
 def _reduced(ctx: Lowering, kept: Sequence[Axis], over: Sequence[Axis], body: Expr, hint: str) -> Load:
     """A reduction (``max`` or ``sum``, as ``hint`` says) emitted, as a load at the kept axes."""
-    name = ctx.emit(kept, body, over, "max" if hint == "max" else "sum", hint=hint)
+    name = ctx.emit(kept, body, over, "max" if hint == "max" else "sum", into=hint)
     return _at(ctx, name, kept)
 
 
@@ -42,10 +42,10 @@ def softmax(ctx: Lowering) -> None:
     axes, kept, over = _split(ctx)
     x = widened(ctx, _at(ctx, ctx.input(0), axes))
     if not over:
-        ctx.emit(axes, Const(1.0, ctx.out().dtype), output=0)
+        ctx.emit(axes, Const(1.0, ctx.out().dtype), into=0)
         return
     largest = _reduced(ctx, kept, over, x, "max")
-    exponential = _at(ctx, ctx.emit(axes, Op("exp", (Op("sub", (x, largest)),)), hint="exp"), axes)
+    exponential = _at(ctx, ctx.emit(axes, Op("exp", (Op("sub", (x, largest)),)), into="exp"), axes)
     total = _reduced(ctx, kept, over, exponential, "sum")
     emit_narrowed(ctx, axes, Op("div", (exponential, total)))
 
@@ -56,11 +56,11 @@ def log_softmax(ctx: Lowering) -> None:
     axes, kept, over = _split(ctx)
     x = widened(ctx, _at(ctx, ctx.input(0), axes))
     if not over:
-        ctx.emit(axes, Const(0.0, ctx.out().dtype), output=0)
+        ctx.emit(axes, Const(0.0, ctx.out().dtype), into=0)
         return
     shifted = Op("sub", (x, _reduced(ctx, kept, over, x, "max")))
     total = _reduced(ctx, kept, over, Op("exp", (shifted,)), "sum")
-    logarithm = _at(ctx, ctx.emit(kept, Op("log", (total,)), hint="log"), kept)
+    logarithm = _at(ctx, ctx.emit(kept, Op("log", (total,)), into="log"), kept)
     emit_narrowed(ctx, axes, Op("sub", (shifted, logarithm)))
 
 
@@ -70,7 +70,7 @@ def hardmax(ctx: Lowering) -> None:
     axes, kept, over = _split(ctx)
     dtype = ctx.out().dtype
     if not over:
-        ctx.emit(axes, Const(1.0, dtype), output=0)
+        ctx.emit(axes, Const(1.0, dtype), into=0)
         return
     x = _at(ctx, ctx.input(0), axes)
     largest = _reduced(ctx, kept, over, x, "max")
@@ -80,6 +80,6 @@ def hardmax(ctx: Lowering) -> None:
     last = ex.integer(max(math.prod(a.extent for a in over) - 1, 0))
     # NaN is a maximum that equals nothing; the first one counts, as for ArgMax.
     candidate = Op("where", (Op("or_", (Op("eq", (x, largest)), Op("isnan", (x,)))), place, last))
-    first = ctx.load(ctx.emit(kept, candidate, over, "min", dtype="int64", hint="first"), *[a.name for a in kept])
+    first = ctx.load(ctx.emit(kept, candidate, over, "min", dtype="int64", into="first"), *[a.name for a in kept])
     chosen = Op("eq", (place, first))
-    ctx.emit(axes, Op("where", (chosen, Const(1.0, dtype), Const(0.0, dtype))), output=0)
+    ctx.emit(axes, Op("where", (chosen, Const(1.0, dtype), Const(0.0, dtype))), into=0)

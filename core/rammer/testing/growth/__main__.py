@@ -14,7 +14,7 @@ from functools import partial
 
 from rammer.errors import RammerError
 from rammer.testing.crew import Crew, Member
-from rammer.testing.growth.measure import begin
+from rammer.testing.growth.measure import GrowthPlan, begin
 from rammer.testing.growth.shapes import SHAPES
 
 #: A shape hangs that takes so many times ``--seconds`` for each size; bytes it may take beside its device's driver.
@@ -45,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         heard(member, (f"FAILED {shape}: {kind}, {why}", 1))
 
     options, sizes = dict(o.split("=", 1) for o in given.option), [int(n) for n in given.sizes.split(",")]
-    search = partial(begin, given.device, given.target, options, given.policy, sizes, given.seconds, given.most)
+    asked = GrowthPlan(given.device, given.target, options, given.policy, sizes, given.seconds, given.most)
     shapes = given.shape or list(SHAPES)
     try:
         Crew(
-            search,
+            partial(begin, asked),
             shapes,
             min(given.processes, len(shapes)),
             math.inf,

@@ -52,27 +52,38 @@ def seconds(
     return {"read": read, **compiler.spent}
 
 
-def begin(
-    device: str, target: str, options: dict[str, str], policy: str, sizes: Sequence[int], long: float, most: float, member: Member
-) -> Work:
-    """What compiles all sizes of one shape, in a process, but none after one that took ``long`` CPU seconds; it tells what there
-    is to print, and how many findings are in it."""
+@dataclass(frozen=True)
+class GrowthPlan:
+    """On which device, how and in which sizes shapes are compiled: none after one that took ``long`` CPU seconds; and the
+    exponent that is the ``most`` that a step may grow with."""
+
+    device: str
+    target: str
+    options: Mapping[str, str]
+    policy: str
+    sizes: Sequence[int]
+    long: float
+    most: float
+
+
+def begin(asked: GrowthPlan, member: Member) -> Work:
+    """What compiles all sizes of one shape, in a process; it tells what there is to print, and how many findings are in it."""
     registry = Registry()
-    backend = registry.open(device, "", target, options)
+    backend = registry.open(asked.device, "", asked.target, asked.options)
 
     def work(shape: str, line: Line) -> None:
         rows = list[tuple[int, Costs]]()
-        for size in sizes if shape not in DEEP else [n // 4 for n in sizes]:
+        for size in asked.sizes if shape not in DEEP else [n // 4 for n in asked.sizes]:
             try:
-                rows.append((size, seconds(shape, size, backend, policy, device.partition(":")[0], registry)))
+                rows.append((size, seconds(shape, size, backend, asked.policy, asked.device.partition(":")[0], registry)))
             except Exception as problem:  # anything: a search goes on
                 where = "".join(traceback.format_tb(problem.__traceback__)[-2:])
                 line.tell((f"FAILED {shape} {size}: {type(problem).__name__} {str(problem)[:300]}\n{where}", 1))
                 break
-            if sum(rows[-1][1].values()) > long:
+            if sum(rows[-1][1].values()) > asked.long:
                 break
         if rows:
-            line.tell(report(shape, rows, most))
+            line.tell(report(shape, rows, asked.most))
 
     return work
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rammer.errors import RammerError
 from rammer.testing.cage import Machinery
 from rammer.testing.crew import check_tried
-from rammer.testing.mutants.crew import search
+from rammer.testing.mutants.crew import MutantPlan, search
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
         start, device = time.monotonic(), ["--device", args.device, *(w for o in args.option for w in ("--option", o))]
         keep = args.keep and args.keep.resolve()
         kinds = args.kind or list(KINDS)
-        total = search(kinds, device, args.seed, keep, args.count, args.processes, args.seconds, args.report)
+        total = search(MutantPlan(kinds, device, args.seed, keep), args.count, args.processes, args.seconds, args.report)
         seconds = time.monotonic() - start
         print(f"seed {args.seed}, on {' '.join([args.device, *args.option])}, {seconds:.0f} s\n{total}")
         check_tried(total.mutants + len(total.faults) + total.unbegun.total(), "mutant", seconds)

@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,18 +24,19 @@ MOST: Final = 3
 DIED: Final = "a process of the campaign ended"
 
 
-def search(
-    kinds: Sequence[str],
-    device: Sequence[str],
-    seed: int,
-    keep: Path | None,
-    count: int,
-    processes: int,
-    seconds: float,
-    report: Path | None,
-) -> Tally:
-    """``count`` mutants of these kinds for the device that words of a command line name, or as many as ``seconds`` allow. Those
-    that fail go to ``keep``, and ``report`` has what was counted so far every few seconds. RammerError where none can be run."""
+@dataclass(frozen=True)
+class MutantPlan:
+    """Kinds of mutants for the device that words of a command line name; those that fail go to ``keep``."""
+
+    kinds: Sequence[str]
+    device: Sequence[str]
+    seed: int
+    keep: Path | None = None
+
+
+def search(asked: MutantPlan, count: int, processes: int, seconds: float, report: Path | None) -> Tally:
+    """``count`` mutants, or as many as ``seconds`` allow; ``report`` has what was counted so far every few seconds. RammerError
+    where none can be run."""
     total, end = Tally(), time.monotonic() + seconds
 
     def heard(member: Member, part: Tally) -> None:
@@ -52,19 +54,19 @@ def search(
             write_whole(report, lambda file: file.write(text.encode()))
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        drawing = partial(begin, kinds, device, seed, keep, Path(folder))
+        drawing = partial(begin, asked, Path(folder))
         crew = Crew(drawing, range(count), min(processes, count), end, heard, lost, kept, GRACE, PATIENCE)
         crew.run()
     return total
 
 
-def begin(kinds: Sequence[str], device: Sequence[str], seed: int, keep: Path | None, folder: Path, member: Member) -> Work:
+def begin(asked: MutantPlan, folder: Path, member: Member) -> Work:
     """What draws mutants in one process. Rounds over the kinds, so that an early end leaves some of each."""
     from rammer.testing.mutants.campaign import Campaign
 
     unbegun = 0
-    own = f"{seed} {member.seed}" if member.number or member.turn else f"{seed}"
-    made = [Campaign(kind, device, own, folder / member.seed / kind, keep) for kind in kinds]
+    own = f"{asked.seed} {member.seed}" if member.number or member.turn else f"{asked.seed}"
+    made = [Campaign(kind, asked.device, own, folder / member.seed / kind, asked.keep) for kind in asked.kinds]
 
     def work(number: int, line: Line) -> None:
         nonlocal unbegun

@@ -1,0 +1,23 @@
+"""What command lines share: those of ``rammer`` and of the searches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def gathered(name: str, kind: Callable[..., Any], *fields: str) -> Callable[[F], F]:
+    """Options of these names as one argument ``name``, a ``kind`` of them: it stands below the options."""
+
+    def decorate(fn: F) -> F:
+        @wraps(fn)
+        def taking(**given: Any) -> Any:
+            made = kind(**{field: given.pop(field) for field in fields})
+            return fn(**{name: made}, **given)
+
+        return cast(F, taking)
+
+    return decorate

@@ -1,4 +1,5 @@
-"""Bound calls on a GPU: the caller's arrays take the place of a program's input and output buffers."""
+"""Programs on a GPU, whatever launches them, and bound calls of them: the caller's arrays take the place of a program's input and
+output buffers."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rammer.device.arrays import Array, check_names, host_view, on_host
+from rammer.device.manifest import Bound, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import ALIGNMENT
 from rammer.runtime.host_bound import check_apart, check_values
@@ -133,16 +135,64 @@ class Launchable(Protocol):
         ...
 
 
+class GpuProgram:
+    """A program resident on a GPU (``rammer.device.manifest.Loaded``), run by ``launchable``."""
+
+    launchable: Launchable
+
+    def __init__(self, resident: Resident) -> None:
+        self.resident, self.program, self.notes = resident, resident.program, tuple[str, ...]()
+        self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
+
+    def launchable_on(self, resident: Resident) -> Launchable:
+        """What runs the program on the addresses of ``resident``."""
+        raise NotImplementedError
+
+    def check_finished(self) -> None:
+        """DeviceFailure where the last run, which is over, gave up."""
+
+    def run(self, inputs: Mapping[str, Any]) -> RunResult:
+        """Copy in, launch, copy out; ``seconds`` is the launch alone, by events."""
+        self.resident.copy_in(inputs)
+        seconds = self.replay()
+        return RunResult(self.resident.copy_out(), seconds, self.notes)
+
+    def replay(self) -> float:
+        """One launch on the inputs already there; its seconds on the GPU. DeviceFailure where it failed."""
+        seconds = self.resident.timed(lambda: self.launchable.launch(self.resident.stream.ptr))
+        self.check_finished()
+        return seconds
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
+        """A launchable of its own over the caller's arrays: dense, aligned arrays on this GPU are used where they are."""
+        with self.resident.device:
+            chosen = stream_of(self.resident, stream)
+            places = place(self.resident, inputs, outputs)
+            launchable = self.launchable_on(self.resident.with_buffers(places.buffers))
+        self.resident.ready()
+        made = CudaBound(self, places, chosen, launchable, stream)
+        self.bounds.add(made)
+        return made
+
+    def close(self) -> None:
+        """Free what launches it, the modules and all buffers; closing again does nothing."""
+        if not self.resident.closed:
+            for bound in list(self.bounds):
+                bound.close()
+            self.launchable.close()
+            self.resident.close()
+
+
 class CudaBound:
     """A launchable on fixed arrays (``rammer.device.manifest.Bound``); ``owner`` keeps a caller's stream alive."""
 
     clock = "GPU events"
 
-    def __init__(self, resident: Resident, places: Places, stream: Any, launchable: Launchable, owner: Any) -> None:
-        self._resident, self._places, self._launchable = resident, places, launchable
+    def __init__(self, program: GpuProgram, places: Places, stream: Any, launchable: Launchable, owner: Any) -> None:
+        self._program, self._resident, self._places, self._launchable = program, program.resident, places, launchable
         self.inputs, self.outputs, self.notes = places.inputs, places.outputs, tuple(places.notes)
         self.stream, self._owner, self._closed = stream, owner, False
-        self._dropped = weakref.finalize(self, _let_go, resident, stream, owner, places, launchable)
+        self._dropped = weakref.finalize(self, _let_go, self._resident, stream, owner, places, launchable)
         self._dropped.atexit = False  # the driver may be gone by then
 
     def run(self) -> None:
@@ -165,14 +215,17 @@ class CudaBound:
                 to[...] = source
 
     def synchronize(self) -> None:
-        """Wait for the stream; DeviceFailure where something on it failed."""
+        """Wait for the stream; DeviceFailure where something on it failed or waited in vain."""
         self._resident.wait(self.stream)
+        self._program.check_finished()
 
     def seconds(self) -> float:
         """One run between two events; its seconds on the GPU."""
         self._open()
         self._resident.follow(self.stream, self._owner)
-        return self._resident.timed(self._queue, self.stream)
+        seconds = self._resident.timed(self._queue, self.stream)
+        self._program.check_finished()
+        return seconds
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Queue copies into bound inputs, from the GPU or the host."""

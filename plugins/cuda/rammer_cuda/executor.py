@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rammer.device.manifest import Array, Binding, Bound, RunResult
+from rammer.device.manifest import Array, Binding
 from rammer.ir.program import RProgram
 
-from rammer_cuda.bound import CudaBound, place, stream_of
+from rammer_cuda.bound import GpuProgram
 from rammer_cuda.cache import Cached, cached_kernels
 from rammer_cuda.driver import check, driver
 from rammer_cuda.gpu import Gpu
@@ -39,7 +39,7 @@ class Recipe:
     records: tuple[int, ...] = ()
 
 
-class CudaProgram:
+class CudaProgram(GpuProgram):
     """A program resident on a GPU. Buffers keep their addresses, so the graph is built once.
 
     ``repeat`` chains as many copies of the program in the graph, for measuring what a launch costs in a chain.
@@ -54,25 +54,23 @@ class CudaProgram:
         repeat: int = 1,
         writer: Writer | None = None,
     ) -> None:
-        self.program, self.notes = program, tuple[str, ...]()
         binding = Binding.of(program, constants)
         writer = writer or Writer()
         kernels = cached_kernels(program, binding, writer) if repeat == 1 else writer.all(program.operators, binding)
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
-        self.resident = Resident(program, constants, gpu, index, read)
+        super().__init__(Resident(program, constants, gpu, index, read))
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values())
             plan = cached_launches(program) if repeat == 1 else launches(program)
             self.recipe = Recipe(plan, kernels, functions, gpu.dependents)
-            self.graph = Graph(build_graph(self.resident, self.recipe, repeat), self.resident)
+            self.launchable = Graph(build_graph(self.resident, self.recipe, repeat), self.resident)
         self.resident.ready()
         self.pdl: Switches | None = None
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
             self.pdl = self.resident.switches(functions)
             self._choose_pdl(self.pdl, Cached(program, "pdl", gpu.architecture))
-        self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
 
     def _choose_pdl(self, switches: Switches, cached: Cached) -> None:
         """Choose which kernels let their dependents start early, as before or by measurement."""
@@ -88,40 +86,15 @@ class CudaProgram:
         """Kernel launches of one run."""
         return len(self.recipe.plan)
 
-    def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """Copy in, replay the graph, copy out; ``seconds`` is the graph alone, by events."""
-        self.resident.copy_in(inputs)
-        seconds = self.replay()
-        return RunResult(self.resident.copy_out(), seconds, self.notes)
-
-    def replay(self) -> float:
-        """One graph launch on the inputs already there; its seconds on the GPU."""
-        return self.resident.timed(lambda: self.graph.launch(self.resident.stream.ptr))
-
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """A graph of its own over the caller's arrays: dense, aligned arrays on this GPU are used where they are."""
-        with self.resident.device:
-            chosen = stream_of(self.resident, stream)
-            places = place(self.resident, inputs, outputs)
-            graph = Graph(build_graph(self.resident.with_buffers(places.buffers), self.recipe), self.resident)
-        self.resident.ready()
-        made = CudaBound(self.resident, places, chosen, graph, stream)
-        self.bounds.add(made)
-        return made
+    def launchable_on(self, resident: Resident) -> Graph:
+        """A graph on the addresses of ``resident``."""
+        return Graph(build_graph(resident, self.recipe), self.resident)
 
     def poison(self) -> None:
         """As ``rammer.device.manifest.Poisoned``; and every kernel lets its dependents start early from now on."""
         if self.pdl is not None:
             self.pdl.set(self.pdl.address)
         self.resident.poison()
-
-    def close(self) -> None:
-        """Free the graphs, the modules and all buffers."""
-        if not self.resident.closed:
-            for bound in list(self.bounds):
-                bound.close()
-            self.graph.close()
-            self.resident.close()
 
 
 class Graph:

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rammer.device.manifest import Array, Binding, Loaded
+from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
 from rammer.profile.probe import probe_program, random_inputs
 
 from rammer_cuda.compile import compile_all
-from rammer_cuda.gpu import Gpu
-from rammer_cuda.source import Writer, translation_unit
+from rammer_cuda.source import translation_unit
 
 if TYPE_CHECKING:
-    from rammer_cuda.executor import CudaProgram
+    from rammer_cuda.backend import CudaBackend
 
 #: Replays of one measurement (the median counts), and copies of the operator chained in one replay: they make
 #: the events' own resolution, about a microsecond, small.
 REPLAYS, CHAIN = 9, 20
 
 
-class Measurable(Protocol):
-    """What the profiler asks of a backend."""
-
-    gpu: Gpu
-    writer: Writer
-
-    def open_program(self, program: RProgram, constants: Mapping[str, Array], repeat: int = 1) -> CudaProgram:
-        """``repeat`` copies of the program, chained in one graph."""
-        ...
-
-    def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
-        """The program as users run it."""
-        ...
-
-    def resources(self, operator: ROperator, binding: Binding) -> Resources:
-        """What ptxas says of the operator's kernel."""
-        ...
-
-
 class CudaProfiler:
     """Measures on the backend's GPU; ``resources`` needs none."""
 
-    def __init__(self, backend: Measurable) -> None:
+    def __init__(self, backend: CudaBackend) -> None:
         self.backend = backend
 
     def prepare(self, options: Sequence[tuple[ROperator, Binding]]) -> None:

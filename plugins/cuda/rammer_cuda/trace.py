@@ -17,7 +17,7 @@ from rammer.device.manifest import Array, Span
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
 
-from rammer_cuda.bound import Launchable
+from rammer_cuda.bound import GpuProgram, Launchable
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
 from rammer_cuda.executor import CudaProgram, Graph, Recipe, build_graph
@@ -82,7 +82,7 @@ def set_pointer(module: Any, name: str, address: int) -> None:
 
 
 def measured(
-    loaded: CudaProgram | PersistentProgram,
+    loaded: GpuProgram,
     inputs: Mapping[str, Array],
     launch: Launchable,
     records: Any,
@@ -94,8 +94,7 @@ def measured(
     resident.copy_in(inputs)
     plain = float(np.median([loaded.replay() for _ in range(REPLAYS)]))
     runs = [_once(resident, launch, records) for _ in range(REPLAYS + 2)][2:]
-    if isinstance(loaded, PersistentProgram):
-        loaded.check_finished()
+    loaded.check_finished()
     launch.close()
     seconds, found = sorted(runs, key=lambda r: r[0])[len(runs) // 2]
     return Trace(_spans(loaded.program, tasks, found), seconds, plain)

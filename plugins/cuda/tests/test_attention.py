@@ -22,8 +22,7 @@ pytest.importorskip("cuda.bindings")
 from rammer.codegen.task import Unsuited
 
 from .warps import random_values, run_warps
-from rammer_cuda.attention.cost import attention_candidates
-from rammer_cuda.attention.kernel import attention
+from rammer_cuda.attention.cost import ATTENTION
 from rammer_cuda.attention.recognise import attention_of, tiled
 from rammer_cuda.backend import CudaBackend, open_backend
 
@@ -133,7 +132,7 @@ def reference(operator: ROperator, values: dict[str, Array]) -> Array:
 
 def blocks(case: Case) -> list[ROperator]:
     """Blocks of every number of warps, chunks and stages that fit, one each."""
-    found = attention_candidates(*case, target("sm_90a").gpu)
+    found = ATTENTION.candidates(*case, target("sm_90a").gpu)
     return list({(o.config[0][1], o.config[1][1]): o for _, o in reversed(found)}.values())
 
 
@@ -145,7 +144,7 @@ def test_fragments_copies_and_rows_on_the_host(case: str, rng: np.random.Generat
     assert len(options) >= 4
     for option in (options[int(i)] for i in rng.choice(len(options), 3, replace=False)):
         values = random_values(rng, binding, option.inputs)
-        have = run_warps(attention(option, binding), option.task_count, binding, values)[operator.anchor.name]
+        have = run_warps(ATTENTION.kernel(option, binding), option.task_count, binding, values)[operator.anchor.name]
         want = reference(operator, values)
         bound = 2e-3 if "half" in case else 1e-6
         assert np.linalg.norm(have - want) <= bound * np.linalg.norm(want), option.head()
@@ -160,7 +159,7 @@ def test_a_task_writes_its_own_rows_alone(numbers: tuple[int, int, int, int], rn
     values = random_values(rng, binding, option.inputs)
     blank = np.full(operator.anchor.shape, np.nan, np.float32)
     for task in range(option.task_count):
-        have = run_warps(attention(option, binding), 1, binding, values | {"c": blank}, task)["c"]
+        have = run_warps(ATTENTION.kernel(option, binding), 1, binding, values | {"c": blank}, task)["c"]
         own = np.zeros(operator.anchor.shape, bool)
         own[tuple(slice(low, high) for low, high in option.task_box(task))] = True
         assert np.array_equal(~np.isnan(have), own), task
@@ -199,7 +198,7 @@ def test_a_matrix_read_after_its_place_is_taken_is_declined() -> None:
     changed = replace(operator, computes=tuple(map(Compute.parse, texts)), connections=links)
     option = tiled(attention_of(changed, binding), 16, {"groups": 1, "warps": 4, "chunk": 16, "stages": 2})
     with pytest.raises(Unsuited, match="another place"):
-        attention(option, binding)
+        ATTENTION.kernel(option, binding)
 
 
 def test_its_rate_is_far_above_the_generic_kernels() -> None:

@@ -122,9 +122,9 @@ def test_forms_refuse() -> None:
     with pytest.raises(Unsuited, match="no long sum"):
         matvec_of(*matvec(1, 8, 64))
     with pytest.raises(Unsuited, match="no window"):
-        window_of(softmax(4, 8)[0].__class__("op", softmax(4, 8)[0].computes[1:2], (), ("m",)))
+        window_of(softmax(4, 8)[0].__class__("op", softmax(4, 8)[0].computes[1:2], (), ("m",)), softmax(4, 8)[1])
     with pytest.raises(Unsuited, match="no short reduction"):
-        window_of(depthwise(4, 40, 13, 1)[0])
+        window_of(*depthwise(4, 40, 13, 1))
 
 
 def _random(kind: TensorType, rng: np.random.Generator) -> np.ndarray:

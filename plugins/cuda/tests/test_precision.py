@@ -26,7 +26,7 @@ from rammer_cuda.contraction.kernel import Contraction
 from rammer_cuda.contraction.operand import HALVES
 from rammer_cuda.contraction.packing import rounded_to_tf32
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.rows.gemv import gemv_candidates
+from rammer_cuda.rows.gemv import GEMV
 from rammer_cuda.source import task_kernel
 
 #: Which family computes what is asked for.
@@ -97,8 +97,8 @@ def test_families_refuse_other_element_types() -> None:
     with pytest.raises(Unsuited, match="a mixture of float16, float64"):
         product_of(tiled, double, "float16")
     device = TARGETS["sm_90a"]
-    assert gemv_candidates(*CASES["row"], device), "or the next line says nothing"
-    assert not gemv_candidates(*asked("row", "float16"), device)
+    assert GEMV.candidates(*CASES["row"], device), "or the next line says nothing"
+    assert not GEMV.candidates(*asked("row", "float16"), device)
     assert not cell_candidates(*asked("row", "float16"), device)
 
 

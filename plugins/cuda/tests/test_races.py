@@ -29,7 +29,7 @@ from .test_families import ROWS, VECTORS
 from .test_prologue import backend_of, ffma_on_host
 from .test_single import ALL, TF32, alone, backend, given, kinds
 from .warps import race_of_warps
-from rammer_cuda.attention.kernel import attention
+from rammer_cuda.attention.cost import ATTENTION
 from rammer_cuda.emulator.launch import COMPILER, HostArgument, find_race, host_arguments
 from rammer_cuda.rows.gemv import matvec_of, strips_of
 from rammer_cuda.source import task_kernel
@@ -118,7 +118,7 @@ def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator
 def test_attention(case: str, rng: np.random.Generator) -> None:
     binding, options = ATTENTIONS[case][1], blocks(ATTENTIONS[case])
     option = options[int(rng.integers(len(options)))]
-    assert race_of_warps(attention(option, binding), binding) == "", option.head()
+    assert race_of_warps(ATTENTION.kernel(option, binding), binding) == "", option.head()
 
 
 @pytest.mark.parametrize("case", ["row", "strided", "three by three"])

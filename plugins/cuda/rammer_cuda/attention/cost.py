@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -10,12 +11,11 @@ from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
-from rammer.ir.operator import ROperator
 
 from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, attention, block_of
 from rammer_cuda.attention.recognise import Attention, attention_of, tiled
 from rammer_cuda.contraction.cost import F16_COST, TF32X3_COST
-from rammer_cuda.family import Family
+from rammer_cuda.family import Forms, by_seconds
 from rammer_cuda.gpu import Gpu
 
 #: Rows of warps, and warps that share a row's keys.
@@ -30,19 +30,15 @@ START, BARRIER, JOIN, OPERATION, STORE = 1900, 60, 160, 2.0, 20.0
 L2_BYTES, THREAD_REGISTERS = 48.0, 128
 
 
-def attention_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
-    """Tiled copies, best first; [] where the operator is no attention."""
-    try:
-        found = attention_of(operator, binding)
-    except Unsuited:
-        return []
-    ranked = sorted(_choices(found, gpu), key=lambda f: (f[0], f[1].tile, f[1].config))
-    leaders = {o.config[:2]: o for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0][0]}
-    # One of every promising division into warps before the second of any: what is measured first should differ.
-    return sorted(ranked, key=lambda f: leaders.get(f[1].config[:2]) is not f[1])
+def _leaders_first(choices: Iterable[Choice]) -> Sequence[Choice]:
+    """One of every promising division into warps before the second of any: what is measured first should differ."""
+    ranked = by_seconds(choices)
+    leaders = {o.config[:2]: o for seconds, o in reversed(ranked) if seconds <= LEADING * ranked[0].seconds}
+    return sorted(ranked, key=lambda f: leaders.get(f.operator.config[:2]) is not f.operator)
 
 
-def _choices(found: Attention, gpu: Gpu) -> Iterator[Choice]:
+def _tilings(found: Attention, gpu: Gpu) -> Iterator[Attention]:
+    """Divisions into groups, warps, chunks and buffers that fit and are not wasteful."""
     for groups, warps, chunk, stages in product(GROUPS, WARPS, CHUNKS, (2, 3)):
         option = tiled(found, groups * ROWS, {"groups": groups, "warps": warps, "chunk": chunk, "stages": stages})
         try:
@@ -52,17 +48,12 @@ def _choices(found: Attention, gpu: Gpu) -> Iterator[Choice]:
         wasteful = (groups > 1 and (groups - 1) * ROWS >= found.rows) or chunk >= 2 * max(found.depth.extent, found.width, 16)
         fits = block.shared(len(found.reductions)) <= gpu.shared
         if fits and not wasteful and block.stages == stages:
-            yield Choice(_seconds(found, block, option, gpu) + gpu.launch, option)
+            yield replace(found, operator=option)
 
 
-def attention_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled attention, without its launch."""
-    found = attention_of(operator, binding)
-    return _seconds(found, block_of(found, dict(operator.config)), operator, gpu)
-
-
-def _seconds(found: Attention, block: Block16, operator: ROperator, gpu: Gpu) -> float:
-    share = -(-operator.task_count // gpu.sms)
+def _seconds(found: Attention, binding: Binding, gpu: Gpu) -> float:
+    """Predicted seconds of all tasks, without the launch."""
+    block, share = block_of(found, dict(found.operator.config)), -(-found.operator.task_count // gpu.sms)
     room = gpu.shared // (block.shared(len(found.reductions)) + 1024)
     resident = max(1, min(room, gpu.registers // (block.threads * THREAD_REGISTERS), share))
     rounds = -(-share // resident)
@@ -85,13 +76,10 @@ def _warp(found: Attention, block: Block16) -> float:
     return float(first + block.second * second + rows + stores)
 
 
-ATTENTION: Final = Family(
-    "attention",
-    dict.fromkeys(("groups", "warps", "chunk", "stages"), range(1, 1025)),
-    attention_candidates,
-    attention_seconds,
-    attention,
-    lambda gpu: gpu.tf32,
+_FORMS: Final = Forms(attention_of, _tilings, _seconds, attention, _leaders_first)
+ATTENTION: Final = replace(
+    _FORMS.family("attention", "groups", "warps", "chunk", "stages"),
+    needs=lambda gpu: gpu.tf32,
     most=14,
     first=lambda *operator: True,
     holds=True,

@@ -22,9 +22,8 @@ from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Load, Ref
-from rammer.ir.operator import ROperator
 
-from rammer_cuda.attention.recognise import Attention, attention_of
+from rammer_cuda.attention.recognise import Attention
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import finish
@@ -103,10 +102,9 @@ def block_of(attention: Attention, config: Mapping[str, int]) -> Block16:
     return Block16(groups, warps, chunk, stages, fragments, first, second, attention.half)
 
 
-def attention(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled attention. Unsuited where the operator is none, or its block is no possible one."""
-    found = attention_of(operator, binding)
-    block = block_of(found, dict(operator.config))
+def attention(found: Attention, binding: Binding) -> TaskKernel:
+    """The kernel of a tiled attention. Unsuited where its block is no possible one."""
+    operator, block = found.operator, block_of(found, dict(found.operator.config))
     if operator.tile[found.row] > block.groups * ROWS or len(operator.tile) != len(found.scores.axes):
         raise Unsuited(f"tile {operator.tile} for {block.groups} groups of {ROWS} rows")
     try:

@@ -11,12 +11,12 @@ from rammer_cuda.cell.kernel import cell
 from rammer_cuda.cell.recognise import THREADS, cell_candidates, cell_seconds, vectors_of
 from rammer_cuda.family import Family, Held
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.rows.gemv import gemv_candidates
+from rammer_cuda.rows.gemv import GEMV
 
 
 def pays(operator: ROperator, binding: Binding, gpu: Gpu) -> bool:
     """Whether to hold weights: where they are used again, or where nothing else multiplies few rows."""
-    return bool(binding.reused & {*operator.inputs}) or not gemv_candidates(operator, binding, gpu)
+    return bool(binding.reused & {*operator.inputs}) or not GEMV.candidates(operator, binding, gpu)
 
 
 CELL: Final = Family(

@@ -8,23 +8,22 @@ one layer each, by bulk copies that a thread starts as soon as every warp has le
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from rammer.codegen.context import FunctionContext
-from rammer.codegen.family import Choice
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Interval, Load, Ref
-from rammer.ir.operator import ROperator
 
 from rammer_cuda.chain.recognise import Chain, Layer, chain_of
 from rammer_cuda.contraction.warpgroup import preamble
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.family import Family
+from rammer_cuda.family import Forms
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter, place_of
@@ -49,35 +48,19 @@ MOVED = 24.0
 RESERVED = 1024
 
 
-def gemm_chain(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled chain. Unsuited where the operator is none, or its block is no possible one."""
-    return _ChainText(chain_of(operator, binding), binding).kernel()
-
-
-def chain_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
-    """Tiled copies, best first; [] where the operator is no chain."""
-    try:
-        chain = chain_of(operator, binding)
-    except Unsuited:
-        return []
-    found = []
+def _tilings(chain: Chain, gpu: Gpu) -> Iterator[Chain]:
+    """Warpgroups whose registers suffice, with the most buffers that fit and with fewer."""
     for groups in GROUPS:
-        tiled = replace(operator, tile=_tile(chain, groups * GROUP), family="gemm_chain")
+        tiled = replace(chain.operator, tile=_tile(chain, groups * GROUP), family="gemm_chain")
         most = min(len(chain.layers), max(s for s in (0, *STAGES) if _bytes(chain, groups, s) <= gpu.shared))
         if groups * THREADS * chain.registers > gpu.registers or most < 2:
             continue
         for stages in sorted({most, min(most, 3), 2}):
-            option = replace(tiled, config=(("groups", groups), ("stages", stages)))
-            found.append(Choice(_seconds(replace(chain, operator=option), gpu) + gpu.launch, option))
-    return sorted(found, key=lambda f: (f[0], f[1].tile, f[1].config))
+            yield replace(chain, operator=replace(tiled, config=(("groups", groups), ("stages", stages))))
 
 
-def chain_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled chain, without its launch."""
-    return _seconds(chain_of(operator, binding), gpu)
-
-
-def _seconds(chain: Chain, gpu: Gpu) -> float:
+def _seconds(chain: Chain, binding: Binding, gpu: Gpu) -> float:
+    """Predicted seconds of all tasks, without the launch."""
     config = dict(chain.operator.config)
     groups, stages = config["groups"], config["stages"]
     resident = min(_resident(chain, groups, stages), -(-chain.operator.task_count // gpu.sms))
@@ -289,13 +272,10 @@ class _ChainText:
         return [f"const float sum = d{number}[s * 4 + e];", *block.lines], value
 
 
-CHAIN: Final = Family(
-    "gemm_chain",
-    dict.fromkeys(("groups", "stages"), range(1, 1025)),
-    chain_candidates,
-    chain_seconds,
-    gemm_chain,
-    lambda gpu: gpu.warpgroups,
+_FORMS: Final = Forms(chain_of, _tilings, _seconds, lambda chain, binding: _ChainText(chain, binding).kernel())
+CHAIN: Final = replace(
+    _FORMS.family("gemm_chain", "groups", "stages"),
+    needs=lambda gpu: gpu.warpgroups,
     most=1 << 10,
     first=lambda *operator: True,
     holds=True,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from rammer.device.manifest import Array, Binding, Bound, RunResult
+from rammer.device.manifest import Array, Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
 
-from rammer_cuda.bound import CudaBound, Places, place, stream_of
+from rammer_cuda.bound import GpuProgram
 from rammer_cuda.cell.kernel import word_span
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
@@ -30,7 +29,7 @@ from rammer_cuda.resident import Resident
 LIMIT = 2_000_000_000
 
 
-class PersistentProgram:
+class PersistentProgram(GpuProgram):
     """A program resident on a GPU, run by one cooperative launch of a block a vEU.
 
     Families that need a launch of their own (clusters) are computed by the generic kernels. DeviceFailure where the
@@ -43,9 +42,8 @@ class PersistentProgram:
     ) -> None:
         binding = Binding.of(program, constants)
         flow = cached_words(program, binding) if words else as_planned(program, binding)
-        self.program, self.limit, self.notes = flow.program, limit, tuple[str, ...]()
-        self.resident = Resident(self.program, constants, gpu, index)
-        self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
+        super().__init__(Resident(flow.program, constants, gpu, index))
+        self.limit = limit
         with self.resident.device:
             self.parts = operator_bodies(flow, binding)
             self.resident.pack((a for arguments in self.parts.arguments.values() for a in arguments), constants)
@@ -56,7 +54,7 @@ class PersistentProgram:
             text = kernel_text(self.parts.bodies, table.form, self.parts.threads)
             self.function = self.resident.function(compile_cubin(text, gpu.architecture).code, "rm_persistent", self.parts.shared)
             self._check_resident()
-            self.walk = Walk(self, table)
+            self.launchable = Walk(self, table)
         self.resident.ready()
 
     @property
@@ -89,28 +87,9 @@ class PersistentProgram:
         }
         return make_table(self.program, self.parts.number, pointers, self.parts.held())
 
-    def run(self, inputs: Mapping[str, Array]) -> RunResult:
-        """Copy in, launch, copy out; ``seconds`` is the launch alone, by events."""
-        self.resident.copy_in(inputs)
-        seconds = self.replay()
-        return RunResult(self.resident.copy_out(), seconds, self.notes)
-
-    def replay(self) -> float:
-        """One launch on the inputs already there; its seconds on the GPU. DeviceFailure if a wait never ended."""
-        seconds = self.resident.timed(lambda: self.walk.launch(self.resident.stream.ptr))
-        self.check_finished()
-        return seconds
-
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
-        """A table of its own over the caller's arrays: dense, aligned arrays on this GPU are used where they are."""
-        with self.resident.device:
-            chosen = stream_of(self.resident, stream)
-            places = place(self.resident, inputs, outputs)
-            walk = Walk(self, self.table(self.resident.with_buffers(places.buffers)))
-        self.resident.ready()
-        made = _PersistentBound(self, places, chosen, walk, stream)
-        self.bounds.add(made)
-        return made
+    def launchable_on(self, resident: Resident) -> Walk:
+        """A table of its own on the addresses of ``resident``."""
+        return Walk(self, self.table(resident))
 
     def check_finished(self) -> None:
         """DeviceFailure that names the vEU and the wait, if the last run gave up; the next one starts afresh."""
@@ -132,13 +111,6 @@ class PersistentProgram:
             where=f"program {self.program.name}, task {hang.task.operator}[{hang.task.index}], entry {hang.order} of its row",
             hint="nobody signals what it waits for: `rammer inspect --stage program` shows the rows",
         )
-
-    def close(self) -> None:
-        """Free the module and all buffers."""
-        if not self.resident.closed:
-            for bound in list(self.bounds):
-                bound.close()
-            self.resident.close()
 
 
 class Walk:
@@ -172,22 +144,3 @@ class Walk:
     def close(self) -> None:
         """Free the table."""
         self.arrays.clear()
-
-
-class _PersistentBound(CudaBound):
-    """A bound call whose waits tell when a run gave up."""
-
-    def __init__(self, program: PersistentProgram, places: Places, stream: Any, walk: Walk, owner: Any) -> None:
-        super().__init__(program.resident, places, stream, walk, owner)
-        self._program = program
-
-    def synchronize(self) -> None:
-        """Wait for the stream; DeviceFailure where something on it failed or waited in vain."""
-        super().synchronize()
-        self._program.check_finished()
-
-    def seconds(self) -> float:
-        """One run between two events; its seconds on the GPU."""
-        seconds = super().seconds()
-        self._program.check_finished()
-        return seconds

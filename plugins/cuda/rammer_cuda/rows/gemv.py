@@ -9,15 +9,15 @@ depends on, and later ones while the previous are multiplied. The following maps
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 import numpy as np
 
 from rammer.codegen.bounds import tidy
 from rammer.codegen.contraction import Roles, roles_of
-from rammer.codegen.family import Choice
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.task import Array, Packing, Unsuited, packing_key
@@ -28,7 +28,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, add, integer, mul
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import Family
+from rammer_cuda.family import Forms
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
@@ -86,11 +86,6 @@ def _slides(roles: Roles) -> bool:
     over = {r.name for r in roles.main.reduce if r.extent > 1}
     live = {a.name for a in roles.main.axes if a.extent > 1}
     return any(ex.axes_of(i) & over and ex.axes_of(i) & live for ld in (roles.a, roles.b) for i in ld.indices)
-
-
-def gemv(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled contraction. Unsuited where it is none, or its block is no possible one."""
-    return _Gemv(matvec_of(operator, binding), binding).kernel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,22 +326,14 @@ def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Pack
 START, BLOCK, LOAD, RESULT, BYTE, PRODUCT = 800, 0.74, 29.0, 100.0, 0.03, 1.23
 
 
-def gemv_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
-    """Tiled copies, best first; [] where the family does not suit."""
-    try:
-        m = matvec_of(operator, binding)
-    except Unsuited:
-        return []
-    found = []
-    for lanes in LANES:
-        for columns in COLUMNS:
-            for threads in BLOCKS:
-                tile = _tile(m, columns, max(1, threads // lanes))
-                tiled = replace(operator, tile=tile, family="gemv", config=(("lanes", lanes), ("columns", columns)))
-                if strips_of(replace(m, operator=tiled)).fits:
-                    found.append(Choice(gemv_seconds(tiled, binding, gpu) + gpu.launch, tiled))
-    found = sorted(dict.fromkeys(found), key=lambda f: (f[0], f[1].tile, f[1].config))
-    return found
+def _tilings(m: MatVec, gpu: Gpu) -> Iterator[MatVec]:
+    """All lanes and columns in blocks of about so many threads."""
+    for lanes, columns in product(LANES, COLUMNS):
+        config = (("lanes", lanes), ("columns", columns))
+        for tile in dict.fromkeys(_tile(m, columns, max(1, threads // lanes)) for threads in BLOCKS):
+            here = replace(m, operator=replace(m.operator, tile=tile, family="gemv", config=config))
+            if strips_of(here).fits:
+                yield here
 
 
 def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
@@ -361,10 +348,9 @@ def _tile(m: MatVec, columns: int, groups: int) -> tuple[int, ...]:
     return tuple(tile)
 
 
-def gemv_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    m = matvec_of(operator, binding)
-    s, clock = strips_of(m), gpu.model_clock
+def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
+    """Predicted seconds of all tasks, without the launch."""
+    operator, s, clock = m.operator, strips_of(m), gpu.model_clock
     config = dict(operator.config)
     lanes, columns = config["lanes"], config["columns"]
     w = walk_of(m, lanes, columns)
@@ -377,4 +363,6 @@ def gemv_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     return max(cycles / clock, size / gpu.bandwidth)
 
 
-GEMV: Final = Family("gemv", {"lanes": range(1, 1025), "columns": range(1, 1025)}, gemv_candidates, gemv_seconds, gemv)
+GEMV: Final = Forms(matvec_of, _tilings, _seconds, lambda m, binding: _Gemv(m, binding).kernel()).family(
+    "gemv", "lanes", "columns"
+)

@@ -9,13 +9,13 @@ Every expression, maps before and after the reductions included, is the core's e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
-from rammer.codegen.family import Choice
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.rowform import Accesses, RowForm, accesses, joinable, map_form, row_form, step
@@ -27,7 +27,7 @@ from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.family import Family
+from rammer_cuda.family import Forms
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes, moved_bytes
 from rammer_cuda.kernels.task import TaskKernel
@@ -58,12 +58,6 @@ class RowShape:
         return -(-self.rows * self.lanes // WARP) * WARP
 
 
-def rowwise(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled operator in row form. Unsuited where it has none, or its block is no possible one."""
-    form = form_of(operator, binding)
-    return _Rowwise(form, binding, shape_of(form)).kernel()
-
-
 def shape_of(form: RowForm) -> RowShape:
     """The block of a tiled operator under its config."""
     operator, config = form.operator, dict(form.operator.config)
@@ -90,8 +84,9 @@ def form_of(operator: ROperator, binding: Binding) -> RowForm:
 
 
 class _Rowwise:
-    def __init__(self, form: RowForm, binding: Binding, shape: RowShape) -> None:
-        self.form, self.binding, self.s = form, binding, shape
+    def __init__(self, form: RowForm, binding: Binding) -> None:
+        self.form, self.binding = form, binding
+        self.s = shape = shape_of(form)
         operator = form.operator
         whole = all(
             t == a.extent for t, a, e in zip(operator.tile, operator.anchor.axes, form.element_of, strict=True) if e is not None
@@ -268,30 +263,14 @@ LINE_BYTES = 128
 BLOCKS = (64, 128, 256)
 
 
-def rowwise_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
-    """Tiled copies, best first; [] where the family does not suit."""
-    try:
-        form = form_of(operator, binding)
-    except Unsuited:
-        return []
-    found = []
-    for config in _configs(form.length):
-        for tile in sorted({_tile(form, max(1, threads // config[0][1])) for threads in BLOCKS}):
-            tiled = replace(operator, tile=tile, family="rowwise", config=config)
-            found.append(Choice(rowwise_seconds(tiled, binding, gpu) + gpu.launch, tiled))
-    found.sort(key=lambda f: (f[0], f[1].tile, f[1].config))
-    return found
-
-
-def _configs(length: int) -> list[tuple[tuple[str, int], ...]]:
-    """(lanes, vector) that leave every thread at most ``MOST_ELEMENTS`` and no lane without any."""
-    result = list[tuple[tuple[str, int], ...]]()
-    for lanes in LANES:
-        for vector in (VECTOR, 1):
-            fits = length % vector == 0 and -(-length // (lanes * vector)) * vector <= MOST_ELEMENTS
-            if fits and lanes * vector < 2 * max(length, 2):
-                result.append((("lanes", lanes), ("vector", vector)))
-    return result
+def _tilings(form: RowForm, gpu: Gpu) -> Iterator[RowForm]:
+    """Lanes and vectors that leave every thread at most ``MOST_ELEMENTS`` and no lane without any, in all blocks."""
+    for lanes, vector in product(LANES, (VECTOR, 1)):
+        fits = form.length % vector == 0 and -(-form.length // (lanes * vector)) * vector <= MOST_ELEMENTS
+        if fits and lanes * vector < 2 * max(form.length, 2):
+            for tile in sorted({_tile(form, max(1, threads // lanes)) for threads in BLOCKS}):
+                config = (("lanes", lanes), ("vector", vector))
+                yield replace(form, operator=replace(form.operator, tile=tile, family="rowwise", config=config))
 
 
 def _tile(form: RowForm, rows: int) -> tuple[int, ...]:
@@ -306,10 +285,9 @@ def _tile(form: RowForm, rows: int) -> tuple[int, ...]:
     return tuple(tile)
 
 
-def rowwise_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    form = form_of(operator, binding)
-    s, clock = shape_of(form), gpu.model_clock
+def _seconds(form: RowForm, binding: Binding, gpu: Gpu) -> float:
+    """Predicted seconds of all tasks, without the launch."""
+    operator, s, clock = form.operator, shape_of(form), gpu.model_clock
     each, narrow = s.chunks * s.vector, min(s.lanes, WARP)
     found, strides = accesses(form), strides_of(operator, binding)
     lines = sum(_lines(ld, strides.get(ld.tensor, ()), found, s) for ld in found.loads)
@@ -337,6 +315,6 @@ def _lines(load: Load, strides: tuple[int, ...], found: Accesses, s: RowShape) -
     return max(1, apart) * (1 if abs(across) == 1 else rows)
 
 
-ROWWISE: Final = Family(
-    "rowwise", {"lanes": range(1, 1025), "vector": range(1, 17)}, rowwise_candidates, rowwise_seconds, rowwise
+ROWWISE: Final = Forms(form_of, _tilings, _seconds, lambda form, binding: _Rowwise(form, binding).kernel()).family(
+    "rowwise", "lanes", "vector"
 )

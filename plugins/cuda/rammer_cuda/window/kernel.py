@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from rammer.codegen.family import Choice
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
@@ -23,7 +22,7 @@ from rammer.ir.compute import Compute, contraction_operands, identity_load
 from rammer.ir.expr import Expr, Load, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import Family
+from rammer_cuda.family import Forms
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
@@ -56,7 +55,7 @@ class Window:
         return math.prod(r.extent for r in self.main.reduce)
 
 
-def window_of(operator: ROperator) -> Window:
+def window_of(operator: ROperator, binding: Binding) -> Window:
     """The window form of an operator; Unsuited says why it has none."""
     main, after = operator.computes[0], operator.computes[1:]
     taps = math.prod(r.extent for r in main.reduce)
@@ -85,11 +84,6 @@ def _slides(main: Compute, axis: str) -> bool:
     """Whether some index moves with ``axis`` and with a reduction axis."""
     over = {r.name for r in main.reduce}
     return any(axis in ex.axes_of(i) and over & ex.axes_of(i) for ld in main.loads for i in ld.indices)
-
-
-def window(operator: ROperator, binding: Binding) -> TaskKernel:
-    """The kernel of a tiled operator with windows. Unsuited where it has none, or the strip does not fit."""
-    return _Window(window_of(operator), binding).kernel()
 
 
 def strips_of(w: Window) -> Strips:
@@ -170,23 +164,14 @@ def _threads(strips: int) -> int:
 START, BLOCK, ROUND, CHAIN, LINE, ISSUE = 890, 0.75, 407, 4.1, 2.45, 1.36
 
 
-def window_candidates(operator: ROperator, binding: Binding, gpu: Gpu) -> list[Choice]:
-    """Tiled copies, best first; [] where the family does not suit."""
-    try:
-        w = window_of(operator)
-    except Unsuited:
-        return []
-    found = []
+def _tilings(w: Window, gpu: Gpu) -> Iterator[Window]:
+    """Every strip in tiles of every size."""
     for high, wide in STRIPS:
         config = (("high", high), ("wide", wide))
         for tile in sorted({_tile(w, high, wide, size) for size in SIZES}):
-            tiled = replace(operator, tile=tile, family="window", config=config)
-            here = replace(w, operator=tiled)
-            if (w.high is None and high > 1) or not _possible(here):
-                continue
-            found.append(Choice(_seconds(here, binding, gpu) + gpu.launch, tiled))
-    found.sort(key=lambda f: (f[0], f[1].tile, f[1].config))
-    return found
+            here = replace(w, operator=replace(w.operator, tile=tile, family="window", config=config))
+            if (w.high is not None or high == 1) and _possible(here):
+                yield here
 
 
 def _possible(w: Window) -> bool:
@@ -200,12 +185,8 @@ def _tile(w: Window, high: int, wide: int, size: int) -> tuple[int, ...]:
     return contiguous_tile(w.main.shape, size, [strips.get(d, 1) for d in range(len(w.main.shape))])
 
 
-def window_seconds(operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-    """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    return _seconds(window_of(operator), binding, gpu)
-
-
 def _seconds(w: Window, binding: Binding, gpu: Gpu) -> float:
+    """Predicted seconds of all tasks, without the launch."""
     operator = w.operator
     strips, clock = strips_of(w), gpu.model_clock
     threads = _threads(strips.count)
@@ -238,4 +219,6 @@ def _distinct_loads(main: Compute, strip: tuple[int, ...]) -> int:
     return len(found)
 
 
-WINDOW: Final = Family("window", {"high": range(1, 1025), "wide": range(1, 1025)}, window_candidates, window_seconds, window)
+WINDOW: Final = Forms(window_of, _tilings, _seconds, lambda w, binding: _Window(w, binding).kernel()).family(
+    "window", "high", "wide"
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import combinations
 from random import Random
 from time import monotonic
@@ -106,15 +108,24 @@ def ancestors(name: str, after: After) -> set[str]:
     return {a for p in after[name] for a in {p} | ancestors(p, after)}
 
 
-def crosses_a_cut(part: frozenset[str], graph: OperatorGraph) -> bool:
-    """Whether ``part`` reaches over an operator that is on one path with all others."""
+def cut_crosser(graph: OperatorGraph) -> Callable[[frozenset[str]], bool]:
+    """Whether some operators reach over one that is on one path with all others."""
     before = {n: ancestors(n, graph.after) for n in graph.names}
     cuts = [c for c in graph.names if all(n == c or n in before[c] or c in before[n] for n in graph.names)]
-    return any(any(c in before[n] for n in part) and any(n == c or n in before[c] for n in part) for c in cuts)
+    return lambda part: any(any(c in before[n] for n in part) and any(n == c or n in before[c] for n in part) for c in cuts)
 
 
 def brute_force(graph: OperatorGraph, r: int, s: int, veus: int, crossing: bool = False) -> float:
-    """The cheapest way to cut the graph into first stage and rest, over all of them, without memory."""
+    """The cheapest way to cut the graph into first stage and rest, over all of them, without memory of what a rest costs."""
+    crosses_a_cut = cut_crosser(graph)
+
+    @cache
+    def latency(part: frozenset[str]) -> float:
+        """Of a stage, if it is legal; else infinite."""
+        groups = components(part, graph.after)
+        if len(groups) > s or any(len(g) > r for g in groups) or (not crossing and crosses_a_cut(part)):
+            return math.inf
+        return stage_latency(graph, [n for n in graph.names if n in part], device(veus))
 
     def best(done: frozenset[str]) -> float:
         left = [n for n in graph.names if n not in done]
@@ -123,12 +134,9 @@ def brute_force(graph: OperatorGraph, r: int, s: int, veus: int, crossing: bool 
         costs = []
         for count in range(1, len(left) + 1):
             for part in map(frozenset, combinations(left, count)):
-                groups = components(part, graph.after)
                 legal = all(p in done or p in part for n in part for p in graph.after[n])
-                legal = legal and (crossing or not crosses_a_cut(part, graph))
-                if legal and len(groups) <= s and all(len(g) <= r for g in groups):
-                    stage = [n for n in graph.names if n in part]
-                    costs.append(stage_latency(graph, stage, device(veus)) + best(done | part))
+                if legal and latency(part) < math.inf:
+                    costs.append(latency(part) + best(done | part))
         return min(costs)
 
     return best(frozenset())

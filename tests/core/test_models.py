@@ -30,7 +30,7 @@ from rammer.testing.models import (
 )
 
 
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.large) if n == "vgg19" else n for n in LIGHT_MODELS])
 def test_reseeded_model_tells_two_inputs_apart(name: str) -> None:
     model = strip_final_softmax(reseed(light_model(name), seed=0))
     run = runner(model)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
+from operator import or_
 
 #: Steps of one search for endings; most of them may lead to none, so that transitions do not bound them.
 MAX_STEPS = 1_000_000
@@ -37,6 +39,11 @@ class Dag:
                 succ[p] |= 1 << i
         return Dag(len(names), tuple(succ), tuple(pred))
 
+    @cached_property
+    def near(self) -> tuple[int, ...]:
+        """What each one reads or is read by."""
+        return tuple(map(or_, self.succ, self.pred))
+
     def ancestors(self) -> list[int]:
         """All operators on a path to each one."""
         result: list[int] = []
@@ -58,10 +65,13 @@ class Dag:
 
     def _component(self, start: int, part: int) -> int:
         group = frontier = start
+        near = self.near
         while frontier:
             reach = 0
-            for i in bits(frontier):
-                reach |= self.succ[i] | self.pred[i]
+            while frontier:  # ``bits``, written out: half of a search is spent here
+                low = frontier & -frontier
+                reach |= near[low.bit_length() - 1]
+                frontier ^= low
             frontier = reach & part & ~group
             group |= frontier
         return group

@@ -94,18 +94,16 @@ class WeightAffinity:
         return self.shared.get(operator.name, ()), operator.tile, operator.grid
 
     def place(self, kernel: RKernel, loads: NDArray[np.float64], seconds: float) -> list[int]:
-        """The vEU of every task of ``kernel``, given when each vEU is free."""
+        """The vEU of every task of ``kernel``, which shares weights with others, given when each vEU is free."""
         operator = kernel.operator
         weights = self._weights(operator)
         before = self.at.get(weights)
         if before is None:
-            static = bool(weights[0])
-            taken = {v for placed in self.at.values() for v in placed} if static else ()
             busy = loads.copy()
-            busy[list(taken)] += 0.5 * seconds  # first choose vEUs that keep nobody's weights
-            before = _spread_out(spread(busy, operator.task_count, seconds))
-            if static:
-                self.at[weights] = before
+            busy[list({v for placed in self.at.values() for v in placed})] += (
+                0.5 * seconds
+            )  # first those that keep nobody's weights
+            before = self.at[weights] = _spread_out(spread(busy, operator.task_count, seconds))
             return before
         away = _spread_out(spread(loads, operator.task_count, seconds))
         return before if _end(before, loads, seconds) <= _end(away, loads, seconds) else away
@@ -145,13 +143,16 @@ def side_by_side(
         for kernel in sorted(members, key=lambda k: (not affinity.known(k), -k.task_time(share))):
             name, seconds = kernel.operator.name, kernel.task_time(share)
             ready = max((finish[p] for p in after.get(name, ()) if p in finish), default=0.0)
-            placed = affinity.place(kernel, np.maximum(loads, ready), seconds)
-            counts = np.bincount(placed, minlength=len(loads))
+            free = np.maximum(loads, ready)
+            placed = affinity.place(kernel, free, seconds) if affinity.shared.get(name) else None
+            counts = (
+                spread(free, kernel.operator.task_count, seconds) if placed is None else np.bincount(placed, minlength=len(loads))
+            )
             used = counts > 0
-            loads[used] = np.maximum(loads[used], ready) + counts[used] * seconds
+            loads[used] = free[used] + counts[used] * seconds
             finish[name] = float(loads[used].max(initial=ready))
             if rows is not None:
-                fill(rows, name, placed)
+                fill(rows, name, _spread_out(counts) if placed is None else placed)
     return float(loads.max(initial=0.0)) + len(levels) * device.launch
 
 

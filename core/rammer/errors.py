@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar, Final
 
+__all__ = ["BadInput", "DeviceFailure", "DeviceUnavailable", "Mismatch", "MissingDependency", "RammerError"]
+
 #: Modules of Python whose errors are those of a file, a database or another program.
 _OUTSIDE: Final = frozenset({"sqlite3", "subprocess"})
 #: Whose errors are ours where they escape: our own, Python's and those of what we compute with.

@@ -23,6 +23,8 @@ from rammer.device.loader import DeviceStatus, Registry
 from rammer.errors import DeviceUnavailable, RammerError
 from rammer.runtime.executable import Executable
 
+__all__ = ["RammerBackend", "RammerRep", "devices", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 

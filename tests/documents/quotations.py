@@ -29,6 +29,7 @@ from rammer.ir.verify import VerifyError, verify
 from rammer.profile.store import KernelStore
 from rammer.report.stages import STAGES
 from rammer.schedule.fold import fold
+from rammer.testing.interface import GROUPS, MEMBERS, names_of
 from rammer.testing.walkthrough import model
 from rammer.tile.search import candidates
 from rammer.tile.traffic import task_cost
@@ -249,6 +250,24 @@ def results() -> str:
     return "\n".join(rows) + "\n"
 
 
+def interface() -> str:
+    """Public modules with their names."""
+    rows = list[str]()
+    for group, modules in GROUPS.items():
+        rows += ["", f"### {group}", "", "| module | names |", "|---|---|"]
+        rows += [f"| `{m}` | {', '.join(f'`{n}`' for n in names_of(m))} |" for m in modules]
+    rows += [
+        "",
+        "### Members",
+        "",
+        "Of these classes only the members named here. The first two are imported, of the others users",
+    ]
+    rows += ["are given instances.", ""]
+    rows += ["| class | members |", "|---|---|"]
+    rows += [f"| `{path}` | {', '.join(f'`{m}`' for m in members)} |" for path, members in MEMBERS.items()]
+    return "\n".join(rows).strip() + "\n"
+
+
 QUOTED: dict[str, Callable[[], str]] = {
     **{name: lambda name=name: stage(name) for name in ("graph", "compute", "tile", "kernels", "program", "schedule")},
     "source": source,
@@ -270,4 +289,5 @@ QUOTED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "options": options,
     "results": results,
+    "interface": interface,
 }

@@ -14,6 +14,8 @@ from typing import Final
 from rammer.codegen.target import CTarget
 from rammer.codegen.vectors import GNU, WIDTHS, vectors
 
+__all__ = ["C99", "STANDARD", "helpers", "one_thread"]
+
 #: Suffix of helper functions by element type. Narrow integers compute in 32 bits.
 SUFFIX: dict[str, str] = {
     "float32": "f32",

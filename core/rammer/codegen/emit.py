@@ -19,6 +19,8 @@ from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator
 from rammer.ir.types import row_major
 
+__all__ = ["emit", "scratch_bytes"]
+
 
 def emit(operator: ROperator, binding: Binding, target: CTarget) -> CFunction:
     """One C function that computes any task of ``operator``.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from rammer.ir.expr import TRANSCENDENTAL
 
+__all__ = ["GNU", "MATH", "WIDTHS", "Vectors", "lane_by_lane", "vector_name", "vectors"]
+
 #: Mathematical functions of the scalar language with a C spelling of their own.
 MATH = (
     "floor",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rammer.passes.pipeline import Pass
     from rammer.schedule.policy import Policy
 
+__all__ = ["Hooks", "hookimpl"]
+
 PROJECT = "rammer"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

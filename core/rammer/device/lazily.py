@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar, overload
 
+__all__ = ["Lazily"]
+
 T = TypeVar("T")
 
 

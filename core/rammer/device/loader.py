@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from rammer.passes.pipeline import Pass
     from rammer.schedule.policy import Policy
 
+__all__ = ["DeviceStatus", "Registry"]
+
 GROUP = "rammer.devices"
 #: Hooks by which a plugin changes the compilation for devices that are not its own.
 EXTENSIONS = ("rammer_policies", "rammer_passes", "rammer_operators", "rammer_lowerings", "rammer_kernels")

@@ -19,6 +19,30 @@ from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram, Storage
 from rammer.ir.types import TensorType
 
+__all__ = [
+    "ALIGNED_ELEMENTS",
+    "API_VERSION",
+    "Array",
+    "Backend",
+    "Binding",
+    "Bound",
+    "Device",
+    "Exhaustive",
+    "Families",
+    "Hardware",
+    "Loaded",
+    "MissingDependency",
+    "OpenOptions",
+    "Poisoned",
+    "Preparing",
+    "Profiler",
+    "PrologueRated",
+    "Rated",
+    "RunResult",
+    "Span",
+    "Tracer",
+]
+
 #: Raised by one whenever a plugin written for the previous version would no longer work.
 API_VERSION = 3
 

@@ -22,6 +22,8 @@ from rammer.ir.graph import Graph, Node
 from rammer.ir.names import Names, identifier, quoted
 from rammer.ir.types import TensorType
 
+__all__ = ["CannotLower", "Lowering", "LoweringFn", "axes_of_shape"]
+
 
 class CannotLower(Exception):
     """This node has no tensor expression (the message says why); it runs on the host instead."""

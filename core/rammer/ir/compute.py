@@ -22,6 +22,8 @@ from rammer.ir.names import SHOWN, checked, quoted, unquoted
 from rammer.ir.parse import TENSOR, Form, Pattern, form_of, pattern_of
 from rammer.ir.types import LONG, SHORT, TensorType, is_float
 
+__all__ = ["Axis", "Combiner", "Compute", "ComputeGraph"]
+
 Combiner: TypeAlias = Literal["sum", "max", "min", "prod"]
 Kind: TypeAlias = Literal["contraction", "window", "reduction", "map"]
 #: One half-open range per axis.

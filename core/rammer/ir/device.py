@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+__all__ = ["MemoryLayer", "Scope", "VDevice"]
+
 #: Who shares one instance of a memory layer: the host and all devices, one device, one vEU, one thread.
 Scope: TypeAlias = Literal["host", "device", "veu", "thread"]
 

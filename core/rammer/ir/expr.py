@@ -15,6 +15,9 @@ from typing import TypeAlias
 
 from rammer.ir.hashed import Hashed
 
+__all__ = ["OPS", "Cast", "Const", "Expr", "Load", "Number", "Op", "Ref", "Table", "as_index", "children", "dtype_of"]
+__all__ += ["integer", "interval", "loads", "rename_tensors", "substitute", "transform", "walk"]
+
 Number: TypeAlias = "int | float | bool"
 Interval: TypeAlias = "tuple[int, int]"  # inclusive bounds
 
@@ -126,8 +129,7 @@ class OpInfo:
 #: Functions of one number that no device has an exact instruction for.
 TRANSCENDENTAL = (
     *("exp", "log", "expm1", "log1p", "erf"),
-    *("sin", "cos", "tan", "asin", "acos", "atan"),
-    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
 )
 #: Transcendentals count as 8 FLOP, the usual convention of roofline tables.
 OPS: dict[str, OpInfo] = {
@@ -137,9 +139,7 @@ OPS: dict[str, OpInfo] = {
     "pow": OpInfo(2, flops=8),
     **{n: OpInfo(2, "bool") for n in ("eq", "lt", "le")},
     **{n: OpInfo(2) for n in ("and_", "or_", "xor", "shl", "shr")},
-    "not_": OpInfo(1, "bool"),
-    "isnan": OpInfo(1, "bool"),
-    "isinf": OpInfo(1, "bool"),
+    **{n: OpInfo(1, "bool") for n in ("not_", "isnan", "isinf")},
     "where": OpInfo(3),
 }
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}

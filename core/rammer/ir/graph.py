@@ -11,6 +11,8 @@ import numpy as np
 from rammer.ir.names import quoted
 from rammer.ir.types import TensorType
 
+__all__ = ["Graph", "Node", "Value", "verify_graph"]
+
 
 @dataclass(frozen=True, slots=True)
 class Value:

@@ -14,6 +14,8 @@ from rammer.ir.expr import Interval
 from rammer.ir.names import checked
 from rammer.ir.types import TensorType
 
+__all__ = ["Connection", "RKernel", "ROperator", "Resources", "Written"]
+
 
 @dataclass(frozen=True, slots=True)
 class Connection:

@@ -9,6 +9,8 @@ from functools import cache
 
 import numpy as np
 
+__all__ = ["SHORT", "TensorType", "is_float", "itemsize", "row_major"]
+
 #: dtype name -> short spelling used in printed text.
 SHORT: dict[str, str] = {
     "float16": "f16",

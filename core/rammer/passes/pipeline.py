@@ -18,6 +18,8 @@ from rammer.passes.fold import Fold
 from rammer.passes.identity import RemoveIdentities
 from rammer.passes.sink import SinkReshapes
 
+__all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
+
 
 @runtime_checkable
 class Pass(Protocol):

@@ -14,6 +14,8 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
 from rammer.ir.types import TensorType, is_float
 
+__all__ = ["own_buffer", "probe_program", "random_inputs", "random_values", "task_times"]
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Seconds that one timed run should take at least, so that what starting it takes is about 1%; how often it runs; and most

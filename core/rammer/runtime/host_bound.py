@@ -14,6 +14,8 @@ from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
 
+__all__ = ["HostBound"]
+
 #: What a measured time holds where runs read the bound arrays and write into them.
 WHOLE: Final = "wall, NumPy in and out"
 

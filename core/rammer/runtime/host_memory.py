@@ -24,6 +24,8 @@ from rammer.plan.room import room
 from rammer.profile.probe import random_inputs as random_inputs  # where plugins look for them
 from rammer.profile.probe import random_values as random_values
 
+__all__ = ["HostMemory", "evaluate_task", "random_inputs", "random_values", "view"]
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from rammer.ir.program import Counter, RProgram, Task, WaveTask, waves
 
+__all__ = ["fold"]
+
 
 def fold(program: RProgram, veus: int) -> RProgram:
     """``program`` on ``veus`` rows: row ``v`` joins row ``v mod veus``. With enough vEUs, the program itself.

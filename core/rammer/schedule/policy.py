@@ -10,6 +10,8 @@ from typing import Protocol
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 
+__all__ = ["OperatorGraph", "Policy", "Schedule", "rows_of"]
+
 
 @dataclass(frozen=True)
 class OperatorGraph:

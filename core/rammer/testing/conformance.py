@@ -63,6 +63,18 @@ from rammer.testing.table_checks import spreading_program as spreading_program
 from rammer.testing.thread_checks import check_bound_calls, check_closing, check_dropped, check_first_runs, check_runs
 from rammer.testing.value_checks import check_functions, check_half, check_integers
 
+__all__ = [
+    "CHECKS",
+    "check_device",
+    "copying_program",
+    "failures",
+    "reference",
+    "registry_of",
+    "relative_error",
+    "spreading_program",
+    "subject",
+]
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: How often times that contradict the work are measured again.

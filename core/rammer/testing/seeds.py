@@ -13,6 +13,8 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
+__all__ = ["rng", "seed", "seed_of"]
+
 
 def seed_of(run: int, test: str) -> int:
     """The seed, below 2^31, of a test (its node id) in a run."""

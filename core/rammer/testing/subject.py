@@ -15,6 +15,8 @@ from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
 from rammer.testing.small_models import SmallModel
 
+__all__ = ["ConformanceError", "Subject"]
+
 
 class ConformanceError(AssertionError):
     """A device breaks the contract; the text says which part, with the seed to repeat it."""

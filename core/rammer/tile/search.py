@@ -16,6 +16,8 @@ from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 from rammer.tile.traffic import TaskCost, task_cost
 
+__all__ = ["candidates"]
+
 #: Tasks per vEU that the seeds aim at.
 ROUNDS = (1, 2, 4, 8, 32)
 

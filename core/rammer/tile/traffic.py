@@ -11,6 +11,8 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType, itemsize
 
+__all__ = ["TaskCost", "task_cost"]
+
 #: One vEU alone may draw this many times its fair share of the device's bandwidth: a few cores saturate a
 #: memory controller. Measured on devices with a clock; this value only ranks tiles before tuning.
 LONE_BANDWIDTH_SHARE = 4.0

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 
 from rammer.device.loader import Registry
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.testing.conformance import CHECKS, copying_program, subject
+from rammer.testing.interface import private_uses
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_conformance(check: str) -> None:
     with subject("toy") as device:
         CHECKS[check](device)
+
+
+def test_it_uses_public_names_alone() -> None:
+    assert not private_uses(Path(str(import_module("rammer_toy").__file__)).read_text())
 
 
 def test_limits_are_named() -> None:

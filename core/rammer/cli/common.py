@@ -96,6 +96,8 @@ def write_text(path: Path, text: str) -> None:
 
 def describe_array(name: str, array: Array) -> list[str]:
     """A table row: name, type, smallest and largest value, count of NaN."""
+    if not isinstance(array, np.ndarray):
+        return [name, "nothing" if array is None else f"sequence of {len(array)}", "-", "-", "-"]
     shape = "x".join(map(str, array.shape)) or "scalar"
     if not array.size or array.dtype.kind not in "biuf":
         return [name, f"{array.dtype} {shape}", "-", "-", "-"]

@@ -31,7 +31,7 @@ from rammer.frontend import nodes as nd
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_types
-from rammer.frontend.later import Later, Rest, Unknown, host_node, untyped
+from rammer.frontend.later import Later, Rest, Unknown, host_node, no_tensor, untyped
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
@@ -85,7 +85,8 @@ def bind_until(
     extents = bound_shapes(model, shapes)
     scope = _Scope({}, checks.opset_versions(model.proto.opset_import))
     inputs = []
-    for port in model.inputs:
+    numeric = [port for port in model.inputs if port.numeric]
+    for port in numeric:
         limits.check_shape(extents[port.name], f"input {port.name}")
         value = Value(identifier(port.name, walk.taken), TensorType(port.dtype, extents[port.name]), port.name)
         scope.values[port.name] = value.name
@@ -96,15 +97,16 @@ def bind_until(
     walk.initializers(graph, scope)
     for name, array in model.known.items():
         walk.constant(name, array, scope)
-    order = checks.sorted_nodes(graph, {*model.known, *scope.values})
-    later = walk.known_shapes(checks.live_nodes(order, model.outputs), scope)
+    given = {port.name for port in model.inputs}
+    later = Later(foreign=given - {port.name for port in numeric})
+    order = checks.sorted_nodes(graph, {*model.known, *given})
+    walk.known_shapes(checks.live_nodes(order, model.outputs), scope, later)
     declared = {v.name: v.type.tensor_type.elem_type for v in graph.output}
-    if not later:
+    if not later and later.foreign.isdisjoint(model.outputs):
         outputs = tuple(walk.output(name, declared[name], scope) for name in dict.fromkeys(model.outputs))
         return _assembled(model, walk, tuple(inputs), outputs), None
-    given = {port.name for port in model.inputs}
-    read = [n for n in later.reads(model.outputs) if n in scope.values]
-    known = {n: walk.known[scope.values[n]] for n in read if scope.values[n] in walk.known}
+    read = [n for n in later.reads(model.outputs) if n in scope.values or n in given]
+    known = {n: walk.known[scope.values[n]] for n in read if n in scope.values and scope.values[n] in walk.known}
     made = [n for n in read if n not in known and n not in given]
     for name in made:
         walk.reserved.setdefault(name, identifier(name, walk.taken))
@@ -154,12 +156,14 @@ class _Walk:
         for proto in checks.live_nodes(order, outputs):
             self.step(proto, scope)
 
-    def known_shapes(self, order: Iterable[NodeProto], scope: _Scope) -> Later:
-        """Walk over the operators whose shapes can be known; the others, and all that read what those compute, come later."""
-        later = Later()
+    def known_shapes(self, order: Iterable[NodeProto], scope: _Scope, later: Later) -> None:
+        """Walk over the operators whose shapes can be known; the others, and all that read what those compute, come ``later``."""
         for proto in order:
             reads = checks.node_reads(proto)
             if later.waits(proto, reads):
+                continue
+            if any(n in later.foreign or self.foreign(scope.values[n]) for n in reads):
+                later.blocked(proto, host_node(proto, scope.opsets), reads, no_tensor(proto))
                 continue
             made = len(self.nodes)
             try:
@@ -168,7 +172,10 @@ class _Walk:
                 del self.nodes[made:]
                 known = [n for n in reads if scope.values[n] in self.known]
                 later.blocked(proto, host_node(proto, scope.opsets), known, problem)
-        return later
+
+    def foreign(self, name: str) -> bool:
+        """Whether a value is a constant that no device holds."""
+        return name in self.known and str(self.known[name].dtype) not in SHORT
 
     def step(self, proto: NodeProto, scope: _Scope) -> None:
         """Fold, inline, expand or keep one operator, whichever is possible first."""

@@ -16,6 +16,7 @@ from rammer.errors import BadInput
 from rammer.frontend import custom, limits
 from rammer.frontend.nodes import element_type, node_title
 from rammer.frontend.wellformed import check_node, check_strings
+from rammer.ir.port import ON_HOST
 from rammer.ir.types import SHORT
 
 #: Field number -> (name, wire type) of ModelProto (onnx.proto); 0 is a varint, 2 is length-delimited.
@@ -327,11 +328,13 @@ def free_values(graph: GraphProto) -> list[str]:
 
 
 def check_port_type(kind: str, name: str, proto: TypeProto) -> str:
-    """The element type of an input or output of the model; BadInput if it cannot be held in a Graph."""
+    """The element type of an input or output of the model, or what it is if it is no tensor of numbers; BadInput for what nothing
+    holds."""
     value = proto.WhichOneof("value")
-    dtype = element_type(proto.tensor_type.elem_type) if value == "tensor_type" else ""
-    if dtype in SHORT:
+    dtype = element_type(proto.tensor_type.elem_type) if value == "tensor_type" else (value or "").removesuffix("_type")
+    if dtype in SHORT or dtype in ON_HOST:
         return dtype
+    dtype = dtype if value == "tensor_type" else ""
     shown = f"element type {dtype}" if dtype else f"type {(value or 'unknown').removesuffix('_type')}"
     raise BadInput(
         f"{kind} {name!r} has {shown}, which is not supported", f"{kind} {name}", f"supported are tensors of {', '.join(SHORT)}"

@@ -102,7 +102,7 @@ def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) 
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     schema = defs.get_schema(proto.op_type, opsets[domain], domain)
     operands = {n: values[n] for n in proto.input if n}
-    kinds = {n: nd.type_proto(a.dtype, a.shape) for n, a in operands.items()}
+    kinds = {n: nd.value_type(a) for n, a in operands.items()}
     inferred = inferred_types(schema, proto, kinds, operands, opsets)
     types = {o: t for o in proto.output if o and (t := nd.tensor_type(inferred.get(o, TypeProto())))}
     return evaluate(nd.plain_node(proto, schema.since_version), operands, types)
@@ -132,10 +132,14 @@ def _untrusted(node: Node, when: str) -> str:
 
 def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dict[str, np.ndarray] | None:
     """The outputs by the operator's Computes; None without a lowering or with types that have none. Raises CannotLower."""
+    if (node.domain, node.op) not in REGISTRY or not all(
+        isinstance(values[n], np.ndarray | np.generic) for n in node.inputs if n
+    ):
+        return None  # a sequence, or an optional that is empty
     operands = {n: np.asarray(values[n]) for n in node.inputs if n}
     outputs = [o for o in node.outputs if o]
     known = all(str(a.dtype) in SHORT for a in operands.values()) and all(o in types for o in outputs)
-    if (node.domain, node.op) not in REGISTRY or not known:
+    if not known:
         return None
     # Names may be those of the model, which are no identifiers.
     names = {n: f"v{i}" for i, n in enumerate((*operands, *outputs))}
@@ -152,10 +156,8 @@ def _lowered(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> dic
 
 
 def _use(node: Node, values: Arrays) -> Use:
-    kinds = [
-        TensorType(str(values[n].dtype), values[n].shape) if n and str(values[n].dtype) in SHORT else None for n in node.inputs
-    ]
-    known = [values[n] if n else None for n in node.inputs]
+    known = [values[n] if n and isinstance(values[n], np.ndarray | np.generic) else None for n in node.inputs]
+    kinds = [TensorType(str(a.dtype), a.shape) if a is not None and str(a.dtype) in SHORT else None for a in known]
     return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], known)
 
 
@@ -170,7 +172,7 @@ def _referred(node: Node, values: Arrays) -> dict[str, np.ndarray]:
         renamed = [f"{n}:input" if n else "" for n in proto.input]
         del proto.input[:]
         proto.input.extend(renamed)
-    types = {n: nd.type_proto(a.dtype, a.shape) for n, a in feeds.items()}
+    types = {n: nd.value_type(a) for n, a in feeds.items()}
     inner = {d: v for body in nd.bodies(node) for d, v in body.opsets}
     return _by_reference(
         proto, types, {"": node.version, **inner, node.domain: inner.get(node.domain, node.version)}, feeds, names
@@ -179,7 +181,7 @@ def _referred(node: Node, values: Arrays) -> dict[str, np.ndarray]:
 
 def _by_reference(
     proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int], feeds: Arrays, outer: Iterable[str]
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """One operator run by ``onnx.reference``; operators of its bodies are run by ``evaluate``."""
     from onnx.reference import ReferenceEvaluator
 
@@ -197,7 +199,15 @@ def _by_reference(
     finally:
         if outermost is not None:
             _HOST_CLOCK.reset(outermost)
-    return {name: np.asarray(r) for name, r in zip(outputs, results, strict=True)}
+    return {name: _kept(r) for name, r in zip(outputs, results, strict=True)}
+
+
+def _kept(value: Any) -> Any:
+    """A value as an array, strings as objects; a list (a sequence) or None (an empty optional) as it is."""
+    if value is None or isinstance(value, list):
+        return value
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "SU" else array
 
 
 @cache
@@ -213,14 +223,14 @@ def _own_operators() -> tuple[type[Any], ...]:
         def run(self, *args: Any, linked_attributes: Any = None, context: Any = None) -> tuple[Any, ...]:
             """The outputs; attributes are those of the node."""
             node: NodeProto = self.onnx_node
-            values = {n: np.asarray(a) for n, a in zip(node.input, args, strict=False) if n}
+            values = {n: _kept(a) for n, a in zip(node.input, args, strict=False) if n}
             results = evaluate_proto(node, values, self.run_params["opsets"])
             return tuple(results.get(o) for o in node.output)
 
         def _run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
             return self.run(*args)
 
-    own = (type(op, (Own,), {}) for domain, op in REGISTRY if not domain)
+    own = (type(op, (Own,), {}) for op in {*OPERATORS, *(op for domain, op in REGISTRY if not domain)})
     return *own, *(type(base.__name__, (_Timed, base), {"op_domain": ""}) for base in (Loop, Scan))
 
 

@@ -85,7 +85,14 @@ def _overlap(a: Array, b: Array) -> float:
 
 
 #: Standard operator -> what runs it.
+def _optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
+    """ "an optional-type value containing either an empty optional of a certain type ... or a non-empty value containing the input
+    element": the element itself here, or None. The reference makes a list of it."""
+    return [operands[0] if operands else None]
+
+
 OPERATORS: Final[Mapping[str, _Operator]] = {
+    "Optional": _optional,
     "Unique": _unique,
     "NonMaxSuppression": _non_max_suppression,
     "DynamicQuantizeLinear": _dynamic_quantize,

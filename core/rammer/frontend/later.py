@@ -7,7 +7,7 @@ what follows is compiled for the shapes found.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, TypeAlias
@@ -21,7 +21,7 @@ from rammer.frontend import nodes as nd
 from rammer.frontend.reader import Model
 from rammer.ir.graph import Node
 from rammer.ir.names import shortened
-from rammer.ir.port import InputPort
+from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.ir.types import SHORT
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -106,26 +106,28 @@ class Rest:
         """The operators after ``first`` as a model of their own, for the types, shapes and deciding values found. BadInput where
         a deciding one is too large."""
         for name in self.deciding & values.keys():
-            if values[name].size > MOST_DECIDING:
+            if np.size(values[name]) > MOST_DECIDING:
                 raise BadInput(
                     f"{name!r} decides shapes by {values[name].size} values, more than {MOST_DECIDING}",
                     self.why.where,
                     "make it a constant of the model",
                 )
         known = {n: values[n] if n in values else self.known[n] for n in self.reads if n in self.deciding or n in self.known}
-        ports = tuple(InputPort(n, str(values[n].dtype), values[n].shape) for n in self.reads if n not in known)
+        ports = tuple(port_of(n, values[n]) for n in self.reads if n not in known)
         outputs = tuple(v.name for v in self.proto.graph.output)
         return replace(self.whole, proto=self.proto, inputs=ports, outputs=outputs, known=known)
 
 
 @dataclass
 class Later:
-    """The operators put off during a walk, in order, and the values that wait for them."""
+    """The operators put off during a walk, in order, and the values that wait for them. ``foreign`` are values that are there but
+    are no tensors of numbers: what reads them runs on the host."""
 
     nodes: list[NodeProto] = field(default_factory=list)
     first: list[Node] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     deciding: set[str] = field(default_factory=set)
+    foreign: Set[str] = frozenset()
     why: Unknown | None = None
 
     def __bool__(self) -> bool:
@@ -161,7 +163,7 @@ class Later:
 
     def rest(self, model: Model, known: Mapping[str, Array], inputs: Sequence[str]) -> Rest:
         """All of it."""
-        assert self.why is not None
+        why = self.why or Unknown("an output is an input that no device holds", f"graph {model.name}")
         made = {o for node in self.nodes for o in node.output}
         proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
         proto.graph.name = model.proto.graph.name
@@ -169,13 +171,29 @@ class Later:
         proto.graph.output.extend(v for v in model.proto.graph.output if v.name in made)
         # What decides shapes further on is better known at once: one program less.
         decides = self.deciding | {n for node in self.nodes for n in deciding(node)}
-        return Rest(model, proto, tuple(self.first), tuple(inputs), frozenset(decides - made), known, self.why)
+        return Rest(model, proto, tuple(self.first), tuple(inputs), frozenset(decides - made), known, why)
 
 
 def deciding(proto: NodeProto) -> list[str]:
     """Names of the operands that decide shapes."""
     places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else ()
     return [proto.input[i] for i in places if i < len(proto.input) and proto.input[i]]
+
+
+def port_of(name: str, value: Any) -> InputPort:
+    """The input that ``value`` would be."""
+    if isinstance(value, np.ndarray) and str(value.dtype) in SHORT:
+        return InputPort(name, str(value.dtype), value.shape)
+    if isinstance(value, np.ndarray):
+        return InputPort(name, STRING, value.shape)
+    return InputPort(name, OPTIONAL if value is None else SEQUENCE, ())
+
+
+def no_tensor(proto: NodeProto) -> Unknown:
+    """Why an operator runs on the host that reads or makes what is no tensor of numbers."""
+    return Unknown(
+        f"{proto.op_type} reads or makes what is no tensor of numbers", nd.node_title(proto), "run the model as a whole"
+    )
 
 
 def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
@@ -191,9 +209,8 @@ def untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: Type
     """Why an output has no static type."""
     kind = inferred.WhichOneof("value") if inferred is not None else None
     dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"
-    if kind not in (None, "tensor_type"):
-        what = f"{proto.op_type} gives {output!r} the type {kind.removesuffix('_type')}, which is not supported"
-        hint = "export the model without sequences and optionals"
+    if kind not in (None, "tensor_type") or dtype == STRING:
+        return no_tensor(proto)
     elif dtype not in (*SHORT, "undefined"):
         what = f"{proto.op_type} gives {output!r} the element type {dtype}, which is not supported"
         hint = f"supported are tensors of {', '.join(SHORT)}"

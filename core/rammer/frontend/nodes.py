@@ -151,6 +151,18 @@ def type_proto(dtype: np.dtype[Any], shape: Sequence[int]) -> TypeProto:
     return helper.make_tensor_type_proto(element_code(dtype), tuple(shape))
 
 
+def value_type(value: Any) -> TypeProto:
+    """The ONNX type of an array, of a list (a sequence; of float32 where it is empty), or of None (an empty optional)."""
+    if value is None:
+        return helper.make_optional_type_proto(helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
+    if isinstance(value, list | tuple):
+        inner = value_type(value[0]) if value else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+        inner.tensor_type.ClearField("shape")
+        return helper.make_sequence_type_proto(inner)
+    array = np.asarray(value)
+    return type_proto(array.dtype, array.shape)
+
+
 def element_code(dtype: np.dtype[Any]) -> int:
     """ONNX's number of an element type; object and str arrays hold strings."""
     return int(onnx.TensorProto.STRING if dtype.kind in "OSU" else helper.np_dtype_to_tensor_dtype(dtype))

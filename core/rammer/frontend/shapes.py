@@ -14,7 +14,7 @@ _IMAGE = (1, 3, 224, 224)
 
 
 def bound_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Input name -> static shape. A symbol has one extent wherever it occurs.
+    """Input name -> static shape, of those that are tensors of numbers. A symbol has one extent wherever it occurs.
 
     Raises BadInput for an unknown input, a shape that contradicts the model, and a dynamic dimension
     that no shape fixes; the hint then spells the option to type.
@@ -28,7 +28,7 @@ def bound_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
     symbols: dict[str, int] = {}
     for name, shape in shapes.items():
         _unify(ports[name], tuple(shape), symbols)
-    return {name: _shape(port, shapes.get(name), symbols, ports) for name, port in ports.items()}
+    return {name: _shape(port, shapes.get(name), symbols, ports) for name, port in ports.items() if port.numeric}
 
 
 def _unify(port: InputPort, shape: tuple[int, ...], symbols: dict[str, int]) -> None:

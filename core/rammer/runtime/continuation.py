@@ -17,9 +17,10 @@ from rammer.runtime.specialised import NO_RUN, Specialised, Timing
 if TYPE_CHECKING:
     from rammer.frontend.later import Rest
     from rammer.frontend.reader import Model
+    from rammer.ir.port import InputPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-Key: TypeAlias = "tuple[tuple[str, str, tuple[int, ...], bytes], ...]"
+Key: TypeAlias = "tuple[tuple[InputPort, bytes], ...]"
 
 
 @dataclass
@@ -52,9 +53,8 @@ class Continuation:
         host, timing, found = time.perf_counter() - start, NO_RUN, dict[str, Array]()
         if rest.proto.graph.node:
             with self.residents.used(lambda: self._specialised(known)) as special:
-                ports = (v.external or v.name for v in special.compiled.graph.inputs)
-                found, timing = special.run({n: np.asarray(known[n], order="C") for n in ports})
-        outputs = {n: found[n] if n in found else np.array(known[n]) for n in rest.outputs}
+                found, timing = special.run({n: own(known[n], copied=False) for n in rest.reads})
+        outputs = {n: found[n] if n in found else own(known[n]) for n in rest.outputs}
         return outputs, Timing(timing.device, host + timing.host, time.perf_counter() - start, timing.notes)
 
     def _hosted(self, known: dict[str, Array]) -> dict[str, Array]:
@@ -67,11 +67,12 @@ class Continuation:
         return made
 
     def _specialised(self, known: Mapping[str, Array]) -> Specialised:
+        from rammer.frontend.later import port_of
+
         model = self.rest.model(known)
+        decided = {n: known[n].tobytes() for n in self.rest.deciding if n in known}
         key = tuple(
-            (n, str(known[n].dtype), known[n].shape, known[n].tobytes() if n in self.rest.deciding else b"")
-            for n in self.rest.reads
-            if n not in self.rest.known
+            (p, decided.get(p.name, b"")) for p in (port_of(n, known[n]) for n in self.rest.reads if n not in self.rest.known)
         )
         found = self.residents.find(key)
         if found is None:
@@ -82,3 +83,12 @@ class Continuation:
     def close(self) -> None:
         """Free the device."""
         self.residents.close()
+
+
+def own(value: Any, copied: bool = True) -> Any:
+    """A value for a caller: an array of its own (or at least a contiguous one), or a list of such."""
+    if isinstance(value, list | tuple):
+        return [own(v, copied) for v in value]
+    if value is None:
+        return None
+    return np.array(value) if copied else np.asarray(value, order="C")

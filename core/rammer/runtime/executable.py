@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,14 +17,14 @@ from rammer.compiled.artifact import Artifact, save_artifact
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
-from rammer.device.arrays import as_numpy, by_name, dtype_of, shape_of
+from rammer.device.arrays import as_numpy, by_name, dtype_of, mapped, shape_of
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
 from rammer.errors import BadInput, printable
 from rammer.ir.collector import collector_paused
 from rammer.ir.operator import RKernel
-from rammer.ir.port import InputPort
+from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.continuation import Continuation
@@ -99,7 +99,7 @@ class Executable:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run once. BadInput for missing, unknown, wrongly typed or wrongly shaped inputs."""
         arrays = self.checked(inputs)
-        with self._used({name: a.shape for name, a in arrays.items()}) as special:
+        with self._used(shapes_of(self.head, arrays)) as special:
             outputs, self.timing = special.run(arrays)
         return outputs
 
@@ -123,7 +123,7 @@ class Executable:
 
     def prepare(self, inputs: Mapping[str, Array]) -> Specialised:
         """Compile and load for the shapes of ``inputs``, or return what is cached."""
-        return self.specialise({name: a.shape for name, a in inputs.items()})
+        return self.specialise(shapes_of(self.head, inputs))
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
@@ -289,9 +289,32 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
 
 def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
     """The inputs as arrays of exactly the declared types; BadInput says which one is wrong and how."""
-    arrays = {name: as_numpy(f"input {name!r}", value) for name, value in by_name("input", given).items()}
-    check_ports(ports, {name: (str(a.dtype), a.shape) for name, a in arrays.items()})
-    return {p.name: np.asarray(arrays[p.name], order="C") for p in ports}
+    given = mapped("input", given)
+    hosted = {p.name: _on_host(p, given[p.name]) for p in ports if not p.numeric and p.name in given}
+    others = by_name("input", {n: v for n, v in given.items() if n not in hosted})
+    arrays = {n: as_numpy(f"input {n!r}", v) for n, v in others.items()}
+    check_ports(ports, {**dict.fromkeys(hosted, ("", ())), **{n: (str(a.dtype), a.shape) for n, a in arrays.items()}})
+    return {p.name: hosted[p.name] if p.name in hosted else np.asarray(arrays[p.name], order="C") for p in ports}
+
+
+def _on_host(port: InputPort, value: Any) -> Any:
+    """A value of an input that no device holds. BadInput where it is of another kind."""
+    if port.dtype == SEQUENCE and isinstance(value, list | tuple):
+        return [as_numpy(f"input {port.name!r}", v) for v in value]
+    if port.dtype == OPTIONAL:
+        if value is None or isinstance(value, list | tuple):
+            return value
+        return as_numpy(f"input {port.name!r}", value)
+    array = as_numpy(f"input {port.name!r}", value)
+    if port.dtype == STRING and array.dtype.kind in "OUST":
+        return array.astype(object)
+    wanted = {STRING: "an array of strings", SEQUENCE: "a list of arrays"}[port.dtype]
+    raise BadInput(f"input {port.name!r} is {array.dtype}{list(array.shape)}, the model declares {wanted}")
+
+
+def shapes_of(head: Head, values: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the inputs that a device can hold."""
+    return {p.name: values[p.name].shape for p in head.inputs if p.numeric}
 
 
 def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -303,8 +326,9 @@ def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tup
     for port in ports:
         if port.name not in given:
             raise BadInput(f"input {port.name!r} is missing", hint=f"the model needs: {', '.join(names)}")
-        _check_port(port, *given[port.name])
-    _check_symbols(ports, {name: shape for name, (_, shape) in given.items()})
+        if port.numeric:
+            _check_port(port, *given[port.name])
+    _check_symbols([p for p in ports if p.numeric], {name: shape for name, (_, shape) in given.items()})
 
 
 def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
@@ -320,7 +344,7 @@ def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
             raise BadInput(f"input {port.name!r} has {have} elements along axis {axis}, the model declares {declared}")
 
 
-def _check_symbols(ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check_symbols(ports: Sequence[InputPort], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """A named dimension must have one extent everywhere."""
     known: dict[str, tuple[int, str]] = {}
     for port in ports:

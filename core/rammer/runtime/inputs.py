@@ -60,7 +60,10 @@ def load_npy(path: Path) -> Array:
 
 
 def static_shape(port: InputPort, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The input's shape with --shape applied; BadInput with the option to type where it stays dynamic."""
+    """The input's shape with --shape applied; BadInput with the option to type where it stays dynamic, or for no tensor."""
+    if not port.numeric:
+        what = f"input {port.name!r} is of type {port.dtype}, which is not made up"
+        raise BadInput(what, str(port), "run the model from Python: rammer.compile(model).run({...})")
     shape = shapes.get(port.name, tuple(port.shape))
     if any(not isinstance(d, int) for d in shape):
         declared = ",".join("?" if d is None else str(d) for d in port.shape)

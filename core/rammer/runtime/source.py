@@ -15,8 +15,7 @@ from rammer.compiled.files import cache_text, cached_text
 from rammer.compiled.shares import in_threads
 from rammer.device.operators import CustomOperators
 from rammer.ir.data import loads
-from rammer.ir.port import InputPort
-from rammer.ir.types import SHORT
+from rammer.ir.port import ON_HOST, InputPort
 from rammer.profile.folder import cache_folder
 from rammer.version import __version__
 
@@ -119,7 +118,7 @@ def _share(path: Path, start: int) -> bytes:
 def _decode(data: dict[str, Any]) -> Head:
     inputs = tuple(InputPort(p["name"], p["dtype"], tuple(p["shape"])) for p in data["inputs"])
     names = (data["name"], *(p.name for p in inputs), *data["outputs"])
-    if not all(isinstance(n, str) for n in names) or not all(p.dtype in SHORT for p in inputs):
+    if not all(isinstance(n, str) for n in names) or not all(p.numeric or p.dtype in ON_HOST for p in inputs):
         raise ValueError("a name or an element type is none")
     if not all(d is None or type(d) is str or (type(d) is int and d > 0) for p in inputs for d in p.shape):
         raise ValueError("an extent is none")

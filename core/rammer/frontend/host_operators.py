@@ -84,13 +84,13 @@ def _overlap(a: Array, b: Array) -> float:
     return shared / (areas - shared) if areas > shared else 0.0
 
 
-#: Standard operator -> what runs it.
 def _optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
-    """ "an optional-type value containing either an empty optional of a certain type ... or a non-empty value containing the input
-    element": the element itself here, or None. The reference makes a list of it."""
+    """ "an optional-type value containing either an empty optional of a certain type ... or a non-empty value containing the
+    input element": the element itself here, or None. The reference makes a list of it."""
     return [operands[0] if operands else None]
 
 
+#: Standard operator -> what runs it.
 OPERATORS: Final[Mapping[str, _Operator]] = {
     "Optional": _optional,
     "Unique": _unique,

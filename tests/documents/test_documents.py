@@ -158,7 +158,10 @@ def test_every_page_is_in_the_contents() -> None:
 
 
 def test_every_family_of_cuda_has_a_page() -> None:
-    folders = {f.kernel.__module__.split(".")[1] for f in FAMILIES}
+    # Families of forms share a method that writes their kernels.
+    writers = [getattr(getattr(f.kernel, "__self__", None), "write", f.kernel) for f in FAMILIES]
+    folders = {writer.__module__.split(".")[1] for writer in writers}
+    assert len(folders) > 5
     assert folders <= {Path(page).parent.name for page in FAMILY_PAGES}
 
 

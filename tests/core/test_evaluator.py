@@ -27,8 +27,9 @@ from rammer.testing.operators.search import MODULES
 from rammer.testing.operators.voices import judge, onnxruntime, ours
 
 F32 = np.float32
-#: Judged operators without a generator, and what judges them: control flow below, constants by their own words.
-ELSEWHERE = {"If", "Loop", "Scan", "Constant", "CastLike"}
+#: Judged operators without a generator, and what judges them: control flow below, constants by their own words, optionals
+#: in test_foreign and ONNX's own tests.
+ELSEWHERE = {"If", "Loop", "Scan", "Constant", "CastLike", "Optional"}
 #: Of these only the outermost use has no implementation at all, or a decision refuses some uses.
 MAY_REFUSE = {"MaxRoiPool", "GridSample", "Erf"}
 

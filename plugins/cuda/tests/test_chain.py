@@ -28,6 +28,7 @@ from rammer_cuda.chain.kernel import CHAIN
 from rammer_cuda.chain.recognise import chain_of
 from rammer_cuda.contraction.halo import halo_of
 from rammer_cuda.contraction.kernel import contraction
+from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.packing import cores
 from rammer_cuda.contraction.warpgroup import RESULT_ORDER, halves
 
@@ -137,7 +138,7 @@ def test_a_patch_covers_every_window_once() -> None:
     operator, binding = conv(32, 64, 16, 3, stride=2)
     product = product_of(replace(operator, tile=(1, 32, 4, 8)), binding)
     depth = depth_of(product.main.reduce, 32)
-    halo = halo_of("b", product, product.b, product.columns, depth, 128, binding.storages["x"].strides, (1, 64, 16, 16))
+    halo = halo_of(Staged("b", product, product.b, product.columns, 32, depth, 128), binding)
     assert halo.unit == (2 * 3 + 3) * (2 * 7 + 3)
     assert halo.pitch % 16 == 8
     place = {r: eval(halo.place(str(r)).replace("/", "//")) for r in range(32)}  # C's division of positive numbers

@@ -19,7 +19,7 @@ from rammer.codegen.task import Unsuited
 from .cuda_choices import WARPS, choices
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.contraction.depth import depth_of
-from rammer_cuda.contraction.packing import pack
+from rammer_cuda.contraction.packing import Blocks, pack
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -52,7 +52,7 @@ def test_packing_holds_every_weight_once(block: int, rng: np.random.Generator) -
     operator, binding = CASES["three by three"]
     product = product_of(replace(operator, tile=(1, 12, 2, 13)), binding)
     depth = depth_of(product.main.reduce, block)
-    packing, _ = pack(product, product.a, 1, 16, depth)
+    packing, _ = pack(product, product.a, 1, Blocks(16, depth))
     weights = rng.standard_normal((20, 16, 3, 3), dtype=np.float32)
     weights[weights == 0] = 1  # one in ten million is; padding is what is zero below
     packed = packing.make(weights)

@@ -6,18 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from itertools import product
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from rammer.codegen.contraction import Roles, operand_of, product_of, roles_of, with_quotients
+from rammer.codegen.contraction import Roles, operand_of, roles_of, with_quotients
 from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.contraction.block import GROUP, MOST, Shape, shape_of, warpgroup_shape
+from rammer_cuda.contraction.block import GROUP, MOST, Shape, WarpgroupShape, shape_of, warpgroup_shape
 from rammer_cuda.contraction.cost import (
     RING_COSTS,
     WARPGROUP_COSTS,
@@ -25,6 +26,7 @@ from rammer_cuda.contraction.cost import (
     RingCost,
     Walk,
     WarpgroupCost,
+    Work,
     halo_elements,
     ring_seconds,
     warpgroup_seconds,
@@ -127,7 +129,8 @@ def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding, gpu
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
-    seconds = ring_seconds(cost, s, walk, tasks, rows * width, gpu, _together(roles, binding), roles.changed)
+    work = Work(tasks, rows * width, roles.changed, _together(roles, binding))
+    seconds = ring_seconds(cost, s, walk, work, gpu)
     ranked = np.where(possible, seconds, np.inf)
     stages = np.broadcast_to(s.stages, ranked.shape)
     for index in np.argsort(ranked, axis=None, kind="stable")[: int(possible.sum())]:
@@ -178,14 +181,17 @@ def _tiles(
     shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], groups: frozenset[int]
 ) -> list[tuple[int, ...]]:
     """Row tiles near ``ROWS`` by column tiles; axes of neither kind have tile 1."""
-    result = set[tuple[int, ...]]()
-    for row in tile_parts([shape[d] for d in rows], ROWS[0], ROWS[-1], groups):
-        for column in tile_parts([shape[d] for d in columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset()):
-            tile = [1] * len(shape)
-            for d, t in (*zip(rows, row, strict=True), *zip(columns, column, strict=True)):
-                tile[d] = t
-            result.add(tuple(tile))
-    return sorted(result)
+    tall = tile_parts([shape[d] for d in rows], ROWS[0], ROWS[-1], groups)
+    wide = tile_parts([shape[d] for d in columns], FEWEST_COLUMNS, MOST_COLUMNS, frozenset())
+    return sorted({_tile(len(shape), (*rows, *columns), (*row, *column)) for row, column in product(tall, wide)})
+
+
+def _tile(rank: int, axes: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
+    """The tile of these extents along ``axes``, and of 1 along all others."""
+    tile = [1] * rank
+    for d, extent in zip(axes, extents, strict=True):
+        tile[d] = extent
+    return tuple(tile)
 
 
 def tile_parts(extents: Sequence[int], fewest: int, most: int, groups: frozenset[int]) -> list[tuple[int, ...]]:
@@ -212,11 +218,11 @@ def _sizes(extent: int, groups: frozenset[int]) -> list[int]:
 
 def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    p = product_of(operator, binding, cost.instruction.dtype, prologue=cost.instruction.prologue)
+    p = cost.instruction.product(operator, binding)
     s = cost.instruction.block(p)
-    walk, changed = Walk.of(depth_of(p.main.reduce, s.bk)), "a" if p.a.prologue else "b" if p.b.prologue else ""
-    cells, together = p.row_count * p.width, not p.b.guards
-    return float(ring_seconds(cost, s, walk, operator.task_count, cells, gpu, together, changed)) - gpu.launch
+    changed = "a" if p.a.prologue else "b" if p.b.prologue else ""
+    work = Work(operator.task_count, p.row_count * p.width, changed, together=not p.b.guards)
+    return float(ring_seconds(cost, s, Walk.of(depth_of(p.main.reduce, s.bk)), work, gpu)) - gpu.launch
 
 
 # --- warpgroups ---------------------------------------------------------------------------------
@@ -274,11 +280,11 @@ def _predictions(cost: WarpgroupCost, roles: Roles, down: bool, gpu: Gpu) -> Ite
         halo = halo_elements(read, sizes, depths[cost.blocks[0]]) if cost.instruction.constant else 0
         key = (rows, width, tasks, halo)
         if key not in known:
-            known[key] = []
-            for config in _configs(cost, rows, width, down, halo, depths, gpu):
-                shape = warpgroup_shape(rows, width, dict(config), down)
-                seconds = warpgroup_seconds(cost, shape, depths[shape.bk], halo, tasks, rows * width, gpu, bool(roles.changed))
-                known[key].append((seconds, config))
+            known[key], work = [], Work(tasks, rows * width, roles.changed, halo=halo)
+            block = partial(warpgroup_shape, rows, width, down=down)
+            for config in _configs(cost, block, halo, depths, gpu):
+                shape = block(dict(config))
+                known[key].append((warpgroup_seconds(cost, shape, depths[shape.bk], work, gpu), config))
         for seconds, config in known[key]:
             yield seconds, tile, config
 
@@ -293,26 +299,19 @@ def _warpgroup_tiles(roles: Roles, down: bool) -> Iterator[tuple[int, ...]]:
         if size < FILLED * -(-size // GROUP) * GROUP and size != math.prod(shape[d] for d in through):
             continue
         for short in tile_parts([shape[d] for d in fixed], FEWEST, MOST, groups):
-            tile = [1] * len(shape)
-            for d, t in (*zip(through, long, strict=True), *zip(fixed, short, strict=True)):
-                tile[d] = t
-            yield tuple(tile)
+            yield _tile(len(shape), (*through, *fixed), (*long, *short))
 
 
 def _configs(
-    cost: WarpgroupCost, rows: int, width: int, down: bool, halo: int, depths: dict[int, Depth], gpu: Gpu
+    cost: WarpgroupCost, block: Callable[[dict[str, int]], WarpgroupShape], halo: int, depths: dict[int, Depth], gpu: Gpu
 ) -> Iterator[Config]:
-    kinds = (
-        (bk, haloed, producers)
-        for bk in cost.blocks
-        for haloed in ((0, 1) if halo and depths[bk].outer and not depths[bk].flat else (0,))
-        for producers in PRODUCERS
-    )
-    way = () if cost.instruction.constant else (("down", int(down)),)
-    for bk, haloed, producers in kinds:
+    """Those whose ``block`` fits the SM: of each kind the one with the most buffers."""
+    way = () if cost.instruction.constant else (("down", int(block({}).down)),)
+    for bk, haloed, producers in product(cost.blocks, (0, 1), PRODUCERS):
+        if haloed and (not halo or not depths[bk].outer or depths[bk].flat):
+            continue
         for stages in STAGES:
-            config = {"bk": bk, "stages": stages, "halo": haloed, "producers": producers}
-            shape = warpgroup_shape(rows, width, config, down)
+            shape = block({"bk": bk, "stages": stages, "halo": haloed, "producers": producers})
             if haloed and math.prod(a.extent for a in depths[bk].outer) < shape.ahead * producers:
                 continue
             if cost.shared(shape, halo) <= gpu.shared:
@@ -328,12 +327,13 @@ def _configs(
 
 def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
     """Predicted seconds of all tasks of a tiled operator, without its launch."""
-    p = product_of(operator, binding, cost.instruction.dtype, prologue=cost.instruction.prologue)
+    p = cost.instruction.product(operator, binding)
     s = cost.instruction.block(p)
     depth, read = depth_of(p.main.reduce, s.bk), p.a.load if s.down else p.b.load
     halo = halo_elements(read, dict(zip((a.name for a in p.main.axes), operator.tile, strict=True)), depth)
-    cells, changed = p.row_count * p.width, bool(operator.prologue)
-    return warpgroup_seconds(cost, s, depth, halo, operator.task_count, cells, gpu, changed) - gpu.launch
+    changed = "a" if operator.prologue else ""
+    work = Work(operator.task_count, p.row_count * p.width, changed, halo=halo)
+    return warpgroup_seconds(cost, s, depth, work, gpu) - gpu.launch
 
 
 # --- the families -------------------------------------------------------------------------------

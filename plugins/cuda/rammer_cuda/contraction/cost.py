@@ -64,6 +64,19 @@ class Walk:
         return cls(*(np.array(n) for n in zip(*((d.blocks, d.flat, bool(d.outer)) for d in depths), strict=True)))
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a launch has to do, or many: its tasks, the results of each (``cells``), which operand passes through maps first ("a",
+    "b" or ""), whether 16 bytes of columns are copied at a time where elements are float16, and elements of one channel under a
+    task's windows."""
+
+    tasks: Numbers
+    cells: Numbers
+    changed: str = ""
+    together: bool = True
+    halo: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Cycles of a launch: from its start to the first products, for convolutions' taps more, for a cluster's barriers."""
@@ -72,14 +85,10 @@ class Launch:
     taps: float
     cluster: float
 
-    def seconds(
-        self, walk: Walk, split: Numbers, rounds: Numbers, step: Numbers, end: Numbers, gpu: Gpu, spread: Numbers = 0.0
-    ) -> Numbers:
-        """Seconds of ``rounds`` of blocks, of ``step`` cycles for each block of products and ``end`` behind them; ``spread``
-        cycles are those of the whole launch."""
+    def cycles(self, walk: Walk, split: Numbers, rounds: Numbers, step: Numbers, end: Numbers) -> Numbers:
+        """Cycles of ``rounds`` of blocks, of ``step`` cycles for each block of products and ``end`` behind them."""
         cycles = self.start + self.taps * walk.outer + self.cluster * (split > 1)
-        cycles = cycles + rounds * (-(-walk.blocks // split) * step + end) + spread
-        return cycles / gpu.model_clock + gpu.launch
+        return cycles + rounds * (-(-walk.blocks // split) * step + end)
 
 
 @dataclass(frozen=True)
@@ -222,28 +231,26 @@ RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST, BF16_COST)
 WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST)
 
 
-def ring_seconds(
-    cost: RingCost, s: Shape, walk: Walk, tasks: Numbers, cells: Numbers, gpu: Gpu, together: bool = True, changed: str = ""
-) -> Numbers:
-    """Seconds for all ``tasks`` of one launch; ``together`` says that 16 bytes of columns are copied at a time where
-    elements are float16, ``changed`` which operand passes through maps first ("a", "b" or "")."""
-    threads, part = s.threads, s.bk / s.slice_k
+def ring_seconds(cost: RingCost, s: Shape, walk: Walk, work: Work, gpu: Gpu) -> Numbers:
+    """Seconds of one launch, or of many."""
+    threads, part, cells = s.threads, s.bk / s.slice_k, work.cells
     warps, steps, lot = threads / 32, -(-walk.blocks // s.split_k), 16 // cost.item
-    copies = (s.bm / lot + s.bn / (lot if cost.item == 2 and together else 1)) * s.bk / threads
-    per_sm = -(-tasks * s.split_k // _filled(s.split_k, gpu.sms))
+    copies = (s.bm / lot + s.bn / (lot if cost.item == 2 and work.together else 1)) * s.bk / threads
+    per_sm = -(-work.tasks * s.split_k // _filled(s.split_k, gpu.sms))
     resident = np.minimum(per_sm, _resident(cost, s, gpu))
     busiest = np.ceil(resident * warps / 4)
     elements = resident * cells / threads * s.slice_k
     moved = busiest * copies * np.where(walk.flat, 2.5, 1.0)
-    work = busiest * (cost.issue(part, s.tm, s.tn) if cost.port else cost.warp(part, s.tm, s.tn))
+    issued = busiest * (cost.issue(part, s.tm, s.tn) if cost.port else cost.warp(part, s.tm, s.tn))
     if cost.port:
-        work = work + cost.read * (resident * warps * cost.reading(part, s.tm, s.tn))
-    step = cost.step + work + cost.copy * moved
-    if changed:
-        step = step + MAPS_STEP + MAPS * busiest * (s.bm if changed == "a" else s.bn) * s.bk / threads
+        issued = issued + cost.read * (resident * warps * cost.reading(part, s.tm, s.tn))
+    step = cost.step + issued + cost.copy * moved
+    if work.changed:
+        step = step + MAPS_STEP + MAPS * busiest * (s.bm if work.changed == "a" else s.bn) * s.bk / threads
     store = cost.store * elements + cost.peer * 4 * resident * cells * (s.split_k > 1)
-    staged = tasks * s.split_k * steps * s.bk * (s.bm + s.bn) * cost.item
-    return cost.launch.seconds(walk, s.split_k, -(-per_sm // resident), step, store, gpu, cost.l2 * staged / (L2_BYTES * gpu.sms))
+    staged = work.tasks * s.split_k * steps * s.bk * (s.bm + s.bn) * cost.item
+    cycles = cost.launch.cycles(walk, s.split_k, -(-per_sm // resident), step, store)
+    return (cycles + cost.l2 * staged / (L2_BYTES * gpu.sms)) / gpu.model_clock + gpu.launch
 
 
 def _filled(split: Numbers, sms: int) -> Numbers:
@@ -266,25 +273,24 @@ def _resident(cost: RingCost, s: Shape, gpu: Gpu) -> Numbers:
     return np.maximum(1, np.minimum(most, gpu.threads // s.threads))
 
 
-def warpgroup_seconds(
-    cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, halo: int, tasks: int, cells: int, gpu: Gpu, changed: bool = False
-) -> float:
-    """Seconds for all ``tasks`` of one launch; ``changed``: the operand that is no constant passes through maps first."""
-    groups, instructions = s.through // GROUP, s.bk / cost.instruction.form.k
-    per_sm = -(-tasks * s.split_k // usable(s.split_k, gpu.sms))
+def warpgroup_seconds(cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, work: Work, gpu: Gpu) -> float:
+    """Seconds of one launch; what passes through maps first is the operand that is no constant."""
+    groups, instructions, cells = s.through // GROUP, s.bk / cost.instruction.form.k, work.cells
+    per_sm = -(-work.tasks * s.split_k // usable(s.split_k, gpu.sms))
     registers = s.threads * cost.registers(s)
-    resident = max(1, min(gpu.shared // (cost.shared(s, halo) + 1024), gpu.registers // registers, per_sm))
-    work = MATRIX * cost.products * instructions * s.fixed / 8
-    read = (halo if s.halo else s.through) * s.bk / (math.prod(a.extent for a in depth.outer) if s.halo else 1)
+    resident = max(1, min(gpu.shared // (cost.shared(s, work.halo) + 1024), gpu.registers // registers, per_sm))
+    tensor = MATRIX * cost.products * instructions * s.fixed / 8
+    read = (work.halo if s.halo else s.through) * s.bk / (math.prod(a.extent for a in depth.outer) if s.halo else 1)
     ready = cost.ready * s.fixed * s.bk * cost.item / (16 * THREADS)
-    maps = MAPS_STEP + PRODUCER_MAPS * read / THREADS if changed else 0.0
+    maps = MAPS_STEP + PRODUCER_MAPS * read / THREADS if work.changed else 0.0
     copying = ORDER + COPY * cost.copies(read) * (FLAT if depth.flat else 1) + ready + maps
     converting = cost.convert * instructions + cost.add * s.fixed / 2
-    alone = cost.step + (max(converting, work) if cost.ahead else converting + work)
+    alone = cost.step + (max(converting, tensor) if cost.ahead else converting + tensor)
     moved = resident * cost.item * (read + s.bk * s.fixed) / cost.l2
-    step = max(work * groups * resident, alone, copying / s.producers * math.sqrt(resident), moved)
+    step = max(tensor * groups * resident, alone, copying / s.producers * math.sqrt(resident), moved)
     store = STORE * resident * cells / s.threads + WRITE * resident * cells / s.split_k
-    return float(WARPGROUP_LAUNCH.seconds(Walk.of(depth), s.split_k, -(-per_sm // resident), step, store + maps, gpu))
+    cycles = WARPGROUP_LAUNCH.cycles(Walk.of(depth), s.split_k, -(-per_sm // resident), step, store + maps)
+    return float(cycles / gpu.model_clock + gpu.launch)
 
 
 def halo_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:

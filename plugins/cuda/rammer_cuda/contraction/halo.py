@@ -8,16 +8,18 @@ element of tap (i, j) reads it (i, j) steps further on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rammer.codegen.contraction import Operand, Product
 from rammer.codegen.task import Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
+from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 
 from rammer_cuda.contraction.depth import Depth
+from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 
 
@@ -37,14 +39,14 @@ class Side:
     length: int
 
 
-def sides_of(
-    p: Product, operand: Operand, axes: Sequence[int], depth: Depth, strides: Sequence[int], shape: Sequence[int]
-) -> tuple[Side, ...]:
-    """The dimensions of ``operand`` that tile axes or taps run through. Unsuited unless there are taps, each in a
+def sides_of(stage: Staged, binding: Binding) -> tuple[Side, ...]:
+    """The dimensions of an operand that tile axes or taps run through. Unsuited unless there are taps, each in a
     dimension of its own with at most one tile axis, and the channels run through another one alone."""
+    p, operand, depth = stage.p, stage.operand, stage.depth
     if depth.flat or not depth.outer:
         raise Unsuited("no taps")
-    taps, tiled = {a.name: a.extent for a in depth.outer}, {p.axis(d).name: p.operator.tile[d] for d in axes}
+    taps, tiled = {a.name: a.extent for a in depth.outer}, {p.axis(d).name: p.operator.tile[d] for d in stage.axes}
+    strides, shape = binding.storages[operand.tensor].strides, binding.types[operand.tensor].shape
     found = list[Side]()
     for index, stride, extent in zip(operand.load.indices, strides, shape, strict=True):
         form = ex.affine(index)
@@ -176,15 +178,6 @@ class InputHalo:
         return result
 
 
-def halo_of(
-    name: str,
-    p: Product,
-    operand: Operand,
-    axes: tuple[int, ...],
-    depth: Depth,
-    threads: int,
-    strides: Sequence[int],
-    shape: Sequence[int],
-) -> InputHalo:
-    """The halo of an operand. Unsuited where it has none."""
-    return InputHalo(name, p, operand, axes, depth, threads, sides_of(p, operand, axes, depth, strides, shape))
+def halo_of(stage: Staged, binding: Binding) -> InputHalo:
+    """The halo of a staged operand. Unsuited where it has none."""
+    return InputHalo(stage.name, stage.p, stage.operand, stage.axes, stage.depth, stage.threads, sides_of(stage, binding))

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Final
 
-from rammer.codegen.contraction import Product
+from rammer.codegen.contraction import Product, product_of
 from rammer.codegen.task import Unsuited
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.block import Shape, shape_of
 from rammer_cuda.contraction.operand import HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staged, Staging
@@ -98,6 +100,10 @@ class Instruction:
     def prologue(self) -> bool:
         """Whether maps before the contraction can be computed: on float32 elements, in shared memory."""
         return self.dtype == "float32"
+
+    def product(self, operator: ROperator, binding: Binding) -> Product:
+        """The matrix product that a tiled operator is. Unsuited where it is none of these operands."""
+        return product_of(operator, binding, self.dtype, prologue=self.prologue)
 
     def block(self, p: Product) -> Shape:
         """The block of a tiled product under its config."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rammer.codegen.contraction import Product, product_of
+from rammer.codegen.contraction import Product
 from rammer.codegen.task import Argument
 from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
@@ -41,7 +41,7 @@ def contraction(operator: ROperator, binding: Binding) -> TaskKernel:
     """The kernel of a tiled contraction by its family's instruction. Unsuited where it is none, its operands are not what
     the instruction takes, or its block is no possible one."""
     instruction = INSTRUCTIONS[operator.family]
-    product = product_of(operator, binding, instruction.dtype, prologue=instruction.prologue)
+    product = instruction.product(operator, binding)
     return Contraction(product, binding, instruction, instruction.block(product)).kernel()
 
 

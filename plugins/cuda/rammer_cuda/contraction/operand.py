@@ -17,7 +17,7 @@ from rammer.codegen.task import Packing, Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
 
 from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.packing import Arrangement, Cores, Rows, Turned, pack
+from rammer_cuda.contraction.packing import Arrangement, Blocks, Cores, Rows, Turned, pack
 from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 
 
@@ -87,7 +87,8 @@ class Staged:
         self.packing: Packing | None = None
         self.coordinates: list[int] = []
         if self.operand.packable and len(self.axes) <= 1:
-            self.packing, self.coordinates = pack(self.p, self.operand, self.along, self.unit, self.depth, s.constant, s.kind)
+            blocks = Blocks(self.unit, self.depth, s.constant, s.kind)
+            self.packing, self.coordinates = pack(self.p, self.operand, self.along, blocks)
         self.deep = self.packing is None and self._deep()
         self.vector = s.products if self.deep else s.lot if self.packing is None and self._vector() else 1
         if s.whole and self.packing is None and self.vector != s.lot:

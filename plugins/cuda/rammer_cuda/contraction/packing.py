@@ -117,20 +117,23 @@ def cores(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
     return np.ascontiguousarray(np.moveaxis(matrices, -3, -1))
 
 
-def pack(
-    p: Product,
-    operand: Operand,
-    along: int | None,
-    unit: int,
-    depth: Depth,
-    arrangement: Arrangement = Rows(),
-    kind: str = "float32",
-) -> tuple[Packing, list[int]]:
-    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks, a block of products]``, padded with zeros, of
-    ``kind`` "float32", "tf32" (float32 rounded to it) or "float16".
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of products of ``unit`` elements, in the order of ``depth``, so arranged, of ``kind`` "float32", "tf32" (float32
+    rounded to it) or "float16"."""
+
+    unit: int
+    depth: Depth
+    arrangement: Arrangement = Rows()
+    kind: str = "float32"
+
+
+def pack(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tuple[Packing, list[int]]:
+    """``operand`` as ``[fixed axes..., tiles along axis ``along``, K blocks, a block of products]``, padded with zeros.
 
     Also returns the positions of the fixed axes, outermost first.
     """
+    unit, depth, arrangement, kind = blocks.unit, blocks.depth, blocks.arrangement, blocks.kind
     used = ex.axes_of(operand.load)
     fixed = [d for d, a in enumerate(p.main.axes) if a.name in used and d != along]
     axes = [p.main.axes[d] for d in fixed]
@@ -149,8 +152,8 @@ def pack(
         data = padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
         data = padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
         data = padded(data, 1, tiles * tile).reshape(outer, tiles, tile, depth.blocks, depth.block)
-        blocks = np.moveaxis(padded(data, 2, unit), 2, -1).astype(dtype)
-        return np.ascontiguousarray(arrangement.packed(rounded_to_tf32(blocks) if kind == "tf32" else blocks))
+        values = np.moveaxis(padded(data, 2, unit), 2, -1).astype(dtype)
+        return np.ascontiguousarray(arrangement.packed(rounded_to_tf32(values) if kind == "tf32" else values))
 
     key = packing_key(kind, str(arrangement), str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
     return Packing(key, size, make), fixed

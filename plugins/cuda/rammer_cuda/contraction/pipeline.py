@@ -89,14 +89,12 @@ class Producers:
     def __init__(self, kernel: Contraction) -> None:
         assert isinstance(kernel.s, WarpgroupShape) and isinstance(kernel.i, Wgmma)
         self.k, self.s, self.i, self.text = kernel, kernel.s, kernel.i, kernel.text
-        s, p = self.s, kernel.p
+        s = self.s
         self.read, self.matrix = (kernel.a, kernel.b) if s.down else (kernel.b, kernel.a)
         self.device = self.i.products(s.fixed, self.turned)
         self.halo: InputHalo | None = None
         if s.halo:
-            operand, axes = (p.a, p.rows) if s.down else (p.b, p.columns)
-            storage, kind = kernel.binding.storages[operand.tensor], kernel.binding.types[operand.tensor]
-            self.halo = halo_of(self.read.name, p, operand, axes, kernel.depth, THREADS, storage.strides, kind.shape)
+            self.halo = halo_of(self.read, kernel.binding)
             self.halo.unroll = self.i.channels
             if self.halo.taps < s.ahead * s.producers:
                 # A copying warpgroup would wait for a halo to be left whose last products it still has to complete.

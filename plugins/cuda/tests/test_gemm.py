@@ -30,7 +30,7 @@ def test_machine_code(case: str, target: str) -> None:
     operator, binding = CASES[case]
     found = {}
     for choice in choices(backend, operator, binding, WARPS):
-        found.setdefault((choice.operator.family, dict(choice.operator.config)["split"] > 1), choice.operator)
+        found.setdefault((choice.operator.family, dict(choice.operator.config)["split_k"] > 1), choice.operator)
     assert {family for family, _ in found} == {"gemm", "gemm_tf32x3"}
     assert target == "sm_90a" or not any(split for _, split in found), "clusters need compute capability 9.0"
     for tiled in found.values():

@@ -113,9 +113,9 @@ def opencl(edit: Edit) -> Plant:
     """Plants it in every function of a rocm program."""
 
     def plant() -> None:
-        import rammer_rocm.executor
+        import rammer_rocm.kernels
 
-        rammer_rocm.executor.task_function = faulted(rammer_rocm.executor.task_function, edit)
+        rammer_rocm.kernels.task_function = faulted(rammer_rocm.kernels.task_function, edit)
 
     return plant
 

@@ -18,12 +18,11 @@ from rammer.cli.lazy import COMMANDS, LazyGroup
 from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
-from rammer.device.manifest import Backend, Binding, OpenOptions
+from rammer.device.manifest import Backend, OpenOptions
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.lowerings.gather import data_dependent
 from rammer.frontend.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import VerifyError, verify
 from rammer.profile.store import KernelStore
@@ -31,14 +30,11 @@ from rammer.report.stages import STAGES
 from rammer.schedule.fold import fold
 from rammer.testing.interface import GROUPS, MEMBERS, names_of
 from rammer.testing.walkthrough import model
-from rammer.tile.search import candidates
-from rammer.tile.traffic import task_cost
 
 from rammer_cuda.launches import launches
 from rammer_ipu_sim.device import SimulatorBackend
 from rammer_ipu_sim.executor import LoadedProgram
-from rammer_rocm.kernels import written
-from rammer_rocm.kernels.choose import panel_candidates
+from rammer_rocm.kernels import OpenClKernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,25 +55,16 @@ CPU = VDevice(
 )
 
 
-class PaperCpu:
+class PaperCpu(OpenClKernels):
     """The rocm plugin's kernels for ``CPU``; nothing is compiled or run."""
 
-    vdevice = CPU
     fingerprint = "paper"
     profiler = None
-
-    def candidates(self, operator: ROperator, binding: Binding) -> list[ROperator]:
-        panels = [c.operator for c in panel_candidates(operator, binding, CPU, 6)]
-        return [*panels, *candidates(operator, binding, CPU, 4)]
-
-    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        cost = task_cost(operator, binding.types, CPU)
-        return RKernel(operator, lambda: written(operator, binding, CPU), cost.alone, cost.crowded)
 
 
 @cache
 def backend(device: str) -> Backend:
-    made: Any = PaperCpu() if device == "rocm" else SimulatorBackend(OpenOptions(options={"tiles": "8"}))
+    made: Any = PaperCpu(CPU) if device == "rocm" else SimulatorBackend(OpenOptions(options={"tiles": "8"}))
     return made  # type: ignore[no-any-return]
 
 

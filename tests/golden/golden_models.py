@@ -31,8 +31,8 @@ from rammer.testing.cases import pick_of
 
 from rammer_cuda.backend import open_backend
 from rammer_ipu_sim.device import SimulatorBackend
-from rammer_rocm.backend import PANEL_TILES, OpenClBackend
-from rammer_rocm.kernels.choose import panel_candidates
+from rammer_rocm.backend import OpenClBackend
+from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.offline import CARDS
 from rammer_toy import ToyBackend
 
@@ -61,7 +61,7 @@ class Described(OpenClBackend):
     """rocm's backend for a VDevice: its search and its kernels, without OpenCL."""
 
     def __init__(self, vdevice: VDevice) -> None:
-        self.vdevice = vdevice
+        OpenClKernels.__init__(self, vdevice)
         self.hardware = Hardware(0, vdevice.description, "described", 0, {"platform_version": "", "driver": ""})
 
 
@@ -148,19 +148,8 @@ def outcome(job: Job) -> Outcome:
 
 
 def ranking(backend: Backend, operator: ROperator, binding: Binding, found: Sequence[ROperator]) -> list[str]:
-    """An operator's first candidates in order, each with the microseconds of all its tasks by the times that schedules use, and
-    behind a slash by those that the search ranks by, where a device has two models."""
-    prices = search_prices(backend, operator, binding)
-    made = [_kernel(backend, o, binding) for o in found]
-    return [f"{pick_of(o)} {_microseconds(k, backend)}{prices.get(pick_of(o), '')}" for o, k in zip(found, made, strict=True)]
-
-
-def search_prices(backend: Backend, operator: ROperator, binding: Binding) -> dict[str, str]:
-    """rocm's panels are ranked by a model of their own, not by that of their kernels' times."""
-    if not isinstance(backend, Described) or backend.vdevice.threads != 1:
-        return {}
-    choices = panel_candidates(operator, binding, backend.vdevice, PANEL_TILES)
-    return {pick_of(c.operator): f"/{digits(c.total)}" for c in choices}
+    """An operator's first candidates in order, each with the microseconds of all its tasks, by which schedules are made."""
+    return [f"{pick_of(o)} {_microseconds(_kernel(backend, o, binding), backend)}" for o in found]
 
 
 def _kernel(backend: Backend, tiled: ROperator, binding: Binding) -> RKernel | None:

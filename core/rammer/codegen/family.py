@@ -38,10 +38,10 @@ class KernelFamily(Generic[Unit, Code, Own]):
 
     ``needs`` says of a unit whether it has what the kernels use. ``most`` choices are offered of it, of all matrix products
     together as many (``product``). ``first`` says of an operator whether only this family is offered where it has
-    candidates. ``last`` is true of a family that can write everything and is offered behind all others, in its own order: what
-    it predicts counts bytes and operations, which is no time to compare with theirs. ``holds`` is true of families that keep a
-    product's operand on chip. ``times`` predicts seconds of one round of tasks, alone and crowded, where that is no share of
-    ``seconds``. ``own`` is for the device's executors.
+    candidates. ``last`` is true of a family that can write everything and is offered behind all others, in its own order:
+    it counts bytes, and operations at the peak, so schedules never take it for less work than the best of the others.
+    ``holds`` is true of families that keep a product's operand on chip. ``times`` predicts seconds of one round of tasks,
+    alone and crowded, where that is no share of ``seconds``. ``own`` is for the device's executors.
     """
 
     name: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from math import isfinite
 from typing import Generic, TypeVar
 
 from rammer.codegen.family import Choice, KernelFamily
@@ -125,7 +126,14 @@ class FamilyBackend(Generic[Unit, Code, Own]):
             alone, crowded = family.round(operator, binding, self.unit, self.veus)
         except Unsuited as problem:
             raise refusal(operator, problem) from problem
-        return RKernel(operator, lambda: self._written(operator, binding), alone, crowded)
+        least = self._least(operator, binding) if family.last else 0.0
+        return RKernel(operator, lambda: self._written(operator, binding), max(alone, least), max(crowded, least))
+
+    def _least(self, operator: ROperator, binding: Binding) -> float:
+        """Seconds of a task such that all of them are no less work than the best choice of the families that are not last."""
+        untiled = replace(operator, tile=(), family="", config=())
+        seconds = self.best(untiled, binding, [f for f in self.usable if not f.last])
+        return seconds * self.veus / operator.task_count if isfinite(seconds) and operator.task_count else 0.0
 
     def _written(self, operator: ROperator, binding: Binding) -> Written:
         made = self._writer.written(operator, binding)

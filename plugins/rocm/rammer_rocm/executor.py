@@ -13,15 +13,14 @@ import numpy as np
 
 from rammer.device.manifest import Array, Binding, Bound, RunResult
 from rammer.errors import DeviceFailure
-from rammer.ir.device import VDevice
 from rammer.ir.program import RProgram, Task, waves
 from rammer.ir.types import itemsize
 from rammer.runtime.host_memory import fills, view
 
 from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
-from rammer_rocm.kernels import task_function
-from rammer_rocm.kernels.generic import CPU_DIALECT, GPU_DIALECT
+from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, Shape, program_text
 from rammer_rocm.units import opencl
@@ -125,25 +124,30 @@ class OpenClProgram:
     """A program resident on an OpenCL device."""
 
     def __init__(
-        self, builder: Builder, queue: Any, device: VDevice, program: RProgram, constants: Mapping[str, Array], single: bool
+        self,
+        builder: Builder,
+        queue: Any,
+        kernels: OpenClKernels,
+        program: RProgram,
+        constants: Mapping[str, Array],
+        single: bool,
     ) -> None:
-        context = queue.context
+        context, device = queue.context, kernels.vdevice
         self.program, self.queue, self.single, self.closed = program, queue, single, False
         binding = Binding.of(program, constants)
         used = {task.operator for row in program.rows for task in row}
-        functions = {o.name: task_function(o, binding, device) for o in program.operators if o.name in used}
+        functions = kernels.writer.all((o for o in program.operators if o.name in used), binding)
         self.memory = lay_out(program, functions)
-        distinct = {f.name: f for f in functions.values()}
+        distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}
         arguments, row_of = self._arguments(functions)
-        self.table = make_table(program, {o: numbers[f.name] for o, f in functions.items()}, row_of)
+        self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
         scratch = _rounded(max((f.scratch for f in distinct.values()), default=0), PART)
         shape = Shape(program.veus, device.threads, scratch)
         # With one launch the groups are the device's units, however many rows the program has.
         self.groups = min(program.veus, device.veus) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
-        dialect = CPU_DIALECT if device.threads == 1 else GPU_DIALECT
-        text = program_text(list(distinct.values()), self.table.sets, shape, dialect, single)
+        text = program_text(list(distinct.values()), self.table.sets, shape, dialect_of(device), single)
         self.binary = builder(text)
         self.threads, self.epoch, self.launch = device.threads, 0, 0
         self.upload(context, arguments, constants, functions, self.groups * scratch if device.threads == 1 else 0)

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,10 @@ from rammer.codegen.generators import generator_hash
 from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import MemoryLayer, VDevice
-from rammer.ir.operator import Resources, RKernel, ROperator
+from rammer.ir.operator import Resources, RKernel
 from rammer.ir.program import RProgram
-from rammer.tile.search import candidates as tile_candidates
-from rammer.tile.traffic import task_cost
 
-from rammer_rocm.kernels import task_function, written
+from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import GPU_DIALECT
 from rammer_rocm.source import Shape, program_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
@@ -39,8 +37,6 @@ BITCODE = (
     "/opt/rocm/lib/llvm/lib/clang/*/lib/amdgcn/bitcode",
 )
 PACKAGES = "on Debian or Ubuntu: apt install clang-19 lld-19 rocm-device-libs"
-#: Tiles offered for one operator.
-TILES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +190,8 @@ def resources_in(remarks: str) -> Resources:
 class OfflineProfiler:
     """Resources only: there is no card, hence no clock."""
 
-    def __init__(self, tools: Toolchain, device: VDevice) -> None:
-        self.tools, self.device = tools, device
+    def __init__(self, tools: Toolchain, kernels: OpenClKernels) -> None:
+        self.tools, self.kernels = tools, kernels
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
         """Raises DeviceUnavailable."""
@@ -207,38 +203,29 @@ class OfflineProfiler:
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         """What the compiler reports for the kernel that walks a table of this task only."""
-        function = task_function(kernel.operator, binding, self.device)
-        shape = Shape(self.device.veus, self.device.threads, function.scratch)
+        function, device = self.kernels.writer.written(kernel.operator, binding), self.kernels.vdevice
+        shape = Shape(device.veus, device.threads, function.scratch)
         return self.tools.compile(program_text([function], [(0,)], shape, GPU_DIALECT, single=False))
 
     def _refusal(self, what: str) -> DeviceUnavailable:
         return DeviceUnavailable(f"{self.tools.target} is compiled without the card: nothing to {what}")
 
 
-class OfflineBackend:
+class OfflineBackend(OpenClKernels):
     """Compiles for an AMD target; loading is refused."""
 
     def __init__(self, target: str, tools: Toolchain) -> None:
         card = CARDS[target]
         self.tools = tools
-        self.vdevice: VDevice = card.vdevice(target)
+        super().__init__(card.vdevice(target))
         detail = {"compiler": tools.version, "device_libraries": str(tools.bitcode), "source": card.source}
         self.hardware: Hardware = Hardware(0, f"{target} (compile only)", "offline", card.memory, detail)
-        self.profiler: OfflineProfiler = OfflineProfiler(tools, self.vdevice)
+        self.profiler: OfflineProfiler = OfflineProfiler(tools, self)
 
     @property
     def fingerprint(self) -> str:
         """Target, compiler and the text of the kernel generators."""
         return f"rocm {self.tools.target} {self.tools.version} {generator_hash('rammer_rocm')}"
-
-    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
-        """Tiles, best predicted first."""
-        return tile_candidates(operator, binding, self.vdevice, TILES)
-
-    def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
-        """Text and predicted times; ``profiler.resources`` compiles it."""
-        cost = task_cost(operator, binding.types, self.vdevice)
-        return RKernel(operator, lambda: written(operator, binding, self.vdevice), cost.alone, cost.crowded)
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """Raises DeviceUnavailable."""

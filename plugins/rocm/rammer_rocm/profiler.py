@@ -13,8 +13,6 @@ from rammer.ir.operator import Resources, RKernel
 from rammer.ir.program import RProgram
 from rammer.profile.probe import random_inputs, task_times
 
-from rammer_rocm.kernels import task_function
-
 
 class OpenClProfiler:
     """Measures through ``load``, the backend's own way to run a program."""
@@ -28,8 +26,7 @@ class OpenClProfiler:
 
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         """Work-items and scratch bytes; OpenCL tells neither registers nor spills of a loaded kernel."""
-        function = task_function(kernel.operator, binding, self.device)
-        return Resources(threads=self.device.threads, local_bytes=function.scratch)
+        return kernel.resources
 
     def program_time(self, program: RProgram, constants: Mapping[str, Array], iterations: int = 10) -> float:
         """Median seconds of ``iterations`` runs on random inputs, after one that is not counted."""

@@ -120,7 +120,7 @@ def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, s
 
 def _call(function: TaskFunction) -> str:
     pointers = [f"(__global {kind} *)(memory + a[{k}])" for k, kind in enumerate(function.types)]
-    return f"{function.name}({', '.join([*pointers, 'scratch', 'task'])})"
+    return f"{function.entry}({', '.join([*pointers, 'scratch', 'task'])})"
 
 
 def _scratch(shape: Shape) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rammer.codegen.contraction import quotients
+from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -14,7 +15,8 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product
-from rammer_rocm.kernels.panel import panel
+from rammer_rocm.kernels.panel import check_maps, panel
+from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
 #: Share of the peak that a long-running register tile reaches (measured: 0.93 on two x86 runtimes).
@@ -35,39 +37,52 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MOST_ROUNDS, SMALLEST_TASK = 16, 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class PanelChoice:
-    """A tiled operator with the predicted seconds of one task, and of all its tasks on the device."""
-
-    operator: ROperator
-    task: float
-    total: float
+#: What a panel can be configured with: rows and vectors of its register tile, and whether one padded copy serves all taps.
+CONFIGS = {"mr": range(1, 65), "nv": range(1, 17), "window": range(2)}
 
 
-def panel_candidates(operator: ROperator, binding: Binding, device: VDevice, count: int) -> list[PanelChoice]:
-    """Up to ``count`` panel versions of ``operator``, best predicted first; [] when panels cannot compute it."""
+def panels(device: VDevice) -> Family:
+    """Contractions as CPU cores like them (``panel``)."""
+    return Family(
+        "panel",
+        CONFIGS,
+        panel_choices,
+        panel_seconds,
+        lambda operator, binding: panel(operator, binding, device.vector),
+        needs=lambda unit: unit.threads == 1,
+        product=True,
+    )
+
+
+def panel_choices(operator: ROperator, binding: Binding, device: VDevice) -> list[Choice]:
+    """Panel versions of ``operator``, best predicted first; [] when panels cannot compute it."""
     try:
         check_operator(operator, binding)
+        check_maps(operator)
     except Unsuited:
         return []
-    choices = list[PanelChoice]()
+    found = list[Choice]()
     for tile in sorted(set(_tiles(operator, device.veus))):
         try:
             product = panel_product(replace(operator, tile=tile), binding)
-            choices.append(_best_register_tile(product, binding, device))
         except Unsuited:
             continue
-    ranked = sorted(choices, key=lambda c: (c.total, c.operator.task_count, c.operator.tile))
-    return [c for c in ranked[:count] if _expressible(c.operator, binding, device)]
+        seconds, tiled = _best_register_tile(product, binding, device)
+        found.append(Choice(_rounds(tiled, device) * seconds + device.launch, tiled))
+    return sorted(found, key=lambda c: (c.seconds, c.operator.task_count, c.operator.tile))
 
 
-def _expressible(operator: ROperator, binding: Binding, device: VDevice) -> bool:
-    """Whether the text can be written: the maps around the contraction may say what vectors cannot."""
-    try:
-        panel(operator, binding, device.vector)
-    except Unsuited:
-        return False
-    return True
+def panel_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without the launch."""
+    p, config = panel_product(operator, binding), dict(operator.config)
+    if config.get("window"):
+        window_of(p)  # says why there is none
+    chosen = _variants(p, binding, device)[config.get("window", 0)]
+    return _rounds(operator, device) * chosen.seconds(p, device, config.get("mr", 8), config.get("nv", 2))
+
+
+def _rounds(operator: ROperator, device: VDevice) -> int:
+    return -(-operator.task_count // device.veus)
 
 
 def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
@@ -126,24 +141,45 @@ def register_tiles(lanes: int) -> list[tuple[int, int]]:
     return [(m, v) for v in (1, 2, 3, 4, 8) for m in range(1, 15) if m * v + v + 1 <= registers]
 
 
-def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> PanelChoice:
-    """The cheapest register tile, with and without the window copy."""
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How columns reach the multiplication: so many of them, read in ``gather`` seconds, at a ``share`` of the peak; with or
+    without the ``window`` copy."""
+
+    width: int
+    gather: float
+    share: float
+    window: int
+
+    def seconds(self, p: PanelProduct, device: VDevice, mr: int, nv: int) -> float:
+        """Seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors."""
+        return self.gather + _multiply_seconds(p, self.width, self.share, device, mr, nv)
+
+
+def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Variant]:
+    """Without the window copy, and with it where there is something to gather and a window."""
     plain, window = _gather_seconds(p, binding, device), _window(p)
-    variants = [(p.width, plain, PEAK_SHARE, 0)]
-    if plain > 0 and window is not None:
+    variants = [Variant(p.width, plain, PEAK_SHARE, 0)]
+    if window is not None:
         copied = _copy_seconds(window.count * window.rows, window.pitch, device)
         spilled = _spill_seconds(window.count * window.block(device.vector) * 4, device)
-        variants.append((window.width, copied + spilled, PEAK_SHARE * WINDOW_SHARE, 1))
+        variants.append(Variant(window.width, copied + spilled, PEAK_SHARE * WINDOW_SHARE, 1))
+    return variants
+
+
+def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> tuple[float, ROperator]:
+    """Seconds of a task with the cheapest register tile, and the operator with that."""
+    variants = _variants(p, binding, device)
+    if not variants[0].gather:
+        variants = variants[:1]
     seconds, mr, nv, windowed = min(
-        (gather + _multiply_seconds(p, width, share, device, m, v), -m, v, flag)
-        for m, v in register_tiles(device.vector)
+        (v.seconds(p, device, m, n), -m, n, v.window)
+        for m, n in register_tiles(device.vector)
         if m <= max(p.rows, 1)
-        for width, gather, share, flag in variants
+        for v in variants
     )
     config = (("mr", -mr), ("nv", nv), *((("window", 1),) if windowed else ()))
-    tiled = replace(p.operator, family="panel", config=config)
-    rounds = -(-tiled.task_count // device.veus)
-    return PanelChoice(tiled, seconds, rounds * seconds)
+    return seconds, replace(p.operator, family="panel", config=config)
 
 
 def _window(p: PanelProduct) -> PanelWindow | None:

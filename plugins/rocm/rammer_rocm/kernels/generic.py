@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rammer.codegen.dialects import one_thread
 from rammer.codegen.emit import emit
+from rammer.codegen.family import Choice
 from rammer.codegen.target import CTarget
 from rammer.codegen.task import Argument
 from rammer.device.manifest import Binding
+from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
+from rammer.tile.search import ranked_tiles
+from rammer.tile.traffic import task_cost
 
 from rammer_rocm.dialect import OPENCL
-from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.kernels.task import Family, TaskFunction
+
+#: Tiles offered to the tuner, behind those of other families.
+GENERIC_TILES = 4
 
 #: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no limit of its own.
 CPU_DIALECT = replace(one_thread(OPENCL), local="__global")
@@ -31,3 +39,38 @@ def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunc
         head = f"void {function.name}("
         text = text.replace(head, f"__attribute__((noinline)) {head}", 1)
     return TaskFunction(function.name, text, arguments, types, function.scratch)
+
+
+def dialect_of(device: VDevice) -> CTarget:
+    """How a unit's tasks are written."""
+    return CPU_DIALECT if device.threads == 1 else GPU_DIALECT
+
+
+def generic_choices(operator: ROperator, binding: Binding, device: VDevice) -> Iterator[Choice]:
+    """Every tile that the core tries and whose footprint fits, best predicted first."""
+    return (Choice(seconds, operator.tiled(tile)) for seconds, tile, _ in ranked_tiles(operator, binding.types, device))
+
+
+def generic_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without its launch."""
+    return task_cost(operator, binding.types, device).total(operator.task_count, device) - device.launch
+
+
+def generic_times(operator: ROperator, binding: Binding, device: VDevice) -> tuple[float, float]:
+    """Predicted seconds of one task, alone and crowded."""
+    cost = task_cost(operator, binding.types, device)
+    return cost.alone, cost.crowded
+
+
+def generic_tiles(device: VDevice) -> Family:
+    """The family without a name: the core's search and its count of bytes and operations."""
+    return Family(
+        "",
+        {},
+        generic_choices,
+        generic_seconds,
+        lambda operator, binding: generic(operator, binding, dialect_of(device)),
+        most=GENERIC_TILES,
+        last=True,
+        times=generic_times,
+    )

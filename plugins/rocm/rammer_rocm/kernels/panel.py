@@ -8,14 +8,13 @@ explicit fused multiply-adds, then the following maps are applied to it on its w
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from rammer.codegen.contraction import QUOTIENT
-from rammer.codegen.task import Argument, Packing, Unsuited
+from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
 from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -43,6 +42,13 @@ def panel(operator: ROperator, binding: Binding, lanes: int) -> TaskFunction:
     product = panel_product(operator, binding)
     window = window_of(product) if config.get("window") else None
     return _Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, window).function()
+
+
+def check_maps(operator: ROperator) -> None:
+    """Raises Unsuited where the maps around the contraction say what vectors cannot."""
+    for c in operator.computes:
+        if not c.reduce:
+            Vector(1, lambda load: load.tensor).value(c.body)
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class _Panel:
         parts = [f"__global {'' if a.written else 'const '}float *restrict p{k}" for k, a in enumerate(arguments)]
         head = f"({', '.join([*parts, '__global char *scratch', 'int task'])}) {{\n"
         body = head + str(self.text) + "}\n"
-        name = "panel_" + hashlib.sha256(body.encode()).hexdigest()[:20]
+        name = "panel_" + hash_of(body)
         return TaskFunction(
             name, f"__attribute__((noinline)) void {name}{body}", arguments, ("float",) * len(arguments), self.scratch
         )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from rammer.codegen.family import KernelFamily
 from rammer.codegen.task import Argument
+from rammer.ir.device import VDevice
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFunction:
-    """``void name(global T0 *p0, ..., scratch, int task)``; ``scratch`` is in bytes, ``types`` are T0 ...
+    """``void entry(global T0 *p0, ..., scratch, int task)``; ``scratch`` is in bytes, ``types`` are T0 ..."""
 
-    Equal operators on different tensors share one text, and so one ``name``, a hash of the text.
-    """
-
-    name: str
+    entry: str
     text: str
     arguments: tuple[Argument, ...]
     types: tuple[str, ...]
     scratch: int
+
+
+#: A family of this device's kernels. Units are described as virtual devices.
+Family: TypeAlias = KernelFamily[VDevice, TaskFunction, None]

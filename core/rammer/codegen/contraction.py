@@ -181,14 +181,38 @@ def product_of(operator: ROperator, binding: Binding, dtype: str = "float32", pr
     main, tile = roles.main, {a.name: t for a, t in zip(roles.main.axes, operator.tile, strict=True)}
     a, b = (operand_of(with_quotients(ld, tile), main, binding) for ld in (roles.a, roles.b))
     a, b = (replace(o, prologue=roles.prologue) if roles.changed == n else o for n, o in (("a", a), ("b", b)))
-    rows, columns = list[int](), list[int]()
+    rows, columns, others = roles_of_axes(main, a.load, b.load, tile)
+    if others:
+        raise Unsuited(f"axis {main.axes[others[0]].name} runs through no operands")
+    return Product(operator, main, a, b, rows, columns, roles.after)
+
+
+def roles_of_axes(
+    main: Compute, a: Load, b: Load, tile: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The axes along which a tile has more than one element, as positions: those that run through ``a`` (rows), through ``b``
+    (columns), and through neither. Unsuited where one runs through both."""
+    rows, columns, others = list[int](), list[int](), list[int]()
+    in_a, in_b = ex.axes_of(a), ex.axes_of(b)
     for d, axis in enumerate(main.axes):
         if tile[axis.name] > 1:
-            in_a, in_b = axis.name in ex.axes_of(a.load), axis.name in ex.axes_of(b.load)
-            if in_a == in_b:
-                raise Unsuited(f"axis {axis.name} runs through {'both' if in_a else 'no'} operands")
-            (rows if in_a else columns).append(d)
-    return Product(operator, main, a, b, tuple(rows), tuple(columns), roles.after)
+            if axis.name in in_a and axis.name in in_b:
+                raise Unsuited(f"axis {axis.name} runs through both operands")
+            (rows if axis.name in in_a else columns if axis.name in in_b else others).append(d)
+    return tuple(rows), tuple(columns), tuple(others)
+
+
+def consecutive(steps: Mapping[str, int], axes: Sequence[Axis], tile: Mapping[str, int]) -> bool:
+    """Whether the elements of a tile, counted along ``axes`` with the last one fastest, lie one behind the other: ``steps`` are
+    those of their addresses, and all axes but the first one must be whole."""
+    expected = 1
+    for axis in reversed(axes):
+        if tile[axis.name] > 1 and steps.get(axis.name, 0) != expected:
+            return False
+        if axis is not axes[0] and tile[axis.name] != axis.extent:
+            return False
+        expected *= axis.extent
+    return True
 
 
 def with_quotients(load: Load, tile: Mapping[str, int]) -> Load:

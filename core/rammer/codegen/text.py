@@ -56,6 +56,14 @@ def digits(value: str, extents: Sequence[int]) -> list[str]:
     return [f"({t})" for t in reversed(result)]
 
 
+def numbered(places: Iterable[tuple[str, int | str]]) -> str:
+    """The number with these mixed-radix digits, each with its extent, outermost first; 0 where there are none."""
+    text = ""
+    for name, extent in places:
+        text = f"({text}) * {extent} + {name}" if text else name
+    return text or "0"
+
+
 def weighted(steps: Mapping[str, int], names: Mapping[str, str]) -> list[tuple[str, int]]:
     """Terms of the axes that ``names`` spells; ``axis // d`` is spelled from its axis."""
     result = []

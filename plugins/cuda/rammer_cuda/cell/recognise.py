@@ -16,11 +16,11 @@ import numpy as np
 
 from rammer.codegen.contraction import address
 from rammer.codegen.family import Choice
-from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
+from rammer.codegen.packing import in_tiles, packing
+from rammer.codegen.task import Array, Packing, Unsuited, padded
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, contraction_operands
-from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, Ref, integer
 from rammer.ir.operator import ROperator
 
@@ -107,15 +107,13 @@ class Cell:
         width, along = self.box[self.column_axes[-1]][1], part.compute.reduce[0]
         tiles, each, share, lanes = self.tiles, self.each, self.share, self.lanes
 
-        def make(values: Array) -> Array:
-            full = evaluate(Compute("packed", "float32", (*axes, along), part.weights), {part.weights.tensor: values})
-            full = padded(full.reshape(-1, axes[-1].extent, along.extent), 1, tiles * width)
-            tasks = np.moveaxis(full.reshape(-1, tiles, width, along.extent), 1, 0).reshape(tiles, -1, along.extent)
-            arranged = padded(tasks, 1, WARPS * each).reshape(tiles, WARPS, each, share // 4, lanes, 4)
-            return np.ascontiguousarray(arranged, dtype=np.float32)
+        def arrange(full: Array) -> Array:
+            cut = in_tiles(full.reshape(-1, axes[-1].extent, along.extent), width, width)
+            tasks = np.moveaxis(cut, 1, 0).reshape(tiles, -1, along.extent)
+            return padded(tasks, 1, WARPS * each).reshape(tiles, WARPS, each, share // 4, lanes, 4)
 
-        key = packing_key("cell", str(part.weights), axes, along, width, each, lanes)
-        return Packing(key, tiles * WARPS * each * part.depth, make)
+        size = tiles * WARPS * each * part.depth
+        return packing(part.weights, (*axes, along), size, arrange, "cell", width, each, lanes)
 
 
 def cell_of(operator: ROperator, binding: Binding) -> Cell:

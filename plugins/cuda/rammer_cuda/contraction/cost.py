@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from rammer.codegen.halo import length_under
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 
@@ -302,5 +303,5 @@ def halo_elements(read: Load, tile: Mapping[str, int], depth: Depth) -> int:
     for index in read.indices:
         form = ex.affine(index)
         if form is not None and depth.inner.name not in form[0]:
-            count *= 1 + sum((taps.get(a, tile.get(a, 1)) - 1) * abs(s) for a, s in form[0].items())
+            count *= length_under(form[0], {**tile, **taps})
     return count

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rammer.codegen.contraction import Operand, Product
+from rammer.codegen.halo import Side, sides_of
 from rammer.codegen.task import Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
 from rammer.device.manifest import Binding
@@ -23,23 +24,7 @@ from rammer_cuda.contraction.operand import Staged
 from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One dimension of the image: its extent and stride in memory, the window's position ``origin`` (terms by axis and a
-    constant), the tile's axis with its step, the tap's axis with its step, and the halo's extent."""
-
-    extent: int
-    stride: int
-    terms: tuple[tuple[str, int], ...]
-    constant: int
-    axis: str
-    step: int
-    tap: str
-    reach: int
-    length: int
-
-
-def sides_of(stage: Staged, binding: Binding) -> tuple[Side, ...]:
+def checked_sides(stage: Staged, binding: Binding) -> tuple[Side, ...]:
     """The dimensions of an operand that tile axes or taps run through. Unsuited unless there are taps, each in a
     dimension of its own with at most one tile axis, and the channels run through another one alone."""
     p, operand, depth = stage.p, stage.operand, stage.depth
@@ -47,22 +32,11 @@ def sides_of(stage: Staged, binding: Binding) -> tuple[Side, ...]:
         raise Unsuited("no taps")
     taps, tiled = {a.name: a.extent for a in depth.outer}, {p.axis(d).name: p.operator.tile[d] for d in stage.axes}
     strides, shape = binding.storages[operand.tensor].strides, binding.types[operand.tensor].shape
-    found = list[Side]()
-    for index, stride, extent in zip(operand.load.indices, strides, shape, strict=True):
-        form = ex.affine(index)
-        if form is None:
-            raise Unsuited(f"{operand.load} is not affine")
-        steps, constant = form
-        mine = [a for a in steps if a in taps], [a for a in steps if a in tiled]
-        if not mine[0] and not mine[1]:
-            continue
-        if len(mine[0]) > 1 or len(mine[1]) > 1 or depth.inner.name in steps or any(steps[a] < 1 for m in mine for a in m):
+    found = tuple(sides_of(operand.load, tiled, taps, strides, shape))
+    for side in found:
+        several = len(side.taps) > 1 or len(side.axes) > 1 or depth.inner.name in side.steps
+        if several or any(side.steps[a] < 1 for a in (*side.axes, *side.taps)):
             raise Unsuited(f"{operand.load} mixes the window's axes")
-        tap, axis = (m[0] if m else "" for m in mine)
-        step, reach = steps.get(axis, 0), steps.get(tap, 0)
-        length = 1 + (tiled.get(axis, 1) - 1) * step + (taps.get(tap, 1) - 1) * reach
-        terms = tuple((a, s) for a, s in steps.items() if a != tap)
-        found.append(Side(extent, stride, terms, constant, axis, step, tap, reach, length))
     prologue = operand.prologue
     if prologue is not None and any(ex.axes_of(operand.load.indices[d]) & taps.keys() for d in prologue.dimensions):
         raise Unsuited("maps that depend on the tap")
@@ -71,7 +45,7 @@ def sides_of(stage: Staged, binding: Binding) -> tuple[Side, ...]:
         raise Unsuited(f"{operand.load} uses an axis twice")
     if {s.tap for s in found if s.tap} != set(taps) or {s.axis for s in found if s.axis} != set(tiled):
         raise Unsuited("an axis has no dimension")
-    return tuple(found)
+    return found
 
 
 @dataclass
@@ -110,7 +84,7 @@ class InputHalo:
         self.groups = -(-self.unit // across)
         text.line(f"const int {n}k = tid / {across};")
         fixed = {p.name: f"o{d}" for d, p in enumerate(self.p.main.axes)}
-        inside = {a for s in self.sides for a, _ in s.terms} | {s.tap for s in self.sides}
+        inside = {a for s in self.sides for a in s.steps}
         rest = {a: s for a, s in self.operand.steps.items() if a not in inside and a != self.depth.inner.name}
         for g in range(self.groups):
             place = f"tid % {across}" + (f" + {g * across}" if g else "")
@@ -118,7 +92,9 @@ class InputHalo:
             tests = [f"{n}j{g} < {self.unit}"] if (g + 1) * across > self.unit else []
             offset = weighted(rest, fixed)
             for i, (side, digit) in enumerate(zip(self.sides, digits(f"{n}j{g}", [s.length for s in self.sides]), strict=True)):
-                origin = total([*weighted(dict(side.terms), fixed), (digit, 1)], side.constant)
+                origin = total(
+                    [*weighted({a: s for a, s in side.steps.items() if a != side.tap}, fixed), (digit, 1)], side.constant
+                )
                 text.line(f"const int {n}y{g}_{i} = {origin};")
                 tests.append(f"(unsigned){n}y{g}_{i} < {side.extent}u")
                 offset.append((f"{n}y{g}_{i}", side.stride))
@@ -180,4 +156,4 @@ class InputHalo:
 
 def halo_of(stage: Staged, binding: Binding) -> InputHalo:
     """The halo of a staged operand. Unsuited where it has none."""
-    return InputHalo(stage.name, stage.p, stage.operand, stage.axes, stage.depth, stage.threads, sides_of(stage, binding))
+    return InputHalo(stage.name, stage.p, stage.operand, stage.axes, stage.depth, stage.threads, checked_sides(stage, binding))

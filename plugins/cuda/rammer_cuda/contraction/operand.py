@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.contraction import Guard, Operand, Product
+from rammer.codegen.contraction import Guard, Operand, Product, consecutive
 from rammer.codegen.task import Packing, Unsuited
-from rammer.codegen.text import Text, digits, total, weighted
+from rammer.codegen.text import Text, digits, numbered, total, weighted
 
 from rammer_cuda.contraction.depth import Depth
 from rammer_cuda.contraction.packing import Arrangement, Blocks, Cores, Rows, Turned, pack
@@ -137,14 +137,9 @@ class Staged:
         o, tile, grid, wide = self.operand, self.p.operator.tile, self.p.operator.grid, self.staging.lot
         if o.guards or not o.aligned or o.constant % wide or self.count % wide or not self.axes:
             return False
-        expected = 1
-        for d in reversed(self.axes):
-            axis = self.p.axis(d)
-            if o.steps.get(axis.name, 0) != expected:
-                return False
-            if d != self.axes[0] and tile[d] != axis.extent:
-                return False
-            expected *= axis.extent
+        axes = [self.p.axis(d) for d in self.axes]
+        if not consecutive(o.steps, axes, {a.name: tile[d] for a, d in zip(axes, self.axes, strict=True)}):
+            return False
         first = self.axes[0]
         below = self.count // tile[first]
         names = {self.p.axis(d).name for d in self.axes}
@@ -164,16 +159,11 @@ class Staged:
             self._setup_along(text)
 
     def _setup_packed(self, text: Text) -> None:
-        place = ""
-        for d in self.coordinates:
-            axis = self.p.axis(d)
-            place = f"({place}) * {axis.extent} + o{d}" if place else f"o{d}"
+        places = [(f"o{d}", self.p.axis(d).extent) for d in self.coordinates]
         if self.along is not None:
-            grid, tile = self.p.operator.grid[self.along], self.p.operator.tile[self.along]
-            index = f"o{self.along} / {tile}"
-            place = f"({place}) * {grid} + {index}" if place else index
+            places.append((f"o{self.along} / {self.p.operator.tile[self.along]}", self.p.operator.grid[self.along]))
         size = self.depth.blocks * self.size
-        base = f"{self.name}g + (long long)({place or '0'}) * {size} + tid * {self.staging.lot}"
+        base = f"{self.name}g + (long long)({numbered(places)}) * {size} + tid * {self.staging.lot}"
         text.line(f"const {self.staging.ctype} *const {self.name}p = {base};")
 
     def _lanes(self) -> tuple[int, int, int]:

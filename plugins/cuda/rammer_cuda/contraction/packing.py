@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from rammer.codegen.contraction import Operand, Product
-from rammer.codegen.task import Array, Packing, packing_key, padded
+from rammer.codegen.packing import in_tiles, packing
+from rammer.codegen.task import Array, Packing, padded
 from rammer.ir import expr as ex
-from rammer.ir.compute import Axis, Compute
-from rammer.ir.evaluate import evaluate
+from rammer.ir.compute import Axis
 
 from rammer_cuda.contraction.depth import Depth
 
@@ -142,21 +142,19 @@ def pack(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tup
     tiles = -(-line.extent // tile)
     size = math.prod(a.extent for a in axes) * tiles * depth.blocks * arrangement.size(unit, depth.block)
 
-    def make(values: Array) -> Array:
-        dead = tuple(r for r in p.main.reduce if r not in depth.axes)
-        dtype = "float16" if kind == "float16" else "float32"
-        body = (*axes, line, *depth.outer, depth.inner, *dead)
-        full = evaluate(Compute("packed", dtype, body, operand.load), {operand.tensor: values})
-        outer = math.prod(a.extent for a in axes)
-        taps = math.prod(a.extent for a in depth.outer)
-        data = padded(full.reshape(outer, line.extent, taps, depth.inner.extent), 3, depth.padded)
-        data = padded(data.reshape(outer, line.extent, -1), 2, depth.blocks * depth.block)
-        data = padded(data, 1, tiles * tile).reshape(outer, tiles, tile, depth.blocks, depth.block)
-        values = np.moveaxis(padded(data, 2, unit), 2, -1).astype(dtype)
-        return np.ascontiguousarray(arrangement.packed(rounded_to_tf32(values) if kind == "tf32" else values))
+    dead = tuple(r for r in p.main.reduce if r not in depth.axes)
+    taps = math.prod(a.extent for a in depth.outer)
 
-    key = packing_key(kind, str(arrangement), str(operand.load), [str(a) for a in axes], str(line), tile, unit, str(depth))
-    return Packing(key, size, make), fixed
+    def arrange(full: Array) -> Array:
+        data = padded(full.reshape(-1, line.extent, taps, depth.inner.extent), 3, depth.padded)
+        data = padded(data.reshape(-1, line.extent, taps * depth.padded), 2, depth.blocks * depth.block)
+        lines = in_tiles(data, tile, unit).reshape(-1, tiles, unit, depth.blocks, depth.block)
+        turned = np.moveaxis(lines, 2, -1)
+        return arrangement.packed(rounded_to_tf32(turned) if kind == "tf32" else turned)
+
+    read, facts = (*axes, line, *depth.outer, depth.inner, *dead), (kind, str(arrangement), tile, unit, str(depth))
+    dtype = "float16" if kind == "float16" else "float32"
+    return packing(operand.load, read, size, arrange, *facts, dtype=dtype), fixed
 
 
 def rounded_to_tf32(values: Array) -> Array:

@@ -14,17 +14,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-import numpy as np
-
 from rammer.codegen.bounds import tidy
 from rammer.codegen.contraction import Roles, roles_of
 from rammer.codegen.operations import Val
+from rammer.codegen.packing import packing
 from rammer.codegen.preload import preload, stored_loads
-from rammer.codegen.task import Array, Packing, Unsuited, packing_key
+from rammer.codegen.task import Packing, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
-from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Expr, Load, add, integer, mul
 from rammer.ir.operator import ROperator
 
@@ -309,12 +307,7 @@ class _Gemv:
 def _packing(load: Load, axes: Sequence[Axis], reduce: tuple[Axis, ...]) -> Packing:
     """The matrix as ``[axes..., products]``."""
     size = math.prod(a.extent for a in (*axes, *reduce))
-
-    def make(values: Array) -> Array:
-        body = evaluate(Compute("packed", "float32", (*axes, *reduce), load), {load.tensor: values})
-        return np.ascontiguousarray(body, dtype=np.float32)
-
-    return Packing(packing_key("rows", str(load), tuple(axes), reduce), size, make)
+    return packing(load, (*axes, *reduce), size, lambda values: values, "rows")
 
 
 # --- choice -------------------------------------------------------------------------------------

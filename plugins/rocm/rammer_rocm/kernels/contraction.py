@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rammer.codegen.contraction import address, check_followers, with_quotients
+from rammer.codegen.contraction import address, check_followers, consecutive, roles_of_axes, with_quotients
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -146,21 +146,17 @@ def _ordered(
 ) -> PanelProduct:
     tile = {x.name: t for x, t in zip(main.axes, operator.tile, strict=True)}
     b = with_quotients(b, tile)
-    in_a, in_b = ex.axes_of(a), ex.axes_of(b)
-    row, columns = list[str](), list[str]()
-    for name in (x.name for x in main.axes if tile[x.name] > 1):
-        if name in in_a and name in in_b:
-            raise Unsuited(f"axis {name} runs through both operands")
-        (row if name in in_a else columns).append(name)
-    if len(row) > 1:
+    rows, through, others = roles_of_axes(main, a, b, tile)
+    if len(rows) > 1:
         raise Unsuited("several row axes")
+    columns = [main.axes[d].name for d in sorted(through + others)]
     if not columns:
         # One column: the innermost free axis stands for it.
-        free = [x.name for x in main.axes if x.name not in in_a]
-        if not free:
+        columns = [x.name for x in main.axes if x.name not in ex.axes_of(a)][-1:]
+        if not columns:
             raise Unsuited("no column axis")
-        columns = free[-1:]
-    return PanelProduct(operator, main, a, b, row[0] if row else "", tuple(columns), before, tuple(after))
+    row = main.axes[rows[0]].name if rows else ""
+    return PanelProduct(operator, main, a, b, row, tuple(columns), before, tuple(after))
 
 
 def access(load: Load, binding: Binding) -> Access:
@@ -176,14 +172,7 @@ def whole(compute: Compute, binding: Binding) -> Access:
 
 def contiguous(steps: Access, p: PanelProduct) -> bool:
     """Whether consecutive columns of any task are consecutive elements."""
-    expected, tile, extent = 1, p.tile, p.extent
-    for axis in reversed(p.columns):
-        if tile[axis] > 1 and steps.step(axis) != expected:
-            return False
-        if axis != p.columns[0] and extent[axis] % tile[axis]:
-            return False
-        expected *= tile[axis]
-    return True
+    return consecutive(steps.steps, [Axis(c, p.extent[c]) for c in p.columns], p.tile)
 
 
 def dense_axes(axes: Sequence[Axis]) -> dict[str, int]:

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import literal
+from rammer.codegen.rowform import expanded
 from rammer.codegen.task import Unsuited
+from rammer.codegen.text import numbered
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load
 
 from rammer_rocm.kernels.contraction import Access, PanelProduct, access, dense_axes
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.vector import Vector, inline, vector_type
+from rammer_rocm.kernels.vector import Vector, vector_type
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,7 @@ class Gather:
 
     def _column(self) -> str:
         """Number of the current run within a panel row."""
-        column = "0"
-        for name, count, _ in self.region.columns[:-1]:
-            column = f"({column}) * {count} + i_{name}"
-        return column
+        return numbered((f"i_{name}", count) for name, count, _ in self.region.columns[:-1])
 
     def _end(self) -> str:
         """Elements of a panel row in use."""
@@ -186,18 +185,8 @@ class Gather:
 
     def _expression(self) -> Expr:
         """What a column holds: the load, or the inlined maps before the contraction."""
-
-        def expand(e: Expr) -> Expr | None:
-            if isinstance(e, Load) and e.tensor in self.p.before:
-                if e.fill is not None:
-                    raise Unsuited("padding inside a computed operand")
-                producer = self.p.before[e.tensor]
-                return ex.transform(inline(e, producer.body, tuple(a.name for a in producer.axes)), expand)
-            return None
-
         load = self.region.load
-        bare = Load(load.tensor, load.indices)
-        return ex.transform(bare, expand)
+        return expanded(Load(load.tensor, load.indices), self.p.before)
 
     def _values(self, value: Expr, low: str, high: str) -> Iterator[str]:
         """``d[i]`` for columns ``low <= i < high``; whole vectors where reading past the end stays close by."""

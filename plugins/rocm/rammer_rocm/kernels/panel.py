@@ -15,7 +15,7 @@ from functools import partial
 
 from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
-from rammer.codegen.text import Text
+from rammer.codegen.text import Text, digits, numbered
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
@@ -115,11 +115,10 @@ class _Panel:
 
     def _origins(self) -> None:
         """Tile coordinates ``t_``, origins ``o_`` and clipped extents ``e_`` of every axis."""
-        operator, step = self.p.operator, self.p.operator.task_count
-        for axis, tile, count in zip(self.p.main.axes, operator.tile, operator.grid, strict=True):
-            step //= count
-            place = "0" if count == 1 else f"task / {step} % {count}"
-            self.text.line(f"const int t_{axis.name} = {place};")
+        operator = self.p.operator
+        places = zip(self.p.main.axes, operator.tile, operator.grid, digits("task", operator.grid), strict=True)
+        for axis, tile, count, place in places:
+            self.text.line(f"const int t_{axis.name} = {place if count > 1 else '0'};")
             self.text.line(f"const int o_{axis.name} = t_{axis.name} * {tile};")
             rest = f"{axis.extent} - o_{axis.name}"
             size = str(tile) if axis.extent % tile == 0 else f"min({tile}, {rest})"
@@ -152,19 +151,13 @@ class _Panel:
             pointer = self.pointer(a.tensor, packing=packing)
             block = p.depth * self.mr
             blocks = -(-p.rows // self.mr)
-            place = self._row_major(coordinates)
+            place = numbered(coordinates)
             self.text.line(f"__global const float *A = {pointer} + (size_t)({place}) * {blocks * block};")
             return Operand("A", {r: s * self.mr for r, s in self.flat.items()}, packed=True)
         steps = access(a, self.binding)
         pointer = self.pointer(a.tensor)
         self.text.line(f"__global const float *A = {pointer} + ({self.address(steps)});")
         return Operand("A", {r: steps.step(r) for r in self.flat}, row_step=steps.step(p.row) if p.row else 0)
-
-    def _row_major(self, coordinates: Iterable[tuple[str, int]]) -> str:
-        text = "0"
-        for name, count in coordinates:
-            text = f"({text}) * {count} + {name}"
-        return text
 
     def _columns_operand(self) -> Operand:
         p, b = self.p, self.p.b
@@ -176,7 +169,7 @@ class _Panel:
             packing, coordinates = pack_columns(p, self.nv * self.lanes)
             pointer = self.pointer(b.tensor, packing=packing)
             size = -(-p.width // (self.nv * self.lanes)) * p.depth * self.nv * self.lanes
-            self.text.line(f"__global const float *B = {pointer} + (size_t)({self._row_major(coordinates)}) * {size};")
+            self.text.line(f"__global const float *B = {pointer} + (size_t)({numbered(coordinates)}) * {size};")
             return Operand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()}, packed=True)
         if b.tensor not in p.before and b.fill is None:
             steps = access(b, self.binding)

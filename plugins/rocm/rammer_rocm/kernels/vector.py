@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from rammer.codegen.operations import literal
 from rammer.codegen.task import Unsuited
-from rammer.ir import expr as ex
 from rammer.ir.expr import TRANSCENDENTAL, Const, Expr, Load, Op
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
@@ -103,8 +102,3 @@ class Vector:
         if isinstance(e, Op) and e.fn == "isnan":
             return f"({self.value(e.args[0])} != {self.value(e.args[0])})"
         raise Unsuited(f"{e} as a condition")
-
-
-def inline(load: Load, producer: Expr, axes: tuple[str, ...]) -> Expr:
-    """The body of a map at the point that ``load`` reads."""
-    return ex.substitute(producer, dict(zip(axes, load.indices, strict=True)))

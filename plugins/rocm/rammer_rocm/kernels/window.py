@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rammer.codegen.halo import sides_of
 from rammer.codegen.task import Unsuited
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load, integer
@@ -81,20 +82,16 @@ def window_of(p: PanelProduct) -> PanelWindow:
     """The window that slides over the columns of ``p``; Unsuited where it has strides or more than two axes."""
     if len(p.columns) > 2 or (len(p.columns) == 2 and p.tile[p.columns[1]] != p.extent[p.columns[1]]):
         raise Unsuited("columns are no whole rows")
-    reduce = {r.name for r in p.main.reduce}
     taps, spans = dict[str, tuple[str, int]](), dict.fromkeys(p.columns, 0)
-    for index in p.b.indices:
-        form = ex.affine(index)
-        if form is None:
-            raise Unsuited("not affine")
-        column = [c for c in p.columns if c in form[0]]
-        if not column:
+    tile, window = {c: p.tile[c] for c in p.columns}, {r.name: r.extent for r in p.main.reduce}
+    places = (0,) * len(p.b.indices)
+    for side in sides_of(p.b, tile, window, places, places):
+        if not side.axes:
             continue
-        moving = {r: s for r, s in form[0].items() if r in reduce}
-        if len(column) > 1 or form[0][column[0]] != 1 or any(s < 0 for s in moving.values()):
+        if len(side.axes) > 1 or side.step != 1 or any(side.steps[r] < 0 for r in side.taps):
             raise Unsuited("columns are strided")
-        taps |= {r: (column[0], s) for r, s in moving.items()}
-        spans[column[0]] += sum(s * (p.extent[r] - 1) for r, s in moving.items())
+        taps |= {r: (side.axis, side.steps[r]) for r in side.taps}
+        spans[side.axis] += side.length - tile[side.axis]
     used = [r for index in p.b.indices for r in ex.axes_of(index) if r in taps]
     if not taps or len(used) != len(taps):
         raise Unsuited("no window")

@@ -1,0 +1,66 @@
+"""The halo of a convolution: what of a tensor lies under a tile whose elements each read a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rammer.codegen.task import Unsuited
+from rammer.ir import expr as ex
+from rammer.ir.expr import Load
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One dimension of a tensor: its ``extent`` and ``stride`` in memory, and where it is read, at ``constant`` and
+    ``steps[axis] * axis`` for each axis. Of those ``axes`` are the tile's and ``taps`` the window's; ``length`` elements lie
+    under a tile with its halo."""
+
+    extent: int
+    stride: int
+    steps: Mapping[str, int]
+    constant: int
+    axes: tuple[str, ...]
+    taps: tuple[str, ...]
+    length: int
+
+    @property
+    def axis(self) -> str:
+        """The tile's axis, "" for none, where there is one at most."""
+        return self.axes[0] if self.axes else ""
+
+    @property
+    def tap(self) -> str:
+        """The window's axis, "" for none, where there is one at most."""
+        return self.taps[0] if self.taps else ""
+
+    @property
+    def step(self) -> int:
+        """Elements from one point of the tile to the next."""
+        return self.steps.get(self.axis, 0)
+
+    @property
+    def reach(self) -> int:
+        """Elements from one tap to the next."""
+        return self.steps.get(self.tap, 0)
+
+
+def sides_of(
+    load: Load, tile: Mapping[str, int], window: Mapping[str, int], strides: Sequence[int], shape: Sequence[int]
+) -> Iterator[Side]:
+    """The dimensions of a stored tensor that axes of a ``tile`` or of a ``window``, with their extents, run through; Unsuited
+    unless affine."""
+    counts = {**tile, **window}
+    for index, stride, extent in zip(load.indices, strides, shape, strict=True):
+        form = ex.affine(index)
+        if form is None:
+            raise Unsuited(f"{load} is not affine")
+        steps, constant = form
+        axes, taps = tuple(a for a in steps if a in tile), tuple(a for a in steps if a in window)
+        if axes or taps:
+            yield Side(extent, stride, steps, constant, axes, taps, length_under(steps, counts))
+
+
+def length_under(steps: Mapping[str, int], counts: Mapping[str, int]) -> int:
+    """Elements of a dimension from the first to the last that are read, where so many values of each axis are ``counts``."""
+    return 1 + sum((counts.get(a, 1) - 1) * abs(s) for a, s in steps.items())

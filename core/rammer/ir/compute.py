@@ -270,7 +270,7 @@ def load_box(load: Load, bounds: Mapping[str, Interval], shape: tuple[int, ...])
     # Tile search asks this a hundred thousand times: no calls for what comparisons tell.
     for index, extent in zip(load.indices, shape, strict=True):
         first, last = bounds[index.axis] if isinstance(index, Ref) else ex.interval(index, bounds) or (0, extent - 1)
-        low = 0 if first < 0 else min(first, extent)
+        low = 0 if first < 0 else first if first < extent else extent
         high = last + 1 if last < extent else extent
         result.append((low, high if high > low else low))
     return tuple(result)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rammer.ir.compute import Box, Compute, load_box
 from rammer.ir.device import Scope
-from rammer.ir.expr import Interval
+from rammer.ir.expr import Interval, Load
 from rammer.ir.names import checked
 from rammer.ir.types import TensorType
 
@@ -109,13 +109,7 @@ class ROperator:
 
     def inner_box(self) -> Box:
         """The output box of a full tile in the middle: unlike the first one it is clipped by no padding."""
-        box = []
-        for axis, tile, count in zip(self.anchor.axes, self.tile, self.grid, strict=True):
-            place = count // 2
-            if place and (place + 1) * tile > axis.extent:
-                place -= 1
-            box.append((place * tile, min((place + 1) * tile, axis.extent)))
-        return tuple(box)
+        return inner_box(self.anchor.shape, self.tile)
 
     def boxes(self, output: Box, types: Mapping[str, TensorType]) -> dict[str, Box]:
         """Tile propagation backwards from an output box: the box of every tensor read or computed.
@@ -123,17 +117,26 @@ class ROperator:
         A tensor read by several loads gets the hull of their boxes; the boxes of single loads come
         from ``rammer.ir.compute.read_boxes``.
         """
-        result: dict[str, Box] = {name: output for name in self.outputs}
-        for c in reversed(self.computes):
-            if c.name not in result:
+        result: dict[str, Box] = dict.fromkeys(self.outputs, output)
+        for name, axes, fixed, loads in self._propagation:
+            own = result.get(name)
+            if own is None:
                 continue
-            bounds: dict[str, Interval] = {a.name: (lo, hi - 1) for a, (lo, hi) in zip(c.axes, result[c.name], strict=True)}
-            bounds |= {r.name: (0, r.extent - 1) for r in c.reduce}
-            for load in c.loads:
+            bounds: dict[str, Interval] = {a: (lo, hi - 1) for a, (lo, hi) in zip(axes, own, strict=True)}
+            bounds.update(fixed)
+            for load in loads:
                 box = load_box(load, bounds, types[load.tensor].shape)
                 known = result.get(load.tensor)
                 result[load.tensor] = box if known is None else hull(known, box)
         return result
+
+    @cached_property
+    def _propagation(self) -> list[tuple[str, list[str], dict[str, Interval], tuple[Load, ...]]]:
+        """What ``boxes`` asks of every Compute, the last first: name, output axes, bounds of reduction axes, loads."""
+        return [
+            (c.name, [a.name for a in c.axes], {r.name: (0, r.extent - 1) for r in c.reduce}, c.loads)
+            for c in reversed(self.computes)
+        ]
 
     def tiled(self, tile: tuple[int, ...]) -> ROperator:
         """The same operator with another tile of as many axes: what is right about its names stays so."""
@@ -161,6 +164,17 @@ class ROperator:
         lines += [f"  connect {c}" for c in self.connections]
         lines.append(f"  writes {', '.join(self.outputs)}")
         return "\n".join(lines)
+
+
+def inner_box(shape: tuple[int, ...], tile: tuple[int, ...]) -> Box:
+    """The box of a full tile in the middle of ``shape``."""
+    box = []
+    for extent, size in zip(shape, tile, strict=True):
+        low = -(-extent // size) // 2 * size
+        if low and low + size > extent:
+            low -= size
+        box.append((low, low + size if low + size < extent else extent))
+    return tuple(box)
 
 
 def compared(operator: ROperator) -> tuple[ROperator, ROperator]:

@@ -7,17 +7,21 @@ searched apart (Welder, section 4.4): only the device layer's tile is decided he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import combinations, product
+from typing import TypeAlias
 
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
-from rammer.ir.operator import ROperator
+from rammer.ir.operator import ROperator, inner_box
 from rammer.ir.types import TensorType
-from rammer.tile.traffic import TaskCost, task_cost
+from rammer.tile.traffic import TaskCost, box_cost
 
 __all__ = ["candidates"]
 
+Tile: TypeAlias = "tuple[int, ...]"
 #: Tasks per vEU that the seeds aim at.
 ROUNDS = (1, 2, 4, 8, 32)
 
@@ -33,38 +37,53 @@ def candidates(operator: ROperator, binding: Binding, device: VDevice, count: in
 
 def ranked_tiles(
     operator: ROperator, types: Mapping[str, TensorType], device: VDevice, step: Mapping[str, int] | None = None
-) -> list[tuple[float, tuple[int, ...], TaskCost]]:
+) -> list[tuple[float, Tile, TaskCost]]:
     """(predicted seconds, tile, cost) of every tile tried that fits, sorted. ``step`` asks that the tile
     along an axis be a multiple (or the whole extent), as register-tiled kernel families need."""
     shape = operator.anchor.shape
     steps = tuple((step or {}).get(a.name, 1) for a in operator.anchor.axes)
-    tried: dict[tuple[int, ...], tuple[float, TaskCost] | None] = {}
+    tried: dict[Tile, tuple[float, TaskCost] | None] = {}
     capacity = device.layer("veu").capacity
 
-    def measure(tile: tuple[int, ...]) -> float:
+    def measure(tile: Tile) -> float:
         if tile not in tried:
-            tiled = operator.tiled(tile)
-            cost = task_cost(tiled, types, device)
+            cost = box_cost(operator, inner_box(shape, tile), types, device)
             fits = not capacity or cost.footprint <= capacity
-            tried[tile] = (cost.total(tiled.task_count, device), cost) if fits else None
+            tried[tile] = (cost.total(_tasks(shape, tile), device), cost) if fits else None
         known = tried[tile]
-        return known[0] if known else float("inf")
+        return known[0] if known else math.inf
 
-    seeds = sorted({_round(t, shape, steps) for t in _seeds(shape, device.veus)}, key=lambda t: (measure(t), t))
-    for seed in seeds[:3]:
+    for seed in sorted(_rounded_seeds(shape, steps, device.veus), key=measure)[:3]:
         _descend(seed, shape, steps, measure)
     if not any(tried.values()):
         _descend(_round((1,) * len(shape), shape, steps), shape, steps, measure)
     found = [(known[0], tile, known[1]) for tile, known in tried.items() if known is not None]
 
-    def rank(item: tuple[float, tuple[int, ...], TaskCost]) -> tuple[float, int, tuple[int, ...]]:
+    def rank(item: tuple[float, Tile, TaskCost]) -> tuple[float, int, Tile]:
         predicted, tile, cost = item
-        return predicted, cost.traffic * operator.tiled(tile).task_count, tile
+        return predicted, cost.traffic * _tasks(shape, tile), tile
 
     return sorted(found, key=rank)
 
 
-def _seeds(shape: tuple[int, ...], veus: int) -> Iterator[tuple[int, ...]]:
+def _tasks(shape: Tile, tile: Tile) -> int:
+    """Number of tiles."""
+    return math.prod([-(-extent // size) for extent, size in zip(shape, tile, strict=True)])
+
+
+@lru_cache(1 << 12)
+def _rounded_seeds(shape: Tile, steps: Tile, veus: int) -> list[Tile]:
+    """Sorted, so that of equal ones the least comes first."""
+    return sorted({_round(t, shape, steps) for t in _seeds(shape, veus)})
+
+
+@lru_cache(1 << 14)  # operators of one shape are searched again and again as a group grows
+def _around(tile: Tile, shape: Tile, steps: Tile) -> list[Tile]:
+    """The tiles one move away, sorted."""
+    return sorted({_round(t, shape, steps) for t in _neighbours(tile)})
+
+
+def _seeds(shape: Tile, veus: int) -> Iterator[Tile]:
     """Tiles for about ``ROUNDS`` tasks a vEU: cut the outer axes first, the inner first, or evenly."""
     yield shape
     for rounds in ROUNDS:
@@ -82,27 +101,25 @@ def _seeds(shape: tuple[int, ...], veus: int) -> Iterator[tuple[int, ...]]:
         yield tuple(max(1, t) for t in even)
 
 
-def _round(tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, ...]:
+def _round(tile: Tile, shape: Tile, steps: Tile) -> Tile:
     whole = [t if s == 1 else -(-t // s) * s for t, s in zip(tile, steps, strict=True)]
     return tuple([(t if t < n else n) or 1 for t, n in zip(whole, shape, strict=True)])
 
 
-def _descend(
-    tile: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...], measure: Callable[[tuple[int, ...]], float]
-) -> None:
+def _descend(tile: Tile, shape: Tile, steps: Tile, measure: Callable[[Tile], float]) -> None:
     """Move to the best neighbour (one axis halved or doubled, or one up and one down) while it gains."""
     best = measure(tile)
     for _ in range(6):
-        around = {_round(t, shape, steps) for t in _neighbours(tile)}
+        around = _around(tile, shape, steps)
         if not around:
             return
-        nearest = min(around, key=lambda t: (measure(t), t))
+        nearest = min(around, key=measure)
         if measure(nearest) >= best:
             return
         tile, best = nearest, measure(nearest)
 
 
-def _neighbours(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _neighbours(tile: Tile) -> Iterator[Tile]:
     # One axis or two at a time: as many moves as pairs of axes, not as many as subsets of them.
     for first, second in combinations(range(-1, len(tile)), 2):
         for factors in product((2, -2), repeat=1 + (first >= 0)):

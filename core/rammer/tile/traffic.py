@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rammer.ir.compute import Box, Compute
+from rammer.ir.compute import Box
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType, itemsize
@@ -39,33 +39,36 @@ class TaskCost:
 def box_bytes(box: Box, tensor: TensorType, transaction: int) -> int:
     """Bytes of the coalesced transactions that read ``box`` of a row-major ``tensor``."""
     run, outer, merged = itemsize(tensor.dtype), 1, True
-    for (low, high), extent in zip(reversed(box), reversed(tensor.shape), strict=True):
+    for (low, high), extent in zip(box[::-1], tensor.shape[::-1], strict=True):
+        size = high - low
         if merged:
-            run *= high - low
+            run *= size
+            merged = size == extent
         else:
-            outer *= high - low
-        merged = merged and high - low == extent
+            outer *= size
     return outer * -(-run // transaction) * transaction
-
-
-def points(compute: Compute, box: Box) -> int:
-    """Body evaluations of ``compute`` for an output ``box``."""
-    return math.prod(hi - lo for lo, hi in box) * math.prod(r.extent for r in compute.reduce)
 
 
 def task_cost(operator: ROperator, types: Mapping[str, TensorType], device: VDevice) -> TaskCost:
     """Cost of a full tile in the middle of the operator, recomputation in overlapping tiles included."""
-    boxes = operator.boxes(operator.inner_box(), types)
+    return box_cost(operator, operator.inner_box(), types, device)
+
+
+def box_cost(operator: ROperator, output: Box, types: Mapping[str, TensorType], device: VDevice) -> TaskCost:
+    """Cost of a task that writes the box ``output``, whatever the operator's tile."""
+    boxes = operator.boxes(output, types)
     inside = {c.name for c in operator.computes}
-    transaction = device.layer("device").transaction
-    traffic = sum(
-        box_bytes(box, types[name], transaction) for name, box in boxes.items() if name not in inside or name in operator.outputs
-    )
-    work = 0
+    memory = device.layer("device")
+    traffic = work = 0
+    for name, box in boxes.items():
+        if name not in inside or name in operator.outputs:
+            traffic += box_bytes(box, types[name], memory.transaction)
     for c in operator.computes:
-        if c.name in boxes:
-            work += points(c, boxes[c.name]) * max(1, c.flops_per_point)
-    share = device.layer("device").bandwidth / device.veus
+        own = boxes.get(c.name)
+        if own is not None:
+            points = math.prod([hi - lo for lo, hi in own]) * math.prod([r.extent for r in c.reduce])
+            work += points * max(1, c.flops_per_point)
+    share = memory.bandwidth / device.veus
     compute_time = work / device.flops
     alone = device.dispatch + max(compute_time, traffic / (share * min(device.veus, LONE_BANDWIDTH_SHARE)))
     crowded = device.dispatch + max(compute_time, traffic / share)
@@ -80,5 +83,5 @@ def footprint(operator: ROperator, boxes: Mapping[str, Box], types: Mapping[str,
     for name, box in boxes.items():
         staged = device.staged and (name not in inside or name in operator.outputs)
         if name in held or staged:
-            total += math.prod(hi - lo for lo, hi in box) * itemsize(types[name].dtype)
+            total += math.prod([hi - lo for lo, hi in box]) * itemsize(types[name].dtype)
     return total

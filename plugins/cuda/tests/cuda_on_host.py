@@ -20,7 +20,7 @@ from rammer.testing.single import Subject, Trial, images, judge, placed, subject
 from . import host_wgmma
 from .warps import WARPS
 from rammer_cuda.backend import CudaBackend, open_backend
-from rammer_cuda.emulator.launch import host_arguments, launch_on_host
+from rammer_cuda.emulator.launch import HostKernel, launch_on_host
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.source import task_kernel
 
@@ -124,18 +124,8 @@ def problem_of(kernel: TaskKernel, tiled: ROperator, trial: Trial) -> str:
         fixed = {n: np.ascontiguousarray(v) for n, v in trial.constants.items()}
         buffers = {**given, **results, **fixed}
         addresses = {n: b.ctypes.data + place.program.storage[n].offset * b.itemsize for n, b in buffers.items()}
-        arguments = host_arguments(kernel.arguments, fixed)
-        launch_on_host(
-            on_host(kernel),
-            kernel.entry,
-            arguments,
-            tiled.task_count,
-            kernel.threads,
-            binding,
-            addresses,
-            list(given.values()),
-            (number % 2 == 0, number % 2 == 1),
-        )
+        host = HostKernel.of(kernel, binding, fixed, on_host(kernel), tiled.task_count)
+        launch_on_host(replace(host, switches=(number % 2 == 0, number % 2 == 1)), addresses, list(given.values()))
         if problem := judge(place, results, feed.wanted):
             return f"run {number}: {problem}"
     return ""

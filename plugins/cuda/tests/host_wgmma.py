@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rammer.device.manifest import Array, Binding
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.emulator.launch import find_race, host_arguments, run_on_host
+from rammer_cuda.emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 #: ``LATE_COPIES`` and ``LATE_PRODUCTS`` are switches. Shared addresses are offsets into ``rm_arena``.
@@ -164,16 +165,14 @@ def run_warpgroups(
     kernel: TaskKernel, operator: ROperator, binding: Binding, values: Mapping[str, Array], late_copies: bool, late_products: bool
 ) -> dict[str, Array]:
     """All tasks of ``kernel``, whose sums are not split; its outputs by name. AssertionError where threads wait for ever."""
-    arguments, switches = host_arguments(kernel.arguments, values), (late_copies, late_products)
-    return run_on_host(
-        on_host(kernel), kernel.entry, arguments, operator.task_count, kernel.threads, binding, values, switches=switches
-    )
+    host = HostKernel.of(kernel, binding, values, on_host(kernel), operator.task_count)
+    return run_on_host(replace(host, switches=(late_copies, late_products)), values)
 
 
 def race_of_warpgroups(kernel: TaskKernel, binding: Binding, values: Mapping[str, Array], late_copies: bool) -> str:
     """What ThreadSanitizer finds in the first task; "" if nothing."""
-    arguments, switches = host_arguments(kernel.arguments, values), (late_copies, not late_copies)
-    return find_race(on_host(kernel), kernel.entry, arguments, 1, kernel.threads, binding, switches)
+    host = HostKernel.of(kernel, binding, values, on_host(kernel))
+    return find_race(replace(host, switches=(late_copies, not late_copies)))
 
 
 def on_host(kernel: TaskKernel) -> str:

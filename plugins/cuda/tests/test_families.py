@@ -15,7 +15,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 
-from rammer_cuda.emulator.launch import COMPILER, host_arguments, run_on_host
+from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
@@ -148,8 +148,7 @@ def test_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Genera
         tiled = found[int(i)]
         given = {n: _random(binding.types[n], rng) for n in tiled.inputs}
         kernel = task_kernel(tiled, binding)
-        arguments = host_arguments(kernel.arguments, given)
-        have = run_on_host(kernel.text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
+        have = run_on_host(HostKernel.of(kernel, binding, given, blocks=tiled.task_count), given)["y"]
         want = _reference(tiled, given)
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
 
@@ -172,10 +171,10 @@ def test_a_task_writes_its_own_part_alone(case: str, tile: tuple[int, ...], conf
     tiled = replace(untiled, tile=tile, family=family, config=tuple(config.items()))
     kernel = task_kernel(tiled, binding)
     given = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
-    arguments = host_arguments(kernel.arguments, given)
+    host = HostKernel.of(kernel, binding, given)
     for task in (0, 1, tiled.task_count // 2, tiled.task_count - 1):
         blank = np.full(tiled.anchor.shape, np.nan, np.float32)
-        have = run_on_host(kernel.text, kernel.entry, arguments, 1, kernel.threads, binding, given | {"y": blank}, task)["y"]
+        have = run_on_host(host, given | {"y": blank}, task)["y"]
         own = np.zeros(tiled.anchor.shape, bool)
         own[tuple(slice(low, high) for low, high in tiled.task_box(task))] = True
         assert np.array_equal(~np.isnan(have), own), f"task {task} of {tiled.head()}"
@@ -236,8 +235,7 @@ def test_float16_is_rounded_once(case: str, rng: np.random.Generator) -> None:
     assert found
     for tiled in found:
         kernel = task_kernel(tiled, binding)
-        arguments = host_arguments(kernel.arguments, given)
-        have = run_on_host(kernel.text, kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
+        have = run_on_host(HostKernel.of(kernel, binding, given, blocks=tiled.task_count), given)["y"]
         want = _reference(tiled, given)
         assert have.dtype == np.float16
         assert np.abs(have - want).max() <= 2**-11 * np.abs(want).max() * 1.01, tiled.head()

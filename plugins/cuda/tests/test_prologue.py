@@ -20,7 +20,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 
-from rammer_cuda.emulator.launch import COMPILER, host_arguments, run_on_host
+from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 
 pytest.importorskip("cuda.bindings")
 
@@ -173,8 +173,7 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.G
     for i in rng.choice(len(found), min(3, len(found)), replace=False):
         tiled = found[int(i)]
         given, kernel = values_of(tiled, binding, rng), task_kernel(tiled, binding)
-        arguments = host_arguments(kernel.arguments, given)
-        have = run_on_host(ffma_on_host(kernel), kernel.entry, arguments, tiled.task_count, kernel.threads, binding, given)["y"]
+        have = run_on_host(HostKernel.of(kernel, binding, given, ffma_on_host(kernel), tiled.task_count), given)["y"]
         want = reference(tiled, given)
         assert np.linalg.norm(have - want) <= 2e-6 * np.linalg.norm(want), tiled.head()
 

@@ -30,7 +30,7 @@ from .test_prologue import backend_of, ffma_on_host
 from .test_single import ALL, TF32, alone, backend, given, kinds
 from .warps import race_of_warps
 from rammer_cuda.attention.cost import ATTENTION
-from rammer_cuda.emulator.launch import COMPILER, HostArgument, find_race, host_arguments
+from rammer_cuda.emulator.launch import COMPILER, HostArgument, HostKernel, find_race
 from rammer_cuda.rows.gemv import matvec_of, strips_of
 from rammer_cuda.source import task_kernel
 
@@ -43,7 +43,7 @@ def sanitizer() -> None:
     text = 'extern "C" __global__ void one(float *y, const int *order, int first) { if (threadIdx.x == 0) *y = 1.0f; }'
     binding = Binding({"y": TensorType("float32", (1,))}, {"y": dense("y", "b", (1,))}, frozenset())
     try:
-        find_race(text, "one", [HostArgument("y", True)], 1, 32, binding)
+        find_race(HostKernel(text, "one", [HostArgument("y", True)], 1, 32, binding))
     except (DeviceUnavailable, AssertionError) as problem:
         pytest.skip(f"no ThreadSanitizer: {str(problem)[:200]}")
 
@@ -110,8 +110,7 @@ def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator
     tiled = found[int(rng.integers(len(found)))]
     kernel = task_kernel(tiled, binding)
     values = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
-    arguments = host_arguments(kernel.arguments, values)
-    assert find_race(kernel.text, kernel.entry, arguments, 1, kernel.threads, binding) == "", tiled.head()
+    assert find_race(HostKernel.of(kernel, binding, values)) == "", tiled.head()
 
 
 @pytest.mark.parametrize("case", SMALL)
@@ -130,5 +129,4 @@ def test_products_of_threads(case: str, rng: np.random.Generator) -> None:
         tiled = found[int(rng.integers(len(found)))]
         kernel = task_kernel(tiled, binding)
         ones = {n: np.ones(binding.types[n].shape, np.float32) for n in tiled.inputs}
-        arguments = host_arguments(kernel.arguments, ones)
-        assert find_race(ffma_on_host(kernel), kernel.entry, arguments, 1, kernel.threads, binding) == "", tiled.head()
+        assert find_race(HostKernel.of(kernel, binding, ones, ffma_on_host(kernel))) == "", tiled.head()

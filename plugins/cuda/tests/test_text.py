@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import rammer_cuda
 
@@ -36,3 +39,56 @@ def test_finished_text_is_not_edited() -> None:
             found[name] = lines
     # ``a // b`` of a fragment's place, which Python spells otherwise than C, and is not text of a kernel.
     assert {n: len(lines) for n, lines in found.items()} == {"contraction/instruction.py": 1}
+
+
+def opened(source: str) -> Iterator[int]:
+    """Lines with a string, or the end of one with places in it, that opens a block which something else must close."""
+    tree = ast.parse(source)
+    parts = {id(v) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for v in node.values[:-1]}
+    for node in ast.walk(tree):
+        whole = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts
+        if whole and node.value.rstrip("\n").endswith("{"):  # type: ignore[attr-defined]
+            yield node.lineno  # type: ignore[attr-defined]
+
+
+def test_blocks_are_opened_and_closed_in_one_place() -> None:
+    """By ``Text.block``, ``Block.nest`` or a frame's ``scope``, which writes one."""
+    assert sorted(opened("a = 'for (;;) {'\nb = f'if ({x}) {{'\nc = f'{x} {{}}'\nd = '{'")) == [1, 2, 4]
+    found = {}
+    for path in sorted(FOLDER.rglob("*.py")):
+        name = path.relative_to(FOLDER).as_posix()
+        if not name.startswith(TEMPLATES) and (lines := list(opened(path.read_text()))):
+            found[name] = len(lines)
+    assert found == {"kernels/frame.py": 1}
+
+
+#: Lines of a file and of a function, and parameters, at most.
+MOST_LINES, MOST_STATEMENTS, MOST_PARAMETERS = 400, 60, 6
+
+
+def test_files_and_functions_are_short() -> None:
+    """With few parameters, but for constructors, which take what there is to know."""
+    functions = 0
+    for path in sorted(FOLDER.rglob("*.py")):
+        text = path.read_text()
+        assert text.count("\n") <= MOST_LINES, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                functions += 1
+                taken = [
+                    a.arg
+                    for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                    if a.arg not in ("self", "cls")
+                ]
+                assert node.end_lineno is not None and node.end_lineno - node.lineno < MOST_STATEMENTS, (path, node.name)
+                assert len(taken) <= MOST_PARAMETERS or node.name == "__init__", (path, node.name, taken)
+    assert functions > 400
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "device").glob("*.cuh")), ids=lambda p: p.stem)
+def test_templates_say_what_they_assume(path: Path) -> None:
+    """Of the sizes that they are given: a writer that breaks one fails in the compiler, not in results."""
+    text = path.read_text()
+    whole = re.findall(r"template <(?:bool \w+, )*((?:int \w+(?:, )?)+)", text)
+    sized = [n for n in whole if re.search(r"\b(FN|FM|TM|BK|DEPTH|SIZE|LINE|SLICES|BLOCKS|ROWS|S)\b", n)]
+    assert not sized or "static_assert" in text, path.name

@@ -16,7 +16,7 @@ from rammer.device.manifest import Binding
 from rammer.testing.host_c import Array
 
 from rammer_cuda.contraction.instruction import MMA_BF16, MMA_F16, MMA_TF32, Mma
-from rammer_cuda.emulator.launch import find_race, host_arguments, run_on_host
+from rammer_cuda.emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
 WARPS = """
@@ -132,13 +132,12 @@ WARPS = WARPS.replace("@INSTRUCTIONS@", "".join(instruction(*read) for read in R
 
 def run_warps(kernel: TaskKernel, tasks: int, binding: Binding, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
     """As ``run_on_host``, for kernels of ``mma.sync`` without packed operands; shared memory is full of NaN at first."""
-    arguments = host_arguments(kernel.arguments, values)
-    return run_on_host(on_host(kernel), kernel.entry, arguments, tasks, kernel.threads, binding, values, first)
+    return run_on_host(HostKernel.of(kernel, binding, values, on_host(kernel), tasks), values, first)
 
 
 def race_of_warps(kernel: TaskKernel, binding: Binding) -> str:
     """What ThreadSanitizer finds in the first task; "" if nothing."""
-    return find_race(on_host(kernel), kernel.entry, host_arguments(kernel.arguments, {}), 1, kernel.threads, binding)
+    return find_race(HostKernel.of(kernel, binding, {}, on_host(kernel)))
 
 
 def on_host(kernel: TaskKernel) -> str:

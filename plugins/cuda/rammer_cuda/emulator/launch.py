@@ -28,6 +28,7 @@ from rammer.testing.host_c import Array, Guarded
 
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.emulator.block import HEAD, INCLUDES, TAIL
+from rammer_cuda.kernels.task import TaskKernel
 
 COMPILER = shutil.which("g++")
 #: gold links in a third of the time that the usual linker takes.
@@ -57,36 +58,53 @@ class HostArgument:
     packed: Array | None = None
 
 
+@dataclass(frozen=True)
+class HostKernel:
+    """A kernel to run here: ``blocks`` tasks, one a block, of ``entry`` in ``text``, which says what its instructions do.
+    ``switches`` are what ``rm_switches`` starts with."""
+
+    text: str
+    entry: str
+    arguments: Sequence[HostArgument]
+    blocks: int
+    threads: int
+    binding: Binding
+    switches: Sequence[int] = ()
+
+    @staticmethod
+    def of(kernel: TaskKernel, binding: Binding, values: Mapping[str, Array], text: str = "", blocks: int = 1) -> HostKernel:
+        """A kernel with what its instructions do in ``text`` ("": it needs none); constants are those of ``values``."""
+        arguments = host_arguments(kernel.arguments, values)
+        return HostKernel(text or kernel.text, kernel.entry, arguments, blocks, kernel.threads, binding)
+
+    @property
+    def source(self) -> str:
+        """A program whose ``rm_launch`` runs the kernel, but for what ``_flags`` includes before it."""
+        types = [CUDA.types[self.binding.types[a.tensor].dtype] for a in self.arguments]
+        pointers = ", ".join(f"({t} *)rm_pointers[{k}]" for k, t in enumerate(types))
+        return self.text + TAIL.replace("@NAME@", self.entry).replace("@POINTERS@", pointers)
+
+
 def host_arguments(arguments: Iterable[Argument], values: Mapping[str, Array]) -> list[HostArgument]:
     """A kernel's arguments; where it wants a constant arranged, that of ``values``."""
     return [HostArgument(a.tensor, a.written, None if a.packing is None else a.packing.make(values[a.tensor])) for a in arguments]
 
 
-def run_on_host(
-    text: str,
-    entry: str,
-    arguments: Sequence[HostArgument],
-    blocks: int,
-    threads: int,
-    binding: Binding,
-    values: Mapping[str, Array],
-    first: int = 0,
-    switches: Sequence[int] = (),
-) -> dict[str, Array]:
-    """Run tasks ``first`` and following of ``entry`` in ``text``, one a block; its outputs by name. ``values`` may say what
-    outputs hold before; ``switches`` are what ``rm_switches`` starts with. Asserts that nothing else was written.
+def run_on_host(kernel: HostKernel, values: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
+    """Run tasks ``first`` and following; the kernel's outputs by name. ``values`` may say what outputs hold before. Asserts that
+    nothing else was written.
 
     Raises DeviceUnavailable without a C++ compiler.
     """
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
-    library = _library(_source(text, entry, arguments, binding), switches)
+    library, arguments, binding = _library(kernel), kernel.arguments, kernel.binding
     rng = np.random.default_rng()
     tensors = {
         a.tensor: Guarded(binding.storages[a.tensor], values.get(a.tensor), binding.types[a.tensor].dtype, rng) for a in arguments
     }
     addresses = [ctypes.c_void_p(a.packed.ctypes.data) if a.packed is not None else tensors[a.tensor].pointer for a in arguments]
-    stuck = library.rm_launch((ctypes.c_void_p * len(addresses))(*addresses), blocks, threads, first)
+    stuck = library.rm_launch((ctypes.c_void_p * len(addresses))(*addresses), kernel.blocks, kernel.threads, first)
     assert not stuck, "threads wait for ever"
     for a in arguments:
         same = np.array_equal(tensors[a.tensor].buffer, tensors[a.tensor].before, equal_nan=True)
@@ -94,26 +112,16 @@ def run_on_host(
     return {a.tensor: tensors[a.tensor].view.copy() for a in arguments if a.written}
 
 
-def launch_on_host(
-    text: str,
-    entry: str,
-    arguments: Sequence[HostArgument],
-    blocks: int,
-    threads: int,
-    binding: Binding,
-    addresses: Mapping[str, int],
-    late: Sequence[Array],
-    switches: Sequence[int] = (),
-) -> None:
-    """Run ``blocks`` tasks of ``entry`` on tensors that lie at ``addresses``. The buffers ``late`` hold NaN until all threads of
-    a block have waited for the kernels before (``rm_after``), and their values from then on.
+def launch_on_host(kernel: HostKernel, addresses: Mapping[str, int], late: Sequence[Array]) -> None:
+    """Run the tasks on tensors that lie at ``addresses``. The buffers ``late`` hold NaN until all threads of a block have waited
+    for the kernels before (``rm_after``), and their values from then on.
 
     AssertionError where a thread never does; DeviceUnavailable without a C++ compiler.
     """
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
-    library = _library(_source(text, entry, arguments, binding), switches)
-    places = [a.packed.ctypes.data if a.packed is not None else addresses[a.tensor] for a in arguments]
+    library = _library(kernel)
+    places = [a.packed.ctypes.data if a.packed is not None else addresses[a.tensor] for a in kernel.arguments]
     values = [buffer.copy() for buffer in late]
 
     def pointers(items: Sequence[int]) -> Any:
@@ -122,8 +130,8 @@ def launch_on_host(
     sizes = (ctypes.c_long * max(len(late), 1))(*[buffer.nbytes for buffer in late])
     lost = library.rm_launch_after(
         pointers(places),
-        blocks,
-        threads,
+        kernel.blocks,
+        kernel.threads,
         0,
         len(late),
         pointers([b.ctypes.data for b in late]),
@@ -133,27 +141,24 @@ def launch_on_host(
     assert not lost, "a thread ends without rm_after(), threads wait for ever, or a copy is misaligned"
 
 
-def find_race(
-    text: str,
-    entry: str,
-    arguments: Sequence[HostArgument],
-    blocks: int,
-    threads: int,
-    binding: Binding,
-    switches: Sequence[int] = (),
-) -> str:
-    """What ThreadSanitizer says of the first ``blocks`` tasks of ``entry``, one after another: accesses of two threads that
-    nothing orders; "" where there are none. Values are all the same.
+def find_race(kernel: HostKernel) -> str:
+    """What ThreadSanitizer says of the tasks, one after another: accesses of two threads that nothing orders; "" where there are
+    none. Values are all the same.
 
     Raises DeviceUnavailable without a C++ compiler, or where ThreadSanitizer does not start.
     """
     if COMPILER is None:
         raise DeviceUnavailable("no C++ compiler on this machine", hint="install g++")
+    arguments, binding = kernel.arguments, kernel.binding
     ends = [binding.storages[a.tensor].span()[1] * itemsize(binding.types[a.tensor].dtype) for a in arguments]
     sizes = [end if a.packed is None else a.packed.nbytes for end, a in zip(ends, arguments, strict=True)]
-    main = MAIN.replace("@BYTES@", ", ".join(map(str, sizes))).replace("@BLOCKS@", str(blocks)).replace("@THREADS@", str(threads))
-    main = main.replace("@SWITCHES@", "".join(f"rm_switches[{k}] = {int(on)}; " for k, on in enumerate(switches)))
-    program = _compile(_source(text, entry, arguments, binding) + main, "-O1", "-g", "-fsanitize=thread")
+    main = (
+        MAIN.replace("@BYTES@", ", ".join(map(str, sizes)))
+        .replace("@BLOCKS@", str(kernel.blocks))
+        .replace("@THREADS@", str(kernel.threads))
+    )
+    main = main.replace("@SWITCHES@", "".join(f"rm_switches[{k}] = {int(on)}; " for k, on in enumerate(kernel.switches)))
+    program = _compile(kernel.source + main, "-O1", "-g", "-fsanitize=thread")
     options = {"TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, env=options, timeout=PATIENCE)
     if done.returncode not in (0, RACE) or "FATAL: ThreadSanitizer" in done.stderr:
@@ -161,22 +166,14 @@ def find_race(
     return done.stderr if done.returncode else ""
 
 
-def _source(text: str, entry: str, arguments: Sequence[HostArgument], binding: Binding) -> str:
-    """A program whose ``rm_launch`` runs the kernel, but for what ``_flags`` includes before it."""
-    types = [CUDA.types[binding.types[a.tensor].dtype] for a in arguments]
-    pointers = ", ".join(f"({t} *)rm_pointers[{k}]" for k, t in enumerate(types))
-    tail = TAIL.replace("@NAME@", entry).replace("@POINTERS@", pointers)
-    return text + tail
-
-
-def _library(source: str, switches: Sequence[int]) -> ctypes.CDLL:
-    """The library of ``source``, by a name of its own: nothing is left in it of an earlier run."""
-    made = _compile(source, "-Og", "-shared", "-fPIC", *LINKER)
+def _library(kernel: HostKernel) -> ctypes.CDLL:
+    """The kernel's library, by a name of its own: nothing is left in it of an earlier run."""
+    made = _compile(kernel.source, "-Og", "-shared", "-fPIC", *LINKER)
     with tempfile.NamedTemporaryFile(dir=_folder(), suffix=".so") as fresh:
         shutil.copyfile(made, fresh.name)
         library = ctypes.CDLL(fresh.name)
     places = (ctypes.c_int * 4).in_dll(library, "rm_switches")
-    for k, on in enumerate(switches):
+    for k, on in enumerate(kernel.switches):
         places[k] = on
     return library
 

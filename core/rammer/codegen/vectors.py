@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rammer.codegen.vector_math import WHOLE, whole_vectors
 from rammer.ir.expr import TRANSCENDENTAL
 
 __all__ = ["GNU", "MATH", "WIDTHS", "Vectors", "lane_by_lane", "vector_name", "vectors"]
@@ -90,8 +91,17 @@ def lane_by_lane(function: str, width: int) -> str:
     return f"static inline rm_f{width} {vector_name(function, width)}({arguments}) {{ {body} }}\n"
 
 
-#: GNU C: arithmetic and comparisons of whole vectors, functions lane by lane.
-GNU = Vectors(_GNU, "static inline", "v[{k}]", lane_by_lane)
+def _gnu(function: str, width: int) -> str:
+    return whole_vectors(function, width) if function in WHOLE else lane_by_lane(function, width)
+
+
+#: GNU C: arithmetic, comparisons and the commonest functions of whole vectors; other functions call C's own lane by lane.
+GNU = Vectors(_GNU, "static inline", "v[{k}]", _gnu)
+
+
+def _place(function: str) -> int:
+    """Functions that others are made of come first."""
+    return WHOLE.index(function) if function in WHOLE else len(WHOLE)
 
 
 def vectors(spelled: Vectors) -> str:
@@ -103,7 +113,7 @@ def vectors(spelled: Vectors) -> str:
         lanes = ", ".join(map(str, range(w)))
         parts.append(spelled.template.format(w=w, bytes=4 * w, last=w - 1, even=even, lanes=lanes))
         parts.append(_folds(w, spelled))
-        parts += [spelled.function(name, w) for name in MATH]
+        parts += [spelled.function(name, w) for name in sorted(MATH, key=_place)]
     return "".join(parts)
 
 

@@ -22,7 +22,7 @@ from rammer.ir.operator import ROperator
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.cases import Case, Sampler, pick_of, picked
+from rammer.testing.cases import NetCase, Sampler, pick_of, picked
 from rammer.testing.conformance import Subject, reference, relative_error
 from rammer.testing.coverage import features
 from rammer.testing.search import Search
@@ -126,11 +126,11 @@ class Runner:
     def run(self, case: str) -> str:
         """What is wrong with the values of a case, or ""."""
         try:
-            return self.model(case) if case.startswith("kit:") else self.single(Case.parse(case))
+            return self.model(case) if case.startswith("kit:") else self.single(NetCase.parse(case))
         except RammerError as problem:
             return f"{type(problem).__name__}: {problem}"
 
-    def single(self, case: Case) -> str:
+    def single(self, case: NetCase) -> str:
         """One operator by one candidate."""
         for subject in subjects(case, self.search.backend):
             tiled = picked(subject.operator, case.pick)

@@ -25,7 +25,7 @@ from plants import PLANTS
 
 from rammer.testing.crew import Begin, Member, Work
 from rammer.testing.families import Drawn, begin
-from rammer.testing.workers import Outcome, failed, hunt
+from rammer.testing.workers import HuntOutcome, failed, hunt
 
 #: Elements or products of one case: small cases find these faults sooner. Candidates of a family.
 SIZE, EACH = 300_000, 3
@@ -51,7 +51,7 @@ def main(
     search = partial(begin, Drawn(device, seed, EACH, SIZE, options=options))
     lines = list[dict[str, object]]()
 
-    def one(name: str) -> Outcome:
+    def one(name: str) -> HuntOutcome:
         start = time.monotonic()
         outcome = hunt(partial(planted, device, name, search), seconds, processes, failed, {"device": device, "seeds": [seed]})
         kinds = [k for k, said in outcome.failures.items() if not any(word in said[0] for word in BROKEN)]

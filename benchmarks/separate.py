@@ -18,7 +18,7 @@ from rammer.runtime.host_memory import view
 
 import rammer_rocm.backend
 import rammer_rocm.executor
-from rammer_rocm.executor import Memory, OpenClProgram
+from rammer_rocm.executor import DeviceMemory, OpenClProgram
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.units import opencl
 
@@ -29,12 +29,12 @@ KEPT: list[SeparateProgram] = []
 _PROBE = "__kernel void place(__global char *p, __global ulong *found) { found[0] = (ulong)p; }"
 
 
-def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> Memory:
+def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> DeviceMemory:
     """Numbers of allocations, shifted to where an address has them: packed constants and buffers, those of the arena, too."""
     packed = {f"{a.tensor}@{a.packing.key}" for f in functions.values() for a in f.arguments if a.packing is not None}
     names = [*sorted(packed), *(b.name for b in program.buffers)]
     address = {name: (i + 1) << PLACE for i, name in enumerate(names)}
-    return Memory({b.name: address[b.name] for b in program.buffers}, {name: address[name] for name in packed}, 4)
+    return DeviceMemory({b.name: address[b.name] for b in program.buffers}, {name: address[name] for name in packed}, 4)
 
 
 class SeparateProgram(OpenClProgram):

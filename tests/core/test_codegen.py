@@ -13,14 +13,14 @@ from rammer.codegen.emit import emit, scratch_bytes
 from rammer.codegen.target import CFunction
 from rammer.ir.program import Storage
 from rammer.testing import host_c
-from rammer.testing.host_c import THREADED, Array, Case, case
+from rammer.testing.host_c import THREADED, Array, HostCase, case
 
 F = np.float32
 #: One thread with vectors, one thread without, three threads.
 DIALECTS = (C99, replace(C99, name="c99_scalar", vectors=()), THREADED)
 
 
-def check(*items: Case, tolerance: float = 1e-5) -> CFunction:
+def check(*items: HostCase, tolerance: float = 1e-5) -> CFunction:
     """Check operators in every host dialect; returns the first one's function in the first dialect."""
     functions = [host_c.check_all(items, target, tolerance) for target in DIALECTS]
     return functions[0][0]

@@ -19,7 +19,7 @@ from rammer.frontend.lower import can_lower, lower
 from rammer.frontend.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph
-from rammer.testing.host_c import THREADED, Case, check_all
+from rammer.testing.host_c import THREADED, HostCase, check_all
 from rammer.tile.connect import connect
 
 LAYERS = (
@@ -81,7 +81,7 @@ def nodes() -> Sequence[Any]:
         return load_model_tests(kind="node")
 
 
-def cases(test: Any, rng: np.random.Generator) -> Iterator[Case]:
+def cases(test: Any, rng: np.random.Generator) -> Iterator[HostCase]:
     """Every operator of a node test with a random tile, reading the values that the reference computed."""
     ports = [i.name for i in test.model.graph.input]
     inputs = {n: np.asarray(v) for n, v in zip(ports, test.data_sets[0][0], strict=False)}
@@ -99,7 +99,7 @@ def cases(test: Any, rng: np.random.Generator) -> Iterator[Case]:
         tile = tuple(int(rng.integers(1, a.extent + 1)) if a.extent else 1 for a in operator.anchor.axes)
         tiled = replace(operator, tile=tile)
         if tiled.task_count <= 300 and "float16" not in {t.dtype for t in compute.types.values()}:
-            yield Case(tiled, compute.types, {}, {n: stored[n] for n in tiled.inputs})
+            yield HostCase(tiled, compute.types, {}, {n: stored[n] for n in tiled.inputs})
 
 
 @pytest.mark.parametrize("target", [C99, replace(C99, name="c99_scalar", vectors=()), THREADED], ids=lambda t: t.name)

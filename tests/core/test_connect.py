@@ -16,7 +16,7 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.testing.host_c import THREADED, Case, check
+from rammer.testing.host_c import THREADED, HostCase, check
 from rammer.testing.small_models import SmallModel
 from rammer.tile.connect import MOST_CONTRACTIONS, connect
 
@@ -141,7 +141,7 @@ def test_the_generic_emitter_computes_attention(
     graph = graph_of(rng, attention(softmax=softmax))
     (operator,) = groups(graph, device())
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
-    check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
+    check(HostCase(replace(operator, tile=tile), graph.types, {}, inputs), target)
 
 
 @pytest.mark.parametrize("tile", [(5, WIDTH), (ROWS, 3), (1, 1)], ids=str)
@@ -150,4 +150,4 @@ def test_the_generic_emitter_computes_chains(tile: tuple[int, ...], target: CTar
     graph = graph_of(rng, mlp(3))
     (operator,) = groups(graph, device())
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
-    check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
+    check(HostCase(replace(operator, tile=tile), graph.types, {}, inputs), target)

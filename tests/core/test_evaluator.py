@@ -22,7 +22,7 @@ from rammer.frontend.nodes import RANDOM
 from rammer.frontend.reader import read_model
 from rammer.ir.graph import Node
 from rammer.ir.types import TensorType
-from rammer.testing.operators.case import FAMILIES, Case, drawn
+from rammer.testing.operators.case import FAMILIES, OperatorCase, drawn
 from rammer.testing.operators.search import MODULES
 from rammer.testing.operators.voices import judge, onnxruntime, ours
 
@@ -71,30 +71,37 @@ LINE = (U8([[[9, 1, 7, 4]]]), ONE, U8(2), U8([[[3, 4]], [[1, 9]]]))
 
 #: What onnx.reference folds wrongly or not at all.
 CASES = [
-    Case("LpNormalization", 22, (np.array([[3, -1], [0, -2]], F32),), {"p": 1}),
-    Case("LpNormalization", 22, (np.array([[3, -1], [0, -2]], F32),), {"p": 2, "axis": 0}),
-    Case("LpPool", 22, (np.arange(-4, 5, dtype=F32).reshape(1, 1, 3, 3),), {"kernel_shape": [2, 2], "pads": [1, 1, 0, 0]}),
-    Case("MaxPool", 22, (np.arange(24, dtype=F32).reshape(1, 2, 4, 3),), {"kernel_shape": [2, 2]}, 2),
-    Case("MaxPool", 22, (np.arange(12, dtype=F32).reshape(1, 1, 4, 3),), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER"}),
-    Case("GlobalMaxPool", 22, (np.arange(24, dtype=F32).reshape(1, 2, 2, 3, 2),)),
-    Case("LRN", 13, (np.arange(1, 9, dtype=F32).reshape(1, 2, 2, 2),), {"size": 1, "alpha": 0.5}),
-    Case("Hardmax", 12, (np.arange(8, dtype=F32).reshape(2, 2, 2),), {"axis": 1}),
-    Case("ReduceL2", 18, (np.array([100, 100, 100], np.int32),)),
-    Case("ReduceLogSum", 18, (np.array([0, 0], F32),)),
-    Case("LogSoftmax", 13, (np.array([[-np.inf, 0, 1], [-np.inf, 2, -np.inf]], F32),)),
-    Case("GatherElements", 13, (np.arange(512)[None], np.arange(128)[None]), {"axis": 1}),
-    Case("GatherElements", 13, (np.arange(12).reshape(3, 4), np.array([[2, -1], [0, 0]])), {"axis": 0}),
-    Case("Unique", 11, (np.array([[1, 2, 1], [0, 2, 0]], F32),), {"axis": 0, "sorted": 0}, 4),
-    Case("Softplus", 7, (np.array([-20, -50], F32),)),
-    *(Case("QuantizeLinear", o, (np.array([1e10, -1e10, 3e38, 2.5, 3.5, -1.5], F32), ONE, U8(3))) for o in (10, 13, 19, 21)),
-    Case("QLinearMatMul", 10, (U8([[5], [7]]), ONE, U8(0), U8([[1]]), np.asarray(0.5, F32), U8(0), ONE, U8(3))),
-    Case("QLinearConv", 10, (*LINE, np.array([0.5, 0.25], F32), U8([1, 2]), ONE, U8(4), np.array([3, -4], np.int32))),
-    Case("ConvInteger", 10, (LINE[0], LINE[3], U8(2), U8(5)), {"pads": [1, 0], "dilations": [2], "strides": [2]}),
+    OperatorCase("LpNormalization", 22, (np.array([[3, -1], [0, -2]], F32),), {"p": 1}),
+    OperatorCase("LpNormalization", 22, (np.array([[3, -1], [0, -2]], F32),), {"p": 2, "axis": 0}),
+    OperatorCase(
+        "LpPool", 22, (np.arange(-4, 5, dtype=F32).reshape(1, 1, 3, 3),), {"kernel_shape": [2, 2], "pads": [1, 1, 0, 0]}
+    ),
+    OperatorCase("MaxPool", 22, (np.arange(24, dtype=F32).reshape(1, 2, 4, 3),), {"kernel_shape": [2, 2]}, 2),
+    OperatorCase(
+        "MaxPool", 22, (np.arange(12, dtype=F32).reshape(1, 1, 4, 3),), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER"}
+    ),
+    OperatorCase("GlobalMaxPool", 22, (np.arange(24, dtype=F32).reshape(1, 2, 2, 3, 2),)),
+    OperatorCase("LRN", 13, (np.arange(1, 9, dtype=F32).reshape(1, 2, 2, 2),), {"size": 1, "alpha": 0.5}),
+    OperatorCase("Hardmax", 12, (np.arange(8, dtype=F32).reshape(2, 2, 2),), {"axis": 1}),
+    OperatorCase("ReduceL2", 18, (np.array([100, 100, 100], np.int32),)),
+    OperatorCase("ReduceLogSum", 18, (np.array([0, 0], F32),)),
+    OperatorCase("LogSoftmax", 13, (np.array([[-np.inf, 0, 1], [-np.inf, 2, -np.inf]], F32),)),
+    OperatorCase("GatherElements", 13, (np.arange(512)[None], np.arange(128)[None]), {"axis": 1}),
+    OperatorCase("GatherElements", 13, (np.arange(12).reshape(3, 4), np.array([[2, -1], [0, 0]])), {"axis": 0}),
+    OperatorCase("Unique", 11, (np.array([[1, 2, 1], [0, 2, 0]], F32),), {"axis": 0, "sorted": 0}, 4),
+    OperatorCase("Softplus", 7, (np.array([-20, -50], F32),)),
+    *(
+        OperatorCase("QuantizeLinear", o, (np.array([1e10, -1e10, 3e38, 2.5, 3.5, -1.5], F32), ONE, U8(3)))
+        for o in (10, 13, 19, 21)
+    ),
+    OperatorCase("QLinearMatMul", 10, (U8([[5], [7]]), ONE, U8(0), U8([[1]]), np.asarray(0.5, F32), U8(0), ONE, U8(3))),
+    OperatorCase("QLinearConv", 10, (*LINE, np.array([0.5, 0.25], F32), U8([1, 2]), ONE, U8(4), np.array([3, -4], np.int32))),
+    OperatorCase("ConvInteger", 10, (LINE[0], LINE[3], U8(2), U8(5)), {"pads": [1, 0], "dilations": [2], "strides": [2]}),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_folded_as_onnx_runtime(case: Case) -> None:
+def test_folded_as_onnx_runtime(case: OperatorCase) -> None:
     mine, theirs = ours(case.folded()), onnxruntime(case)
     assert mine.values is not None and theirs.values is not None and not mine.host, (mine, theirs)
     for have, want in zip(mine.values, theirs.values, strict=True):
@@ -119,7 +126,7 @@ def test_folded_recurrent_layers(op: str, attributes: dict[str, Any], rng: np.ra
     shapes = ((5, 2, 3), (many, gates * 4, 3), (many, gates * 4, 4), (many, 2 * gates * 4))
     operands = (*(rng.uniform(-1, 1, s).astype(F32) for s in shapes), np.array([5, 2], np.int32))
     given = {k: v[:functions] if k == "activations" else v for k, v in attributes.items()}
-    case = Case(op, 14, operands, {"hidden_size": 4, **given}, 2)
+    case = OperatorCase(op, 14, operands, {"hidden_size": 4, **given}, 2)
     for mine in (ours(case.folded()), ours(case)):
         theirs = onnxruntime(case)
         assert mine.values is not None and theirs.values is not None and not mine.host, (mine, theirs)
@@ -163,7 +170,7 @@ def test_what_is_known_to_be_wrong_is_refused() -> None:
     with pytest.raises(BadInput, match="no trustworthy implementation"):
         HostNode(node, {"y": TensorType("float32", (1, 1, 1, 1))}).run({"x": x, "g": grid})
     said = ours(
-        Case(
+        OperatorCase(
             "LSTM",
             14,
             (np.ones((1, 1, 1), F32), np.ones((1, 4, 1), F32), np.ones((1, 4, 1), F32)),
@@ -177,7 +184,7 @@ def test_training_statistics(rng: np.random.Generator) -> None:
     """BatchNormalization-15: 'running_mean = input_mean * momentum + current_mean * (1 - momentum)'."""
     x = rng.uniform(-1, 1, (3, 2, 4)).astype(F32)
     s, b, m, v = (rng.uniform(0.5, 1, 2).astype(F32) for _ in range(4))
-    said = ours(Case("BatchNormalization", 15, (x, s, b, m, v), {"training_mode": 1, "momentum": 0.75}, 3))
+    said = ours(OperatorCase("BatchNormalization", 15, (x, s, b, m, v), {"training_mode": 1, "momentum": 0.75}, 3))
     mean, var = x.mean(axis=(0, 2)), x.var(axis=(0, 2))
     y = (x - mean[:, None]) / np.sqrt(var[:, None] + 1e-5) * s[:, None] + b[:, None]
     assert said.values is not None

@@ -17,10 +17,10 @@ from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 from rammer.ir.verify import verify
 from rammer.testing.bounds import Bounded, bounded_results
-from rammer.testing.cases import Case, Sampler, pick_of, picked, smaller
+from rammer.testing.cases import NetCase, Sampler, pick_of, picked, smaller
 from rammer.testing.coverage import features, ways
 from rammer.testing.nets import KINDS, model_of
-from rammer.testing.single import GUARD, Subject, differences, images, judge, moved, placed
+from rammer.testing.single import GUARD, UntiledOperator, differences, images, judge, moved, placed
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -28,7 +28,7 @@ def test_cases_are_legal_models_and_read_back(kind: str, seed: int) -> None:
     sampler = Sampler(Random(seed), 50_000, ("float32", "float16"), (kind,))
     for _ in range(5):
         case = sampler.next()
-        assert Case.parse(str(case)) == case
+        assert NetCase.parse(str(case)) == case
         onnx.checker.check_model(model_of(case.kind, case.sizes, case.tags, case.seed), full_check=True)
         assert all(KINDS[kind].legal(c.sizes) for c in smaller(case))
 
@@ -138,7 +138,7 @@ def test_views_move_what_is_no_constant() -> None:
     assert (moved_.storages["y"].offset, moved_.storages["y"].strides) == (0, (5, 1))
     assert moved_.storages["w"] == binding.storages["w"]
     tiled = replace(operator, tile=(3, 3))
-    subject = Subject(operator, moved_, {})
+    subject = UntiledOperator(operator, moved_, {})
     assert {"offset", "ragged", "strided", "placed", "partial", "bare", "constant"} <= features(tiled, subject)
     assert "free" in features(tiled, replace(subject, binding=binding))
     assert list(ways(replace(subject, binding=binding))) == ["free all", "free each", "free 1", "free 2", "free direct"]

@@ -15,17 +15,17 @@ from crew_children import Then, begin, dies, fails, finds, hears, leaves, sleeps
 
 from rammer.testing import crew, workers
 from rammer.testing.families import finish, main
-from rammer.testing.workers import Outcome, failed, hunt
+from rammer.testing.workers import HuntOutcome, failed, hunt
 
 #: Most seconds that a search of these may take; each ends when it has heard what it is for.
 LONG = 60.0
 
 
-def searched(then: Then, enough: Callable[[Outcome], bool], size: int = 1) -> Outcome:
+def searched(then: Then, enough: Callable[[HuntOutcome], bool], size: int = 1) -> HuntOutcome:
     return hunt(partial(begin, then), LONG, size, enough, {"device": "toy", "seeds": [1]})
 
 
-def counted(number: int) -> Callable[[Outcome], bool]:
+def counted(number: int) -> Callable[[HuntOutcome], bool]:
     """Whether so many candidates were told of."""
     return lambda outcome: outcome.coverage.candidates >= number
 
@@ -70,7 +70,7 @@ def test_what_was_found_is_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(crew, "PERIOD", 0.2)
     kept = list[int]()
 
-    def keep(outcome: Outcome) -> None:
+    def keep(outcome: HuntOutcome) -> None:
         kept.append(json.loads(json.dumps(outcome.listed()))["facts"]["started"])
 
     hunt(partial(begin, ticks), LONG, 1, lambda outcome: len(kept) > 2, {"device": "toy", "seeds": [1]}, keep)

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from rammer.ir.past import Past
 from rammer.ir.program import ALIGNMENT, Port
 from rammer.plan.build import Interface, build_program
-from rammer.plan.memory import Conflicts, Use, plan_memory
+from rammer.plan.memory import BufferUse, Conflicts, plan_memory
 from rammer.plan.waits import Order
 from rammer.schedule.ios import IOS
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import Net, adding, random_net, summing
+from rammer.testing.programs import TaskNet, adding, random_net, summing
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[list[Use], Order, dict[str, set[str]]]:
+def plans(draw: st.DrawFn) -> tuple[list[BufferUse], Order, dict[str, set[str]]]:
     """Random DAG of operators, buffers with random sizes, writers and readers, and each one's ancestors."""
     count = draw(st.integers(1, 12))
     names = [f"o{i}" for i in range(count)]
@@ -35,20 +35,20 @@ def plans(draw: st.DrawFn) -> tuple[list[Use], Order, dict[str, set[str]]]:
     past = tuple(reduce(Past.having, (names.index(a) for a in before[n]), Past()) for n in names)
     some = st.lists(st.sampled_from(names), max_size=3, unique=True)
     uses = [
-        Use(f"b{i}", draw(st.integers(0, 500)), tuple(draw(some) or [draw(st.sampled_from(names))]), tuple(draw(some)))
+        BufferUse(f"b{i}", draw(st.integers(0, 500)), tuple(draw(some) or [draw(st.sampled_from(names))]), tuple(draw(some)))
         for i in range(draw(st.integers(1, 12)))
     ]
     return uses, Order(tuple(names), tuple(needs), past), before
 
 
-def ordered(a: Use, b: Use, before: dict[str, set[str]]) -> bool:
+def ordered(a: BufferUse, b: BufferUse, before: dict[str, set[str]]) -> bool:
     """All uses of a before all writes of b."""
     return all(x in before[w] for w in b.writers for x in (*a.writers, *a.readers))
 
 
 @settings(max_examples=300, deadline=None)
 @given(plans())
-def test_buffers_overlap_only_when_ordered(case: tuple[list[Use], Order, dict[str, set[str]]]) -> None:
+def test_buffers_overlap_only_when_ordered(case: tuple[list[BufferUse], Order, dict[str, set[str]]]) -> None:
     uses, order, before = case
     plan = plan_memory(uses, order)
     for a, b in combinations(uses, 2):
@@ -61,7 +61,7 @@ def test_buffers_overlap_only_when_ordered(case: tuple[list[Use], Order, dict[st
 
 @settings(deadline=None)
 @given(plans())
-def test_conflicts_are_symmetric_and_exact(case: tuple[list[Use], Order, dict[str, set[str]]]) -> None:
+def test_conflicts_are_symmetric_and_exact(case: tuple[list[BufferUse], Order, dict[str, set[str]]]) -> None:
     uses, order, before = case
     conflicts, among = Conflicts(uses, order), np.ones(len(uses), dtype=bool)
     found = [set(conflicts.of(i, among).tolist()) for i in range(len(uses))]
@@ -70,7 +70,7 @@ def test_conflicts_are_symmetric_and_exact(case: tuple[list[Use], Order, dict[st
 
 
 def test_a_chain_needs_two_buffers() -> None:
-    net = Net().tensor("x", 64)
+    net = TaskNet().tensor("x", 64)
     for i in range(20):
         net.add(summing(f"t{i}", 64, f"t{i - 1}" if i else "x", 16, 64))
     for policy in (Sequential(), Wavefront(), IOS()):
@@ -79,7 +79,7 @@ def test_a_chain_needs_two_buffers() -> None:
 
 
 def test_unordered_branches_share_nothing() -> None:
-    net = Net().tensor("x", 64)
+    net = TaskNet().tensor("x", 64)
     for branch in "abc":
         net.add(adding(f"{branch}0", 64, ["x"], 16)).add(adding(f"{branch}1", 64, [f"{branch}0"], 16))
     net.add(adding("y", 64, ["a1", "b1", "c1"], 16))
@@ -90,7 +90,7 @@ def test_unordered_branches_share_nothing() -> None:
 
 def test_the_plan_reports_peak_and_sum() -> None:
     order = Order(("a", "b", "c"), ((), (0,), (1,)), (Past(), Past(1), Past(2)))
-    uses = [Use("p", 100, ("a",), ("b",)), Use("q", 64, ("b",), ("c",)), Use("r", 100, ("c",), ())]
+    uses = [BufferUse("p", 100, ("a",), ("b",)), BufferUse("q", 64, ("b",), ("c",)), BufferUse("r", 100, ("c",), ())]
     plan = plan_memory(uses, order)
     assert (plan.peak, plan.total) == (192, 320) and plan.offsets == {"p": 0, "r": 0, "q": 128}
     assert str(plan) == "arena 192 of 320 bytes (60%) in 3 buffers"
@@ -112,13 +112,13 @@ def test_random_programs_reuse_memory_and_verify() -> None:
 
 
 def test_an_output_without_a_writer_is_an_internal_error() -> None:
-    net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 4))
+    net = TaskNet().tensor("x", 8).add(adding("a", 8, ["x"], 4))
     schedule = net.schedule(Sequential(), 2)
     with pytest.raises(ValueError, match=r"internal: output 'x' .* lives in the input buffer b_x, .* a copy compute"):
         build_program(Interface("p", (Port("x", "x"),), (Port("x", "x"),), ()), schedule, net)
 
 
 def test_only_used_constants_become_buffers() -> None:
-    net = Net(constants=("w", "unused")).tensor("x", 8).tensor("w", 8).tensor("unused", 8)
+    net = TaskNet(constants=("w", "unused")).tensor("x", 8).tensor("w", 8).tensor("unused", 8)
     program = net.add(adding("a", 8, ["x", "w"], 4)).program(Sequential(), 2)
     assert {b.name: b.kind for b in program.buffers} == {"b_x": "input", "b_a": "output", "b_w": "constant"}

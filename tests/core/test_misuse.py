@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from rammer.testing.operators import search  # noqa: F401  (importing it registers all families)
-from rammer.testing.operators.case import FAMILIES, Case, drawn
+from rammer.testing.operators.case import FAMILIES, OperatorCase, drawn
 from rammer.testing.operators.misuse import Misuse, misuses
 from rammer.testing.operators.survey import outcome, survey
 
@@ -20,7 +20,7 @@ def test_a_sample_is_refused_or_means_something() -> None:
 
 def test_the_survey_sees_what_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lowering that trips over an attribute, and a process that ends."""
-    case: Case = drawn("Elu", 0, 0)
+    case: OperatorCase = drawn("Elu", 0, 0)
     made = Misuse("Elu", "as it is", case.model(), case.feeds)
     assert outcome(made) == ("accepted", "")
 

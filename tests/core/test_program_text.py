@@ -16,7 +16,7 @@ from rammer.ir.verify import verify
 from rammer.schedule.registry import parse_policy, policies
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import Net, adding, random_net, recurrent_net, summing
+from rammer.testing.programs import TaskNet, adding, random_net, recurrent_net, summing
 
 
 @settings(deadline=None, max_examples=40)
@@ -46,8 +46,8 @@ def test_a_program_says_what_its_kernels_were_chosen_for() -> None:
             RProgram.parse(text.replace(" s\n", f" s in {word}\n", 1))
 
 
-def two_steps() -> Net:
-    net = Net().tensor("x", 12).add(adding("a", 12, ["x"], 2))
+def two_steps() -> TaskNet:
+    net = TaskNet().tensor("x", 12).add(adding("a", 12, ["x"], 2))
     return net.add(summing("y", 6, "a", 1, 12))
 
 

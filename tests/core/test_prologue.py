@@ -16,7 +16,7 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
-from rammer.testing.host_c import THREADED, Case, check
+from rammer.testing.host_c import THREADED, HostCase, check
 from rammer.testing.small_models import SmallModel
 from rammer.tile.connect import connect
 from rammer.tile.traffic import task_cost
@@ -82,4 +82,4 @@ def test_the_generic_emitter_pads_after_the_maps(
     operator = groups(graph)[0]
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
     inputs |= {n: np.asarray(v) for n, v in graph.constants.items() if n in inputs}
-    check(Case(replace(operator, tile=tile), graph.types, {}, inputs), target)
+    check(HostCase(replace(operator, tile=tile), graph.types, {}, inputs), target)

@@ -11,7 +11,7 @@ from rammer.frontend.lowering import CannotLower
 from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.plan.simplify import simplified
-from rammer.testing.graphs.case import Call, Case
+from rammer.testing.graphs.case import Call, GraphCase
 from rammer.testing.graphs.generate import graph as drawn
 
 #: Operators with several expressions, and some that need not read what they are given.
@@ -55,5 +55,5 @@ def test_nothing_unread_is_left_of_random_graphs() -> None:
 
 def test_a_graph_that_is_read_stays_itself() -> None:
     x = np.ones((2, 3), np.float32)
-    graph = lower(bind(read_model(Case(17, {"x": x}, {}, (Call("Relu", ("x",), ("y",)),), ("y",)).model()), {}))
+    graph = lower(bind(read_model(GraphCase(17, {"x": x}, {}, (Call("Relu", ("x",), ("y",)),), ("y",)).model()), {}))
     assert simplified(graph) is graph

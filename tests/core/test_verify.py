@@ -15,14 +15,14 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Buffer, Counter, Port, RProgram, Storage, Task, Wait
 from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import Net, adding, device, recurrent_net, stencil, summing
+from rammer.testing.programs import TaskNet, adding, device, recurrent_net, stencil, summing
 
 # --- planted mistakes, one by one -----------------------------------------------------------------
 
 
 def relay() -> RProgram:
     """Three operators in a chain on two rows; every task reads all of the operator before."""
-    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 1)).add(summing("b", 4, "a", 1, 4))
+    net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 1)).add(summing("b", 4, "a", 1, 4))
     return net.add(summing("y", 4, "b", 1, 4)).program(Wavefront(), 2)
 
 
@@ -55,7 +55,7 @@ def test_two_swapped_tasks() -> None:
 
 
 def test_swapped_tasks_without_waits() -> None:
-    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 4)).add(adding("y", 4, ["a"], 4))
+    net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 4)).add(adding("y", 4, ["a"], 4))
     program = net.program(Wavefront(), 1)
     fails(replace(program, rows=(program.rows[0][::-1],)), r"y\[0\] reads a before a has surely written it")
 
@@ -113,7 +113,7 @@ def test_unknown_tasks_and_counters() -> None:
 
 def banded(reach: int = 1) -> RProgram:
     """A stencil whose tasks wait for the bands of the producer that they touch, not for all of it."""
-    net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 2)).add(stencil("y", 8, "a", 2, reach))
+    net = TaskNet().tensor("x", 8).add(adding("a", 8, ["x"], 2)).add(stencil("y", 8, "a", 2, reach))
     program = net.program(Wavefront(), 4)
     bands = [(0, 2), (1, 3), (2, 4), (0, 4)]
     counters = tuple(Counter(f"a_{i}", "a", first, last) for i, (first, last) in enumerate(bands))
@@ -152,7 +152,7 @@ def test_a_load_redirected_to_a_later_tensor() -> None:
 
 
 def test_rows_that_wait_for_each_other() -> None:
-    net = Net().tensor("x", 2).add(adding("a", 2, ["x"], 1)).add(adding("y", 2, ["x"], 1))
+    net = TaskNet().tensor("x", 2).add(adding("a", 2, ["x"], 1)).add(adding("y", 2, ["x"], 1))
     counters = (Counter("a", "a", 0, 2), Counter("y", "y", 0, 2))
     program = replace(net.program(Wavefront(), 2, outputs=["a", "y"]), counters=counters)
     row = (Task("a", 0, (Wait("y", 2),)), Task("a", 1)), (Task("y", 0, (Wait("a", 2),)), Task("y", 1))
@@ -222,7 +222,7 @@ def test_interior_values_need_no_storage_and_reads_go_through_them() -> None:
     axes = (Axis("i", 8),)
     inner = Compute("m", "float32", axes, Op("mul", (Load("a", (Ref("i"),)), ex.Const(2.0))))
     outer = Compute("y", "float32", axes, Op("add", (Load("m", (add("i", -1),), 0.0), Load("m", (add("i", 1),), 0.0))))
-    net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 2))
+    net = TaskNet().tensor("x", 8).add(adding("a", 8, ["x"], 2))
     net.add(ROperator("f", (inner, outer), (Connection("m", "y", "thread"),), ("y",), (2,)))
     program = net.program(Wavefront(), 2, outputs=["y"])
     assert "m" not in program.storage

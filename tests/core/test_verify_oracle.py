@@ -14,7 +14,7 @@ from rammer.ir.verify import VerifyError, verify
 from rammer.schedule.registry import parse_policy, policies
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import Net, random_net, summing
+from rammer.testing.programs import TaskNet, random_net, summing
 
 
 def rejected(program: RProgram) -> bool:
@@ -25,10 +25,10 @@ def rejected(program: RProgram) -> bool:
     return False
 
 
-def gathering_net(seed: int, operators: int) -> Net:
+def gathering_net(seed: int, operators: int) -> TaskNet:
     """A random DAG in which every task reads all of one or two tensors, so that hardly a wait can be spared."""
     random = Random(seed)
-    net, names = Net().tensor("x", 8), ["x"]
+    net, names = TaskNet().tensor("x", 8), ["x"]
     for i in range(operators):
         net.add(summing(f"t{i}", 8, random.choice(names[-3:]), random.choice([1, 2, 3, 8]), 8))
         names.append(f"t{i}")

@@ -20,7 +20,7 @@ from rammer.schedule.ios import IOS
 from rammer.schedule.policy import Schedule
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
-from rammer.testing.programs import Net, adding, copying, kernel, random_net, recurrent_net, summing
+from rammer.testing.programs import TaskNet, adding, copying, kernel, random_net, recurrent_net, summing
 
 
 def addresses(storage: Storage) -> set[int]:
@@ -45,9 +45,9 @@ def test_overlap_is_exact(a: Storage, b: Storage) -> None:
     assert overlap(a, b) == bool(addresses(a) & addresses(b))
 
 
-def dense_block(batch: int) -> Net:
+def dense_block(batch: int) -> TaskNet:
     """DenseNet: each operator reads the channels before its own and writes the next ones of one concat buffer."""
-    net = Net().tensor("x", batch, 2)
+    net = TaskNet().tensor("x", batch, 2)
     net.buffers["cat"] = ("float32", batch * 4)
     for name, first, channels in (("c0", 0, 2), ("c1", 2, 1), ("c2", 3, 1), ("upto0", 0, 1), ("upto1", 2, 1), ("whole", 0, 4)):
         net.storages[name] = Storage(name, "cat", first, (batch, channels), (4, 1))
@@ -70,7 +70,7 @@ def test_concat_programs_verify(policy: Sequential | Wavefront | IOS) -> None:
 
 
 def test_reading_before_writing_is_an_error() -> None:
-    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["a"], 2))
+    net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["a"], 2))
     with pytest.raises(ValueError, match="operator b reads what the later operator a writes"):
         dependences(reversed(net.operators), net.storages)
     del net.storages["x"]
@@ -79,7 +79,7 @@ def test_reading_before_writing_is_an_error() -> None:
 
 
 def test_a_row_waits_once_and_not_for_what_is_implied() -> None:
-    net = Net().tensor("x", 8).add(adding("a", 8, ["x"], 2))
+    net = TaskNet().tensor("x", 8).add(adding("a", 8, ["x"], 2))
     net.add(summing("b", 4, "a", 1, 8)).add(summing("c", 4, "b", 1, 4))
     net.add(adding("d", 4, ["b", "c"], 1))  # waits for c, which implies b
     program = net.program(Wavefront(), 2)
@@ -102,7 +102,7 @@ def test_one_row_needs_no_waits() -> None:
 
 
 def test_barriers_wait_for_the_whole_previous_stage() -> None:
-    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["x"], 2)).add(adding("c", 4, ["a"], 2))
+    net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["x"], 2)).add(adding("c", 4, ["a"], 2))
     net.add(adding("y", 4, ["b", "c"], 2))
     program = net.program(Sequential(), 2)
     assert program.rows[0][1].waits == (Wait("a", 2),)  # b reads nothing of a, but stages are apart
@@ -111,7 +111,7 @@ def test_barriers_wait_for_the_whole_previous_stage() -> None:
 
 
 def test_empty_operators_are_never_waited_for() -> None:
-    net = Net().tensor("x", 4).tensor("none", 0).add(adding("e", 0, ["none"], 1)).add(adding("a", 4, ["x"], 2))
+    net = TaskNet().tensor("x", 4).tensor("none", 0).add(adding("e", 0, ["none"], 1)).add(adding("a", 4, ["x"], 2))
     net.add(adding("f", 0, ["e"], 1)).add(adding("y", 4, ["a"], 2))
     for policy in (Sequential(), Wavefront(), IOS()):
         program = net.program(policy, 2)
@@ -119,7 +119,7 @@ def test_empty_operators_are_never_waited_for() -> None:
 
 
 def test_stages_must_list_every_operator() -> None:
-    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2))
+    net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 2))
     schedule = Schedule((kernel(net.operators[0]),), (("a", "b"),), ((("a", 0), ("a", 1)),), False, 0.0)
     with pytest.raises(ValueError, match="stages list 2 operators, kernels are chosen for 1"):
         plan_waits(schedule, net.storages)
@@ -156,14 +156,14 @@ def test_no_wait_can_be_spared(seed: int, operators: int, veus: int) -> None:
 
 def test_what_others_knew_need_not_be_waited_for() -> None:
     """Both rows run ``b`` after ``a``, so whoever has waited for ``b`` knows ``a``, on which ``b`` does not depend."""
-    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["x"], 2)).add(summing("y", 4, "b", 2, 4))
+    net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["x"], 2)).add(summing("y", 4, "b", 2, 4))
     net.add(adding("z", 4, ["a", "b"], 2))
     rows = net.program(Wavefront(), 2).rows
     assert [w.counter for row in rows for t in row for w in t.waits] == ["b", "b"]
 
 
 def test_rows_that_block_each_other_are_left_to_the_verifier() -> None:
-    net = Net().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["a"], 2))
+    net = TaskNet().tensor("x", 4).add(adding("a", 4, ["x"], 2)).add(adding("b", 4, ["a"], 2))
     rows = ((("b", 0), ("a", 0)), (("a", 1), ("b", 1)))
     schedule = Schedule(tuple(map(kernel, net.operators)), (("a",), ("b",)), rows, False, 0.0)
     waits = plan_waits(schedule, net.storages)

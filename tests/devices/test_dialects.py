@@ -12,14 +12,14 @@ from rammer.codegen.dialects import one_thread
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction, CTarget
 from rammer.errors import DeviceFailure
-from rammer.testing.host_c import Array, Case, case, close, reference
+from rammer.testing.host_c import Array, HostCase, case, close, reference
 
 from rammer_cuda.dialect import CUDA
 from rammer_ipu_sim.dialect import IPU
 from rammer_rocm.dialect import OPENCL
 
 
-def cases(rng: np.random.Generator) -> dict[str, Case]:
+def cases(rng: np.random.Generator) -> dict[str, HostCase]:
     """One operator for each kind of code that the emitter writes."""
 
     def rand(*shape: int) -> Array:
@@ -62,7 +62,7 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     }
 
 
-def kernel(target: CTarget, function: CFunction, item: Case, head: str, group: str) -> str:
+def kernel(target: CTarget, function: CFunction, item: HostCase, head: str, group: str) -> str:
     """A kernel that runs every task, one after another, on one group."""
     types = item.binding.types
     pointers = ", ".join(f"{target.global_} {target.types[types[n].dtype]} *p{k}" for k, (n, _) in enumerate(function.arguments))

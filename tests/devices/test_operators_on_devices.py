@@ -8,25 +8,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rammer.testing.operators.case import Case
+from rammer.testing.operators.case import OperatorCase
 from rammer.testing.operators.voices import judge_device
 
 F32 = np.float32
 NAN = np.array([[1, np.nan, 9, np.nan], [4, 5, 5, 0], [-np.inf, -np.inf, 3, 3]], F32)
 CASES = [
-    Case("Cast", 13, (np.array([-1, -3, 2**63, 7, 0.9, -0.9], F32),), {"to": 13}),
-    Case("Pow", 13, (np.array([-2, -1, 0, 1, 2, 7], np.int32), np.array([-1, -3, -1, -5, 5, -2], np.int32))),
-    Case("Div", 14, (np.array([-(2**31), 7, -7], np.int32), np.array([2, -2, 2], np.int32))),
-    Case("Softplus", 7, (np.array([-100, -20, -1e-8, 0, 1e-8, 30, 100], F32),)),
-    Case("Elu", 7, (np.array([-100, -1e-8, -1e-3, 2], F32),)),
-    Case("Mish", 18, (np.array([-20, -2, 0, 5], F32),)),
-    Case("ArgMax", 13, (NAN,), {"axis": 1}),
-    Case("ArgMin", 13, (NAN,), {"axis": 1, "select_last_index": 1}),
-    Case("Hardmax", 13, (NAN,)),
-    Case("MaxPool", 22, (np.arange(40, dtype=F32).reshape(1, 2, 4, 5) % 7,), {"kernel_shape": [2, 3], "pads": [1, 1, 0, 0]}, 2),
-    Case("LRN", 13, (np.arange(1, 9, dtype=F32).reshape(1, 2, 2, 2),), {"size": 1, "alpha": 0.5}),
-    Case("Conv", 11, (np.ones((1, 1, 2), F32), np.ones((1, 1, 3), F32)), {"strides": [3]}),
-    Case(
+    OperatorCase("Cast", 13, (np.array([-1, -3, 2**63, 7, 0.9, -0.9], F32),), {"to": 13}),
+    OperatorCase("Pow", 13, (np.array([-2, -1, 0, 1, 2, 7], np.int32), np.array([-1, -3, -1, -5, 5, -2], np.int32))),
+    OperatorCase("Div", 14, (np.array([-(2**31), 7, -7], np.int32), np.array([2, -2, 2], np.int32))),
+    OperatorCase("Softplus", 7, (np.array([-100, -20, -1e-8, 0, 1e-8, 30, 100], F32),)),
+    OperatorCase("Elu", 7, (np.array([-100, -1e-8, -1e-3, 2], F32),)),
+    OperatorCase("Mish", 18, (np.array([-20, -2, 0, 5], F32),)),
+    OperatorCase("ArgMax", 13, (NAN,), {"axis": 1}),
+    OperatorCase("ArgMin", 13, (NAN,), {"axis": 1, "select_last_index": 1}),
+    OperatorCase("Hardmax", 13, (NAN,)),
+    OperatorCase(
+        "MaxPool", 22, (np.arange(40, dtype=F32).reshape(1, 2, 4, 5) % 7,), {"kernel_shape": [2, 3], "pads": [1, 1, 0, 0]}, 2
+    ),
+    OperatorCase("LRN", 13, (np.arange(1, 9, dtype=F32).reshape(1, 2, 2, 2),), {"size": 1, "alpha": 0.5}),
+    OperatorCase("Conv", 11, (np.ones((1, 1, 2), F32), np.ones((1, 1, 3), F32)), {"strides": [3]}),
+    OperatorCase(
         "RNN",
         14,
         (np.ones((3, 2, 2), F32), np.ones((1, 3, 2), F32), np.ones((1, 3, 3), F32), None, np.array([1, 3], np.int32)),
@@ -38,7 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_devices_agree(case: Case, device: str) -> None:
+def test_devices_agree(case: OperatorCase, device: str) -> None:
     verdict = judge_device(case, device)
     assert verdict.kind == "ok", f"{verdict.kind}: {verdict.text}"
 
@@ -49,6 +51,6 @@ def test_operators_of_many_operands(op: str, count: int) -> None:
     shapes = [(1 + i % 3, 2) if op == "Concat" else ((3, 2), (1,), (3, 1))[i % 3] for i in range(count)]
     operands = tuple(rng.normal(size=shape).astype(F32) for shape in shapes)
     static = frozenset(range(4, count // 2))
-    case = Case(op, 13, operands, {"axis": 0} if op == "Concat" else {}, static=static)
+    case = OperatorCase(op, 13, operands, {"axis": 0} if op == "Concat" else {}, static=static)
     verdict = judge_device(case, "ipu_sim")
     assert verdict.kind == "ok", f"{verdict.kind}: {verdict.text}"

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from rammer.device.loader import Registry
 from rammer.ir.operator import ROperator
 from rammer.testing import search
-from rammer.testing.cases import Case, Sampler
+from rammer.testing.cases import NetCase, Sampler
 from rammer.testing.crew import Member
 from rammer.testing.search import Hunt
-from rammer.testing.single import Subject, Trial
+from rammer.testing.single import Trial, UntiledOperator
 
 #: Seconds of CPU that looking at the first cases may take.
 LOOKING = 25.0
@@ -42,14 +42,14 @@ class Looking(Hunt):
         only.backend, only.each = backend, 1
         super().__init__(only, Sampler(Random(seed), 300_000, precisions, kinds), Member(0, 1))
 
-    def looked(self) -> Iterator[tuple[ROperator, Subject]]:
+    def looked(self) -> Iterator[tuple[ROperator, UntiledOperator]]:
         """Candidates of the first cases, one after another."""
         for case in self.sampler.first():
-            self.seen = list[tuple[ROperator, Subject]]()
+            self.seen = list[tuple[ROperator, UntiledOperator]]()
             self.case(case, True)
             yield from self.seen
 
-    def candidate(self, one: Case, tiled: ROperator, subject: Subject, trial: Trial) -> None:
+    def candidate(self, one: NetCase, tiled: ROperator, subject: UntiledOperator, trial: Trial) -> None:
         self.seen.append((tiled, subject))
         super().candidate(one, tiled, subject, trial)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rammer.testing.graphs.case import Call, Case
+from rammer.testing.graphs.case import Call, GraphCase
 from rammer.testing.graphs.judge import Judge, Setting
 
 
-def shape_alone() -> Case:
+def shape_alone() -> GraphCase:
     """EyeLike reads the shape of a normalisation, whose expressions then reach nothing."""
     x = np.full((1, 1), 2.3, np.float32)
     nodes = (
@@ -19,10 +19,10 @@ def shape_alone() -> Case:
         Call("HardSigmoid", ("s",), ("y",)),
         Call("EyeLike", ("n",), ("z",)),
     )
-    return Case(11, {"x": x}, {}, nodes, ("y", "z"))
+    return GraphCase(11, {"x": x}, {}, nodes, ("y", "z"))
 
 
-def nothing_detected() -> Case:
+def nothing_detected() -> GraphCase:
     """IsInf that detects neither sign reads nothing."""
     x, w = np.array([-0.6, -0.5, -0.2], np.float32).reshape(1, 1, 3, 1), np.ones(1, np.float32)
     nodes = (
@@ -31,10 +31,10 @@ def nothing_detected() -> Case:
         Call("IsInf", ("m",), ("y",), {"detect_negative": 0, "detect_positive": 0}),
         Call("MatMul", ("a", "w"), ("z",)),
     )
-    return Case(13, {"x": x, "w": w}, {}, nodes, ("y", "z"))
+    return GraphCase(13, {"x": x, "w": w}, {}, nodes, ("y", "z"))
 
 
-def resized_away() -> Case:
+def resized_away() -> GraphCase:
     """Resize to no rows reads nothing of what it would resize."""
     x = np.zeros((1, 1, 1, 1), np.float32)
     constants = {"h": np.float32(0.5), "s": np.array([1.5, 0.75, 1, 1], np.float32), "p": np.array([0.6], np.float32)}
@@ -45,7 +45,7 @@ def resized_away() -> Case:
         Call("Resize", ("c", "", "s"), ("y",)),
         Call("PRelu", ("a", "p"), ("z",)),
     )
-    return Case(21, {"x": x}, {n: np.asarray(a) for n, a in constants.items()}, nodes, ("y", "z"))
+    return GraphCase(21, {"x": x}, {n: np.asarray(a) for n, a in constants.items()}, nodes, ("y", "z"))
 
 
 KNOWN = (shape_alone(), nothing_detected(), resized_away())
@@ -53,6 +53,6 @@ KNOWN = (shape_alone(), nothing_detected(), resized_away())
 
 @pytest.mark.parametrize("case", KNOWN, ids=("shape", "nothing", "resized"))
 @pytest.mark.parametrize("precision", ("float32", "float16"))
-def test_operators_without_readers_of_a_stage(case: Case, precision: str) -> None:
+def test_operators_without_readers_of_a_stage(case: GraphCase, precision: str) -> None:
     verdict = Judge(voices=False)(case, Setting("ipu_sim", precision=precision))
     assert verdict.kind == "ok", verdict

@@ -28,9 +28,9 @@ from rammer.device.manifest import Binding, OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.frontend.reader import read_model
 from rammer.profile.store import KernelStore
-from rammer.testing.cases import Case, picked
+from rammer.testing.cases import NetCase, picked
 from rammer.testing.nets import model_of
-from rammer.testing.single import Subject, subjects
+from rammer.testing.single import UntiledOperator, subjects
 
 from rammer_cuda.backend import CudaBackend, open_backend
 from rammer_cuda.compile import compile_cubin
@@ -56,7 +56,7 @@ VARYING = frozenset(
     }
 )
 #: The operators of cases, by their text.
-_KNOWN: dict[str, list[Subject]] = {}
+_KNOWN: dict[str, list[UntiledOperator]] = {}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _home() -> CudaBackend:
     return backend
 
 
-def _subjects(case: Case) -> list[Subject]:
+def _subjects(case: NetCase) -> list[UntiledOperator]:
     """The operators of a case, of which several lines may name one each."""
     if str(case) not in _KNOWN:
         _KNOWN[str(case)] = subjects(case, _home())
@@ -114,8 +114,8 @@ def written(line: str) -> Written:
         return Written(FRAME, unit, unit + 'extern "C" __global__ void k() { rm_after(); }', "k", {})
     how, _, text = line.partition(" ")
     if how in WHOLE:
-        return _walk(line, Case.parse(text), *WHOLE[how])
-    case = Case.parse(text if how == "traced" else line)
+        return _walk(line, NetCase.parse(text), *WHOLE[how])
+    case = NetCase.parse(text if how == "traced" else line)
     subject = _subjects(replace(case, operator=-1, pick=""))[case.operator]
     tiled = picked(subject.operator, case.pick)
     kernel = task_kernel(tiled, subject.binding)
@@ -147,7 +147,7 @@ def _argument(argument: Argument, binding: Binding) -> str:
     return f"{argument.tensor} packed {packed.dtype} {packed.size} {digest(packed.tobytes())}"
 
 
-def _walk(line: str, case: Case, words: bool, recorded: bool) -> Written:
+def _walk(line: str, case: NetCase, words: bool, recorded: bool) -> Written:
     """The persistent kernel of a case's program, and its table with made-up addresses."""
     compiler = Compiler(_home(), CompileOptions(precision=case.precision), KernelStore(None))
     (segment,) = compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {}).segments

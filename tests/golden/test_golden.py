@@ -22,7 +22,7 @@ from golden_text import normal, text_digest
 from rammer.device.manifest import OpenOptions
 from rammer.schedule import wavefront
 from rammer.schedule.policy import rows_of
-from rammer.testing.cases import Case
+from rammer.testing.cases import NetCase
 from rammer.testing.nets import KINDS
 
 from rammer_cuda.backend import CudaBackend, open_backend
@@ -82,7 +82,7 @@ def test_every_family_is_listed() -> None:
     backend = open_backend(OpenOptions(target="sm_90a"))
     assert isinstance(backend, CudaBackend)
     assert len(set(listed())) == len(listed())
-    alone = [Case.parse(line) for line in listed() if line.split()[0] in KINDS]
+    alone = [NetCase.parse(line) for line in listed() if line.split()[0] in KINDS]
     families = Counter(case.pick.split(":")[0].replace("generic", "") for case in alone)
     assert families.keys() == backend.families.keys() and min(families.values()) > 1
     assert {case.precision for case in alone} == {*backend.vdevice.precisions}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from itertools import takewhile
 
-from rammer.testing.graphs.campaign import Key, Plan, Search, Tally
+from rammer.testing.graphs.campaign import CampaignPlan, CampaignSearch, CampaignTally, Key
 
 
-def campaign(plan: Plan) -> Tally:
+def campaign(plan: CampaignPlan) -> CampaignTally:
     """What of ``plan`` its time allows."""
-    total, search, known = Tally(), Search(plan), set[Key]()
+    total, search, known = CampaignTally(), CampaignSearch(plan), set[Key]()
     try:
         for start in takewhile(lambda _: time.monotonic() < plan.end, plan.starts()):
             for part in search.batch(start, known):

@@ -8,7 +8,7 @@ import pytest
 from one_process import campaign
 
 from rammer.device.loader import Registry
-from rammer.testing.graphs.campaign import Plan
+from rammer.testing.graphs.campaign import CampaignPlan
 from rammer.testing.graphs.judge import Setting
 
 #: The same graphs every time, so that a commit is blamed for what it did; RAMMER_GRAPHS_SEED=N draws others.
@@ -21,7 +21,7 @@ def test_random_graphs(device: str, graphs: int, voices: bool) -> None:
     if Registry().status(device).state != "ok":
         pytest.skip(f"{device} does not work here")
     anything = Setting(device, "*", "*", "float32" if device == "toy" else "*")
-    plan = Plan(anything, SEED, first=graphs, graphs=graphs, seconds=240, voices=voices, shrink=15, longest=8)
+    plan = CampaignPlan(anything, SEED, first=graphs, graphs=graphs, seconds=240, voices=voices, shrink=15, longest=8)
     tally = campaign(plan)
     kept = "\n".join(f.case.text() for f in tally.faults.values())
     assert not tally.raw, f"seed {SEED}\n{tally.text()}\n{kept}"

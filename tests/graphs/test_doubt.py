@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rammer.testing.graphs.case import Call, Case
+from rammer.testing.graphs.case import Call, GraphCase
 from rammer.testing.graphs.judge import Judge, Setting
 
 f32 = np.float32
@@ -22,11 +22,11 @@ def judge() -> Iterator[Judge]:
     made.outside.close()
 
 
-def _case(*nodes: Call, outputs: tuple[str, ...] = (), **inputs: Any) -> Case:
-    return Case(17, {n: np.asarray(a) for n, a in inputs.items()}, {}, nodes, outputs or (nodes[-1].outputs[0],))
+def _case(*nodes: Call, outputs: tuple[str, ...] = (), **inputs: Any) -> GraphCase:
+    return GraphCase(17, {n: np.asarray(a) for n, a in inputs.items()}, {}, nodes, outputs or (nodes[-1].outputs[0],))
 
 
-def _kind(judge: Judge, monkeypatch: pytest.MonkeyPatch, case: Case, have: Any) -> str:
+def _kind(judge: Judge, monkeypatch: pytest.MonkeyPatch, case: GraphCase, have: Any) -> str:
     """The verdict on a device that gives ``have``."""
     monkeypatch.setattr(Judge, "run", lambda *_: {case.outputs[0]: np.asarray(have)})
     return judge(case, Setting("toy")).kind

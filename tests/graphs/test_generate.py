@@ -7,7 +7,7 @@ import pytest
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.frontend.lowering import REGISTRY
-from rammer.testing.graphs.case import Call, Case
+from rammer.testing.graphs.case import Call, GraphCase
 from rammer.testing.graphs.draw import Draw, Reject, schema_of
 from rammer.testing.graphs.generate import OPSETS, graph, merged, tidied
 from rammer.testing.graphs.operators import DESCRIBED, LEFT_OUT
@@ -50,7 +50,7 @@ def test_a_case_survives_its_text_and_its_batch() -> None:
     cases = [c for i in range(12) if (c := graph(3, i, opset=17)) is not None]
     assert len(cases) > 6
     for case in cases:
-        again, extra = Case.parse(case.text(signature="s"))
+        again, extra = GraphCase.parse(case.text(signature="s"))
         assert str(again) == str(case) and extra == {"signature": "s"}
         for name, array in {**case.inputs, **case.constants}.items():
             kept = {**again.inputs, **again.constants}[name]
@@ -61,7 +61,7 @@ def test_a_case_survives_its_text_and_its_batch() -> None:
 
 def test_what_nothing_computes_is_refused_before_onnx_looks() -> None:
     """Its inference of EyeLike ends the process over an operand without a type."""
-    case = Case(20, {}, {}, (Call("EyeLike", ("nowhere",), ("y",), {"dtype": 1}),), ("y",))
+    case = GraphCase(20, {}, {}, (Call("EyeLike", ("nowhere",), ("y",), {"dtype": 1}),), ("y",))
     with pytest.raises(ValueError, match="nothing computes nowhere"):
         case.typed()
 

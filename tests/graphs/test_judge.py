@@ -13,8 +13,8 @@ from one_process import campaign
 
 from rammer.ir.compute import Compute
 from rammer.runtime import host_memory
-from rammer.testing.graphs.campaign import Plan
-from rammer.testing.graphs.case import Call, Case
+from rammer.testing.graphs.campaign import CampaignPlan
+from rammer.testing.graphs.case import Call, GraphCase
 from rammer.testing.graphs.judge import Judge, Setting
 from rammer.testing.graphs.outside import HOPELESS, Outside
 from rammer.testing.graphs.record import CASES, Record
@@ -29,8 +29,8 @@ def judge() -> Iterator[Judge]:
     made.outside.close()
 
 
-def _case(*nodes: Call, **inputs: Any) -> Case:
-    return Case(17, {n: np.asarray(a) for n, a in inputs.items()}, {}, nodes, (nodes[-1].outputs[0],))
+def _case(*nodes: Call, **inputs: Any) -> GraphCase:
+    return GraphCase(17, {n: np.asarray(a) for n, a in inputs.items()}, {}, nodes, (nodes[-1].outputs[0],))
 
 
 def test_a_right_graph_is_ok_and_a_second_voice_was_heard(judge: Judge) -> None:
@@ -74,13 +74,13 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(host_memory, "evaluate", wrong)
     only = ("MatMul", "Relu", "Transpose", "Add", "Concat", "Sigmoid")
-    plan = Plan(TOY, seed=5, graphs=12, seconds=40, voices=False, shrink=6, only=only)
+    plan = CampaignPlan(TOY, seed=5, graphs=12, seconds=40, voices=False, shrink=6, only=only)
     tally = campaign(plan)
     device = [f for f in tally.faults.values() if f.verdict.kind == "device"]
     assert device and min(len(f.case.nodes) for f in device) == 1
     assert any(f.signature == "device | MatMul" for f in device), tally.text()
     Record(plan, folder=tmp_path).close(tally)
-    kept, extra = Case.parse((tmp_path / CASES).read_text().splitlines()[0])
+    kept, extra = GraphCase.parse((tmp_path / CASES).read_text().splitlines()[0])
     assert extra["signature"].startswith("device | ") and kept.nodes
 
 
@@ -126,7 +126,7 @@ def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_models_with_one_thing_wrong_end_in_a_clear_refusal() -> None:
-    tally = campaign(Plan(TOY, seed=8, graphs=60, seconds=60, voices=False, shrink=0, spoiled=True, longest=6))
+    tally = campaign(CampaignPlan(TOY, seed=8, graphs=60, seconds=60, voices=False, shrink=0, spoiled=True, longest=6))
     # A device that runs what the checker refuses is lenient; a traceback is a fault.
     wrong = [f for f in tally.faults.values() if f.verdict.kind in ("traceback", "internal")]
     assert not wrong, tally.text()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rammer.device.loader import Registry
-from rammer.testing.graphs.case import Call, Case
+from rammer.testing.graphs.case import Call, GraphCase
 from rammer.testing.graphs.generate import merged
 from rammer.testing.graphs.judge import Judge, Setting
 
@@ -23,10 +23,10 @@ def values(*shape: int) -> np.ndarray[Any, Any]:
     return (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 7 - 3).astype(np.float32)
 
 
-def node(op: str, *inputs: Any, opset: int = 17, **attributes: Any) -> Case:
+def node(op: str, *inputs: Any, opset: int = 17, **attributes: Any) -> GraphCase:
     """One operator on these arrays."""
     names = {f"x{i}": np.asarray(a) for i, a in enumerate(inputs)}
-    return Case(opset, names, {}, (Call(op, tuple(names), ("y",), attributes),), ("y",))
+    return GraphCase(opset, names, {}, (Call(op, tuple(names), ("y",), attributes),), ("y",))
 
 
 f = values
@@ -102,7 +102,7 @@ def test_graphs_of_the_table(judge: Judge, device: str) -> None:
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda p: p.stem)
 def test_kept_cases(judge: Judge, device: str, path: Path) -> None:
-    case, extra = Case.load(path)
+    case, extra = GraphCase.load(path)
     setting = {k: v for k, v in extra.get("setting", {}).items() if k != "device"}
     if device == "toy" and setting.get("precision", "float32") != "float32":
         pytest.skip("toy has no other precision")

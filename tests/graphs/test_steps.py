@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rammer.testing.graphs.case import Call, Case
+from rammer.testing.graphs.case import Call, GraphCase
 from rammer.testing.graphs.judge import Judge, Setting, reference_outputs
 
 Array = np.ndarray[Any, Any]
@@ -22,11 +22,11 @@ def judge() -> Iterator[Judge]:
     made.outside.close()
 
 
-def _case(*nodes: Call, opset: int = 17, **inputs: Any) -> Case:
-    return Case(opset, {n: np.asarray(a) for n, a in inputs.items()}, {}, nodes, (nodes[-1].outputs[0],))
+def _case(*nodes: Call, opset: int = 17, **inputs: Any) -> GraphCase:
+    return GraphCase(opset, {n: np.asarray(a) for n, a in inputs.items()}, {}, nodes, (nodes[-1].outputs[0],))
 
 
-def _kind(judge: Judge, monkeypatch: pytest.MonkeyPatch, case: Case, have: Any, precision: str = "float32") -> str:
+def _kind(judge: Judge, monkeypatch: pytest.MonkeyPatch, case: GraphCase, have: Any, precision: str = "float32") -> str:
     """The verdict on a device that gives ``have``."""
     monkeypatch.setattr(Judge, "run", lambda *_: {case.outputs[0]: np.asarray(have)})
     return judge(case, Setting("toy", precision=precision)).kind
@@ -50,7 +50,7 @@ def test_weights_that_cancel(judge: Judge, monkeypatch: pytest.MonkeyPatch, op: 
         sizes = {"scales": np.array([1, 1, 3], f32)}
         call = Call(op, ("x", "scales"), ("y",), {"mode": "linear"})
         right = np.array([[[x[0, 0, 0], honest, -x[0, 0, 0], *[x[0, 0, 1]] * 3]]], f32)
-    case = Case(9 if op == "Upsample" else 17, {"x": x}, sizes, (call,), ("y",))
+    case = GraphCase(9 if op == "Upsample" else 17, {"x": x}, sizes, (call,), ("y",))
     assert _kind(judge, monkeypatch, case, right) == "ok"
     for at, error in ((1, 5e-5), (1, 1e-3), (0, 1e-4)):
         wrong = right.copy()

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rammer.errors import RammerError
-from rammer.testing.graphs.campaign import Plan
-from rammer.testing.graphs.case import Case
+from rammer.testing.graphs.campaign import CampaignPlan
+from rammer.testing.graphs.case import GraphCase
 from rammer.testing.graphs.judge import Setting
 from rammer.testing.graphs.record import CASES, Record
 from rammer.testing.graphs.workers import GRACE, campaign
 
 ONLY = ("Sin", "Cos", "Neg", "Abs", "Relu")
-BAD = Plan(
+BAD = CampaignPlan(
     Setting("bad_device"), seed=14, graphs=16, seconds=60, voices=False, shrink=1, only=ONLY, plugins=("bad_device",), longest=1
 )
 
@@ -28,7 +28,7 @@ def _device_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hanging_dying_and_wrong_graphs_are_all_counted(tmp_path: Path) -> None:
-    plan = Plan(**{**vars(BAD), "end": 0.0})
+    plan = CampaignPlan(**{**vars(BAD), "end": 0.0})
     tally = campaign(plan, 2, Record(plan, tmp_path / "report.jsonl", tmp_path / "cases"), patience=4)
     kinds = [text.split(" | ")[0] for text in tally.lost]
     assert kinds.count("hang") >= 1 and kinds.count("death") >= 1, tally.text()
@@ -37,14 +37,14 @@ def test_hanging_dying_and_wrong_graphs_are_all_counted(tmp_path: Path) -> None:
     assert tally.graphs + tally.invalid + len(tally.lost) == 16 and not tally.unfinished
     lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert lines[-1]["done"] and lines[-1]["graphs"] == tally.graphs and lines[-1]["differences"] == tally.differences
-    kept = [Case.parse(line) for line in (tmp_path / "cases" / CASES).read_text().splitlines()]
+    kept = [GraphCase.parse(line) for line in (tmp_path / "cases" / CASES).read_text().splitlines()]
     assert {extra["index"] for _, extra in kept} == set(tally.faults)
     small = {extra["signature"] for case, extra in kept if len(case.nodes) == 1}
     assert any("Neg" in text for text in small) and all(extra["whole"]["nodes"] for _, extra in kept)
 
 
 def test_a_campaign_ends_in_time_with_what_there_is() -> None:
-    plan = Plan(**{**vars(BAD), "only": ("Cos",), "graphs": 1000, "seconds": 6.0, "end": 0.0})
+    plan = CampaignPlan(**{**vars(BAD), "only": ("Cos",), "graphs": 1000, "seconds": 6.0, "end": 0.0})
     tally = campaign(plan, 1, patience=1000)
     assert time.monotonic() < plan.end + GRACE + 3
     assert len(tally.unfinished) + tally.invalid >= 1 and not tally.lost and not tally.differences
@@ -52,4 +52,4 @@ def test_a_campaign_ends_in_time_with_what_there_is() -> None:
 
 def test_no_device_is_no_campaign() -> None:
     with pytest.raises(RammerError, match="nowhere"):
-        campaign(Plan(**{**vars(BAD), "setting": Setting("nowhere"), "end": 0.0}), 1)
+        campaign(CampaignPlan(**{**vars(BAD), "setting": Setting("nowhere"), "end": 0.0}), 1)

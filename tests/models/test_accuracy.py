@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rammer.testing.accuracy import LARGE, TOLERANCE, Case, Result, cases, model_error
+from rammer.testing.accuracy import LARGE, TOLERANCE, AccuracyCase, Result, cases, model_error
 
 DEVICES = ("rocm", "ipu_sim")
 
@@ -19,7 +19,7 @@ def parameters() -> list[object]:
 
 
 @pytest.mark.parametrize(("case", "device"), parameters())
-def test_model_agrees_with_onnxruntime(case: Case, device: str, seed: int) -> None:
+def test_model_agrees_with_onnxruntime(case: AccuracyCase, device: str, seed: int) -> None:
     result = model_error(case, device, seed)
     assert result.good, f"relative L2 error {result.error:.2e} with seed {seed}"
     assert result.host_nodes == 0
@@ -27,7 +27,7 @@ def test_model_agrees_with_onnxruntime(case: Case, device: str, seed: int) -> No
 
 def test_nan_and_large_errors_are_not_good() -> None:
     def result(error: float, exact: float, other: float) -> Result:
-        return Result(Case("m", 0), error, exact, other, 0.0, 0.0, 0, 0)
+        return Result(AccuracyCase("m", 0), error, exact, other, 0.0, 0.0, 0, 0)
 
     nan = float("nan")
     assert result(TOLERANCE, nan, nan).good

@@ -16,7 +16,7 @@ from onnx.backend.base import Backend
 import rammer.onnx_backend as backend
 from rammer.cli.main import cli
 from rammer.errors import BadInput, DeviceUnavailable, Mismatch
-from rammer.testing.suite.cases import Case, load, names
+from rammer.testing.suite.cases import SuiteCase, load, names
 from rammer.testing.suite.run import grouped, scores
 from rammer.testing.suite.score import DECLINED, FAILED, HOSTED, PASSED, RANDOM, WRONG, Score, differs, score, tally
 
@@ -46,7 +46,7 @@ def test_a_wrong_output_is_wrong_and_a_broken_one_has_failed(monkeypatch: pytest
     inputs, outputs = case.sets[0]
     spoiled = np.array(outputs[0])
     spoiled.flat[-1] += 1
-    wrong = Case(case.name, case.model, [(inputs, [spoiled])], case.rtol, case.atol)
+    wrong = SuiteCase(case.name, case.model, [(inputs, [spoiled])], case.rtol, case.atol)
     assert score(wrong, "toy", {}).verdict == WRONG
     monkeypatch.setattr("rammer.compile", lambda *args, **given: 1 / 0)
     assert score(case, "toy", {}).verdict == FAILED

@@ -46,7 +46,7 @@ _EVALUATE: dict[str, Callable[..., Numbers]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class AxisBound:
     """One axis of a box: half-open ``[low, high)``; ``solid`` when it can never be empty."""
 
     low: Expr
@@ -226,13 +226,13 @@ def interval_within(e: Expr, ranges: Mapping[str, Interval], least: int, most: i
     return found if found is not None and least <= found[0] and found[1] <= most else None
 
 
-def clipped(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]) -> Bound:
+def clipped(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]) -> AxisBound:
     """The box of a tensor axis read through an index with ``bounds`` (None reads the whole axis).
 
     ``ranges`` are numeric ranges of the variables; they show which clips can never act.
     """
     if bounds is None:
-        return Bound(integer(0), integer(extent))
+        return AxisBound(integer(0), integer(extent))
     low, high = bounds[0], fold("add", bounds[1], integer(1))
     floor, ceiling = ex.interval(low, ranges), ex.interval(high, ranges)
     if floor is None or floor[0] < 0:
@@ -244,10 +244,10 @@ def clipped(bounds: Span | None, extent: int, ranges: Mapping[str, Interval]) ->
     if floor is None or ceiling is None or floor[0] < 0 or ceiling[1] > extent:
         high = fold("max", high, low)
     solid = floor is not None and ceiling is not None and floor[1] < extent and ceiling[0] > 0
-    return Bound(low, high, solid)
+    return AxisBound(low, high, solid)
 
 
-def joined(a: Sequence[Bound], b: Sequence[Bound]) -> tuple[Bound, ...]:
+def joined(a: Sequence[AxisBound], b: Sequence[AxisBound]) -> tuple[AxisBound, ...]:
     """The hull of two boxes, where an empty one contributes nothing (as ``rammer.ir.operator.hull``)."""
     if tuple(a) == tuple(b):
         return tuple(a)
@@ -259,7 +259,7 @@ def joined(a: Sequence[Bound], b: Sequence[Bound]) -> tuple[Bound, ...]:
             low, high = _pick(empty_b, p.low, low), _pick(empty_b, p.high, high)
         if empty_a is not None:
             low, high = _pick(empty_a, q.low, low), _pick(empty_a, q.high, high)
-        result.append(Bound(low, high, p.solid or q.solid))
+        result.append(AxisBound(low, high, p.solid or q.solid))
     return tuple(result)
 
 
@@ -267,7 +267,7 @@ def _pick(condition: Expr, a: Expr, b: Expr) -> Expr:
     return a if a == b else Op("where", (condition, a, b))
 
 
-def _empty(box: Sequence[Bound]) -> Expr | None:
+def _empty(box: Sequence[AxisBound]) -> Expr | None:
     """A condition true when the box is empty, or None if it never is."""
     result: Expr | None = None
     for b in box:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rammer.codegen.bounds import Bound, fold
+from rammer.codegen.bounds import AxisBound, fold
 from rammer.codegen.context import FunctionContext, Place
 from rammer.codegen.layout import Stage
-from rammer.codegen.reads import Body, bodies, step
+from rammer.codegen.reads import StageBody, bodies, step
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Const, Expr, Load, integer
@@ -40,7 +40,7 @@ def collapse_axes(unit: FunctionContext, stage: Stage, stores: Sequence[Place]) 
 def _joined(stage: Stage, d: int, inner: int) -> Stage:
     outer = stage.box[d]
     low, high = (fold("mul", e, integer(inner)) for e in (outer.low, outer.high))
-    box = (*stage.box[:d], Bound(integer(0), integer(1)), Bound(low, high, outer.solid), *stage.box[d + 2 :])
+    box = (*stage.box[:d], AxisBound(integer(0), integer(1)), AxisBound(low, high, outer.solid), *stage.box[d + 2 :])
     extents = (*stage.extents[:d], 1, stage.extents[d] * inner, *stage.extents[d + 2 :])
     sizes = tuple(a.extent for a in stage.root.axes)
     sizes = (*sizes[:d], 1, sizes[d] * inner, *sizes[d + 2 :])
@@ -59,7 +59,7 @@ def collapse_reduction(unit: FunctionContext, c: Compute) -> Compute:
     return c
 
 
-def _walks(unit: FunctionContext, part: Body, outer: str, inner: str, extent: int) -> bool:
+def _walks(unit: FunctionContext, part: StageBody, outer: str, inner: str, extent: int) -> bool:
     """Whether a body uses the two axes only in addresses, and there only as ``outer * extent + inner``."""
     pair = {outer, inner}
     if _outside(part.body) & pair:

@@ -28,7 +28,7 @@ MAX_SPAN = 2**31 - 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class PaddedAxis:
     """A padded dimension: ``0 <= constant + sum(steps[axis] * axis) < extent`` or the element is 0."""
 
     steps: Mapping[str, int]
@@ -47,7 +47,7 @@ class Operand:
     load: Load
     steps: Mapping[str, int]
     constant: int
-    guards: tuple[Guard, ...]
+    guards: tuple[PaddedAxis, ...]
     packable: bool
     aligned: bool
     prologue: Prologue | None = None
@@ -256,13 +256,13 @@ def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
         if divisor:
             ranges[name] = (0, ranges[base][1] // int(divisor))
     steps, constant = address(load, storage.strides)
-    guards = list[Guard]()
+    guards = list[PaddedAxis]()
     for index, extent in zip(load.indices, shape, strict=True):
         form, reach = ex.affine(index), ex.interval(index, ranges)
         if form is None or reach is None:
             raise Unsuited(f"{load} is not affine")
         if load.fill is not None and (reach[0] < 0 or reach[1] >= extent):
-            guards.append(Guard(form[0], form[1], extent))
+            guards.append(PaddedAxis(form[0], form[1], extent))
     packable = load.tensor in binding.constants and not any(QUOTIENT in n for n in ex.axes_of(load))
     return Operand(
         load, steps, constant, tuple(guards), packable, storage.offset % (16 // itemsize(binding.types[load.tensor].dtype)) == 0

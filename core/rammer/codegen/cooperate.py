@@ -29,7 +29,7 @@ _LEAST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedReduction:
     """A reduction at ``indices`` by ``parts`` threads an element, in scratch from byte ``offset``."""
 
     compute: Compute
@@ -38,7 +38,7 @@ class Shared:
     offset: int
 
 
-def shared(inlined: Mapping[str, Compute], stage: Stage, offset: int) -> tuple[Shared, ...]:
+def shared(inlined: Mapping[str, Compute], stage: Stage, offset: int) -> tuple[SharedReduction, ...]:
     """The reductions of ``stage`` worth sharing, with scratch areas from ``offset``; () where threads
     have enough to do."""
     count = math.prod(stage.extents)
@@ -53,7 +53,7 @@ def shared(inlined: Mapping[str, Compute], stage: Stage, offset: int) -> tuple[S
             continue
         parts = 1 << (most.bit_length() - 1)
         offset = -(-offset // ALIGNMENT) * ALIGNMENT
-        result.append(Shared(c, indices, parts, offset))
+        result.append(SharedReduction(c, indices, parts, offset))
         offset += count * parts * width(c)
     return tuple(result)
 
@@ -79,7 +79,7 @@ class Group:
 
     unit: FunctionContext
     count: int
-    parts: Sequence[Shared]
+    parts: Sequence[SharedReduction]
 
     def pointer(self, number: int) -> str:
         """Name of a reduction's scratch area."""

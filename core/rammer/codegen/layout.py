@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rammer.codegen.bounds import Bound, Numbers, Span, clipped, fold, joined, numbers, span, tidy
+from rammer.codegen.bounds import AxisBound, Numbers, Span, clipped, fold, joined, numbers, span, tidy
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Ref, integer
@@ -33,7 +33,7 @@ class Stage:
     """
 
     computes: tuple[Compute, ...]
-    box: tuple[Bound, ...]
+    box: tuple[AxisBound, ...]
     extents: tuple[int, ...]
     offset: int = -1
 
@@ -76,13 +76,13 @@ class Layout:
         """Computes that their consumers compute in place."""
         return {n: c for n, c in self.computes.items() if n not in self.staged}
 
-    def _tile(self) -> tuple[Bound, ...]:
+    def _tile(self) -> tuple[AxisBound, ...]:
         result = []
         for k, (axis, tile, count) in enumerate(
             zip(self.operator.anchor.axes, self.operator.tile, self.operator.grid, strict=True)
         ):
             if count <= 1:
-                result.append(Bound(integer(0), integer(axis.extent)))
+                result.append(AxisBound(integer(0), integer(axis.extent)))
                 continue
             self.ranges[f"o{k}"] = (0, (count - 1) * tile)
             end = tidy(ex.add(f"o{k}", tile))
@@ -90,14 +90,14 @@ class Layout:
                 self.variables[f"e{k}"] = fold("min", end, integer(axis.extent))
                 self.ranges[f"e{k}"] = (1, axis.extent)
                 end = Ref(f"e{k}")
-            result.append(Bound(Ref(f"o{k}"), end))
+            result.append(AxisBound(Ref(f"o{k}"), end))
         return tuple(result)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Stages in execution order. Raises ValueError where the operator is ill-formed."""
         last = tuple(self.computes[n] for n in self.computes if n in self.operator.outputs and n not in self.staged)
-        boxes: dict[str, tuple[Bound, ...]] = {n: self.tile for n in self.staged if n in self.operator.outputs}
+        boxes: dict[str, tuple[AxisBound, ...]] = {n: self.tile for n in self.staged if n in self.operator.outputs}
         for c in last:
             self._collect(c, self.tile, boxes, set())
         for number, name in reversed(list(enumerate(self.staged))):
@@ -111,7 +111,7 @@ class Layout:
             stages.append(Stage(last, self.tile, extents[""]))
         return _placed(stages, self._readers())
 
-    def _named(self, number: int, c: Compute, box: tuple[Bound, ...]) -> tuple[Bound, ...]:
+    def _named(self, number: int, c: Compute, box: tuple[AxisBound, ...]) -> tuple[AxisBound, ...]:
         """Give the bounds of a box names, unless they are literals or names already."""
         result = []
         for d, (b, axis) in enumerate(zip(box, c.axes, strict=True)):
@@ -123,15 +123,15 @@ class Layout:
                     self.ranges[name] = (0, axis.extent)
                     e = Ref(name)
                 ends.append(e)
-            result.append(Bound(ends[0], ends[1], b.solid))
+            result.append(AxisBound(ends[0], ends[1], b.solid))
         return tuple(result)
 
     def _collect(
         self,
         c: Compute,
-        box: tuple[Bound, ...],
-        boxes: dict[str, tuple[Bound, ...]],
-        seen: set[tuple[str, tuple[Bound, ...]]],
+        box: tuple[AxisBound, ...],
+        boxes: dict[str, tuple[AxisBound, ...]],
+        seen: set[tuple[str, tuple[AxisBound, ...]]],
     ) -> None:
         """Add to ``boxes`` what computing ``box`` of ``c`` reads of every staged tensor."""
         if (c.name, box) in seen:
@@ -165,7 +165,7 @@ class Layout:
                     found.add(name)
         return found
 
-    def _extents(self, boxes: Mapping[str, Sequence[Bound]]) -> dict[str, tuple[int, ...]]:
+    def _extents(self, boxes: Mapping[str, Sequence[AxisBound]]) -> dict[str, tuple[int, ...]]:
         """Largest extents of each box over all tasks, by evaluating its bounds for every tile origin."""
         values: dict[str, Numbers] = {}
         rank = len(self.operator.tile)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from rammer.codegen.bounds import fold
 from rammer.codegen.collapse import collapse_axes
 from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.cooperate import THREADS, Group, Shared
+from rammer.codegen.cooperate import THREADS, Group, SharedReduction
 from rammer.codegen.lanes import ColumnBlock, LaneBlock
 from rammer.codegen.layout import Stage, heads
-from rammer.codegen.rows import Row, choose, whole_rows
+from rammer.codegen.rows import LaneAxis, choose, whole_rows
 from rammer.codegen.scalar import Block
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -42,7 +42,7 @@ class Nest:
     unit: FunctionContext
     stage: Stage
     targets: Sequence[tuple[Compute, Sequence[Target]]]
-    shared: Sequence[Shared] = ()
+    shared: Sequence[SharedReduction] = ()
     names: list[str] = field(init=False)
     blocking: dict[int, int] = field(default_factory=dict)
     shift: list[int] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Nest:
             self._strided(inner)
         body.lines += ["{", *(f"  {text}" for text in inner.lines), "}"]
 
-    def _apart(self, d: int, row: Row | None) -> int:
+    def _apart(self, d: int, row: LaneAxis | None) -> int:
         """Distance along axis ``d`` between elements of one block."""
         if row is not None and d == row.axis:
             return row.width
@@ -96,7 +96,7 @@ class Nest:
         bound = self.stage.box[d]
         return body.value(bound.low).text, body.value(bound.high).text
 
-    def _loops(self, body: Block, order: list[int], row: Row | None) -> None:
+    def _loops(self, body: Block, order: list[int], row: LaneAxis | None) -> None:
         if not order:
             if row is None:
                 self._elements(body)
@@ -113,7 +113,7 @@ class Nest:
         with body.nest(head) as inner:
             self._loops(inner, order[1:], row)
 
-    def _row(self, body: Block, row: Row) -> None:
+    def _row(self, body: Block, row: LaneAxis) -> None:
         """The lane axis: vectors, the last one shifted back to end on the edge of the box."""
         lane, extent = self.names[row.axis], self.stage.root.axes[row.axis].extent
         low, high = self._ends(body, row.axis)
@@ -130,7 +130,7 @@ class Nest:
         with body.nest("else") as narrow, narrow.nest(narrow.loop(lane, low, high, extent)) as scalars:
             self._elements(scalars)
 
-    def _vectors(self, body: Block, row: Row) -> None:
+    def _vectors(self, body: Block, row: LaneAxis) -> None:
         """Vectors over a box at least one vector wide; those that touch padding test their lanes."""
         lane, extent, width = self.names[row.axis], self.stage.root.axes[row.axis].extent, row.width
         low, high = self._ends(body, row.axis)
@@ -146,7 +146,7 @@ class Nest:
                 self._vector(inside, row)
             self._edge(inner, row)
 
-    def _edge(self, body: Block, row: Row) -> None:
+    def _edge(self, body: Block, row: LaneAxis) -> None:
         """Vectors that meet padding: loaded whole and masked where that stays inside the tensors' memory."""
         bounds: list[tuple[Expr, Expr, int]] = []
         if self.unit.unrolled:
@@ -169,7 +169,7 @@ class Nest:
                 self._elements(scalars)
         self.unit.unrolled = unrolled
 
-    def _vector(self, body: Block, row: Row, padded: bool = False, whole: bool = False) -> None:
+    def _vector(self, body: Block, row: LaneAxis, padded: bool = False, whole: bool = False) -> None:
         lane = self.names[row.axis]
         block = LaneBlock(self.unit, body, lane=lane, width=row.width, padded=padded, whole=whole)
         self._elements(block)

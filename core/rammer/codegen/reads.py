@@ -16,7 +16,7 @@ WEIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class StageLoad:
     """A load with its indices in the stage's axes.
 
     ``reducer`` is the Compute whose reduction makes it ("" outside any), ``weight`` how often an element
@@ -30,7 +30,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class StageBody:
     """The body of a Compute of the stage, or of a producer computed in place, in the stage's axes."""
 
     body: Expr
@@ -39,16 +39,16 @@ class Body:
     ranges: Mapping[str, Interval]
 
 
-def bodies(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[Body]:
+def bodies(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[StageBody]:
     """Every body that an element of a stage evaluates. Output axes are ``x0, x1, ...``; reduction axes
     ``compute.axis``."""
     seen: set[tuple[str, tuple[Expr, ...]]] = set()
     return [b for c in computes for b in _bodies(unit, c, _point(c), ("", 1), unit.ranges, seen)]
 
 
-def reads(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[Read]:
+def reads(unit: FunctionContext, computes: tuple[Compute, ...]) -> list[StageLoad]:
     """Every load of an element of a stage."""
-    return [Read(load, b.reducer, b.weight, b.ranges) for b in bodies(unit, computes) for load in ex.loads(b.body)]
+    return [StageLoad(load, b.reducer, b.weight, b.ranges) for b in bodies(unit, computes) for load in ex.loads(b.body)]
 
 
 def _point(c: Compute) -> tuple[Expr, ...]:
@@ -62,7 +62,7 @@ def _bodies(
     outer: tuple[str, int],
     ranges: Mapping[str, Interval],
     seen: set[tuple[str, tuple[Expr, ...]]],
-) -> Iterator[Body]:
+) -> Iterator[StageBody]:
     if (c.name, point) in seen:
         return
     seen.add((c.name, point))
@@ -72,7 +72,7 @@ def _bodies(
     weight = min(outer[1] * math.prod(r.extent for r in c.reduce), WEIGHT)
     body = ex.substitute(c.body, {**axes, **names})
     reducer = outer[0] or (c.name if c.reduce else "")
-    yield Body(body, reducer, weight, inner)
+    yield StageBody(body, reducer, weight, inner)
     for load in ex.loads(body):
         producer = unit.inlined.get(load.tensor)
         if producer is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rammer.codegen.bounds import Span, fold, span, tidy
 from rammer.codegen.context import Column, FunctionContext, Place
 from rammer.codegen.layout import Stage
-from rammer.codegen.reads import Read, access_cost, reads, step, vector_cost
+from rammer.codegen.reads import StageLoad, access_cost, reads, step, vector_cost
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
@@ -21,7 +21,7 @@ _UNROLLED, _STATEMENTS = 64, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LaneAxis:
     """Axis number ``axis`` is computed ``width`` elements at a time.
 
     ``interior`` is the half-open range where no padding test along it fails (None: there are no such tests).
@@ -36,17 +36,19 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RowPlan:
     """``row``: the lane axis, None for scalars. ``columns``: reductions whose own axis is vectorised.
     ``blocking``: elements computed together, by axis number. ``unrolled``: reductions written out."""
 
-    row: Row | None
+    row: LaneAxis | None
     columns: dict[str, Column]
     blocking: dict[int, int]
     unrolled: frozenset[str] = frozenset()
 
 
-def choose(unit: FunctionContext, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int) -> Plan:
+def choose(
+    unit: FunctionContext, stage: Stage, heads: Sequence[Compute], stores: Sequence[Place], limit: int, axes: int
+) -> RowPlan:
     """The cheapest vectorisation of a stage by memory accesses per element, and its blocking.
 
     ``heads`` are the reductions that elements start with; blocking takes at most ``limit`` elements along
@@ -58,18 +60,20 @@ def choose(unit: FunctionContext, stage: Stage, heads: Sequence[Compute], stores
     column_cost, columns = _choose_columns(unit, heads, found, stores)
     if columns and column_cost < min(row_cost, scalar):
         lanes = tuple(f"{name}.{c.axis}" for name, c in columns.items())
-        return Plan(None, columns, _blocking(stage, found, -1, lanes, limit, axes))
+        return RowPlan(None, columns, _blocking(stage, found, -1, lanes, limit, axes))
     if row is not None and row_cost < scalar:
         blocking = _blocking(stage, found, row.axis, (f"x{row.axis}",), limit, axes)
         if not _shares_rows(found, row, blocking):
             windows = _windows(stage, heads, found, row)
             if windows is not None:
-                return Plan(row, {}, windows, frozenset(c.name for c in heads))
-        return Plan(row, {}, blocking or _wide(stage, found, row) or _lines(unit, stage, found, row))
-    return Plan(None, {}, _blocking(stage, found, -1, (), limit, axes))
+                return RowPlan(row, {}, windows, frozenset(c.name for c in heads))
+        return RowPlan(row, {}, blocking or _wide(stage, found, row) or _lines(unit, stage, found, row))
+    return RowPlan(None, {}, _blocking(stage, found, -1, (), limit, axes))
 
 
-def _choose_row(unit: FunctionContext, stage: Stage, found: Sequence[Read], stores: Sequence[Place]) -> tuple[float, Row | None]:
+def _choose_row(
+    unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], stores: Sequence[Place]
+) -> tuple[float, LaneAxis | None]:
     best, axis = float("inf"), -1
     if any(c.dtype != "float32" for c in stage.computes):
         return best, None
@@ -87,7 +91,7 @@ def _choose_row(unit: FunctionContext, stage: Stage, found: Sequence[Read], stor
 
 
 def _choose_columns(
-    unit: FunctionContext, heads: Sequence[Compute], found: Sequence[Read], stores: Sequence[Place]
+    unit: FunctionContext, heads: Sequence[Compute], found: Sequence[StageLoad], stores: Sequence[Place]
 ) -> tuple[float, dict[str, Column]]:
     """For every head the reduction axis with the cheapest accesses; {} unless all heads have one."""
     columns: dict[str, Column] = {}
@@ -109,7 +113,7 @@ def _choose_columns(
     return total, columns
 
 
-def _row(unit: FunctionContext, stage: Stage, found: Sequence[Read], d: int) -> Row:
+def _row(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], d: int) -> LaneAxis:
     bound, count = stage.box[d], stage.extents[d]
     ranges = [ends for r in found for ends in _interior(unit, r, f"x{d}")]
     low, high = ranges[0] if ranges else bound.span
@@ -117,10 +121,12 @@ def _row(unit: FunctionContext, stage: Stage, found: Sequence[Read], d: int) -> 
         low, high = fold("max", low, start), fold("min", high, end)
     width = _width(unit, count)
     certain = fold("sub", bound.high, bound.low) == integer(count)
-    return Row(d, width, (low, high) if ranges else None, certain, certain and count % width == 0)
+    return LaneAxis(d, width, (low, high) if ranges else None, certain, certain and count % width == 0)
 
 
-def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str, ...], limit: int, axes: int) -> dict[int, int]:
+def _blocking(
+    stage: Stage, found: Sequence[StageLoad], fixed: int, lanes: tuple[str, ...], limit: int, axes: int
+) -> dict[int, int]:
     """Elements computed together along axes other than ``fixed``.
 
     An axis qualifies when every task's box has the same size along it and loads of reductions repeat
@@ -143,13 +149,13 @@ def _blocking(stage: Stage, found: Sequence[Read], fixed: int, lanes: tuple[str,
     return result
 
 
-def _shares_rows(found: Sequence[Read], row: Row, blocking: Mapping[int, int]) -> bool:
+def _shares_rows(found: Sequence[StageLoad], row: LaneAxis, blocking: Mapping[int, int]) -> bool:
     """Whether the elements of a block share vectors, not just scalars such as weights."""
     used = [ex.axes_of(r.load) for r in found if r.reducer]
     return any(f"x{row.axis}" in u and f"x{d}" not in u for d in blocking for u in used)
 
 
-def _windows(stage: Stage, heads: Sequence[Compute], found: Sequence[Read], row: Row) -> dict[int, int] | None:
+def _windows(stage: Stage, heads: Sequence[Compute], found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int] | None:
     """Neighbouring windows together: written out, they share loads where they overlap. None: no window."""
     points = max((math.prod(r.extent for r in c.reduce) for c in heads), default=0)
     if not 1 < points <= _UNROLLED:
@@ -169,7 +175,7 @@ def _windows(stage: Stage, heads: Sequence[Compute], found: Sequence[Read], row:
 
 
 def whole_rows(
-    unit: FunctionContext, stage: Stage, row: Row, blocking: Mapping[int, int], shift: Sequence[int]
+    unit: FunctionContext, stage: Stage, row: LaneAxis, blocking: Mapping[int, int], shift: Sequence[int]
 ) -> list[tuple[Expr, Expr, int]]:
     """For every load that meets padding along the lane: the lowest and highest address that a vector reads,
     and the tensor's reach. Empty where they are unknown."""
@@ -205,7 +211,7 @@ def _free(ranges: Mapping[str, Interval], blocking: Mapping[int, int], shift: Se
     return result
 
 
-def _wide(stage: Stage, found: Sequence[Read], row: Row) -> dict[int, int]:
+def _wide(stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
     """Several vectors at once along the lane axis, where they share a reduction's scalar loads."""
     shared = any(r.reducer and f"x{row.axis}" not in ex.axes_of(r.load) for r in found)
     if not shared or not row.exact or row.interior is not None:
@@ -215,7 +221,7 @@ def _wide(stage: Stage, found: Sequence[Read], row: Row) -> dict[int, int]:
     return {row.axis: block} if block > 1 else {}
 
 
-def _lines(unit: FunctionContext, stage: Stage, found: Sequence[Read], row: Row) -> dict[int, int]:
+def _lines(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row: LaneAxis) -> dict[int, int]:
     """Neighbouring rows together where a load's lanes are far apart but its rows adjoin (transposition): each
     cache line is then used while it is at hand."""
     lane = f"x{row.axis}"
@@ -236,7 +242,7 @@ def _width(unit: FunctionContext, count: int) -> int:
     return min(fitting, key=lambda w: (-(-count // w), w), default=0)
 
 
-def _interior(unit: FunctionContext, read: Read, lane: str) -> Iterator[tuple[Expr, Expr]]:
+def _interior(unit: FunctionContext, read: StageLoad, lane: str) -> Iterator[tuple[Expr, Expr]]:
     """Lane ranges (half-open) where the padding tests of a load along the lane hold."""
     if read.load.fill is None:
         return

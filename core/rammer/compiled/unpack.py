@@ -64,7 +64,7 @@ def load_artifact(path: Path, plugins: Plugins = dict) -> Artifact:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return _Reader(archive, path, plugins).artifact()
+            return _Members(archive, path, plugins).artifact()
     except VerifyError as problem:
         said = f"{problem.what} ({problem.where})" if problem.where else problem.what
         raise _refused(path, said) from problem
@@ -102,7 +102,7 @@ def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
                 )
 
 
-class _Reader:
+class _Members:
     """The members of one file."""
 
     def __init__(self, archive: zipfile.ZipFile, path: Path, plugins: Plugins) -> None:

@@ -80,7 +80,7 @@ def bind_until(
 ) -> tuple[Graph, Rest | None]:
     """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
     waits for it. Without a Rest the Graph is all of the model."""
-    walk = _Walk(lowered, model.custom)
+    walk = _Binding(lowered, model.custom)
     graph = model.proto.graph
     extents = bound_shapes(model, shapes)
     scope = _Scope({}, checks.opset_versions(model.proto.opset_import))
@@ -114,7 +114,7 @@ def bind_until(
     return _assembled(model, walk, tuple(inputs), outputs), later.rest(model, known, (*(n for n in read if n in given), *made))
 
 
-def _assembled(model: Model, walk: _Walk, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
+def _assembled(model: Model, walk: _Binding, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
     read = {name for node in walk.nodes for name in node.inputs}
     constants = {name: array for name, array in walk.known.items() if name in read}
     for name, array in constants.items():
@@ -128,7 +128,7 @@ def _assembled(model: Model, walk: _Walk, inputs: tuple[Value, ...], outputs: tu
 
 
 @dataclass
-class _Walk:
+class _Binding:
     """The walk's state. A scope maps ONNX names to names of the Graph; ``known`` are constants by the latter."""
 
     lowered: Container[tuple[str, str]]
@@ -291,7 +291,7 @@ class _Walk:
         self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: _Scope
     ) -> dict[str, TypeProto]:
         """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
-        trial = _Walk(
+        trial = _Binding(
             (), self.custom, types=ChainMap({}, self.types), known=ChainMap({}, self.known), taken=Names(outer=self.taken)
         )
         names = _Scope(ChainMap({}, scope.values), scope.opsets)

@@ -212,7 +212,7 @@ def _unknown_operator(node: NodeProto, domain: str, version: int, plugins: Custo
 
 
 @dataclass(frozen=True)
-class Names:
+class ScopeNames:
     """Names of a graph and of the graphs around it, found without copying those: a model may have many small bodies."""
 
     own: Container[str]
@@ -230,7 +230,7 @@ def sorted_nodes(graph: GraphProto, outer: Container[str] = ()) -> list[NodeProt
     """
     given = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     given |= {t.values.name for t in graph.sparse_initializer}
-    available = Names(given, outer)
+    available = ScopeNames(given, outer)
     producer = _producers(graph, {name for name in given if name not in outer})
     reads = [node_reads(node) for node in graph.node]
     for node, names in zip(graph.node, reads, strict=True):
@@ -263,7 +263,7 @@ def checked_order(graph: GraphProto, outer: Container[str] = ()) -> list[NodePro
     """``sorted_nodes``, after checking every sub-graph in the same way."""
     order = sorted_nodes(graph, outer)
     own = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {o for n in order for o in n.output}
-    inside = Names(own, outer)
+    inside = ScopeNames(own, outer)
     for body in bodies_of(order):
         checked_order(body, inside)
     return order

@@ -38,14 +38,14 @@ class FoldAffine:
         return self.name
 
     def __call__(self, graph: Graph) -> Graph:
-        state = _State(graph)
+        state = _Folded(graph)
         for node in graph.nodes:
             if not state.into_producer(node) and not state.into_consumer(node):
                 state.put(node)
         return state.result() if state.changed else graph
 
 
-class _State:
+class _Folded:
     """The nodes rewritten so far; ``by_output`` finds the one that computes a value."""
 
     def __init__(self, graph: Graph) -> None:

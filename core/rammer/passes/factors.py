@@ -41,13 +41,13 @@ class FoldFactors:
         return self.name
 
     def __call__(self, graph: Graph) -> Graph:
-        state = _State(graph)
+        state = _Factors(graph)
         for node in graph.nodes:
             state.visit(node)
         return state.result() if state.removed else graph
 
 
-class _State:
+class _Factors:
     """Nodes by their first result, as rewritten so far; ``removed`` are multiplications and what they multiply."""
 
     def __init__(self, graph: Graph) -> None:

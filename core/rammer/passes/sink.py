@@ -67,14 +67,14 @@ class SinkReshapes:
         return self.name
 
     def __call__(self, graph: Graph) -> Graph:
-        state = _State(graph)
+        state = _Sunk(graph)
         for node in graph.nodes:
             state.visit(node)
         return state.result() if state.changed else graph
 
 
 @dataclass
-class _State:
+class _Sunk:
     graph: Graph
     nodes: list[Node] = field(default_factory=list)
     changed: bool = False

@@ -11,7 +11,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage
 from rammer.ir.types import itemsize
 from rammer.ir.verify import verify
-from rammer.plan.memory import Use, plan_memory
+from rammer.plan.memory import BufferUse, plan_memory
 from rammer.plan.waits import plan_waits, stage_order
 from rammer.schedule.policy import Schedule
 
@@ -124,7 +124,7 @@ def _uses(
     storages: Mapping[str, Storage],
     buffers: Mapping[str, tuple[str, int]],
     kinds: Mapping[str, BufferKind],
-) -> list[Use]:
+) -> list[BufferUse]:
     writers: dict[str, dict[str, None]] = {b: {} for b, kind in kinds.items() if kind == "arena"}
     readers: dict[str, dict[str, None]] = {b: {} for b in writers}
     for op in operators:
@@ -134,7 +134,7 @@ def _uses(
             for buffer in (storages[t].buffer for t in tensors):
                 if buffer in table:
                     table[buffer][op.name] = None
-    return [Use(b, _nbytes(*buffers[b]), tuple(writers[b]), tuple(readers[b])) for b in writers]
+    return [BufferUse(b, _nbytes(*buffers[b]), tuple(writers[b]), tuple(readers[b])) for b in writers]
 
 
 def _nbytes(dtype: str, size: int) -> int:

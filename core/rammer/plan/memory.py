@@ -20,7 +20,7 @@ from rammer.plan.waits import Order
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class BufferUse:
     """An arena buffer: bytes, and which operators write and read it (names; those without tasks omitted)."""
 
     buffer: str
@@ -42,7 +42,7 @@ class MemoryPlan:
         return f"arena {self.peak} of {self.total} bytes ({share:.0%}) in {len(self.offsets)} buffers"
 
 
-def plan_memory(uses: Sequence[Use], order: Order) -> MemoryPlan:
+def plan_memory(uses: Sequence[BufferUse], order: Order) -> MemoryPlan:
     """Place the largest buffers first, each at the lowest gap among those it must not overlap."""
     sizes = np.array([_aligned(u.nbytes) for u in uses], dtype=np.int64)
     conflicts = Conflicts(uses, order)
@@ -63,7 +63,7 @@ class Conflicts:
     its users. What is ready only after another buffer's last user has no conflict with it, which settles most pairs.
     """
 
-    def __init__(self, uses: Sequence[Use], order: Order) -> None:
+    def __init__(self, uses: Sequence[BufferUse], order: Order) -> None:
         number = {name: i for i, name in enumerate(order.names)}
         self.last = len(order.names) - 1
         self.writers = _Lists([[number[w] for w in u.writers] for u in uses])

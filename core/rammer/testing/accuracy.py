@@ -40,7 +40,7 @@ LARGE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AccuracyCase:
     """One model with one of its two sets of inputs."""
 
     model: str
@@ -58,7 +58,7 @@ class Result:
     where the two disagree by more than TOLERANCE (NaN otherwise). Times in seconds.
     """
 
-    case: Case
+    case: AccuracyCase
     error: float
     exact: float
     runtime_exact: float
@@ -74,10 +74,10 @@ class Result:
         return bool(self.error <= TOLERANCE or self.exact <= min(TOLERANCE, self.runtime_exact))
 
 
-def cases() -> list[Case]:
+def cases() -> list[AccuracyCase]:
     """Every model; light models have one input shape, so they get one case."""
-    light = [Case(name, 0) for name in LIGHT_MODELS]
-    return light + [Case(m.key, i) for m in WHEEL_MODELS for i in range(len(inputs_for(m.key)))]
+    light = [AccuracyCase(name, 0) for name in LIGHT_MODELS]
+    return light + [AccuracyCase(m.key, i) for m in WHEEL_MODELS for i in range(len(inputs_for(m.key)))]
 
 
 @lru_cache(maxsize=2)
@@ -88,7 +88,7 @@ def load_model(name: str, seed: int) -> onnx.ModelProto:
     return strip_final_softmax(onnx.load(fetch(name)))
 
 
-def model_error(case: Case, device: str, seed: int, **options: str) -> Result:
+def model_error(case: AccuracyCase, device: str, seed: int, **options: str) -> Result:
     """Run ``case`` on ``device`` with inputs of ``seed`` and compare every output with ONNX Runtime."""
     import rammer
 
@@ -135,7 +135,7 @@ def _relative(have: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))
 
 
-def table(device: str, chosen: Sequence[Case], seed: int) -> Iterator[list[str]]:
+def table(device: str, chosen: Sequence[AccuracyCase], seed: int) -> Iterator[list[str]]:
     """Rows as they are measured; a failure is a row too."""
     for case in chosen:
         try:

@@ -56,7 +56,7 @@ SMALL: Mapping[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True)
-class Case:
+class NetCase:
     """One model and how it is compiled. ``operator`` is the position of the one under test and ``pick`` its candidate
     (``pick_of``); -1 and "" stand for all. ``seed`` is that of the values."""
 
@@ -80,12 +80,12 @@ class Case:
         return " ".join([*words, *([f"pick={self.pick}"] if self.pick else [])])
 
     @staticmethod
-    def parse(text: str) -> Case:
+    def parse(text: str) -> NetCase:
         """Inverse of ``str``. ValueError for a word that means nothing."""
         kind, *words = text.split()
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no kind of case: {', '.join(KINDS)}")
-        case = Case(kind, {})
+        case = NetCase(kind, {})
         for word in words:
             name, _, value = word.partition("=")
             if word.startswith("+"):
@@ -132,7 +132,7 @@ class Sampler:
     kinds: tuple[str, ...] = tuple(KINDS)
     layouts: tuple[str, ...] = ("keep", "keep", "keep", "nhwc")
 
-    def next(self) -> Case:
+    def next(self) -> NetCase:
         """The next case, all of whose sizes fit ``work``."""
         r = self.random
         kind = r.choice(self.kinds)
@@ -140,7 +140,7 @@ class Sampler:
         views = "".join(r.choices("0123456789", (5, *[1] * 9), k=3)) if r.random() < 0.4 else ""
         return self._case(kind, tags, r.choice(self.precisions), views, r.random() < 0.4)
 
-    def first(self) -> Iterator[Case]:
+    def first(self) -> Iterator[NetCase]:
         """Cases with one thing each, those without any first: every kind in every precision with even sizes and odd ones, then
         with tensors moved in every way, then with one tag."""
         plain = [("", "", True), ("", "", False)]
@@ -152,14 +152,14 @@ class Sampler:
                     if not tag or tag in (*KINDS[kind].tags, "fuse"):
                         yield self._case(kind, (tag,) if tag else (), precision, views, even)
 
-    def _case(self, kind: str, tags: tuple[str, ...], precision: str, views: str, even: bool) -> Case:
+    def _case(self, kind: str, tags: tuple[str, ...], precision: str, views: str, even: bool) -> NetCase:
         r = self.random
         layout = r.choice(self.layouts) if kind in ("conv", "depthwise", "pool") else "keep"
         tries = 0
         while True:
             sizes = {name: self._size(name, even and tries < PATIENCE) for name in SIZES[kind]}
             if KINDS[kind].legal(sizes) and KINDS[kind].work(sizes) <= self.work:
-                return Case(kind, sizes, tags, precision, layout, r.randrange(1, 1_000_000), views=views)
+                return NetCase(kind, sizes, tags, precision, layout, r.randrange(1, 1_000_000), views=views)
             tries += 1
 
     def _size(self, name: str, even: bool) -> int:
@@ -168,7 +168,7 @@ class Sampler:
         return self.random.choice(EVEN if even else self.random.choice((EDGES, EDGES, ODD, LARGE)))
 
 
-def smaller(case: Case) -> list[Case]:
+def smaller(case: NetCase) -> list[NetCase]:
     """Cases with less of one thing, the largest steps first: what shrinking tries."""
     found = [replace(case, tags=tuple(t for t in case.tags if t != tag)) for tag in case.tags]
     found += [replace(case, layout="keep")] if case.layout != "keep" else []

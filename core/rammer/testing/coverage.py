@@ -16,7 +16,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize
 from rammer.report.table import markdown
 from rammer.testing.cases import LATE
-from rammer.testing.single import Subject
+from rammer.testing.single import UntiledOperator
 
 #: Family, precision and feature.
 Cell: TypeAlias = tuple[str, str, str]
@@ -46,12 +46,12 @@ FEATURES = (*SHAPES, *(f"{kind} {w or 'direct'}" for kind in ("late", "free") fo
 FATES = ("run", "failed", "refused")
 
 
-def features(tiled: ROperator, subject: Subject) -> frozenset[str]:
+def features(tiled: ROperator, subject: UntiledOperator) -> frozenset[str]:
     """The features of a candidate, apart from which operands are late."""
     return frozenset((*_computed(tiled, subject), *_stored(tiled, subject)))
 
 
-def _computed(tiled: ROperator, subject: Subject) -> Iterator[str]:
+def _computed(tiled: ROperator, subject: UntiledOperator) -> Iterator[str]:
     partial = any(a.extent % t for a, t in zip(tiled.anchor.axes, tiled.tile, strict=True))
     yield "partial" if partial else "whole"
     yield from ["batch"] if len(tiled.anchor.axes) > 2 and tiled.anchor.axes[0].extent > 1 else []
@@ -65,7 +65,7 @@ def _computed(tiled: ROperator, subject: Subject) -> Iterator[str]:
     yield from ["deep"] if math.prod(r.extent for r in tiled.main.reduce) >= DEEP else []
 
 
-def _stored(tiled: ROperator, subject: Subject) -> Iterator[str]:
+def _stored(tiled: ROperator, subject: UntiledOperator) -> Iterator[str]:
     types, storages = subject.binding.types, subject.binding.storages
     for name in dict.fromkeys((*tiled.inputs, *tiled.outputs)):
         if name in subject.binding.constants:
@@ -82,7 +82,7 @@ def _stored(tiled: ROperator, subject: Subject) -> Iterator[str]:
             yield "placed"
 
 
-def ways(subject: Subject) -> dict[str, str]:
+def ways(subject: UntiledOperator) -> dict[str, str]:
     """The ways of ``LATE`` in which an operator's operands can be late, by their features."""
     operator, constants = subject.operator, subject.binding.constants
     count = min(len(LATE) - 3, sum(n not in constants for n in operator.inputs))

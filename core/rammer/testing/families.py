@@ -25,11 +25,11 @@ import click
 from rammer.commands import gathered
 from rammer.compiled.files import write_whole
 from rammer.errors import RammerError
-from rammer.testing.cases import Case, Sampler
+from rammer.testing.cases import NetCase, Sampler
 from rammer.testing.crew import Member, check_tried
 from rammer.testing.nets import KINDS
 from rammer.testing.search import Hunt, Search, again
-from rammer.testing.workers import Outcome, failed, hunt
+from rammer.testing.workers import HuntOutcome, failed, hunt
 
 #: Shrunk cases that are printed of each kind of failure.
 SHOWN = 2
@@ -86,7 +86,7 @@ def main(drawn: Drawn, effort: Patience, text: str, report: Path | None, merge: 
     if not drawn.device or files:
         raise click.UsageError("--device NAME searches, --merge FILES adds up")
     if text:
-        problem = again(drawn.search(), Case.parse(text))
+        problem = again(drawn.search(), NetCase.parse(text))
         click.echo(problem or "good")
         sys.exit(bool(problem))
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))  # processes use the cores
@@ -110,9 +110,9 @@ def begin(drawn: Drawn, member: Member) -> Hunt:
     )
 
 
-def merged(files: tuple[Path, ...]) -> Outcome:
+def merged(files: tuple[Path, ...]) -> HuntOutcome:
     """The sum of reports. UsageError for a file that is none."""
-    total = Outcome({})
+    total = HuntOutcome({})
     for path in files:
         try:
             total.merge(json.loads(path.read_text()))
@@ -121,14 +121,14 @@ def merged(files: tuple[Path, ...]) -> Outcome:
     return total
 
 
-def keep(outcome: Outcome, report: Path | None) -> None:
+def keep(outcome: HuntOutcome, report: Path | None) -> None:
     """Write the report, if there is to be one."""
     if report is not None:
         text = json.dumps(outcome.listed()).encode()
         write_whole(report, lambda file: file.write(text))
 
 
-def finish(outcome: Outcome, report: Path | None) -> None:
+def finish(outcome: HuntOutcome, report: Path | None) -> None:
     """Print the coverage, and of each kind of failure how many and the first ones; exit with 1 where there are any."""
     keep(outcome, report)
     click.echo(outcome.coverage.table())

@@ -31,7 +31,7 @@ CACHE = Path(tempfile.mkdtemp(prefix="rammer_codegen_"))
 
 
 @dataclass(frozen=True)
-class Case:
+class HostCase:
     """An operator with the types of the tensors that it reads, and storages where they are not dense."""
 
     operator: ROperator
@@ -86,7 +86,7 @@ def case(
     layers: Mapping[tuple[str, str], str] | str = "thread",
     outputs: Sequence[str] = (),
     storages: Mapping[str, Storage] | None = None,
-) -> Case:
+) -> HostCase:
     """An operator from Compute texts. ``layers``: one layer for all, or by pair (others thread)."""
     parsed = tuple(Compute.parse(c) if isinstance(c, str) else c for c in computes)
     names = {c.name for c in parsed}
@@ -99,10 +99,10 @@ def case(
     tile = tuple(tile) if tile or not parsed[-1].axes else parsed[-1].shape
     operator = ROperator("op", parsed, tuple(connections), tuple(outputs) or (parsed[-1].name,), tile)
     types = {n: TensorType(str(v.dtype), v.shape) for n, v in values.items()}
-    return Case(operator, types, storages or {}, values)
+    return HostCase(operator, types, storages or {}, values)
 
 
-def reference(item: Case) -> dict[str, Array]:
+def reference(item: HostCase) -> dict[str, Array]:
     """Outputs in float64."""
     known: dict[str, Array] = dict(item.values)
     for c in item.operator.computes:
@@ -164,7 +164,7 @@ class Guarded:
         return same
 
 
-def run(item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0, threads: int = 3) -> dict[str, Array]:
+def run(item: HostCase, function: CFunction, library: ctypes.CDLL, seed: int = 0, threads: int = 3) -> dict[str, Array]:
     """Run every task in random order; returns the outputs. Checks that nothing else was written."""
     rng = np.random.default_rng(seed)
     binding = item.binding
@@ -190,12 +190,12 @@ def run(item: Case, function: CFunction, library: ctypes.CDLL, seed: int = 0, th
     return {name: tensors[name].view.copy() for name in item.operator.outputs}
 
 
-def check(item: Case, target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> CFunction:
+def check(item: HostCase, target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> CFunction:
     """Emit, compile, run all tasks in random order and compare with the float64 reference."""
     return check_all([item], target, tolerance, threads)[0]
 
 
-def check_all(items: Sequence[Case], target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> list[CFunction]:
+def check_all(items: Sequence[HostCase], target: CTarget = C99, tolerance: float = 1e-5, threads: int = 3) -> list[CFunction]:
     """``check`` for many operators, compiled together."""
     functions = [emit(item.operator, item.binding, target) for item in items]
     library = compile_c(functions, target)

@@ -236,7 +236,7 @@ def _maps(net: Net, s: Sizes) -> onnx.ModelProto:
 
 
 @dataclass(frozen=True)
-class Kind:
+class NetKind:
     """A kind of case: what builds it, the tags that it knows, which sizes are legal, and how much work they are."""
 
     build: Callable[[Net, Sizes], onnx.ModelProto]
@@ -282,42 +282,42 @@ def _volume(*names: str) -> Callable[[Sizes], int]:
     return lambda s: math.prod(s[n] for n in names)
 
 
-KINDS: Mapping[str, Kind] = {
-    "conv": Kind(
+KINDS: Mapping[str, NetKind] = {
+    "conv": NetKind(
         _conv,
         (*AFTER, *IMAGE, "bias", "free", "square", "reader"),
         _fits,
         lambda s: max(_area(s) * s["c"] * s["m"] * s["g"], 50 * s["n"] * s["c"] * s["g"] * s["h"] * s["w"]),
     ),
-    "depthwise": Kind(_depthwise, (*AFTER, *IMAGE, "bias", "free"), _fits, lambda s: 40 * _area(s) * s["c"]),
-    "pool": Kind(
+    "depthwise": NetKind(_depthwise, (*AFTER, *IMAGE, "bias", "free"), _fits, lambda s: 40 * _area(s) * s["c"]),
+    "pool": NetKind(
         _pool,
         (*AFTER, *IMAGE, "average"),
         lambda s: _fits({**s, "d": 1}) and s["p"] < s["k"] and s["q"] < s["k"],
         lambda s: 40 * _area({**s, "d": 1}) * s["c"],
     ),
-    "matmul": Kind(
+    "matmul": NetKind(
         _matmul,
         (*AFTER, *IMAGE, "bias", "free", "own", "turn", "turnb", "reader", "left"),
         _always,
         _volume("b", "m", "depth", "width"),
     ),
-    "gemv": Kind(_gemv, (*AFTER, "slice", "bias", "free", "turnb", "reader"), _always, _volume("t", "depth", "width")),
-    "attention": Kind(
+    "gemv": NetKind(_gemv, (*AFTER, "slice", "bias", "free", "turnb", "reader"), _always, _volume("t", "depth", "width")),
+    "attention": NetKind(
         _attention,
         (*AFTER, "packed", "mask", "merge"),
         _always,
         lambda s: 2 * s["n"] * s["heads"] * s["m"] * max(s["keys"], s["m"]) * s["depth"],
     ),
-    "rows": Kind(
+    "rows": NetKind(
         _rows,
         ("add", "slice", "norm", "log", "across", "arg", "mean", "reader", "bn"),
         _always,
         lambda s: 40 * s["b"] * s["m"] * s["depth"],
     ),
-    "chain": Kind(_chain, AFTER, _always, lambda s: s["rows"] * max(s["first"], s["wide"], s["last"]) * s["layers"]),
-    "recurrent": Kind(_recurrent, ("gru",), _always, lambda s: 40 * s["t"] * s["b"] * s["width"] * (s["depth"] + s["width"])),
-    "maps": Kind(
+    "chain": NetKind(_chain, AFTER, _always, lambda s: s["rows"] * max(s["first"], s["wide"], s["last"]) * s["layers"]),
+    "recurrent": NetKind(_recurrent, ("gru",), _always, lambda s: 40 * s["t"] * s["b"] * s["width"] * (s["depth"] + s["width"])),
+    "maps": NetKind(
         _maps,
         (*AFTER, "slice", "turn", "take", "resize", "padded", "flat"),
         _always,

@@ -56,7 +56,7 @@ def kernel(operator: ROperator, alone: float = 1e-6, crowded: float = 0.0) -> RK
 
 
 @dataclass
-class Net:
+class TaskNet:
     """Operators over buffers, as the storage planner would leave them. The last operator feeds the output."""
 
     operators: list[ROperator] = field(default_factory=list)
@@ -64,13 +64,13 @@ class Net:
     buffers: dict[str, tuple[str, int]] = field(default_factory=dict)
     constants: tuple[str, ...] = ()
 
-    def tensor(self, name: str, *shape: int) -> Net:
+    def tensor(self, name: str, *shape: int) -> TaskNet:
         """A float32 tensor in a buffer of its own."""
         self.storages[name] = dense(name, f"b_{name}", shape)
         self.buffers[f"b_{name}"] = ("float32", self.storages[name].span()[1])
         return self
 
-    def add(self, operator: ROperator) -> Net:
+    def add(self, operator: ROperator) -> TaskNet:
         """An operator, with buffers for those outputs that have none yet."""
         self.operators.append(operator)
         for c in operator.computes:
@@ -110,9 +110,9 @@ class Net:
         return tensor not in self.constants and self.storages[tensor].buffer not in written
 
 
-def recurrent_net(layers: int, steps: int, tasks: int) -> Net:
+def recurrent_net(layers: int, steps: int, tasks: int) -> TaskNet:
     """A grid of cells, each reading the one below and the one before: the shape of an unrolled LSTM."""
-    net = Net().tensor("x", tasks)
+    net = TaskNet().tensor("x", tasks)
     for t in range(steps):
         for layer in range(layers):
             below = f"h{layer - 1}_{t}" if layer else "x"
@@ -121,9 +121,9 @@ def recurrent_net(layers: int, steps: int, tasks: int) -> Net:
     return net
 
 
-def random_net(random: Random, operators: int, length: int = 24) -> Net:
+def random_net(random: Random, operators: int, length: int = 24) -> TaskNet:
     """A random DAG of additions and stencils over vectors, tasks of random size; the last one ties up loose ends."""
-    net = Net().tensor("x", length)
+    net = TaskNet().tensor("x", length)
     names, unread = ["x"], set[str]()
     for i in range(operators):
         reads = random.sample(names, min(len(names), random.randint(1, 3)))

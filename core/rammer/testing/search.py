@@ -20,10 +20,10 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Exhaustive, Families
 from rammer.errors import DeviceFailure, RammerError
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import Case, Sampler, pick_of, picked, smaller
+from rammer.testing.cases import NetCase, Sampler, pick_of, picked, smaller
 from rammer.testing.coverage import Coverage, features, ways
 from rammer.testing.crew import BROKEN, Line, Member, leave
-from rammer.testing.single import Subject, Trial, check, subjects, trial_of
+from rammer.testing.single import Trial, UntiledOperator, check, subjects, trial_of
 
 #: Seconds that shrinking one failure may take.
 SHRINKING = 20.0
@@ -42,7 +42,7 @@ class Search:
         self.backend: Backend = Registry().open(device, options=options)
         self.each = each
 
-    def offered(self, subject: Subject, random: Random) -> dict[str, list[ROperator]]:
+    def offered(self, subject: UntiledOperator, random: Random) -> dict[str, list[ROperator]]:
         """All candidates by family, in random order."""
         backend, families = self.backend, dict[str, list[ROperator]]()
         offered = backend.offered if isinstance(backend, Exhaustive) else backend.candidates
@@ -50,13 +50,13 @@ class Search:
             families.setdefault(tiled.family, []).append(tiled)
         return {n: random.sample(f, len(f)) for n, f in families.items()}
 
-    def candidates(self, subject: Subject, random: Random) -> list[ROperator]:
+    def candidates(self, subject: UntiledOperator, random: Random) -> list[ROperator]:
         """Up to ``each`` of every family, at random."""
         # Maps and copies are in every model, and their kernels the core's: contractions are worth more of the time.
         each = self.each if any(c.kind == "contraction" for c in subject.operator.computes) else -(-self.each // 3)
         return [o for f in self.offered(subject, random).values() for o in f[:each]]
 
-    def fresh(self, subject: Subject, precision: str, random: Random, coverage: Coverage) -> Iterator[ROperator]:
+    def fresh(self, subject: UntiledOperator, precision: str, random: Random, coverage: Coverage) -> Iterator[ROperator]:
         """Candidates with something that ``coverage`` lacks when they are asked for, be it a way of being late."""
         later = ways(subject)
         for family, listed in self.offered(subject, random).items():
@@ -66,7 +66,7 @@ class Search:
                 if not all(coverage.cells[c] for c in cells):
                     yield tiled
 
-    def possible(self, tiled: ROperator, subject: Subject) -> bool:
+    def possible(self, tiled: ROperator, subject: UntiledOperator) -> bool:
         """Whether the device makes this kernel at all."""
         capacity = self.backend.vdevice.layer("veu").capacity
         try:
@@ -75,7 +75,7 @@ class Search:
             return False
         return not capacity or needs.local_bytes <= capacity
 
-    def problem(self, case: Case) -> str:
+    def problem(self, case: NetCase) -> str:
         """What is wrong with the candidate that ``case`` names, of any of its operators; "" if nothing or there is none."""
         for subject in subjects(replace(case, operator=-1), self.backend):
             try:
@@ -86,7 +86,7 @@ class Search:
                 return found
         return ""
 
-    def shrunk(self, case: Case, end: float) -> Case:
+    def shrunk(self, case: NetCase, end: float) -> NetCase:
         """A smaller case that fails, too, as found by ``end``."""
         again = True
         while again and time.monotonic() < end:
@@ -104,7 +104,7 @@ class Search:
         return case
 
 
-def partial_tiles(search: Search, sampler: Sampler, each: int, tries: int) -> Iterator[Case]:
+def partial_tiles(search: Search, sampler: Sampler, each: int, tries: int) -> Iterator[NetCase]:
     """Up to ``each`` cases of every family and precision whose last tiles are partial, from ``tries`` sampled ones."""
     seen: Counter[tuple[str, str]] = Counter()
     for _ in range(tries):
@@ -148,7 +148,7 @@ class Hunt:
         """Whether the time is."""
         return time.monotonic() > self.end
 
-    def case(self, case: Case, first: bool) -> None:
+    def case(self, case: NetCase, first: bool) -> None:
         """Candidates of the case's operators: those with something new if it is one of the ``first``, else random ones."""
         self.hear()
         random = self.sampler.random
@@ -168,7 +168,7 @@ class Hunt:
                 self.emit({"start": str(one)})
                 self.candidate(one, tiled, subject, replace(trial, late=late))
 
-    def balanced(self, subject: Subject, precision: str) -> list[ROperator]:
+    def balanced(self, subject: UntiledOperator, precision: str) -> list[ROperator]:
         """Random candidates: fewer of families that were run more often than most."""
         random, runs = self.sampler.random, self.coverage.runs()
         usual = sum(runs.values()) / max(len(runs), 1)
@@ -176,7 +176,7 @@ class Hunt:
         found = self.search.candidates(subject, random)
         return [o for o in found if (o.family or "generic") not in often or random.random() < SELDOM]
 
-    def candidate(self, one: Case, tiled: ROperator, subject: Subject, trial: Trial) -> None:
+    def candidate(self, one: NetCase, tiled: ROperator, subject: UntiledOperator, trial: Trial) -> None:
         """Run one, count it, and say what is wrong with it."""
         later = ways(subject)
         found = (*features(tiled, subject), *(f for f, late in later.items() if late == trial.late))
@@ -223,7 +223,7 @@ class Hunt:
             self.coverage.cells[cell] = max(1, self.coverage.cells[cell])
 
 
-def again(search: Search, case: Case) -> str:
+def again(search: Search, case: NetCase) -> str:
     """Run one case, all candidates or the one that it names; what is wrong."""
     found = list[str]()
     if case.pick and case.operator < 0:

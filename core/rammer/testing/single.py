@@ -29,7 +29,7 @@ from rammer.ir.types import TensorType, is_float, row_major
 from rammer.profile.store import KernelStore
 from rammer.runtime.host_memory import view
 from rammer.testing.bounds import Bounded, bounded_results
-from rammer.testing.cases import VIEWS, Case
+from rammer.testing.cases import VIEWS, NetCase
 from rammer.testing.nets import model_of
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -46,7 +46,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Subject:
+class UntiledOperator:
     """An untiled operator as the compiler would hand it to the tuner, with the values of the model's constants."""
 
     operator: ROperator
@@ -70,7 +70,7 @@ class _Recorder:
         raise _Stop
 
 
-def subjects(case: Case, backend: Backend) -> list[Subject]:
+def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
     """The operators of a case's model on this device, all or the one that it names."""
     compiler = Compiler(backend, CompileOptions(precision=case.precision, layout=case.layout), KernelStore(None))
     recorder = _Recorder()
@@ -88,7 +88,7 @@ def subjects(case: Case, backend: Backend) -> list[Subject]:
     with suppress(_Stop):
         compiler.compile_model(read_model(model_of(case.kind, case.sizes, case.tags, case.seed)), {})
     operators, binding = recorder.found
-    found = [Subject(o, moved(o, binding, case.views), values) for o in operators]
+    found = [UntiledOperator(o, moved(o, binding, case.views), values) for o in operators]
     return found if case.operator < 0 else found[case.operator : case.operator + 1]
 
 
@@ -117,13 +117,13 @@ class Feed:
 class Trial:
     """A subject with its values: constants, one for all runs, and the feeds of each run; ``late`` as for ``placed``."""
 
-    subject: Subject
+    subject: UntiledOperator
     constants: Mapping[str, Array]
     feeds: tuple[Feed, ...]
     late: str = ""
 
 
-def trial_of(subject: Subject, seed: int, late: str = "") -> Trial:
+def trial_of(subject: UntiledOperator, seed: int, late: str = "") -> Trial:
     """Values from ``seed``: whole numbers (mostly), fractions, and whole numbers with a NaN in some operands."""
     rng = np.random.default_rng(seed)
     operator, binding = subject.operator, subject.binding

@@ -23,7 +23,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, Counter, Port, RProgram, Task, Wait, dense
 from rammer.ir.verify import verify
 from rammer.testing.judge import TOLERANCE, reference, relative_error
-from rammer.testing.single import Subject as Alone
+from rammer.testing.single import UntiledOperator as Alone
 from rammer.testing.single import check, moved, trial_of
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.subject import Subject

@@ -26,7 +26,7 @@ PATIENCE, LEAVING, MOST_LEAVING = 90.0, 0.1, 8.0
 
 
 @dataclass
-class Outcome:
+class HuntOutcome:
     """What was run and what failed: coverage, failures as lines by their kind, families of the device, and facts that add up."""
 
     facts: dict[str, Any]
@@ -60,7 +60,7 @@ class Outcome:
             self.failures.setdefault(kind, []).extend(lines)
 
 
-def failed(outcome: Outcome) -> bool:
+def failed(outcome: HuntOutcome) -> bool:
     """Whether something has failed."""
     return bool(outcome.failures)
 
@@ -69,14 +69,14 @@ def hunt(
     begin: Begin,
     seconds: float,
     size: int,
-    enough: Callable[[Outcome], bool],
+    enough: Callable[[HuntOutcome], bool],
     facts: dict[str, Any],
-    keep: Callable[[Outcome], None] = lambda outcome: None,
-) -> Outcome:
+    keep: Callable[[HuntOutcome], None] = lambda outcome: None,
+) -> HuntOutcome:
     """Search in ``size`` processes for ``seconds`` or until there is ``enough``: in each ``begin`` gives what searches, which
     gets the clock's time to end at. ``keep`` gets what was found so far every few seconds, so that it outlives this process,
     too."""
-    outcome, started, before = Outcome(facts), time.monotonic(), _cpu()
+    outcome, started, before = HuntOutcome(facts), time.monotonic(), _cpu()
     leaving, last = min(seconds * LEAVING, MOST_LEAVING), dict[Member, str]()
 
     def heard(member: Member, event: Mapping[str, Any]) -> None:

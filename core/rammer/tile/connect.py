@@ -31,7 +31,7 @@ from rammer.ir.device import Scope, VDevice
 from rammer.ir.expr import Ref
 from rammer.ir.operator import Connection, ROperator, compared
 from rammer.ir.past import Past
-from rammer.tile.graph import Decision, TileGraph, device_edges
+from rammer.tile.graph import ConnectionTrial, TileGraph, device_edges
 from rammer.tile.search import ranked_tiles
 
 #: Longest chain of Computes that meet at thread level: beyond it kernels only grow in registers and compile time.
@@ -79,7 +79,7 @@ class _Connector:
     prologue_rate: Rate
     binding: Binding
     owner: dict[str, str] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[ConnectionTrial] = field(default_factory=list)
     prices: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     bound: dict[str, bool] = field(default_factory=dict)
@@ -245,7 +245,7 @@ class _Connector:
         kept = together <= apart and math.isfinite(together)
         why = "fewer bytes and launches" if kept else "recomputation or memory costs more"
         subject = " + ".join(c.name for c in wide.computes)
-        self.decisions.append(Decision(subject, layer, apart, together, kept, why))
+        self.decisions.append(ConnectionTrial(subject, layer, apart, together, kept, why))
         return kept
 
     def _price(self, operator: ROperator, rated: bool) -> float:

@@ -11,7 +11,7 @@ from rammer.ir.operator import Connection, ROperator
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ConnectionTrial:
     """One connection that was tried: what it predicted (seconds) and whether it was kept."""
 
     subject: str
@@ -37,7 +37,7 @@ class TileGraph:
 
     graph: ComputeGraph
     operators: tuple[ROperator, ...]
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[ConnectionTrial, ...] = ()
     edges: tuple[Connection, ...] = field(default=())
 
     def owner(self) -> Mapping[str, str]:

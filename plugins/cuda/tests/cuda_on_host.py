@@ -13,9 +13,9 @@ import numpy as np
 
 from rammer.device.manifest import OpenOptions
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import Case, pick_of
+from rammer.testing.cases import NetCase, pick_of
 from rammer.testing.search import Search
-from rammer.testing.single import Subject, Trial, images, judge, placed, subjects, trial_of
+from rammer.testing.single import Trial, UntiledOperator, images, judge, placed, subjects, trial_of
 
 from . import host_wgmma
 from .warps import WARPS
@@ -100,7 +100,7 @@ class HostSearch(Search):
         self.backend: CudaBackend = backend
         self.each = each
 
-    def possible(self, tiled: ROperator, subject: Subject) -> bool:
+    def possible(self, tiled: ROperator, subject: UntiledOperator) -> bool:
         """Whether the kernel exists, and can be run on threads."""
         if not super().possible(tiled, subject):
             return False
@@ -131,7 +131,7 @@ def problem_of(kernel: TaskKernel, tiled: ROperator, trial: Trial) -> str:
     return ""
 
 
-def run_cases(search: HostSearch, case: Case, random: Random) -> tuple[int, list[str]]:
+def run_cases(search: HostSearch, case: NetCase, random: Random) -> tuple[int, list[str]]:
     """How many candidates of contractions (or of any operator, where the case has none) of ``case`` were run, and every problem
     with the text that repeats it."""
     run, found = 0, list[str]()

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import Case
-from rammer.testing.single import Subject, subjects, trial_of
+from rammer.testing.cases import NetCase
+from rammer.testing.single import UntiledOperator, subjects, trial_of
 
 from .cuda_on_host import HostSearch, planted, problem_of
 from rammer_cuda.contraction.choose import PRODUCTS
@@ -29,10 +29,10 @@ CASES = (
 )
 
 
-def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperator, Subject]]:
+def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperator, UntiledOperator]]:
     """The kernels of every product of the case that a residual follows, at most ``each`` of a family."""
     search = HostSearch("sm_90a")
-    for subject in subjects(Case.parse(text), search.backend):
+    for subject in subjects(NetCase.parse(text), search.backend):
         left = {f.name: each for f in PRODUCTS}
         for tiled in search.backend.offered(subject.operator, subject.binding):
             if left.get(tiled.family) and search.backend.fits(tiled, subject.binding):
@@ -42,7 +42,7 @@ def kernels(text: str, each: int = 10_000) -> Iterator[tuple[TaskKernel, ROperat
                     yield made, tiled, subject
 
 
-def late(kernel: TaskKernel, subject: Subject) -> list[int]:
+def late(kernel: TaskKernel, subject: UntiledOperator) -> list[int]:
     """The numbers of the arguments behind the operands that are read and that others write."""
     return [k for k, a in enumerate(kernel.arguments) if k >= 2 and not a.written and a.tensor not in subject.binding.constants]
 
@@ -80,7 +80,7 @@ def test_no_row_waits_for_memory_behind_the_store_of_another() -> None:
     assert seen == {f.name for f in PRODUCTS}
 
 
-def chosen(whole: bool) -> tuple[TaskKernel, ROperator, Subject]:
+def chosen(whole: bool) -> tuple[TaskKernel, ROperator, UntiledOperator]:
     """A kernel for host threads whose threads load several rows, in whole groups or not."""
     for kernel, tiled, subject in kernels(SMALL):
         several = "float held0[1];" not in kernel.text and ("high - 1)" not in kernel.text) == whole

@@ -11,7 +11,7 @@ from rammer.device.manifest import Binding, OpenOptions
 from rammer.ir.evaluate import run_graph
 from rammer.ir.program import Port
 from rammer.profile.store import KernelStore
-from rammer.testing.accuracy import Case, cases, model_error
+from rammer.testing.accuracy import AccuracyCase, cases, model_error
 from rammer.testing.selftest import tiny_graph
 
 pytestmark = pytest.mark.cuda
@@ -49,6 +49,6 @@ def test_profiler_measures() -> None:
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_model_agrees_with_onnxruntime(case: Case, seed: int) -> None:
+def test_model_agrees_with_onnxruntime(case: AccuracyCase, seed: int) -> None:
     result = model_error(case, "cuda", seed)
     assert result.good, f"relative L2 error {result.error:.2e} with seed {seed}"

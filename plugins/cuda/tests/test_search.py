@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("cuda.bindings")
 
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import Case, Sampler
+from rammer.testing.cases import NetCase, Sampler
 from rammer.testing.single import Trial, subjects, trial_of
 
 from .cuda_on_host import HostSearch, on_host, planted, problem_of, run_cases
@@ -26,7 +26,7 @@ WIDE = "matmul b=1 m=64 depth=64 width=64 off=1 @float16 seed=5"
 
 def found(text: str, family: str, partial: bool = True, **config: int) -> tuple[TaskKernel, ROperator, Trial]:
     """The first kernel of a family for a case that can run here, with these numbers in its config."""
-    case, search = Case.parse(text), HostSearch("sm_90a")
+    case, search = NetCase.parse(text), HostSearch("sm_90a")
     for subject in subjects(case, search.backend):
         for tiled in search.backend.offered(subject.operator, subject.binding):
             ends = any(a.extent % t for a, t in zip(tiled.anchor.axes, tiled.tile, strict=True))

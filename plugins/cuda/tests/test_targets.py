@@ -12,8 +12,8 @@ from rammer.codegen.family import KernelFamily
 from rammer.device.manifest import OpenOptions
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
-from rammer.testing.cases import Case
-from rammer.testing.single import Subject, subjects
+from rammer.testing.cases import NetCase
+from rammer.testing.single import UntiledOperator, subjects
 
 pytest.importorskip("cuda.bindings")
 
@@ -48,14 +48,14 @@ def backend_of(target: str) -> CudaBackend:
 
 
 @cache
-def operators(target: str) -> list[Subject]:
+def operators(target: str) -> list[UntiledOperator]:
     """Those of the sample in the precisions that the target has."""
     backend = backend_of(target)
-    cases = [Case.parse(text) for text in SAMPLE]
+    cases = [NetCase.parse(text) for text in SAMPLE]
     return [s for case in cases if case.precision in backend.vdevice.precisions for s in subjects(case, backend)]
 
 
-def choices(target: str, family: KernelFamily[Gpu, TaskKernel, object], gpu: Gpu) -> Iterator[tuple[ROperator, Subject]]:
+def choices(target: str, family: KernelFamily[Gpu, TaskKernel, object], gpu: Gpu) -> Iterator[tuple[ROperator, UntiledOperator]]:
     """Candidates of a family for ``gpu``, of the operators of a target that has it."""
     for subject in operators(target):
         yield from ((c.operator, subject) for c in family.candidates(subject.operator, subject.binding, gpu))
@@ -77,7 +77,7 @@ def test_a_family_is_offered_where_its_kernels_compile(target: str) -> None:
     assert compiled == len(backend.usable) >= 5
 
 
-def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: Subject, tiled: ROperator) -> ROperator:
+def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: UntiledOperator, tiled: ROperator) -> ROperator:
     """The first candidate that can be written, without a cluster."""
     backend = backend_of("sm_90a")
     found = family.candidates(subject.operator, subject.binding, backend.gpu)
@@ -89,7 +89,7 @@ def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: Subject, ti
 def test_every_offer_fits_its_gpu(target: str, seed: int) -> None:
     """Shared memory and threads of what is offered for a sample of operators; registers of one of each family, by ptxas."""
     backend, random = backend_of(target), Random(seed)
-    seen = dict[str, list[tuple[ROperator, Subject]]]()
+    seen = dict[str, list[tuple[ROperator, UntiledOperator]]]()
     for subject in operators(target):
         offered = list(backend.candidates(subject.operator, subject.binding))
         assert offered, subject.operator.head()

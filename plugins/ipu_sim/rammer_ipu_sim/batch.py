@@ -36,7 +36,7 @@ from rammer_ipu_sim.supersteps import Batch
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalBox:
     """A box held in the tasks' local memory, ``[shared grid..., box...]``.
 
     ``spans`` are uniform over the batch; ``dims`` the grid axes' lengths (1 = shared).
@@ -53,7 +53,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class StagedOperand(Held):
+class StagedOperand(LocalBox):
     """A box that the exchange delivers. Outside the tensor it holds ``fill`` (None = poison).
 
     ``loads`` are the positions, among all loads of outside tensors in the operator, that it serves.
@@ -69,13 +69,13 @@ class Step:
     """Evaluate ``compute`` into ``held``; ``masks`` are copies of it with a fill outside the tensor."""
 
     compute: Compute
-    held: Held
+    held: LocalBox
     masks: tuple[tuple[str, Number], ...]
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Everything a run needs: ``stages``, then ``steps``, then ``outputs`` (tensor -> held name)."""
 
     batch: Batch
@@ -97,7 +97,7 @@ def output_spans(batch: Batch, clip: bool) -> Spans:
     return tuple(result)
 
 
-def plan_batch(batch: Batch, types: Mapping[str, TensorType]) -> Plan:
+def plan_batch(batch: Batch, types: Mapping[str, TensorType]) -> BatchPlan:
     """Rewrite the batch's operator for its tasks."""
     return _Planner(batch, types).plan()
 
@@ -124,9 +124,9 @@ class _Planner:
         }
         self.sources: dict[tuple[str, Load], StagedOperand] = {}
         self.stages = self._stages()
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, LocalBox] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> BatchPlan:
         """Rewrite every needed Compute in order, then copy out outputs held in larger boxes."""
         drafts = [s for c in self.operator.computes if c.name in self.spans for s in self._rewrite(c)]
         outputs = []
@@ -137,7 +137,7 @@ class _Planner:
             drafts += self._copy(name)
             outputs.append((name, drafts[-1].held.name))
         steps = tuple(Step(s.compute, s.held, tuple(self.masks.get(s.held.name, {}).items()), s.shape) for s in drafts)
-        return Plan(self.batch, self.stages, steps, tuple(outputs), self.auxiliary)
+        return BatchPlan(self.batch, self.stages, steps, tuple(outputs), self.auxiliary)
 
     # --- what the exchange delivers -----------------------------------------------------------
 
@@ -190,13 +190,13 @@ class _Planner:
         """The Compute over the batch's grid, after the operands that must be unfolded first."""
         spans = self._uniform(c.name)
         body, axes = self.pinned.get(c.name) or pin(c.body, axis_spans(c, spans, self.rank), self.rank)
-        scope = _Scope(self, c, {name: s.low for name, s in axes.items()})
+        scope = _Rewriting(self, c, {name: s.low for name, s in axes.items()})
         local = scope.value(body)
         extents = [int(s.size.max(initial=0)) for s in spans]
         grid = [Axis(f"__g{i}", len(self.batch.coordinates[i])) for i in sorted(scope.used)]
         inner = [Axis(a.name, n) for a, n in zip(c.axes, extents, strict=True)]
         dims = tuple(len(self.batch.coordinates[i]) if i in scope.used else 1 for i in range(self.rank))
-        self.held[c.name] = Held(c.name, spans, dims)
+        self.held[c.name] = LocalBox(c.name, spans, dims)
         compute = Compute(c.name, c.dtype, (*grid, *inner), local, c.reduce, c.combiner)
         first, compute = self._unfold(compute)
         return [*first, Step(compute, self.held[c.name], (), (*dims, *extents))]
@@ -215,7 +215,7 @@ class _Planner:
                 continue
             name = f"__u{number}_{compute.name}"
             shape = tuple(a.extent for a in used)
-            steps.append(Step(Compute(name, compute.dtype, used, load), Held(name, (), ()), (), shape))
+            steps.append(Step(Compute(name, compute.dtype, used, load), LocalBox(name, (), ()), (), shape))
             replaced.append(Load(name, tuple(Ref(a.name) for a in used)))
         return steps, replace(compute, body=Op("mul", tuple(replaced)))
 
@@ -268,7 +268,7 @@ def _volume(spans: Spans) -> int:
 
 
 @dataclass
-class _Scope:
+class _Rewriting:
     """Rewriting of one Compute: ``low`` gives every axis's first value for each task of the batch."""
 
     planner: _Planner
@@ -307,7 +307,7 @@ class _Scope:
 
     def _load(self, load: Load) -> Expr:
         interior = load.tensor in self.planner.inside
-        held: Held = self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
+        held: LocalBox = self.planner.held[load.tensor] if interior else self.planner.sources[self.compute.name, load]
         name, dims, fixed = held.name, held.dims, is_affine(load)
         if interior and load.fill is not None and self._leaves(load, held):
             name = self.planner.masked(name, load.fill)
@@ -334,6 +334,6 @@ class _Scope:
         local = self._plus(local, shift)
         return local, ex.affine(local) is not None
 
-    def _leaves(self, load: Load, held: Held) -> bool:
+    def _leaves(self, load: Load, held: LocalBox) -> bool:
         shape = self.planner.types[load.tensor].shape
         return any(np.any(s.low < 0) or np.any(s.high >= n) for s, n in zip(held.spans, shape, strict=True))

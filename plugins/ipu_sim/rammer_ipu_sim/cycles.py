@@ -62,14 +62,14 @@ class StepCycles:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class OutsideBox:
     """The box of an outside ``tensor`` that one load needs, for every task."""
 
     tensor: str
     box: Spans
 
 
-def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Spans], list[Read]]:
+def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Spans], list[OutsideBox]]:
     """Clipped boxes of all Computes, and of what their loads read from outside."""
     rank, operator = len(batch.coordinates), batch.operator
     inside = {c.name for c in operator.computes}
@@ -81,7 +81,7 @@ def exact(batch: Batch, types: Mapping[str, TensorType]) -> tuple[dict[str, Span
             for load in c.loads:
                 if load.tensor not in inside:
                     box = load_spans(load, axes, types[load.tensor].shape, rank, clip=True)
-                    reads.append(Read(load.tensor, box))
+                    reads.append(OutsideBox(load.tensor, box))
     return spans, reads
 
 
@@ -109,7 +109,7 @@ def task_costs(batch: Batch, types: Mapping[str, TensorType], chip: Chip) -> Tas
     return TaskCosts(*(np.broadcast_to(a, batch.tasks.shape) for a in (received, written, footprint, compute)))
 
 
-def _received(reads: Sequence[Read], types: Mapping[str, TensorType], rank: int) -> Numbers:
+def _received(reads: Sequence[OutsideBox], types: Mapping[str, TensorType], rank: int) -> Numbers:
     """Bytes delivered to each task."""
     groups: dict[str, list[Spans]] = {}
     for read in reads:

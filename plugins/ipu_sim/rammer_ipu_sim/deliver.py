@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from rammer.ir.program import Storage
 
-from rammer_ipu_sim.batch import Held, StagedOperand
+from rammer_ipu_sim.batch import LocalBox, StagedOperand
 from rammer_ipu_sim.memory import poison_value
 from rammer_ipu_sim.spans import Numbers
 from rammer_ipu_sim.supersteps import Batch
@@ -82,7 +82,7 @@ def _gather_any(stage: StagedOperand, tensor: Array, missing: float | int | bool
     return np.array(np.broadcast_to(found, shape))
 
 
-def filled(held: Held, values: Array, shape: tuple[int, ...], fill: float | int | bool) -> Array:
+def filled(held: LocalBox, values: Array, shape: tuple[int, ...], fill: float | int | bool) -> Array:
     """``values`` of an interior tensor of ``shape`` with ``fill`` at positions outside that shape."""
     rank, boxes = len(held.dims), len(held.extents)
     inside: Any = True

@@ -18,11 +18,11 @@ from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_bound import HostBound
 
-from rammer_ipu_sim.batch import Plan, plan_batch
+from rammer_ipu_sim.batch import BatchPlan, plan_batch
 from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.cycles import Accountant, StepCycles, report, task_costs
 from rammer_ipu_sim.deliver import filled, gather, scatter, tensor_view
-from rammer_ipu_sim.memory import Memory, height, plan_homes, poisoned
+from rammer_ipu_sim.memory import HomeMemory, height, plan_homes, poisoned
 from rammer_ipu_sim.supersteps import Batch, batches, halves, isolate, supersteps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -48,7 +48,7 @@ class Drop:
 class Superstep:
     """Plans of one superstep, the buffers that die with its reads, and its cycles."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[BatchPlan, ...]
     dead: tuple[str, ...]
     cycles: StepCycles
 
@@ -74,7 +74,7 @@ class LoadedProgram:
         whole = _batched(program, drop_transfer)
         self.streamed = self._place(whole, stream)
         self.homes = plan_homes([b for b in program.buffers if b.name not in self.streamed], chip.tiles)
-        self.memory = Memory(chip, self.homes)
+        self.memory = HomeMemory(chip, self.homes)
         self.host: dict[str, Array] = {}
         self._upload(constants)
         self.supersteps = self._supersteps(whole)
@@ -212,7 +212,7 @@ class LoadedProgram:
         for name, image in written.items():
             self.memory.write(name, image)
 
-    def _deliver(self, plan: Plan, images: dict[str, Array]) -> dict[str, Array]:
+    def _deliver(self, plan: BatchPlan, images: dict[str, Array]) -> dict[str, Array]:
         local: dict[str, Array] = {}
         for stage in plan.stages:
             storage = self.program.storage[stage.tensor]
@@ -225,7 +225,7 @@ class LoadedProgram:
                 local[stage.name] = gather(stage, tensor)
         return local
 
-    def _compute(self, plan: Plan, local: dict[str, Array]) -> None:
+    def _compute(self, plan: BatchPlan, local: dict[str, Array]) -> None:
         """Evaluate the plan's Computes over ``local`` memory and nothing else."""
         local.update(plan.auxiliary)
         for step in plan.steps:
@@ -247,7 +247,7 @@ class LoadedProgram:
     def close(self) -> None:
         """Free the simulated memory."""
         self.open = False
-        self.memory = Memory(self.chip, {})
+        self.memory = HomeMemory(self.chip, {})
         self.host.clear()
 
 
@@ -298,7 +298,7 @@ def _deaths(program: RProgram, whole: Sequence[Sequence[Batch]]) -> dict[int, li
     return result
 
 
-def _affordable(batch: Batch, program: RProgram) -> list[Plan]:
+def _affordable(batch: Batch, program: RProgram) -> list[BatchPlan]:
     """The batch's plan, or several of smaller batches where simulating it at once takes too much memory."""
     plan = plan_batch(batch, program.types)
     if batch.tasks.size <= 1 or _host_bytes(plan, program) <= BUDGET:
@@ -306,7 +306,7 @@ def _affordable(batch: Batch, program: RProgram) -> list[Plan]:
     return [p for half in halves(batch) for p in _affordable(half, program)]
 
 
-def _host_bytes(plan: Plan, program: RProgram) -> int:
+def _host_bytes(plan: BatchPlan, program: RProgram) -> int:
     """Bytes of host memory to simulate a plan: staged boxes, interior tensors, unfolded operands."""
     total = 0
     for stage in plan.stages:

@@ -94,7 +94,7 @@ def height(homes: Mapping[str, Home]) -> int:
     return max((h.offset + h.nbytes for h in homes.values()), default=0)
 
 
-class Memory:
+class HomeMemory:
     """The home region of all tiles, ``[tiles, bytes]``; access by whole buffers, as the exchange does."""
 
     def __init__(self, chip: Chip, homes: Mapping[str, Home]) -> None:

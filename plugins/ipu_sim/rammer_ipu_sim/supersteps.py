@@ -35,7 +35,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTasks:
     """Tasks of one operator in a superstep: row, place among the superstep's tasks of that row, index."""
 
     veus: Indices
@@ -43,15 +43,15 @@ class Placed:
     tasks: Indices
 
 
-def placed(veus: Sequence[int], orders: Sequence[int], tasks: Sequence[int]) -> Placed:
+def placed(veus: Sequence[int], orders: Sequence[int], tasks: Sequence[int]) -> PlacedTasks:
     """From lists."""
-    return Placed(*(np.asarray(a, dtype=np.int64) for a in (veus, orders, tasks)))
+    return PlacedTasks(*(np.asarray(a, dtype=np.int64) for a in (veus, orders, tasks)))
 
 
-def supersteps(program: RProgram) -> list[dict[str, Placed]]:
+def supersteps(program: RProgram) -> list[dict[str, PlacedTasks]]:
     """The tasks of every superstep, by operator name in order of first appearance."""
     conflicts = _Conflicts(program)
-    result: list[dict[str, Placed]] = []
+    result: list[dict[str, PlacedTasks]] = []
     for wave in waves(program):
         names = list(dict.fromkeys([t.task.operator for t in wave]))
         phases = _phases(wave, conflicts) if conflicts.among(names) else [0] * len(wave)
@@ -121,7 +121,7 @@ def overlap(a: Storage, b: Storage, buffers: Mapping[str, Buffer]) -> bool:
     return x.offset < y.offset + y.nbytes and y.offset < x.offset + x.nbytes
 
 
-def batches(operator: ROperator, where: Placed) -> list[Batch]:
+def batches(operator: ROperator, where: PlacedTasks) -> list[Batch]:
     """Group tasks into products of tile coordinates."""
     grid = operator.grid
     size = int(np.prod(grid, dtype=np.int64))

@@ -18,7 +18,7 @@ from rammer.testing.programs import random_net
 
 from rammer_ipu_sim.chip import Chip, configured
 from rammer_ipu_sim.executor import Drop, LoadedProgram
-from rammer_ipu_sim.memory import Memory, height, plan_homes, poison_value
+from rammer_ipu_sim.memory import HomeMemory, height, plan_homes, poison_value
 from rammer_ipu_sim.races import races
 from rammer_ipu_sim.testing import Array, error, operator, program, reference, without_waits
 
@@ -145,7 +145,7 @@ def test_memory_returns_what_was_written() -> None:
         Buffer("c", "float16", 0, "input"),
     ]
     homes = plan_homes(buffers, 4)
-    memory = Memory(replace(CHIP, tiles=4), homes)
+    memory = HomeMemory(replace(CHIP, tiles=4), homes)
     assert np.isnan(memory.read("a")).all()
     values: dict[str, Array] = {
         "a": np.arange(37, dtype=np.float32),

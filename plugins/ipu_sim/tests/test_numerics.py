@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram, Task, Wait
 from rammer.ir.types import TensorType
-from rammer.testing.cases import Case
+from rammer.testing.cases import NetCase
 from rammer.testing.search import Search
 
 from rammer_ipu_sim.chip import configured
@@ -213,4 +213,4 @@ def test_repeated_runs_and_cycles_are_identical(rng: np.random.Generator) -> Non
 def test_an_interior_tensor_is_padded_where_groups_read_it() -> None:
     """A cast fused before a padded, grouped convolution: its index of channels is not affine."""
     text = "conv n=1 c=1 m=2 h=1 w=3 k=3 s=1 d=1 p=2 q=-1 g=2 off=1 @float16 seed=271716 pick=generic:1x4x1x4:"
-    assert Search("ipu_sim", {}, 1).problem(Case.parse(text)) == ""
+    assert Search("ipu_sim", {}, 1).problem(NetCase.parse(text)) == ""

@@ -22,7 +22,7 @@ from rammer_rocm.build import Builder
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.source import LINE_WORDS, RUN_WORDS, Shape, program_text
+from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 from rammer_rocm.units import opencl
 
 #: Bytes between parts of the memory buffer: a page, so that parts share no cache line or TLB entry by accident.
@@ -34,7 +34,7 @@ SLACK = 4096
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Byte addresses inside the one device buffer: of every program buffer and of packed constants."""
 
     buffers: Mapping[str, int]
@@ -42,7 +42,7 @@ class Memory:
     nbytes: int
 
 
-def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> Memory:
+def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> DeviceMemory:
     """Addresses: constants (only in the forms that kernels read), arena, inputs, outputs."""
     raw, packed = set[str](), dict[str, int]()
     for function in functions.values():
@@ -69,7 +69,7 @@ def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> Memory:
         if buffer.kind in ("input", "output"):
             buffers[buffer.name] = place
             place = _rounded(place + buffer.nbytes, PART)
-    return Memory(buffers, forms, place + SLACK)
+    return DeviceMemory(buffers, forms, place + SLACK)
 
 
 def _rounded(size: int, unit: int) -> int:
@@ -77,7 +77,7 @@ def _rounded(size: int, unit: int) -> int:
 
 
 @dataclass(frozen=True)
-class Table:
+class WaveTable:
     """The rows as data: ``starts[wave * veus + veu]`` indexes ``runs``, ``filled`` counts a wave's busy rows."""
 
     starts: Array
@@ -87,7 +87,7 @@ class Table:
     kernel_of_wave: tuple[int, ...]
 
 
-def make_table(program: RProgram, function_of: Mapping[str, int], row_of: Mapping[str, int]) -> Table:
+def make_table(program: RProgram, function_of: Mapping[str, int], row_of: Mapping[str, int]) -> WaveTable:
     """Fold every wave's rows into runs of equally spaced tasks of one operator."""
     starts, runs, filled = [0], list[tuple[int, ...]](), list[int]()
     members: dict[tuple[int, ...], int] = {}
@@ -103,7 +103,7 @@ def make_table(program: RProgram, function_of: Mapping[str, int], row_of: Mappin
         used = tuple(sorted({function_of[t.task.operator] for t in wave}))
         kernel_of_wave.append(members.setdefault(used, len(members)))
     flat = np.array(runs or [(0,) * RUN_WORDS], dtype=np.int32)
-    return Table(np.array(starts, np.int32), flat, np.array(filled or [0], np.int32), tuple(members), tuple(kernel_of_wave))
+    return WaveTable(np.array(starts, np.int32), flat, np.array(filled or [0], np.int32), tuple(members), tuple(kernel_of_wave))
 
 
 def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -143,7 +143,7 @@ class OpenClProgram:
         arguments, row_of = self._arguments(functions)
         self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
         scratch = _rounded(max((f.scratch for f in distinct.values()), default=0), PART)
-        shape = Shape(program.veus, device.threads, scratch)
+        shape = WalkShape(program.veus, device.threads, scratch)
         # With one launch the groups are the device's units, however many rows the program has.
         self.groups = min(program.veus, device.veus) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)

@@ -24,7 +24,7 @@ from rammer.ir.program import RProgram
 
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import GPU_DIALECT
-from rammer_rocm.source import Shape, program_text
+from rammer_rocm.source import WalkShape, program_text
 from rammer_rocm.units import GPU_LAUNCH, GPU_THREADS, PRECISIONS
 
 #: clang releases that are tried, newest first; older ones do not know the option that reports resources.
@@ -204,7 +204,7 @@ class OfflineProfiler:
     def resources(self, kernel: RKernel, binding: Binding) -> Resources:
         """What the compiler reports for the kernel that walks a table of this task only."""
         function, device = self.kernels.writer.written(kernel.operator, binding), self.kernels.vdevice
-        shape = Shape(device.veus, device.threads, function.scratch)
+        shape = WalkShape(device.veus, device.threads, function.scratch)
         return self.tools.compile(program_text([function], [(0,)], shape, GPU_DIALECT, single=False))
 
     def _refusal(self, what: str) -> DeviceUnavailable:

@@ -75,7 +75,7 @@ __kernel void wave_{number}({parameters}, int first)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WalkShape:
     """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU."""
 
     veus: int
@@ -84,7 +84,7 @@ class Shape:
 
 
 def program_text(
-    functions: Sequence[TaskFunction], sets: Sequence[Sequence[int]], shape: Shape, dialect: CTarget, single: bool
+    functions: Sequence[TaskFunction], sets: Sequence[Sequence[int]], shape: WalkShape, dialect: CTarget, single: bool
 ) -> str:
     """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
     ``single`` there is one kernel, ``program``, that calls them all."""
@@ -111,7 +111,7 @@ def program_text(
     return "\n".join(parts)
 
 
-def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: Shape) -> str:
+def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: WalkShape) -> str:
     cases = "".join(f"        case {i}: {_call(functions[i])}; break;\n" for i in members)
     # Tasks of a row may depend on each other: the whole group must have finished one before the next.
     fence = "\n      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);" if shape.threads > 1 else ""
@@ -123,7 +123,7 @@ def _call(function: TaskFunction) -> str:
     return f"{function.entry}({', '.join([*pointers, 'scratch', 'task'])})"
 
 
-def _scratch(shape: Shape) -> str:
+def _scratch(shape: WalkShape) -> str:
     if shape.threads == 1:
         return f"__global char *scratch = spill + get_group_id(0) * (size_t){shape.scratch};"
     return f"__local char scratch[{max(shape.scratch, 4)}] __attribute__((aligned(64)));"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rammer.errors import RammerError
 from rammer.testing.crew import check_tried
-from rammer.testing.graphs.campaign import Plan
-from rammer.testing.graphs.case import Case
+from rammer.testing.graphs.campaign import CampaignPlan
+from rammer.testing.graphs.case import GraphCase
 from rammer.testing.graphs.judge import Judge, Setting, registry_of
 from rammer.testing.graphs.record import Record
 from rammer.testing.graphs.workers import campaign
@@ -23,7 +23,7 @@ def main() -> int:
     setting = Setting(args.device, args.policy, args.layout, args.precision, options)
     if args.case:
         return _again(args.case, setting, tuple(args.plugin))
-    plan = Plan(
+    plan = CampaignPlan(
         setting,
         args.seed,
         args.first,
@@ -58,7 +58,7 @@ def _again(path: Path, setting: Setting, plugins: tuple[str, ...]) -> int:
     good = True
     try:
         for text in texts:
-            case, extra = Case.parse(text)
+            case, extra = GraphCase.parse(text)
             kept = extra.get("setting") if not setting.device else None
             used = Setting(**{**kept, "options": tuple(map(tuple, kept.get("options", ())))}) if kept else setting
             verdict = judge(case, used)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.testing.graphs.case import Case
+from rammer.testing.graphs.case import GraphCase
 from rammer.testing.graphs.generate import LONGEST, graph, merged
 from rammer.testing.graphs.judge import Judge, Setting, Verdict, normalised, registry_of
 from rammer.testing.graphs.shrink import Shrinker
@@ -33,7 +33,7 @@ SHOWN: Final = 25
 
 
 @dataclass(frozen=True)
-class Plan:
+class CampaignPlan:
     """Which graphs run, and how. ``*`` in the setting draws one of ``CHOICES``."""
 
     setting: Setting
@@ -67,10 +67,10 @@ class Fault:
     """A case, shrunk or as yet as it was drawn; ``whole`` and ``drawn`` are the graph and the setting it came from."""
 
     index: int
-    case: Case
+    case: GraphCase
     setting: Setting
     verdict: Verdict
-    whole: Case
+    whole: GraphCase
     drawn: Setting
 
     @property
@@ -87,7 +87,7 @@ class Fault:
 
 
 @dataclass
-class Tally:
+class CampaignTally:
     """What a campaign did."""
 
     graphs: int = 0
@@ -104,7 +104,7 @@ class Tally:
     unfinished: list[int] = field(default_factory=list)
     raw: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: CampaignTally) -> None:
         """Count another process's work."""
         self.graphs, self.nodes = self.graphs + other.graphs, self.nodes + other.nodes
         self.invalid, self.told = self.invalid + other.invalid, self.told + other.told
@@ -152,17 +152,17 @@ class Tally:
         return "\n".join(lines)
 
 
-class Search:
+class CampaignSearch:
     """One process's part of a campaign: judges graphs, and hands on what it finds as it finds it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CampaignPlan) -> None:
         self.plan = plan
         self.judge = Judge(registry_of(plan.plugins), plan.voices)
         self.judge.backend(drawn(plan.setting, plan.seed, 0))  # no device is no campaign
 
-    def batch(self, start: int, known: set[Key]) -> Iterator[Tally]:
+    def batch(self, start: int, known: set[Key]) -> Iterator[CampaignTally]:
         """The verdicts on one batch; then its faults, shrunk where none like them is ``known``, each by itself."""
-        tally, plan = Tally(), self.plan
+        tally, plan = CampaignTally(), self.plan
         for index, case, setting, verdict in _judged(self.judge, plan, _drawn_batch(plan, start, tally)):
             _count(tally, index, case, setting, verdict)
             if not verdict.good or (plan.alone and verdict.kind == "voice"):
@@ -171,7 +171,7 @@ class Search:
         yield tally
         for fault in tally.faults.values():
             if plan.shrink and fault.verdict.kind != "accepted" and fault.key not in known and time.monotonic() < plan.end:
-                yield Tally(faults={fault.index: self._shrunk(fault)})
+                yield CampaignTally(faults={fault.index: self._shrunk(fault)})
             known.add(fault.key)
 
     def _shrunk(self, fault: Fault) -> Fault:
@@ -185,7 +185,7 @@ class Search:
         return replace(fault, case=small, setting=simple, verdict=found)
 
 
-def _drawn_batch(plan: Plan, start: int, tally: Tally) -> list[tuple[int, Case]]:
+def _drawn_batch(plan: CampaignPlan, start: int, tally: CampaignTally) -> list[tuple[int, GraphCase]]:
     """The graphs from ``start`` on that run together: of one opset where they are several."""
     opset = plan.opset
     if plan.batch > 1 and not opset:
@@ -200,7 +200,9 @@ def _drawn_batch(plan: Plan, start: int, tally: Tally) -> list[tuple[int, Case]]
     return batch
 
 
-def _judged(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iterator[tuple[int, Case, Setting, Verdict]]:
+def _judged(
+    judge: Judge, plan: CampaignPlan, batch: Sequence[tuple[int, GraphCase]]
+) -> Iterator[tuple[int, GraphCase, Setting, Verdict]]:
     """Verdicts on the graphs of a batch: of all at once, or where that is no plain "ok", of each on its own."""
     if not batch:
         return
@@ -218,7 +220,9 @@ def _judged(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iter
         yield index, case, setting, judge(case, setting)
 
 
-def _refused(judge: Judge, plan: Plan, batch: Sequence[tuple[int, Case]]) -> Iterator[tuple[int, Case, Setting, Verdict]]:
+def _refused(
+    judge: Judge, plan: CampaignPlan, batch: Sequence[tuple[int, GraphCase]]
+) -> Iterator[tuple[int, GraphCase, Setting, Verdict]]:
     """Verdicts on models with one thing wrong: to run them is the fault."""
     for index, case in batch:
         made = spoiled(case, np.random.default_rng([plan.seed, index, 3]))
@@ -241,7 +245,7 @@ def drawn(setting: Setting, seed: int, index: int, nodes: int = 0) -> Setting:
     return replace(setting, **chosen)
 
 
-def _count(tally: Tally, index: int, case: Case, setting: Setting, verdict: Verdict) -> None:
+def _count(tally: CampaignTally, index: int, case: GraphCase, setting: Setting, verdict: Verdict) -> None:
     tally.graphs += 1
     tally.nodes += len(case.nodes)
     tally.ops.update(c.op for c in case.plain().nodes)

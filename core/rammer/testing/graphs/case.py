@@ -93,7 +93,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Case:
+class GraphCase:
     """A model and the values of its inputs. ``constants`` are initializers; those in ``sparse`` are stored sparse."""
 
     opset: int
@@ -138,13 +138,13 @@ class Case:
         model.functions.extend(f.proto(self.opset) for f in self.functions)
         return model
 
-    def plain(self) -> Case:
+    def plain(self) -> GraphCase:
         """The same without functions and sparse storage."""
         known = {f.name: f for f in self.functions}
         nodes = tuple(_inlined(c, known[c.op]) if c.domain == LOCAL else c for c in self.nodes)
         return replace(self, nodes=nodes, functions=(), sparse=frozenset())
 
-    def unfolded(self) -> Case:
+    def unfolded(self) -> GraphCase:
         """The same with floats that are data as inputs: nothing can be folded, and no fault of folding is shared."""
         plain = self.plain()
         steering = {n for c in plain.nodes for i, n in enumerate(c.inputs) if c.op in STEERING and i in STEERING[c.op]}
@@ -193,11 +193,11 @@ class Case:
         }
 
     @staticmethod
-    def parse(text: str) -> tuple[Case, dict[str, Any]]:
+    def parse(text: str) -> tuple[GraphCase, dict[str, Any]]:
         """Inverse of ``text``: the case, and the extra entries."""
         data = json.loads(text)
         functions = tuple(Function(f["name"], _parsed(f["body"]), tuple(f["given"])) for f in data.pop("functions"))
-        case = Case(
+        case = GraphCase(
             data.pop("opset"),
             {n: _array(d) for n, d in data.pop("inputs").items()},
             {n: _array(d) for n, d in data.pop("constants").items()},
@@ -210,9 +210,9 @@ class Case:
         return case, data
 
     @staticmethod
-    def load(path: Path) -> tuple[Case, dict[str, Any]]:
+    def load(path: Path) -> tuple[GraphCase, dict[str, Any]]:
         """``parse`` of a file."""
-        return Case.parse(path.read_text())
+        return GraphCase.parse(path.read_text())
 
 
 def ir_version(opset: int, functions: bool = False) -> int:
@@ -304,4 +304,4 @@ def _lines(data: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-__all__ = ["LOCAL", "Array", "Call", "Case", "Function", "TensorProto", "ir_version"]
+__all__ = ["LOCAL", "Array", "Call", "Function", "GraphCase", "TensorProto", "ir_version"]

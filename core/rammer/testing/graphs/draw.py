@@ -10,16 +10,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from rammer.ir.types import SHORT, is_float
-from rammer.testing.graphs.case import Array, Call, Case, Function
+from rammer.testing.graphs.case import Array, Call, Function, GraphCase
 
 T = TypeVar("T")
+Kind: TypeAlias = "tuple[str, tuple[int, ...]]"
 FLOATS: Final = ("float32", "float16", "float64")
 SIGNED: Final = ("int32", "int64", "int8", "int16")
 UNSIGNED: Final = ("uint8", "uint16", "uint32", "uint64")
@@ -38,7 +39,7 @@ class Reject(Exception):
 
 
 @dataclass(frozen=True)
-class Val:
+class DrawnValue:
     """A value of the graph: its type, whether it is known before the run, and its elements where they could be computed."""
 
     name: str
@@ -77,7 +78,7 @@ class Draw:
     prime: float = 0.0
     level: bool = False
     renew: float = 0.25
-    values: list[Val] = field(default_factory=list)
+    values: list[DrawnValue] = field(default_factory=list)
     inputs: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     sparse: set[str] = field(default_factory=set)
@@ -155,9 +156,9 @@ class Draw:
         self,
         dtypes: Sequence[str],
         rank: tuple[int, int] = (0, 5),
-        where: Callable[[Val], bool] | None = None,
+        where: Callable[[DrawnValue], bool] | None = None,
         fresh: float | None = None,
-    ) -> Val:
+    ) -> DrawnValue:
         """A value of the graph of one of these types, a later one more often, or a fresh one."""
         fits = [v for v in self.values if v.dtype in dtypes and rank[0] <= v.rank <= rank[1] and (where is None or where(v))]
         if fits and not self.chance(self.renew if fresh is None else fresh):
@@ -177,14 +178,14 @@ class Draw:
         high: float = 3.0,
         constant: bool | None = None,
         keep: bool = True,
-    ) -> Val:
+    ) -> DrawnValue:
         """A new input or constant with elements in [low, high]."""
         array = self.elements(dtype, tuple(shape), low, high)
         known = self.chance(0.4) if constant is None else constant
-        made = Val(f"{'c' if known else 'x'}{len(self.inputs) + len(self.constants)}", dtype, tuple(shape), known, array)
+        made = DrawnValue(f"{'c' if known else 'x'}{len(self.inputs) + len(self.constants)}", dtype, tuple(shape), known, array)
         return self._keep(made) if keep else made
 
-    def _keep(self, made: Val) -> Val:
+    def _keep(self, made: DrawnValue) -> DrawnValue:
         if made.array is None or made.name in self.inputs or made.name in self.constants:
             return made
         if not made.known:
@@ -198,7 +199,7 @@ class Draw:
         self.values.append(made)
         return made
 
-    def _constant_node(self, made: Val) -> Val:
+    def _constant_node(self, made: DrawnValue) -> DrawnValue:
         assert made.array is not None
         attributes: dict[str, Any] = {"value": made.array}
         if self.opset >= 12 and made.dtype in ("float32", "int64") and made.rank <= 1 and self.chance(0.5):
@@ -206,7 +207,7 @@ class Draw:
             attributes = {key: made.array.tolist()}
         name = f"k{len(self.nodes)}_{made.name}"
         self.nodes.append(Call("Constant", (), (name,), attributes))
-        kept = Val(name, made.dtype, made.shape, True, made.array)
+        kept = DrawnValue(name, made.dtype, made.shape, True, made.array)
         self.values.append(kept)
         return kept
 
@@ -234,7 +235,7 @@ class Draw:
     def static(self, values: Sequence[int] | Array, dtype: str = "int64") -> str:
         """An operand that ONNX wants known (axes, shapes, pads): a constant, sometimes one that must be folded."""
         array = np.asarray(values, dtype)
-        made = Val(f"s{len(self.nodes)}_{len(self.constants)}_{len(self.inputs)}", dtype, array.shape, True, array)
+        made = DrawnValue(f"s{len(self.nodes)}_{len(self.constants)}_{len(self.inputs)}", dtype, array.shape, True, array)
         if array.ndim == 1 and array.size > 1 and self.chance(0.1):
             at = self.integer(1, array.size - 1)
             return self.add("Concat", [self.plain(array[:at]), self.plain(array[at:])], axis=0).name
@@ -248,7 +249,7 @@ class Draw:
         self.constants[name] = array
         return name
 
-    def bounded(self, value: Val, low: float, high: float) -> Val:
+    def bounded(self, value: DrawnValue, low: float, high: float) -> DrawnValue:
         """``value``, or what some nodes make of it so that its elements lie in [low, high]."""
         if value.within(low, high) or (self.chance(0.03) and is_float(value.dtype)):
             return value
@@ -268,7 +269,7 @@ class Draw:
 
     # Nodes ------------------------------------------------------------------------------------------------------
 
-    def add(self, op: str, inputs: Sequence[str], wanted: Sequence[bool] = (True,), /, **attributes: Any) -> Val:
+    def add(self, op: str, inputs: Sequence[str], wanted: Sequence[bool] = (True,), /, **attributes: Any) -> DrawnValue:
         """Append a node; the value of its first wanted output. Reject where ONNX does not accept it."""
         schema = self.schema(op)
         inputs = list(inputs)
@@ -288,31 +289,24 @@ class Draw:
                 raise Reject(f"{op} gives {shape}")
             array = arrays.get(name)
             good = array is not None and array.shape == shape and str(array.dtype) == dtype
-            made.append(Val(name, dtype, shape, known, array if good else None))
+            made.append(DrawnValue(name, dtype, shape, known, array if good else None))
         self.nodes.append(call)
         self.values += made
         return made[0]
 
-    def value(self, name: str) -> Val:
+    def value(self, name: str) -> DrawnValue:
         """The value of this name; constants that are no candidates for operands included."""
         found = next((v for v in reversed(self.values) if v.name == name), None)
         if found is not None:
             return found
         array = self.constants[name]
-        return Val(name, str(array.dtype), array.shape, True, array)
+        return DrawnValue(name, str(array.dtype), array.shape, True, array)
 
-    def case(self, outputs: Sequence[str], name: str) -> Case:
+    def case(self, outputs: Sequence[str], name: str) -> GraphCase:
         """The graph so far with these outputs."""
-        return Case(
-            self.opset,
-            dict(self.inputs),
-            dict(self.constants),
-            tuple(self.nodes),
-            tuple(outputs),
-            frozenset(self.sparse),
-            tuple(self.functions),
-            name,
-        )
+        given, known = dict(self.inputs), dict(self.constants)
+        stored, functions = frozenset(self.sparse), tuple(self.functions)
+        return GraphCase(self.opset, given, known, tuple(self.nodes), tuple(outputs), stored, functions, name)
 
 
 @lru_cache(8192)
@@ -349,7 +343,7 @@ def _exact(schema: Any, key: str, value: Any) -> Any:
     return [int(v) for v in value] if kind == defs.OpSchema.AttrType.INTS else value
 
 
-def _inferred(schema: Any, proto: NodeProto, operands: dict[str, Val], opset: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _inferred(schema: Any, proto: NodeProto, operands: dict[str, DrawnValue], opset: int) -> dict[str, Kind]:
     types = {
         n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(v.dtype)), v.shape) for n, v in operands.items()
     }
@@ -386,7 +380,7 @@ def _by_body(proto: NodeProto, types: dict[str, TypeProto], opset: int) -> dict[
     return found
 
 
-def _computed(proto: NodeProto, operands: dict[str, Val], opset: int) -> dict[str, Array]:
+def _computed(proto: NodeProto, operands: dict[str, DrawnValue], opset: int) -> dict[str, Array]:
     """What ``onnx.reference`` makes of it; {} where it cannot."""
     graph = GraphProto(name="one", node=[proto])
     graph.input.extend(ValueInfoProto(name=n) for n in operands)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from rammer.testing.graphs.case import LOCAL, Array, Call, Case, Function
+from rammer.testing.graphs.case import LOCAL, Array, Call, Function, GraphCase
 from rammer.testing.graphs.draw import Draw, Reject, schema_of
 from rammer.testing.graphs.operators import DESCRIBED
 
@@ -84,7 +84,7 @@ INTEGERS: Final = (
 LONGEST: Final = 40
 
 
-def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = (), longest: int = LONGEST) -> Case | None:
+def graph(seed: int, index: int, opset: int = 0, only: Sequence[str] = (), longest: int = LONGEST) -> GraphCase | None:
     """Graph ``index`` of ``seed``; None where the checker does not accept what was drawn. ``only`` names the operators to
     draw from, ``opset`` 0 draws one, ``longest`` bounds the nodes asked for."""
     rng = np.random.default_rng([seed, index])
@@ -155,7 +155,7 @@ def _outputs(d: Draw) -> list[str]:
     return [*(chosen or made[-1:]), *given, *constants]
 
 
-def _functional(d: Draw, case: Case) -> Case:
+def _functional(d: Draw, case: GraphCase) -> GraphCase:
     """Now and then one node becomes a call of a local function, with some of its attributes as the function's defaults."""
     able = [
         i
@@ -180,7 +180,7 @@ def _functional(d: Draw, case: Case) -> Case:
     return replace(case, nodes=(*case.nodes[:place], node, *case.nodes[place + 1 :]), functions=(made,))
 
 
-def tidied(case: Case, keep_unused: bool = False) -> Case:
+def tidied(case: GraphCase, keep_unused: bool = False) -> GraphCase:
     """``case`` without nodes, inputs and constants that its outputs do not need (unused inputs may stay)."""
     live, nodes = set(case.outputs), list[Call]()
     for call in reversed(case.nodes):
@@ -198,7 +198,7 @@ def tidied(case: Case, keep_unused: bool = False) -> Case:
     )
 
 
-def merged(cases: Sequence[Case]) -> Case:
+def merged(cases: Sequence[GraphCase]) -> GraphCase:
     """Graphs of one opset side by side in one model: one program to build instead of many."""
     inputs, constants = dict[str, Array](), dict[str, Array]()
     nodes, outputs = list[Call](), list[str]()
@@ -211,10 +211,12 @@ def merged(cases: Sequence[Case]) -> Case:
         outputs += part.outputs
         sparse |= part.sparse
         functions += part.functions
-    return Case(cases[0].opset, inputs, constants, tuple(nodes), tuple(outputs), frozenset(sparse), tuple(functions), "batch")
+    return GraphCase(
+        cases[0].opset, inputs, constants, tuple(nodes), tuple(outputs), frozenset(sparse), tuple(functions), "batch"
+    )
 
 
-def renamed(case: Case, prefix: str) -> Case:
+def renamed(case: GraphCase, prefix: str) -> GraphCase:
     """``case`` with a prefix before every name of its own."""
 
     def call(c: Call) -> Call:

@@ -26,7 +26,7 @@ from rammer.ir.types import SHORT, TensorType
 from rammer.profile.store import KernelStore
 from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
-from rammer.testing.graphs.case import Array, Case
+from rammer.testing.graphs.case import Array, GraphCase
 from rammer.testing.graphs.draw import schema_of
 from rammer.testing.graphs.outside import Outside
 from rammer.testing.graphs.track import Expected, tracker
@@ -106,7 +106,7 @@ class Judge:
             self.backends[key] = self.registry.open(setting.device, options=dict(setting.options))
         return self.backends[key]
 
-    def __call__(self, case: Case, setting: Setting) -> Verdict:
+    def __call__(self, case: GraphCase, setting: Setting) -> Verdict:
         """Run and compare. Never raises for what the code under test does."""
         model = case.model()
         try:
@@ -119,7 +119,7 @@ class Judge:
             return Verdict("traceback", _site(error), "".join(traceback.format_exception(error)[-6:]))
         return self.compared(case, have, setting)
 
-    def compared(self, case: Case, have: Outputs, setting: Setting) -> Verdict:
+    def compared(self, case: GraphCase, have: Outputs, setting: Setting) -> Verdict:
         """What the voices say of outputs that a device gave."""
         try:
             return self._compared(case, have, setting, 3)
@@ -137,7 +137,7 @@ class Judge:
         finally:
             exe.close()
 
-    def _compared(self, case: Case, have: Outputs, setting: Setting, trajectories: int) -> Verdict:
+    def _compared(self, case: GraphCase, have: Outputs, setting: Setting, trajectories: int) -> Verdict:
         narrow = setting.precision == "float16"
         rng = np.random.default_rng(len(case.nodes))
         apart = case.unfolded()
@@ -165,7 +165,7 @@ class Judge:
         told = [e.told for e in expected.values()]
         return replace(verdict, told=sum(told) / max(len(told), 1))
 
-    def _other_voices(self, case: Case, expected: Mapping[str, Expected]) -> Verdict:
+    def _other_voices(self, case: GraphCase, expected: Mapping[str, Expected]) -> Verdict:
         """Our evaluation against ONNX Runtime, and against the reference where that is not there or they differ."""
         plain = case.plain()
         said = dict[Voice, str]()
@@ -198,7 +198,7 @@ def _first(have: Outputs, expected: Mapping[str, Expected]) -> str:
     return ""
 
 
-def computed(case: Case) -> dict[str, Array]:
+def computed(case: GraphCase) -> dict[str, Array]:
     """Every value of ``case`` by our own evaluation; none where that fails."""
     every = replace(case, outputs=tuple(o for c in case.nodes for o in c.outputs if o))
     try:
@@ -208,7 +208,7 @@ def computed(case: Case) -> dict[str, Array]:
     return {n: e.value for n, e in made.items()}
 
 
-def trusted(voice: Voice, case: Case, made: Outputs | None = None) -> bool:
+def trusted(voice: Voice, case: GraphCase, made: Outputs | None = None) -> bool:
     """Whether no operator of ``case`` is one about which ``voice`` is known to be wrong; ``made`` has the values between."""
     given = {**case.inputs, **case.constants}
     known = {**(made or {}), **given}
@@ -234,7 +234,7 @@ def trusted(voice: Voice, case: Case, made: Outputs | None = None) -> bool:
     return True
 
 
-def case_types(case: Case) -> list[Any]:
+def case_types(case: GraphCase) -> list[Any]:
     """What ONNX infers of every value."""
     graph = case.inferred().graph
     return [*graph.value_info, *graph.output]
@@ -246,7 +246,7 @@ def _name(code: int) -> str:
     return element_type(code)
 
 
-def reference_outputs(case: Case) -> dict[str, Array] | None:
+def reference_outputs(case: GraphCase) -> dict[str, Array] | None:
     """``onnx.reference``'s outputs, None where it fails."""
     from onnx.reference import ReferenceEvaluator
 

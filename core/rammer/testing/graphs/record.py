@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rammer.testing.graphs.campaign import Fault, Plan, Tally
+from rammer.testing.graphs.campaign import CampaignPlan, CampaignTally, Fault
 
 #: Seconds between two lines of a report.
 PERIOD: Final = 5.0
@@ -22,7 +22,7 @@ class Record:
     """Writes a JSON line with all counts so far to ``report`` every few seconds, and each fault to ``folder`` when it is found
     and again when it is shrunk; ``close`` leaves one line a fault. None writes nothing."""
 
-    plan: Plan
+    plan: CampaignPlan
     report: Path | None = None
     folder: Path | None = None
     started: float = field(default_factory=time.monotonic)
@@ -33,7 +33,7 @@ class Record:
             if path is not None:
                 path.mkdir(parents=True, exist_ok=True)
 
-    def note(self, total: Tally, new: Tally, counts: Sequence[int] = ()) -> None:
+    def note(self, total: CampaignTally, new: CampaignTally, counts: Sequence[int] = ()) -> None:
         """``new`` was just added to ``total``; ``counts`` are the graphs of each process."""
         if self.folder is not None and new.faults:
             with (self.folder / CASES).open("a") as file:
@@ -41,7 +41,7 @@ class Record:
         if time.monotonic() - self.written > PERIOD:
             self._write(total, counts, False)
 
-    def close(self, total: Tally, counts: Sequence[int] = ()) -> None:
+    def close(self, total: CampaignTally, counts: Sequence[int] = ()) -> None:
         """The last line, and the cases in their final form."""
         self._write(total, counts, True)
         if self.folder is not None and total.faults:
@@ -49,7 +49,7 @@ class Record:
             ready.write_text("".join(line(f, self.plan) for f in total.faults.values()))
             ready.replace(self.folder / CASES)
 
-    def _write(self, total: Tally, counts: Sequence[int], done: bool) -> None:
+    def _write(self, total: CampaignTally, counts: Sequence[int], done: bool) -> None:
         self.written = time.monotonic()
         if self.report is None:
             return
@@ -74,7 +74,7 @@ class Record:
             file.write(json.dumps(entry) + "\n")
 
 
-def line(fault: Fault, plan: Plan) -> str:
+def line(fault: Fault, plan: CampaignPlan) -> str:
     """One line of the file of cases."""
     extra = {
         "signature": fault.signature,

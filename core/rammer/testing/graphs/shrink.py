@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from rammer.frontend.reader import read_model
-from rammer.testing.graphs.case import LOCAL, Array, Call, Case
+from rammer.testing.graphs.case import LOCAL, Array, Call, GraphCase
 from rammer.testing.graphs.generate import tidied
 from rammer.testing.graphs.judge import Setting, Verdict
 from rammer.testing.graphs.track import tracker
 
 #: Says how a case fares.
-Ask = Callable[[Case, Setting], Verdict]
+Ask = Callable[[GraphCase, Setting], Verdict]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Shrinker:
     asked: int = 0
     end: float = field(default=0.0, init=False)
 
-    def __call__(self, case: Case, setting: Setting, verdict: Verdict) -> tuple[Case, Setting, Verdict]:
+    def __call__(self, case: GraphCase, setting: Setting, verdict: Verdict) -> tuple[GraphCase, Setting, Verdict]:
         """The smallest case found with its setting and verdict."""
         self.end = time.monotonic() + self.seconds
         best = case, setting, verdict
@@ -40,14 +40,14 @@ class Shrinker:
             best = found
         return best
 
-    def _failing(self, best: tuple[Case, Setting, Verdict]) -> Iterator[tuple[Case, Setting, Verdict]]:
+    def _failing(self, best: tuple[GraphCase, Setting, Verdict]) -> Iterator[tuple[GraphCase, Setting, Verdict]]:
         case, setting, verdict = best
         for simpler in simpler_settings(setting):
             yield from self._tried(case, simpler, verdict)
         for smaller in smaller_cases(case):
             yield from self._tried(smaller, setting, verdict)
 
-    def _tried(self, case: Case, setting: Setting, verdict: Verdict) -> Iterator[tuple[Case, Setting, Verdict]]:
+    def _tried(self, case: GraphCase, setting: Setting, verdict: Verdict) -> Iterator[tuple[GraphCase, Setting, Verdict]]:
         if time.monotonic() > self.end or not any(c.op != "Constant" for c in case.nodes):
             return
         if self.valid:
@@ -74,7 +74,7 @@ def simpler_settings(setting: Setting) -> Iterator[Setting]:
             yield simpler
 
 
-def smaller_cases(case: Case) -> Iterator[Case]:
+def smaller_cases(case: GraphCase) -> Iterator[GraphCase]:
     """Cases with less in them, the largest steps first."""
     if len(case.outputs) > 1:
         for half in (case.outputs[: len(case.outputs) // 2], case.outputs[len(case.outputs) // 2 :]):
@@ -98,7 +98,7 @@ def smaller_cases(case: Case) -> Iterator[Case]:
         yield tidied(case)
 
 
-def inner_values(case: Case) -> dict[str, Array]:
+def inner_values(case: GraphCase) -> dict[str, Array]:
     """What every node computes, as far as our own evaluation tells."""
     made: dict[str, Array] = {}
     try:
@@ -113,7 +113,7 @@ def inner_values(case: Case) -> dict[str, Array]:
     return {n: made[n].astype(z.dtype) if n in made and made[n].shape == z.shape else z for n, z in zeros.items()}
 
 
-def _types(case: Case) -> dict[str, tuple[Any, tuple[int, ...]]]:
+def _types(case: GraphCase) -> dict[str, tuple[Any, tuple[int, ...]]]:
     from onnx import helper
 
     result = {}
@@ -130,7 +130,7 @@ def _types(case: Case) -> dict[str, tuple[Any, tuple[int, ...]]]:
     return result
 
 
-def _cut_below(case: Case) -> Iterator[Case]:
+def _cut_below(case: GraphCase) -> Iterator[GraphCase]:
     """An inner value as the only output: everything after it goes."""
     made = [o for c in case.nodes if c.op != "Constant" for o in c.outputs if o]
     for name in _halving(made):
@@ -140,7 +140,7 @@ def _cut_below(case: Case) -> Iterator[Case]:
                 yield cut
 
 
-def _cut_above(case: Case, values: Mapping[str, Array]) -> Iterator[Case]:
+def _cut_above(case: GraphCase, values: Mapping[str, Array]) -> Iterator[GraphCase]:
     """An inner value as an input: everything before it goes; or as a constant."""
     order = [(i, c) for i, c in enumerate(case.nodes) if all(o in values for o in c.outputs if o)]
     for _, call in reversed(order):
@@ -166,11 +166,11 @@ def _halving(names: list[str]) -> list[str]:
     return order
 
 
-def _with(case: Case, place: int, call: Call) -> Case:
+def _with(case: GraphCase, place: int, call: Call) -> GraphCase:
     return tidied(replace(case, nodes=(*case.nodes[:place], call, *case.nodes[place + 1 :])))
 
 
-def _fewer_operands(case: Case) -> Iterator[Case]:
+def _fewer_operands(case: GraphCase) -> Iterator[GraphCase]:
     for place, call in enumerate(case.nodes):
         for i in range(len(call.inputs) - 1, -1, -1):
             if len(call.inputs) > 1:
@@ -182,7 +182,7 @@ def _fewer_operands(case: Case) -> Iterator[Case]:
                 yield _with(case, place, replace(call, outputs=call.outputs[:i]))
 
 
-def _fewer_attributes(case: Case) -> Iterator[Case]:
+def _fewer_attributes(case: GraphCase) -> Iterator[GraphCase]:
     for place, call in enumerate(case.nodes):
         if call.domain == LOCAL:
             continue
@@ -194,7 +194,7 @@ def _fewer_attributes(case: Case) -> Iterator[Case]:
                 yield _with(case, place, replace(call, attributes={**rest, key: ones}))
 
 
-def _smaller_extents(case: Case) -> Iterator[Case]:
+def _smaller_extents(case: GraphCase) -> Iterator[GraphCase]:
     """One extent made smaller wherever it occurs, in shapes held by constants too; then in one tensor alone."""
     tables = {**case.inputs, **case.constants}
     found = sorted({n for a in tables.values() for n in a.shape if n > 1}, reverse=True)
@@ -210,7 +210,7 @@ def _smaller_extents(case: Case) -> Iterator[Case]:
                     yield _replaced(case, name, np.take(array, range(small), axis))
 
 
-def _resized(case: Case, extent: int, small: int, shapes_too: bool) -> Case:
+def _resized(case: GraphCase, extent: int, small: int, shapes_too: bool) -> GraphCase:
     def cut(array: Array) -> Array:
         for axis, n in enumerate(array.shape):
             if n == extent and not (shapes_too and array.dtype == np.int64 and array.ndim == 1):
@@ -224,7 +224,7 @@ def _resized(case: Case, extent: int, small: int, shapes_too: bool) -> Case:
     )
 
 
-def _replaced(case: Case, name: str, array: Array) -> Case:
+def _replaced(case: GraphCase, name: str, array: Array) -> GraphCase:
     return replace(
         case,
         inputs={n: array if n == name else a for n, a in case.inputs.items()},
@@ -232,7 +232,7 @@ def _replaced(case: Case, name: str, array: Array) -> Case:
     )
 
 
-def _simpler_values(case: Case) -> Iterator[Case]:
+def _simpler_values(case: GraphCase) -> Iterator[GraphCase]:
     """Zeros, ones, small whole numbers; constants as inputs."""
     for name, array in {**case.inputs, **case.constants}.items():
         if not array.size or name not in case.reads:

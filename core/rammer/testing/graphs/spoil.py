@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rammer.testing.graphs.case import Array, Case
+from rammer.testing.graphs.case import Array, GraphCase
 
 #: Draws that may still be valid before a case is given up.
 TRIES: Final = 12
@@ -16,9 +16,15 @@ TRIES: Final = 12
 OWN: Final = ("is required but missing", "Inference error(s)")
 
 
-def spoiled(case: Case, rng: np.random.Generator) -> tuple[Case, str] | None:
+def spoiled(case: GraphCase, rng: np.random.Generator) -> tuple[GraphCase, str] | None:
     """``case`` with one change and what the checker says of it; None where every change that was tried left it valid."""
-    ways: tuple[Callable[[Case, np.random.Generator], Case | None], ...] = (_attribute, _attribute, _operand, _constant, _input)
+    ways: tuple[Callable[[GraphCase, np.random.Generator], GraphCase | None], ...] = (
+        _attribute,
+        _attribute,
+        _operand,
+        _constant,
+        _input,
+    )
     plain = case.plain()
     for _ in range(TRIES):
         made = ways[int(rng.integers(len(ways)))](plain, rng)
@@ -37,7 +43,7 @@ def _one(rng: np.random.Generator, options: list[Any]) -> Any:
     return options[int(rng.integers(len(options)))]
 
 
-def _attribute(case: Case, rng: np.random.Generator) -> Case | None:
+def _attribute(case: GraphCase, rng: np.random.Generator) -> GraphCase | None:
     """A number out of its range, a list of another length."""
     # A wrong num_outputs of Split ends the process in ONNX's checker; a test of the reader has it.
     places = [
@@ -63,7 +69,7 @@ def _attribute(case: Case, rng: np.random.Generator) -> Case | None:
     return replace(case, nodes=(*case.nodes[:place], node, *case.nodes[place + 1 :]))
 
 
-def _operand(case: Case, rng: np.random.Generator) -> Case | None:
+def _operand(case: GraphCase, rng: np.random.Generator) -> GraphCase | None:
     """An operand left out, exchanged, or that nothing computes."""
     place = int(rng.integers(len(case.nodes)))
     call = case.nodes[place]
@@ -90,7 +96,7 @@ def _changed(array: Array, rng: np.random.Generator) -> Array:
     return array
 
 
-def _constant(case: Case, rng: np.random.Generator) -> Case | None:
+def _constant(case: GraphCase, rng: np.random.Generator) -> GraphCase | None:
     names = [n for n in case.constants if n in case.reads and case.constants[n].size]
     if not names:
         return None
@@ -98,7 +104,7 @@ def _constant(case: Case, rng: np.random.Generator) -> Case | None:
     return replace(case, constants={**case.constants, name: _changed(case.constants[name], rng)})
 
 
-def _input(case: Case, rng: np.random.Generator) -> Case | None:
+def _input(case: GraphCase, rng: np.random.Generator) -> GraphCase | None:
     names = [n for n in case.inputs if n in case.reads and case.inputs[n].size]
     if not names:
         return None

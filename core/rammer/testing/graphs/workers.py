@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from rammer.testing.crew import UNFINISHED, Crew, Line, Member, Work
-from rammer.testing.graphs.campaign import Key, Plan, Search, Tally
+from rammer.testing.graphs.campaign import CampaignPlan, CampaignSearch, CampaignTally, Key
 from rammer.testing.graphs.record import Record
 
 #: Seconds after the end of a campaign for the graphs that are being run.
@@ -15,13 +15,13 @@ GRACE: Final = 5.0
 MEMORY: Final = 16 << 30
 
 
-def campaign(plan: Plan, processes: int = 1, record: Record | None = None, patience: float = 120.0) -> Tally:
+def campaign(plan: CampaignPlan, processes: int = 1, record: Record | None = None, patience: float = 120.0) -> CampaignTally:
     """Run ``plan`` in so many processes. A graph about which nothing is heard for ``patience`` seconds counts as one that
     hangs. SIGTERM and Control-C end it with what there is. RammerError where the device cannot be opened."""
-    total, counts, known = Tally(), [0] * processes, set[Key]()
+    total, counts, known = CampaignTally(), [0] * processes, set[Key]()
     record = record or Record(plan)
 
-    def heard(member: Member, part: Tally) -> None:
+    def heard(member: Member, part: CampaignTally) -> None:
         counts[member.number] += part.graphs
         for key in {f.key for f in part.faults.values()} - known if not part.graphs else ():  # shrunk
             known.add(key)
@@ -57,9 +57,9 @@ def campaign(plan: Plan, processes: int = 1, record: Record | None = None, patie
     return total
 
 
-def begin(plan: Plan, member: Member) -> Work:
+def begin(plan: CampaignPlan, member: Member) -> Work:
     """What judges batches in one process."""
-    search, known = Search(plan), set[Key]()
+    search, known = CampaignSearch(plan), set[Key]()
 
     def work(start: int, line: Line) -> None:
         known.update(line.news())

@@ -12,7 +12,7 @@ from onnx import AttributeProto, ModelProto, helper, numpy_helper
 
 from rammer.frontend.sparse import dense
 from rammer.testing.cage import forked
-from rammer.testing.graphs.case import Array, Call, Case
+from rammer.testing.graphs.case import Array, Call, GraphCase
 from rammer.testing.graphs.judge import Judge, Setting
 from rammer.testing.graphs.outside import Outside
 from rammer.testing.mutants.kinds import INPUTS, OUTPUTS
@@ -77,7 +77,7 @@ def _judge(model: bytes, inputs: dict[str, Array], have: dict[str, Array], said:
     return 0
 
 
-def as_case(model: ModelProto, inputs: dict[str, Array]) -> Case | None:
+def as_case(model: ModelProto, inputs: dict[str, Array]) -> GraphCase | None:
     """The model as a Case; None where it has functions, bodies, operators of other domains or other things that a Case lacks."""
     graph = model.graph
     opsets = {i.domain: i.version for i in model.opset_import}
@@ -87,7 +87,7 @@ def as_case(model: ModelProto, inputs: dict[str, Array]) -> Case | None:
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     constants |= {s.values.name: dense(s) for s in graph.sparse_initializer}
     nodes = tuple(Call(n.op_type, tuple(n.input), tuple(n.output), {a.name: _value(a) for a in n.attribute}) for n in graph.node)
-    return Case(opsets.get("", opsets.get("ai.onnx", 1)), inputs, constants, nodes, tuple(o.name for o in graph.output))
+    return GraphCase(opsets.get("", opsets.get("ai.onnx", 1)), inputs, constants, nodes, tuple(o.name for o in graph.output))
 
 
 def _value(attribute: AttributeProto) -> object:

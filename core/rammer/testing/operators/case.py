@@ -51,7 +51,7 @@ SPECIAL = (
 
 
 @dataclass(frozen=True)
-class Case:
+class OperatorCase:
     """A model of one node. Operands that are None are absent; ``static`` are the positions of constants."""
 
     op: str
@@ -74,9 +74,11 @@ class Case:
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in self.attributes.items() if v is not None}
         return Use(self.op, version, given, types, (True,) * self.outputs, self.operands)
 
-    def folded(self) -> Case:
+    def folded(self) -> OperatorCase:
         """The same with every operand a constant."""
-        return Case(self.op, self.opset, self.operands, self.attributes, self.outputs, frozenset(range(len(self.operands))))
+        return OperatorCase(
+            self.op, self.opset, self.operands, self.attributes, self.outputs, frozenset(range(len(self.operands)))
+        )
 
     def model(self) -> ModelProto:
         """The model; the types of its outputs are known where ONNX infers them, their shapes are not."""
@@ -108,15 +110,15 @@ class Case:
         return f"{self.op}-{self.opset}({operands}) {attributes}".rstrip()
 
 
-Maker: TypeAlias = Callable[["Draw"], Case]
+Maker: TypeAlias = Callable[["OperandDraw"], "OperatorCase"]
 #: Family -> what draws one of its cases.
 FAMILIES: dict[str, Maker] = {}
 
 
-def family(*ops: str) -> Callable[[Callable[[Draw, str], Case]], Callable[[Draw, str], Case]]:
+def family(*ops: str) -> Callable[[Callable[[OperandDraw, str], OperatorCase]], Callable[[OperandDraw, str], OperatorCase]]:
     """Decorator: register a generator for each of ``ops``."""
 
-    def register(make: Callable[[Draw, str], Case]) -> Callable[[Draw, str], Case]:
+    def register(make: Callable[[OperandDraw, str], OperatorCase]) -> Callable[[OperandDraw, str], OperatorCase]:
         for op in ops:
             FAMILIES[op] = lambda draw, op=op: make(draw, op)  # type: ignore[misc]
         return make
@@ -124,13 +126,13 @@ def family(*ops: str) -> Callable[[Callable[[Draw, str], Case]], Callable[[Draw,
     return register
 
 
-def drawn(op: str, seed: int, number: int) -> Case:
+def drawn(op: str, seed: int, number: int) -> OperatorCase:
     """Case ``number`` of a family; the same arguments give the same case."""
-    return FAMILIES[op](Draw(Random(f"{op}:{seed}:{number}")))
+    return FAMILIES[op](OperandDraw(Random(f"{op}:{seed}:{number}")))
 
 
 @dataclass(frozen=True)
-class Draw:
+class OperandDraw:
     """Random choices of a generator."""
 
     random: Random

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from rammer.testing.operators.case import Case, Draw, accepted, family
+from rammer.testing.operators.case import OperandDraw, OperatorCase, accepted, family
 
 #: Operator -> its float attributes.
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
@@ -62,7 +62,7 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 @family(*ACTIVATIONS)
-def unary(draw: Draw, op: str) -> Case:
+def unary(draw: OperandDraw, op: str) -> OperatorCase:
     """One operand."""
     opset = draw.opset(op)
     attributes = {a: draw.pick(None, 0.3, 1.7) for a in ACTIVATIONS[op]}
@@ -72,10 +72,10 @@ def unary(draw: Draw, op: str) -> Case:
     if op == "Shrink" and dtype.startswith("u"):
         dtype = "float32"  # a negative difference has no unsigned value
     x = draw.array(draw.shape(), dtype, special=draw.pick(0.0, 0.6), low=draw.pick(-1, -3, -30), high=9)
-    return Case(op, opset, (x,), attributes)
+    return OperatorCase(op, opset, (x,), attributes)
 
 
-def _broadcast(draw: Draw, count: int) -> list[tuple[int, ...]]:
+def _broadcast(draw: OperandDraw, count: int) -> list[tuple[int, ...]]:
     """Shapes that broadcast with one another."""
     whole = draw.shape(0, 4)
     result = []
@@ -103,7 +103,7 @@ def _broadcast(draw: Draw, count: int) -> list[tuple[int, ...]]:
     "BitwiseOr",
     "BitwiseXor",
 )
-def binary(draw: Draw, op: str) -> Case:
+def binary(draw: OperandDraw, op: str) -> OperatorCase:
     """Two operands of one type."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
@@ -114,11 +114,11 @@ def binary(draw: Draw, op: str) -> Case:
     b = draw.array(two, dtype, special=0.0 if op == "PRelu" else special)
     if op == "Div" and not dtype.startswith("float") and draw.chance(0.8):
         b = np.where(b == 0, np.ones_like(b), b)
-    return Case(op, opset, (draw.array(one, dtype, special=special), b), static=frozenset(draw.pick((), (), (1,))))
+    return OperatorCase(op, opset, (draw.array(one, dtype, special=special), b), static=frozenset(draw.pick((), (), (1,))))
 
 
 @family("Mod")
-def modulo(draw: Draw, op: str) -> Case:
+def modulo(draw: OperandDraw, op: str) -> OperatorCase:
     """Signs, zeros, both rules."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
@@ -127,22 +127,22 @@ def modulo(draw: Draw, op: str) -> Case:
     b = draw.array(two, dtype, special=draw.pick(0.0, 0.3), low=-7, high=7)
     if not dtype.startswith("float"):
         b = np.where(b == 0, np.ones_like(b), b)
-    return Case(op, opset, (draw.array(one, dtype, draw.pick(0.0, 0.3), -9, 9), b), {"fmod": fmod})
+    return OperatorCase(op, opset, (draw.array(one, dtype, draw.pick(0.0, 0.3), -9, 9), b), {"fmod": fmod})
 
 
 @family("BitShift")
-def shift(draw: Draw, op: str) -> Case:
+def shift(draw: OperandDraw, op: str) -> OperatorCase:
     """Also by as many bits as there are, and more."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     bits = np.dtype(dtype).itemsize * 8
     one, two = _broadcast(draw, 2)
     by = np.asarray(draw.array(two, "int64", low=0, high=draw.pick(3, bits - 1, bits + 3)), dtype)
-    return Case(op, opset, (draw.array(one, dtype, 0.5, 0, 9), by), {"direction": draw.pick("LEFT", "RIGHT")})
+    return OperatorCase(op, opset, (draw.array(one, dtype, 0.5, 0, 9), by), {"direction": draw.pick("LEFT", "RIGHT")})
 
 
 @family("Pow")
-def power(draw: Draw, op: str) -> Case:
+def power(draw: OperandDraw, op: str) -> OperatorCase:
     """Bases and exponents of different types, negative ones included."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
@@ -151,52 +151,54 @@ def power(draw: Draw, op: str) -> Case:
     exponent = draw.array(two if draw.chance() else (), other, draw.pick(0.0, 0.2) if other[0] == "f" else 0, -3, 3)
     if draw.chance(0.4):
         exponent = np.asarray(draw.pick(-2, -1, 0, 1, 2, 3), other) if other[0] != "u" else np.asarray(2, other)
-    return Case(op, opset, (draw.array(one, dtype, draw.pick(0.0, 0.2), -3, 3), exponent), static=frozenset(draw.pick((), (1,))))
+    return OperatorCase(
+        op, opset, (draw.array(one, dtype, draw.pick(0.0, 0.2), -3, 3), exponent), static=frozenset(draw.pick((), (1,)))
+    )
 
 
 @family("Min", "Max", "Sum", "Mean")
-def variadic(draw: Draw, op: str) -> Case:
+def variadic(draw: OperandDraw, op: str) -> OperatorCase:
     """One to four operands."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     shapes = _broadcast(draw, draw.random.randint(1, 4))
     if opset < 8:
         shapes = [shapes[0]] * len(shapes)
-    return Case(op, opset, tuple(draw.array(s, dtype, draw.pick(0.0, 0.4)) for s in shapes))
+    return OperatorCase(op, opset, tuple(draw.array(s, dtype, draw.pick(0.0, 0.4)) for s in shapes))
 
 
 @family("Where")
-def where(draw: Draw, op: str) -> Case:
+def where(draw: OperandDraw, op: str) -> OperatorCase:
     """Three shapes broadcast."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset, 1)
     c, one, two = _broadcast(draw, 3)
-    return Case(op, opset, (draw.array(c, "bool"), draw.array(one, dtype, 0.3), draw.array(two, dtype, 0.3)))
+    return OperatorCase(op, opset, (draw.array(c, "bool"), draw.array(one, dtype, 0.3), draw.array(two, dtype, 0.3)))
 
 
 @family("IsInf")
-def is_inf(draw: Draw, op: str) -> Case:
+def is_inf(draw: OperandDraw, op: str) -> OperatorCase:
     """Signs that count or not."""
     opset = draw.opset(op)
     attributes = {"detect_negative": draw.pick(None, 0, 1), "detect_positive": draw.pick(None, 0, 1)}
-    return Case(op, opset, (draw.array(draw.shape(), draw.dtype(op, opset), 0.7),), attributes)
+    return OperatorCase(op, opset, (draw.array(draw.shape(), draw.dtype(op, opset), 0.7),), attributes)
 
 
 @family("Clip")
-def clip(draw: Draw, op: str) -> Case:
+def clip(draw: OperandDraw, op: str) -> OperatorCase:
     """Bounds as attributes or operands, absent ones, and a minimum above the maximum."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
     x = draw.array(draw.shape(), dtype, draw.pick(0.0, 0.4), -5, 5)
     if opset < 11:
-        return Case(op, opset, (x,), {"min": draw.pick(None, -1.0, 3.0), "max": draw.pick(None, 1.0, 2.0)})
+        return OperatorCase(op, opset, (x,), {"min": draw.pick(None, -1.0, 3.0), "max": draw.pick(None, 1.0, 2.0)})
     low, high = draw.pick(None, 1, 3, 0), draw.pick(None, 2, 4)
     bounds = tuple(None if b is None else np.asarray(b, dtype) for b in (low, high))
-    return Case(op, opset, (x, *bounds), static=frozenset(draw.pick((), (1, 2))))
+    return OperatorCase(op, opset, (x, *bounds), static=frozenset(draw.pick((), (1, 2))))
 
 
 @family("Cast")
-def cast(draw: Draw, op: str) -> Case:
+def cast(draw: OperandDraw, op: str) -> OperatorCase:
     """Between all types; values that the target cannot hold as well, where ONNX says what they become."""
     opset = draw.opset(op)
     source = draw.dtype(op, opset)
@@ -206,13 +208,13 @@ def cast(draw: Draw, op: str) -> Case:
         # What lies outside the target is undefined ("Cast ... undefined if OOR"): only -1 to an unsigned type stays,
         # because models rely on it.
         x = np.where(np.isfinite(x) & (np.abs(x) < 100), x, np.asarray(-1, x.dtype))
-    return Case(op, opset, (x,), {"to": helper.np_dtype_to_tensor_dtype(np.dtype(target))})
+    return OperatorCase(op, opset, (x,), {"to": helper.np_dtype_to_tensor_dtype(np.dtype(target))})
 
 
 @family("CastLike")
-def cast_like(draw: Draw, op: str) -> Case:
+def cast_like(draw: OperandDraw, op: str) -> OperatorCase:
     """The type of another tensor."""
     opset = draw.opset(op)
     case: Any = cast(draw, "Cast")
     target = helper.tensor_dtype_to_np_dtype(case.attributes["to"])
-    return Case(op, opset, (case.operands[0], np.zeros(draw.shape(0, 1), target)))
+    return OperatorCase(op, opset, (case.operands[0], np.zeros(draw.shape(0, 1), target)))

@@ -6,30 +6,30 @@ from typing import Any
 
 import numpy as np
 
-from rammer.testing.operators.case import Case, Draw, family
+from rammer.testing.operators.case import OperandDraw, OperatorCase, family
 
 
 @family("NonZero", "Det", "Compress", "Unique")
-def selection(draw: Draw, op: str) -> Case:
+def selection(draw: OperandDraw, op: str) -> OperatorCase:
     """Results whose shapes depend on values: constants only."""
     opset = draw.opset(op)
     if op == "Det":
         n = draw.size(1, 4)
-        return Case(op, opset, (draw.array((*draw.shape(0, 2), n, n), draw.pick("float32", "float64")),))
+        return OperatorCase(op, opset, (draw.array((*draw.shape(0, 2), n, n), draw.pick("float32", "float64")),))
     shape = draw.shape(1, 3)
     x = np.round(draw.array(shape, draw.dtype(op, opset), low=-2, high=2)).astype(str(draw.dtype(op, opset)))
     everything = frozenset((0, 1))
     if op == "NonZero":
-        return Case(op, opset, (x,), static=everything)
+        return OperatorCase(op, opset, (x,), static=everything)
     axis = draw.pick(None, draw.random.randint(-x.ndim if opset >= 11 else 0, x.ndim - 1))
     if op == "Unique":
-        return Case(op, opset, (x,), {"axis": axis, "sorted": draw.pick(None, 0, 1)}, 4, everything)
+        return OperatorCase(op, opset, (x,), {"axis": axis, "sorted": draw.pick(None, 0, 1)}, 4, everything)
     extent = x.size if axis is None else x.shape[axis]
-    return Case(op, opset, (x, draw.array((draw.random.randint(1, extent),), "bool")), {"axis": axis}, static=everything)
+    return OperatorCase(op, opset, (x, draw.array((draw.random.randint(1, extent),), "bool")), {"axis": axis}, static=everything)
 
 
 @family("QuantizeLinear", "DequantizeLinear")
-def quantization(draw: Draw, op: str) -> Case:
+def quantization(draw: OperandDraw, op: str) -> OperatorCase:
     """Per tensor, per axis and by blocks."""
     opset = draw.opset(op, 10)
     shape = draw.shape(1, 4)
@@ -46,18 +46,18 @@ def quantization(draw: Draw, op: str) -> Case:
     zero = draw.array(scales, kind, low=-9, high=9) if draw.chance(0.7) else None
     if op == "QuantizeLinear":
         x = draw.array(shape, "float32", low=-40, high=40)
-        return Case(op, opset, (x, scale, zero), attributes)
-    return Case(op, opset, (draw.array(shape, kind if zero is not None else "uint8", 0.2), scale, zero), attributes)
+        return OperatorCase(op, opset, (x, scale, zero), attributes)
+    return OperatorCase(op, opset, (draw.array(shape, kind if zero is not None else "uint8", 0.2), scale, zero), attributes)
 
 
 @family("DynamicQuantizeLinear")
-def dynamic_quantization(draw: Draw, op: str) -> Case:
+def dynamic_quantization(draw: OperandDraw, op: str) -> OperatorCase:
     """Three results."""
-    return Case(op, draw.opset(op), (draw.array(draw.shape(1, 3), low=draw.pick(-3, 0, 1)),), {}, 3)
+    return OperatorCase(op, draw.opset(op), (draw.array(draw.shape(1, 3), low=draw.pick(-3, 0, 1)),), {}, 3)
 
 
 @family("MatMulInteger", "QLinearMatMul")
-def integer_product(draw: Draw, op: str) -> Case:
+def integer_product(draw: OperandDraw, op: str) -> OperatorCase:
     """Zero points of tensors."""
     opset = draw.opset(op)
     m, k, n = (draw.size() for _ in range(3))
@@ -65,10 +65,10 @@ def integer_product(draw: Draw, op: str) -> Case:
     a, b = draw.array((m, k), one, 0.2, -9, 9), draw.array((k, n), two, 0.2, -9, 9)
     za, zb = (draw.array((), t, low=-9, high=9) for t in (one, two))
     if op == "MatMulInteger":
-        return Case(op, opset, (a, b, *draw.pick((za, zb), (None, None), (za, None))))
+        return OperatorCase(op, opset, (a, b, *draw.pick((za, zb), (None, None), (za, None))))
     scales = [np.float32(draw.pick(0.0213, 0.1139, 0.4871)) for _ in range(3)]
     b, zb = b.astype(one), zb.astype(one)
-    return Case(
+    return OperatorCase(
         op,
         opset,
         (a, np.asarray(scales[0]), za, b, np.asarray(scales[1]), zb, np.asarray(scales[2]), draw.array((), one, low=0, high=9)),
@@ -76,7 +76,7 @@ def integer_product(draw: Draw, op: str) -> Case:
 
 
 @family("ConvInteger", "QLinearConv")
-def integer_convolution(draw: Draw, op: str) -> Case:
+def integer_convolution(draw: OperandDraw, op: str) -> OperatorCase:
     """Geometry as that of Conv."""
     opset, group = draw.opset(op), draw.pick(1, 1, 2)
     kernel = draw.ints(2, 1, 3)
@@ -85,21 +85,21 @@ def integer_convolution(draw: Draw, op: str) -> Case:
     attributes = {"group": group, "strides": draw.pick(None, [1, 2]), "pads": draw.pick(None, [0, 1, 1, 0])}
     zx, zw = np.asarray(draw.pick(0, 3), x.dtype), np.asarray(draw.pick(0, 2), w.dtype)
     if op == "ConvInteger":
-        return Case(op, opset, (x, w, *draw.pick((None, None), (zx, None), (zx, zw))), attributes)
+        return OperatorCase(op, opset, (x, w, *draw.pick((None, None), (zx, None), (zx, zw))), attributes)
     bias = draw.array((group * 2,), "int32", low=-50, high=50) if draw.chance() else None
     scale = [np.asarray(draw.pick(0.1139, 0.4871), np.float32) for _ in range(3)]
-    return Case(op, opset, (x, scale[0], zx, w, scale[1], zw, scale[2], np.asarray(7, np.uint8), bias), attributes)
+    return OperatorCase(op, opset, (x, scale[0], zx, w, scale[1], zw, scale[2], np.asarray(7, np.uint8), bias), attributes)
 
 
 @family("Col2Im")
-def col2im(draw: Draw, op: str) -> Case:
+def col2im(draw: OperandDraw, op: str) -> OperatorCase:
     """Blocks added into an image."""
     image, block = draw.ints(2, 3, 5), draw.ints(2, 1, 3)
     pads = draw.pick([0, 0, 0, 0], [1, 0, 0, 1])
     strides, dilations = draw.pick([1, 1], [2, 1]), [1, 1]
     counts = [(n + pads[d] + pads[2 + d] - b) // s + 1 for d, (n, b, s) in enumerate(zip(image, block, strides, strict=True))]
     x = draw.array((1, 2 * block[0] * block[1], counts[0] * counts[1]))
-    return Case(
+    return OperatorCase(
         op,
         draw.opset(op),
         (x, np.array(image), np.array(block)),
@@ -109,14 +109,14 @@ def col2im(draw: Draw, op: str) -> Case:
 
 
 @family("GridSample")
-def grid_sample(draw: Draw, op: str) -> Case:
+def grid_sample(draw: OperandDraw, op: str) -> OperatorCase:
     """Modes and paddings; places outside of the image as well."""
     opset = draw.opset(op)
     new = opset >= 20
     mode = draw.pick("linear" if new else "bilinear", "nearest", "cubic" if new else "bicubic")
     x = draw.array((draw.size(1, 2), draw.size(1, 2), draw.size(2, 5), draw.size(2, 5)))
     grid = draw.array((x.shape[0], draw.size(1, 4), draw.size(1, 4), 2), low=-1.4, high=1.4)
-    return Case(
+    return OperatorCase(
         op,
         opset,
         (x, grid),
@@ -125,7 +125,7 @@ def grid_sample(draw: Draw, op: str) -> Case:
 
 
 @family("RoiAlign", "MaxRoiPool")
-def regions(draw: Draw, op: str) -> Case:
+def regions(draw: OperandDraw, op: str) -> OperatorCase:
     """Boxes within and beyond the image."""
     opset = draw.opset(op)
     x = draw.array((2, draw.size(1, 2), draw.size(4, 6), draw.size(4, 6)))
@@ -134,7 +134,7 @@ def regions(draw: Draw, op: str) -> Case:
     if op == "MaxRoiPool":
         batch = draw.array((count, 1), "int64", low=0, high=1).astype(np.float32)
         rois = np.concatenate([batch, np.round(corner), np.round(corner + size)], axis=1)
-        return Case(op, opset, (x, rois), {"pooled_shape": draw.ints(2, 1, 3), "spatial_scale": draw.pick(None, 0.5)})
+        return OperatorCase(op, opset, (x, rois), {"pooled_shape": draw.ints(2, 1, 3), "spatial_scale": draw.pick(None, 0.5)})
     attributes = {
         "mode": draw.pick(None, "avg", "max"),
         "output_height": draw.size(1, 3),
@@ -145,18 +145,18 @@ def regions(draw: Draw, op: str) -> Case:
     if opset >= 16:
         attributes["coordinate_transformation_mode"] = draw.pick(None, "half_pixel", "output_half_pixel")
     rois = np.concatenate([corner, corner + size], axis=1)
-    return Case(op, opset, (x, rois, draw.array((count,), "int64", low=0, high=1)), attributes)
+    return OperatorCase(op, opset, (x, rois, draw.array((count,), "int64", low=0, high=1)), attributes)
 
 
 @family("DFT", "STFT")
-def transforms(draw: Draw, op: str) -> Case:
+def transforms(draw: OperandDraw, op: str) -> OperatorCase:
     """Real and complex signals, inverse, one side."""
     opset = draw.opset(op)
     if op == "STFT":
         x, frame = draw.array((draw.size(1, 2), 16, 1)), draw.pick(4, 8)
         window = draw.array((frame,)) if draw.chance() else None
         length = np.asarray(frame) if window is None or draw.chance() else None
-        return Case(
+        return OperatorCase(
             op,
             opset,
             (x, np.asarray(draw.pick(2, 4)), window, length),
@@ -170,12 +170,14 @@ def transforms(draw: Draw, op: str) -> Case:
     length = draw.pick(None, np.asarray(draw.size(2, 7)))
     attributes: dict[str, Any] = {"inverse": inverse, "onesided": one}
     if opset < 20:
-        return Case(op, opset, (x, length), {**attributes, "axis": draw.pick(1, 2)}, static=frozenset((1,)))
-    return Case(op, opset, (x, length, draw.pick(None, np.asarray(draw.pick(1, 2, -2)))), attributes, static=frozenset((1, 2)))
+        return OperatorCase(op, opset, (x, length), {**attributes, "axis": draw.pick(1, 2)}, static=frozenset((1,)))
+    return OperatorCase(
+        op, opset, (x, length, draw.pick(None, np.asarray(draw.pick(1, 2, -2)))), attributes, static=frozenset((1, 2))
+    )
 
 
 @family("MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow")
-def generated(draw: Draw, op: str) -> Case:
+def generated(draw: OperandDraw, op: str) -> OperatorCase:
     """Made from numbers alone."""
     opset = draw.opset(op)
     if op == "MelWeightMatrix":
@@ -186,22 +188,24 @@ def generated(draw: Draw, op: str) -> Case:
             np.asarray(draw.pick(0.0, 100.0), np.float32),
             np.asarray(4096.0, np.float32),
         )
-        return Case(op, opset, values, static=frozenset(range(5)))
-    return Case(op, opset, (np.asarray(draw.size(3, 9)),), {"periodic": draw.pick(None, 0, 1)}, static=frozenset((0,)))
+        return OperatorCase(op, opset, values, static=frozenset(range(5)))
+    return OperatorCase(op, opset, (np.asarray(draw.size(3, 9)),), {"periodic": draw.pick(None, 0, 1)}, static=frozenset((0,)))
 
 
 @family("MaxUnpool")
-def max_unpool(draw: Draw, op: str) -> Case:
+def max_unpool(draw: OperandDraw, op: str) -> OperatorCase:
     """The inverse of a pooling without overlaps."""
     opset = draw.opset(op)
     h, w = draw.size(1, 3), draw.size(1, 3)
     x = draw.array((1, 1, h, w))
     places = [(2 * i + draw.pick(0, 1)) * 2 * w + 2 * j + draw.pick(0, 1) for i in range(h) for j in range(w)]
-    return Case(op, opset, (x, np.array(places, np.int64).reshape(1, 1, h, w)), {"kernel_shape": [2, 2], "strides": [2, 2]})
+    return OperatorCase(
+        op, opset, (x, np.array(places, np.int64).reshape(1, 1, h, w)), {"kernel_shape": [2, 2], "strides": [2, 2]}
+    )
 
 
 @family("NonMaxSuppression")
-def non_max_suppression(draw: Draw, op: str) -> Case:
+def non_max_suppression(draw: OperandDraw, op: str) -> OperatorCase:
     """Both kinds of boxes."""
     opset = draw.opset(op)
     count, classes = draw.size(1, 6), draw.size(1, 2)
@@ -214,11 +218,11 @@ def non_max_suppression(draw: Draw, op: str) -> Case:
         np.asarray(draw.pick(0.0, 0.3, 0.7), np.float32),
         np.asarray(draw.pick(0.0, 0.4), np.float32),
     )
-    return Case(op, opset, operands, {"center_point_box": draw.pick(None, 0, 1)}, static=frozenset(range(5)))
+    return OperatorCase(op, opset, operands, {"center_point_box": draw.pick(None, 0, 1)}, static=frozenset(range(5)))
 
 
 @family("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-def losses(draw: Draw, op: str) -> Case:
+def losses(draw: OperandDraw, op: str) -> OperatorCase:
     """Reductions, weights, an ignored class."""
     opset = draw.opset(op)
     n, c = draw.size(1, 4), draw.size(2, 4)
@@ -226,17 +230,21 @@ def losses(draw: Draw, op: str) -> Case:
     target = draw.array((n, *extra), "int64", low=0, high=c - 1)
     weight = np.abs(draw.array((c,))) + np.float32(0.1) if draw.chance() else None
     attributes = {"reduction": draw.pick(None, "mean", "sum", "none"), "ignore_index": draw.pick(None, None, 0)}
-    return Case(op, opset, (draw.array((n, c, *extra)), target, weight), attributes)
+    return OperatorCase(op, opset, (draw.array((n, c, *extra)), target, weight), attributes)
 
 
 @family("CenterCropPad", "AffineGrid")
-def grids(draw: Draw, op: str) -> Case:
+def grids(draw: OperandDraw, op: str) -> OperatorCase:
     """Defined by other operators."""
     opset = draw.opset(op)
     if op == "AffineGrid":
         # ONNX's body divides by the extent less one.
         size = np.array([2, 1, draw.size(2, 4), draw.size(2, 4)])
-        return Case(op, opset, (draw.array((2, 2, 3)), size), {"align_corners": draw.pick(None, 0, 1)}, static=frozenset((1,)))
+        return OperatorCase(
+            op, opset, (draw.array((2, 2, 3)), size), {"align_corners": draw.pick(None, 0, 1)}, static=frozenset((1,))
+        )
     shape = draw.shape(1, 3)
     axes = draw.pick(None, list(range(len(shape))))
-    return Case(op, opset, (draw.array(shape), np.array(draw.ints(len(shape), 1, 6))), {"axes": axes}, static=frozenset((1,)))
+    return OperatorCase(
+        op, opset, (draw.array(shape), np.array(draw.ints(len(shape), 1, 6))), {"axes": axes}, static=frozenset((1,))
+    )

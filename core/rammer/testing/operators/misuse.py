@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, numpy_helper
 
-from rammer.testing.operators.case import Array, Case
+from rammer.testing.operators.case import Array, OperatorCase
 
 #: Whole numbers, floats and words at which something ends.
 WHOLE: Final = (0, 1, -1, 2, 5, -3, 1000, (1 << 31) - 1, 1 << 31, -(1 << 31), 1 << 40, (1 << 63) - 1, -(1 << 63))
@@ -57,7 +57,7 @@ class Misuse:
         return f"{self.op}: {self.what}"
 
 
-def misuses(case: Case, random: Random) -> Iterator[Misuse]:
+def misuses(case: OperatorCase, random: Random) -> Iterator[Misuse]:
     """Every change of ``case``, in an order that is the same for a case: attributes, then operands and results."""
     model, feeds = case.model(), case.feeds
     for what, change in (*_attribute_changes(case, model, random), *_arity_changes(model)):
@@ -72,7 +72,7 @@ def misuses(case: Case, random: Random) -> Iterator[Misuse]:
 _Change = Callable[[NodeProto], object]
 
 
-def _attribute_changes(case: Case, model: ModelProto, random: Random) -> Iterator[tuple[str, _Change]]:
+def _attribute_changes(case: OperatorCase, model: ModelProto, random: Random) -> Iterator[tuple[str, _Change]]:
     schema = defs.get_schema(case.op, case.opset, "")
     given = {a.name: a for a in model.graph.node[0].attribute}
     for name, declared in schema.attributes.items():
@@ -220,7 +220,7 @@ def _cut(first: int, node: NodeProto) -> None:
     del node.input[first:]
 
 
-def _operand_changes(case: Case, random: Random) -> Iterator[Misuse]:
+def _operand_changes(case: OperatorCase, random: Random) -> Iterator[Misuse]:
     """Another rank, extent, type or value of one operand; known at compile time or not."""
     for i, operand in enumerate(case.operands):
         if operand is None:
@@ -228,7 +228,7 @@ def _operand_changes(case: Case, random: Random) -> Iterator[Misuse]:
         for what, array in _arrays(operand, random):
             operands = (*case.operands[:i], array, *case.operands[i + 1 :])
             for static in {case.static, case.static ^ {i}}:
-                made = Case(case.op, case.opset, operands, case.attributes, case.outputs, frozenset(static))
+                made = OperatorCase(case.op, case.opset, operands, case.attributes, case.outputs, frozenset(static))
                 known = " (constant)" if i in static else ""
                 yield Misuse(case.op, f"input {i} {what}{known}", made.model(), made.feeds)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.testing.operators.case import Case, Draw, family
+from rammer.testing.operators.case import OperandDraw, OperatorCase, family
 
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _FUNCTIONS = {"RNN": 1, "GRU": 2, "LSTM": 3}
@@ -27,7 +27,7 @@ _ACTIVATIONS = {
 
 
 @family("RNN", "GRU", "LSTM")
-def recurrent(draw: Draw, op: str) -> Case:
+def recurrent(draw: OperandDraw, op: str) -> OperatorCase:
     """A recurrent layer."""
     opset = draw.opset(op)
     direction = draw.pick(None, "forward", "reverse", "bidirectional")
@@ -56,10 +56,10 @@ def recurrent(draw: Draw, op: str) -> Case:
     if draw.chance(0.4):
         _activations(draw, attributes, _FUNCTIONS[op] * many)
     static = frozenset(draw.pick((), (1, 2, 3), (1, 2, 3, 4, 7)))
-    return Case(op, opset, tuple(operands), attributes, 3 if op == "LSTM" else 2, static)
+    return OperatorCase(op, opset, tuple(operands), attributes, 3 if op == "LSTM" else 2, static)
 
 
-def _activations(draw: Draw, attributes: dict[str, Any], count: int) -> None:
+def _activations(draw: OperandDraw, attributes: dict[str, Any], count: int) -> None:
     names = [draw.pick(*_ACTIVATIONS) for _ in range(count)]
     attributes["activations"] = names
     if draw.chance(0.6) or {"ScaledTanh", "Affine"} & set(names):

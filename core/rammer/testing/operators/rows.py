@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.testing.operators.case import Case, Draw, family
+from rammer.testing.operators.case import OperandDraw, OperatorCase, family
 
 _AXES_OPERAND = {"ReduceSum": 13}
 
@@ -23,7 +23,7 @@ _AXES_OPERAND = {"ReduceSum": 13}
     "ReduceLogSumExp",
     "ReduceSumSquare",
 )
-def reduction(draw: Draw, op: str) -> Case:
+def reduction(draw: OperandDraw, op: str) -> OperatorCase:
     """Any axes, none, all; empty tensors; values at which logarithms and exponentials break."""
     opset = draw.opset(op)
     shape = draw.shape(0, 4, least=draw.pick(1, 1, 1, 0))
@@ -40,16 +40,16 @@ def reduction(draw: Draw, op: str) -> Case:
     given = None if draw.chance(0.2) or not axes else axes
     attributes: dict[str, Any] = {"keepdims": draw.pick(None, 0, 1)}
     if opset < _AXES_OPERAND.get(op, 18):
-        return Case(op, opset, (x,), {**attributes, "axes": given})
+        return OperatorCase(op, opset, (x,), {**attributes, "axes": given})
     if draw.chance(0.3):
         attributes["noop_with_empty_axes"] = 1
         given = draw.pick(given, [])
     operand = None if given is None else np.array(given, np.int64)
-    return Case(op, opset, (x, operand), attributes, static=frozenset((1,)))
+    return OperatorCase(op, opset, (x, operand), attributes, static=frozenset((1,)))
 
 
 @family("ArgMax", "ArgMin")
-def arg_extreme(draw: Draw, op: str) -> Case:
+def arg_extreme(draw: OperandDraw, op: str) -> OperatorCase:
     """Ties, NaN, both choices of an index."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 4), draw.dtype(op, opset), draw.pick(0.0, 0.5), -2, 2)
@@ -58,42 +58,46 @@ def arg_extreme(draw: Draw, op: str) -> Case:
     attributes = {"axis": draw.random.randint(-x.ndim if opset >= 11 else 0, x.ndim - 1), "keepdims": draw.pick(None, 0, 1)}
     if opset >= 12:
         attributes["select_last_index"] = draw.pick(None, 0, 1)
-    return Case(op, opset, (x,), attributes)
+    return OperatorCase(op, opset, (x,), attributes)
 
 
 @family("Softmax", "LogSoftmax", "Hardmax")
-def softmax(draw: Draw, op: str) -> Case:
+def softmax(draw: OperandDraw, op: str) -> OperatorCase:
     """Rows with infinities, ties, and axes of both meanings."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 4), draw.dtype(op, opset), draw.pick(0.0, 0.0, 0.2), -3, draw.pick(3, 100))
     if op == "Hardmax" and draw.chance():
         x = np.round(x)
     low = -x.ndim if opset >= 11 else 0
-    return Case(
+    return OperatorCase(
         op, opset, (x,), {"axis": draw.pick(None, draw.random.randint(low, x.ndim - 1)) if x.ndim > 1 or opset >= 13 else 0}
     )
 
 
 @family("CumSum", "CumProd")
-def cumulative(draw: Draw, op: str) -> Case:
+def cumulative(draw: OperandDraw, op: str) -> OperatorCase:
     """Reverse and exclusive sums."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 3), draw.dtype(op, opset))
     axis = np.asarray(draw.random.randint(-x.ndim, x.ndim - 1), draw.pick("int32", "int64"))
-    return Case(op, opset, (x, axis), {"reverse": draw.pick(None, 1), "exclusive": draw.pick(None, 1)}, static=frozenset((1,)))
+    return OperatorCase(
+        op, opset, (x, axis), {"reverse": draw.pick(None, 1), "exclusive": draw.pick(None, 1)}, static=frozenset((1,))
+    )
 
 
 @family("LpNormalization")
-def lp_normalization(draw: Draw, op: str) -> Case:
+def lp_normalization(draw: OperandDraw, op: str) -> OperatorCase:
     """Both norms; rows of zeros stay zeros."""
     opset = draw.opset(op)
     x = draw.array(draw.shape(1, 4), draw.dtype(op, opset))
     x[..., :1] = np.where(draw.chance(0.2), 0, x[..., :1])
-    return Case(op, opset, (x,), {"p": draw.pick(None, 1, 2), "axis": draw.pick(None, draw.random.randint(-x.ndim, x.ndim - 1))})
+    return OperatorCase(
+        op, opset, (x,), {"p": draw.pick(None, 1, 2), "axis": draw.pick(None, draw.random.randint(-x.ndim, x.ndim - 1))}
+    )
 
 
 @family("LayerNormalization", "RMSNormalization")
-def layer_normalization(draw: Draw, op: str) -> Case:
+def layer_normalization(draw: OperandDraw, op: str) -> OperatorCase:
     """Any axis, other results, values whose variance cancels."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
@@ -102,11 +106,11 @@ def layer_normalization(draw: Draw, op: str) -> Case:
     tail = x.shape[-1 if axis is None else axis :]
     bias = draw.array(tail, dtype) if draw.chance() and op == "LayerNormalization" else None
     outputs = draw.pick(1, 1, 3) if op == "LayerNormalization" else 1
-    return Case(op, opset, (x, draw.array(tail, dtype), bias), {"axis": axis, "epsilon": draw.pick(None, 0.1)}, outputs)
+    return OperatorCase(op, opset, (x, draw.array(tail, dtype), bias), {"axis": axis, "epsilon": draw.pick(None, 0.1)}, outputs)
 
 
 @family("InstanceNormalization", "GroupNormalization")
-def channel_normalization(draw: Draw, op: str) -> Case:
+def channel_normalization(draw: OperandDraw, op: str) -> OperatorCase:
     """Statistics of channels or of groups of them."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
@@ -114,18 +118,18 @@ def channel_normalization(draw: Draw, op: str) -> Case:
     x = draw.array((draw.size(1, 3), groups * depth, *draw.shape(1, 3)), dtype)
     scales = groups * depth if opset >= 21 or op == "InstanceNormalization" else groups
     attributes = {"epsilon": draw.pick(None, 0.1)} | ({"num_groups": groups} if op == "GroupNormalization" else {})
-    return Case(op, opset, (x, draw.array((scales,), dtype), draw.array((scales,), dtype)), attributes)
+    return OperatorCase(op, opset, (x, draw.array((scales,), dtype), draw.array((scales,), dtype)), attributes)
 
 
 @family("BatchNormalization")
-def batch_normalization(draw: Draw, op: str) -> Case:
+def batch_normalization(draw: OperandDraw, op: str) -> OperatorCase:
     """Inference, statistics constant or not."""
     opset = draw.opset(op, 9)
     dtype = draw.dtype(op, opset)
     shape = draw.shape(2, 4)
     rows = [draw.array(shape[1:2], dtype) for _ in range(3)]
     variance = np.abs(draw.array(shape[1:2], dtype)) + np.asarray(0.1, dtype)
-    return Case(
+    return OperatorCase(
         op,
         opset,
         (draw.array(shape, dtype), *rows, variance),
@@ -135,15 +139,15 @@ def batch_normalization(draw: Draw, op: str) -> Case:
 
 
 @family("MeanVarianceNormalization")
-def mean_variance_normalization(draw: Draw, op: str) -> Case:
+def mean_variance_normalization(draw: OperandDraw, op: str) -> OperatorCase:
     """Any axes."""
     opset = draw.opset(op, 9)
     x = draw.array(tuple(draw.size(2, 4) for _ in range(4)), draw.pick("float32", "float32", "float16"))
-    return Case(op, opset, (x,), {"axes": draw.pick(None, [0, 2, 3], [2, 3], [1])})
+    return OperatorCase(op, opset, (x,), {"axes": draw.pick(None, [0, 2, 3], [2, 3], [1])})
 
 
 @family("MatMul")
-def matmul(draw: Draw, op: str) -> Case:
+def matmul(draw: OperandDraw, op: str) -> OperatorCase:
     """Vectors, matrices and stacks of them."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
@@ -151,11 +155,11 @@ def matmul(draw: Draw, op: str) -> Case:
     batch = draw.shape(0, 2)
     left = draw.pick((k,), (m, k), (*batch, m, k))
     right = draw.pick((k,), (k, n), (*[1 if draw.chance(0.3) else b for b in batch], k, n))
-    return Case(op, opset, (draw.array(left, dtype), draw.array(right, dtype)), static=frozenset(draw.pick((), (1,))))
+    return OperatorCase(op, opset, (draw.array(left, dtype), draw.array(right, dtype)), static=frozenset(draw.pick((), (1,))))
 
 
 @family("Gemm")
-def gemm(draw: Draw, op: str) -> Case:
+def gemm(draw: OperandDraw, op: str) -> OperatorCase:
     """Transposed operands, factors, every shape of the third operand."""
     opset = draw.opset(op)
     dtype = draw.dtype(op, opset)
@@ -176,11 +180,11 @@ def gemm(draw: Draw, op: str) -> Case:
         draw.array((n, k) if flip_b else (k, n), dtype),
         None if c is None else draw.array(c, dtype),
     )
-    return Case(op, opset, operands, attributes, static=frozenset(draw.pick((), (1, 2))))
+    return OperatorCase(op, opset, operands, attributes, static=frozenset(draw.pick((), (1, 2))))
 
 
 @family("Einsum")
-def einsum(draw: Draw, op: str) -> Case:
+def einsum(draw: OperandDraw, op: str) -> OperatorCase:
     """Products, diagonals, ellipses, implicit results."""
     opset = draw.opset(op)
     equation = draw.pick(
@@ -208,4 +212,4 @@ def einsum(draw: Draw, op: str) -> Case:
         [*([2] if "..." in term else []), *[extents[c] for c in term if c != "."]] for term in equation.split("->")[0].split(",")
     ]
     dtype = draw.pick("float32", "float32", "float64", "int32", "int64")
-    return Case(op, opset, tuple(draw.array(tuple(s), dtype) for s in shapes), {"equation": equation})
+    return OperatorCase(op, opset, tuple(draw.array(tuple(s), dtype) for s in shapes), {"equation": equation})

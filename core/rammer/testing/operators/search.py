@@ -9,12 +9,14 @@ from typing import TypeAlias
 
 from rammer.testing.operators import elementwise, hosted, places, recurrent, rows, windows
 from rammer.testing.operators.case import FAMILIES, drawn
-from rammer.testing.operators.voices import Verdict, judge, judge_device
+from rammer.testing.operators.voices import VoicesVerdict, judge, judge_device
 
 MODULES = (elementwise, hosted, places, recurrent, rows, windows)
 
 
-def verdicts(ops: Sequence[str], seed: int, count: int, fold: bool = False, device: str = "") -> Iterator[tuple[int, Verdict]]:
+def verdicts(
+    ops: Sequence[str], seed: int, count: int, fold: bool = False, device: str = ""
+) -> Iterator[tuple[int, VoicesVerdict]]:
     """Judge ``count`` cases of each operator, on a ``device`` if one is given; numbers are those of ``drawn``."""
     for number in range(count):
         for op in ops:
@@ -23,13 +25,13 @@ def verdicts(ops: Sequence[str], seed: int, count: int, fold: bool = False, devi
             yield number, judge_device(case, device) if device else judge(case)
 
 
-Found: TypeAlias = "tuple[Counter[tuple[str, str]], list[tuple[int, Verdict]]]"
+Found: TypeAlias = "tuple[Counter[tuple[str, str]], list[tuple[int, VoicesVerdict]]]"
 
 
 def search(ops: Sequence[str], seed: int, seconds: float, fold: bool = False, device: str = "") -> Found:
     """Search for ``seconds``; counts by (operator, kind), and what is not ok."""
     counts: Counter[tuple[str, str]] = Counter()
-    found: list[tuple[int, Verdict]] = []
+    found: list[tuple[int, VoicesVerdict]] = []
     end = time.monotonic() + seconds
     for number, verdict in verdicts(ops or sorted(FAMILIES), seed, 1_000_000, fold, device):
         counts[verdict.case.op, verdict.kind] += 1

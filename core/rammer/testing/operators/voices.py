@@ -20,7 +20,7 @@ from rammer.frontend.reader import read_model
 from rammer.frontend.voices import Voice, distrusted
 from rammer.ir.evaluate import evaluate
 from rammer.ir.graph import Graph
-from rammer.testing.operators.case import Array, Case
+from rammer.testing.operators.case import Array, OperatorCase
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VoicesVerdict:
     """``kind``: ok, wrong (no voice agrees), runtime or reference (only that one agrees), alone (no other voice),
     refused (another voice has results) or broken (a traceback)."""
 
     kind: str
     text: str
-    case: Case
+    case: OperatorCase
 
 
-def ours(case: Case, precise: bool = False) -> Said:
+def ours(case: OperatorCase, precise: bool = False) -> Said:
     """rammer's results: lowered expressions in NumPy, and host operators where there are none."""
     try:
         graph = bind(read_model(case.model()), {name: a.shape for name, a in case.feeds.items()})
@@ -76,7 +76,7 @@ def _executed(graph: Graph, feeds: Mapping[str, Array], precise: bool) -> Said:
     return Said(results, host=tuple(host))
 
 
-def on_device(case: Case, device: str) -> Said:
+def on_device(case: OperatorCase, device: str) -> Said:
     """The results of the compiled model on a device."""
     try:
         executable = compile(case.model(), device=device)
@@ -89,19 +89,19 @@ def on_device(case: Case, device: str) -> Said:
         return Said(None, f"{type(error).__name__}: {error}", broken=True)
 
 
-def judge_device(case: Case, device: str) -> Verdict:
+def judge_device(case: OperatorCase, device: str) -> VoicesVerdict:
     """Compare the device with rammer's expressions in NumPy, which other voices judge."""
     want, have = ours(case), on_device(case, device)
     if have.broken:
-        return Verdict("broken", have.why, case)
+        return VoicesVerdict("broken", have.why, case)
     if want.values is None or have.values is None:
         agree = (want.values is None) == (have.values is None)
-        return Verdict("ok" if agree else "refused", have.why or want.why, case)
+        return VoicesVerdict("ok" if agree else "refused", have.why or want.why, case)
     text = difference(have.values, want.values)
-    return Verdict("wrong" if text else "ok", text, case)
+    return VoicesVerdict("wrong" if text else "ok", text, case)
 
 
-def reference(case: Case) -> Said:
+def reference(case: OperatorCase) -> Said:
     """onnx.reference's results."""
     from onnx.reference import ReferenceEvaluator
 
@@ -114,7 +114,7 @@ def reference(case: Case) -> Said:
         return Said(None, f"{type(error).__name__}: {error}")
 
 
-def onnxruntime(case: Case) -> Said:
+def onnxruntime(case: OperatorCase) -> Said:
     """ONNX Runtime's results on the CPU."""
     import onnxruntime as ort
 
@@ -130,7 +130,7 @@ def onnxruntime(case: Case) -> Said:
         return Said(None, f"{type(error).__name__}: {error}")
 
 
-def _typed(case: Case) -> onnx.ModelProto:
+def _typed(case: OperatorCase) -> onnx.ModelProto:
     """The model with the element types of its outputs, which ONNX Runtime wants."""
     model = case.model()
     try:
@@ -180,29 +180,29 @@ def _absolute(dtype: np.dtype[Any], want: Array) -> float:
     return unit * min(largest, 100.0)
 
 
-def judge(case: Case) -> Verdict:
+def judge(case: OperatorCase) -> VoicesVerdict:
     """Compare the voices."""
     mine = ours(case)
     if mine.broken:
-        return Verdict("broken", mine.why, case)
+        return VoicesVerdict("broken", mine.why, case)
     one, two = _trusted(case, "onnxruntime", onnxruntime), _trusted(case, "reference", reference)
     if mine.values is None:
         others = [v for v in (one, two) if v.values is not None]
-        return Verdict("refused" if others else "ok", mine.why, case)
+        return VoicesVerdict("refused" if others else "ok", mine.why, case)
     if one.values is None and two.values is None:
-        return Verdict("alone", f"{one.why} | {two.why}", case)
+        return VoicesVerdict("alone", f"{one.why} | {two.why}", case)
     by_runtime = None if one.values is None else difference(mine.values, one.values)
     by_reference = None if two.values is None else difference(mine.values, two.values)
     if not by_runtime and not by_reference:
-        return Verdict("ok", "", case)
+        return VoicesVerdict("ok", "", case)
     host = f" [host {', '.join(mine.host)}]" if mine.host else ""
     text = f"runtime: {_shown(by_runtime, one)}; reference: {_shown(by_reference, two)}{host}"
     if by_runtime == "":
-        return Verdict("runtime", text, case)
-    return Verdict("reference" if by_reference == "" else "wrong", text, case)
+        return VoicesVerdict("runtime", text, case)
+    return VoicesVerdict("reference" if by_reference == "" else "wrong", text, case)
 
 
-def _trusted(case: Case, voice: Voice, said: Callable[[Case], Said]) -> Said:
+def _trusted(case: OperatorCase, voice: Voice, said: Callable[[OperatorCase], Said]) -> Said:
     """What a voice says, unless it was decided that it is wrong here."""
     decision = distrusted(voice, case.use)
     if decision is not None:

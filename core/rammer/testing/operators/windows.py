@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from rammer.testing.operators.case import Case, Draw, family
+from rammer.testing.operators.case import OperandDraw, OperatorCase, family
 
 _PADS = ("NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
-def _geometry(draw: Draw, rank: int, kernel: list[int], dilated: bool = True) -> dict[str, Any]:
+def _geometry(draw: OperandDraw, rank: int, kernel: list[int], dilated: bool = True) -> dict[str, Any]:
     """strides, dilations, pads or auto_pad; each often left out."""
     result: dict[str, Any] = {}
     if draw.chance(0.7):
@@ -28,12 +28,12 @@ def _geometry(draw: Draw, rank: int, kernel: list[int], dilated: bool = True) ->
     return result
 
 
-def _image(draw: Draw, rank: int, channels: int, low: int = 1, high: int = 7) -> tuple[int, ...]:
+def _image(draw: OperandDraw, rank: int, channels: int, low: int = 1, high: int = 7) -> tuple[int, ...]:
     return (draw.size(1, 2), channels, *[draw.random.randint(low, high) for _ in range(rank)])
 
 
 @family("MaxPool", "AveragePool", "LpPool")
-def pool(draw: Draw, op: str) -> Case:
+def pool(draw: OperandDraw, op: str) -> OperatorCase:
     """Windows in one to three dimensions, with ceil_mode, dilations and indices where the opset has them."""
     opset = draw.opset(op)
     rank = draw.pick(1, 2, 2, 3)
@@ -54,19 +54,21 @@ def pool(draw: Draw, op: str) -> Case:
         attributes["storage_order"] = draw.pick(0, 0, 1)
     dtype = draw.dtype(op, opset)
     x = draw.array(_image(draw, rank, draw.size(1, 3)), dtype)
-    return Case(op, opset, (x,), attributes, outputs)
+    return OperatorCase(op, opset, (x,), attributes, outputs)
 
 
 @family("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
-def global_pool(draw: Draw, op: str) -> Case:
+def global_pool(draw: OperandDraw, op: str) -> OperatorCase:
     """Pooling of everything."""
     opset = draw.opset(op)
     attributes = {"p": draw.pick(1, 2, 3)} if op == "GlobalLpPool" else {}
-    return Case(op, opset, (draw.array(_image(draw, draw.pick(1, 2, 3), draw.size()), draw.dtype(op, opset)),), attributes)
+    return OperatorCase(
+        op, opset, (draw.array(_image(draw, draw.pick(1, 2, 3), draw.size()), draw.dtype(op, opset)),), attributes
+    )
 
 
 @family("Conv")
-def conv(draw: Draw, op: str) -> Case:
+def conv(draw: OperandDraw, op: str) -> OperatorCase:
     """Groups, strides, dilations, every way of padding; kernels larger than the image as well."""
     opset, rank = draw.opset(op), draw.pick(1, 2, 2, 3)
     group, per_group, features = draw.pick(1, 1, 2, 3), draw.size(1, 3), draw.size(1, 3)
@@ -76,11 +78,11 @@ def conv(draw: Draw, op: str) -> Case:
     w = draw.array((group * features, per_group, *kernel), dtype)
     bias = draw.array((group * features,), dtype) if draw.chance() else None
     attributes = {"group": group, "kernel_shape": draw.pick(None, kernel), **_geometry(draw, rank, kernel)}
-    return Case(op, opset, (x, w, bias), attributes, static=frozenset(draw.pick((), (1, 2))))
+    return OperatorCase(op, opset, (x, w, bias), attributes, static=frozenset(draw.pick((), (1, 2))))
 
 
 @family("ConvTranspose")
-def conv_transpose(draw: Draw, op: str) -> Case:
+def conv_transpose(draw: OperandDraw, op: str) -> OperatorCase:
     """Also output_padding and output_shape."""
     opset, rank = draw.opset(op), draw.pick(1, 2, 2, 3)
     group, per_group, features = draw.pick(1, 1, 2), draw.size(1, 2), draw.size(1, 3)
@@ -97,11 +99,11 @@ def conv_transpose(draw: Draw, op: str) -> Case:
     if draw.chance(0.25):
         attributes.pop("pads", None)
         attributes["output_shape"] = [n * s + draw.random.randint(0, 2) for n, s in zip(source, strides, strict=True)]
-    return Case(op, opset, (x, w, bias), attributes, static=frozenset(draw.pick((), (1, 2))))
+    return OperatorCase(op, opset, (x, w, bias), attributes, static=frozenset(draw.pick((), (1, 2))))
 
 
 @family("LRN")
-def lrn(draw: Draw, op: str) -> Case:
+def lrn(draw: OperandDraw, op: str) -> OperatorCase:
     """Sizes from 1 to more than there are channels."""
     opset = draw.opset(op)
     attributes = {
@@ -111,11 +113,11 @@ def lrn(draw: Draw, op: str) -> Case:
         "bias": draw.pick(None, 1.0, 2.0),
     }
     x = draw.array(_image(draw, draw.pick(1, 2, 2, 3), draw.size(1, 7)), draw.dtype(op, opset))
-    return Case(op, opset, (x,), attributes)
+    return OperatorCase(op, opset, (x,), attributes)
 
 
 @family("Resize")
-def resize(draw: Draw, op: str) -> Case:
+def resize(draw: OperandDraw, op: str) -> OperatorCase:
     """Modes, coordinate transformations, scales or sizes, axes, cropping, policies."""
     opset = draw.opset(op, 10)
     rank = draw.pick(2, 3, 4, 4)
@@ -124,7 +126,7 @@ def resize(draw: Draw, op: str) -> Case:
     x = draw.array(shape, dtype)
     if opset < 11:
         scales = np.array([1.0] * (rank - 2) + [draw.pick(0.5, 1.0, 1.5, 2.0, 3.0)] * 2, np.float32)
-        return Case(
+        return OperatorCase(
             op, opset, (x, scales), {"mode": draw.pick("nearest", "linear") if dtype[0] == "f" else None}, static=frozenset((1,))
         )
     # How integers are rounded that were interpolated, nobody says.
@@ -144,10 +146,10 @@ def resize(draw: Draw, op: str) -> Case:
     if opset >= 18 and draw.chance(0.4):
         axes = draw.random.sample(range(max(rank - 2, 0), rank), draw.random.randint(1, 2))
         attributes["axes"] = [a - rank if draw.chance(0.3) else a for a in axes]
-    return _resized(draw, Case(op, opset, (x,), attributes), axes, shape)
+    return _resized(draw, OperatorCase(op, opset, (x,), attributes), axes, shape)
 
 
-def _resized(draw: Draw, case: Case, axes: list[int], shape: tuple[int, ...]) -> Case:
+def _resized(draw: OperandDraw, case: OperatorCase, axes: list[int], shape: tuple[int, ...]) -> OperatorCase:
     rank, attributes = len(shape), dict(case.attributes)
     roi = scales = sizes = None
     if attributes["coordinate_transformation_mode"] == "tf_crop_and_resize":
@@ -171,11 +173,11 @@ def _resized(draw: Draw, case: Case, axes: list[int], shape: tuple[int, ...]) ->
         # These operands became optional later: absent ones were empty.
         roi = np.array([], np.float32) if roi is None else roi
         scales = np.array([], np.float32) if scales is None else scales
-    return Case(case.op, case.opset, (*case.operands, roi, scales, sizes), attributes, static=frozenset((1, 2, 3)))
+    return OperatorCase(case.op, case.opset, (*case.operands, roi, scales, sizes), attributes, static=frozenset((1, 2, 3)))
 
 
 @family("Upsample")
-def upsample(draw: Draw, op: str) -> Case:
+def upsample(draw: OperandDraw, op: str) -> OperatorCase:
     """The older Resize."""
     opset = draw.pick(7, 8, 9)
     rank = draw.pick(2, 3, 4, 4)
@@ -185,5 +187,5 @@ def upsample(draw: Draw, op: str) -> Case:
     scales = [1.0] * (rank - 2) + [draw.pick(1.0, 2.0, 3.0), draw.pick(1.0, 1.5 if x.shape[-1] > 1 else 1.0, 2.0)]
     mode = draw.pick("nearest", "linear") if dtype.startswith("float") else "nearest"
     if opset < 9:
-        return Case(op, opset, (x,), {"mode": mode, "scales": scales})
-    return Case(op, opset, (x, np.array(scales, np.float32)), {"mode": mode}, static=frozenset((1,)))
+        return OperatorCase(op, opset, (x,), {"mode": mode, "scales": scales})
+    return OperatorCase(op, opset, (x, np.array(scales, np.float32)), {"mode": mode}, static=frozenset((1,)))

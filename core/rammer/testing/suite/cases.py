@@ -25,7 +25,7 @@ KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
 
 @dataclass(frozen=True)
-class Case:
+class SuiteCase:
     """A model, sets of inputs with the outputs that they must give, and how far a number may be off (as ``assert_allclose``)."""
 
     name: str
@@ -45,12 +45,12 @@ def names(pattern: str = "") -> list[str]:
     return sorted(n for n in _tests() if re.search(pattern, n))
 
 
-def load(name: str) -> Case:
+def load(name: str) -> SuiteCase:
     """A test with its data."""
     test = _tests()[name]
     if test.model is not None:
         sets = [([_value(v) for v in a], [_value(v) for v in b]) for a, b in test.data_sets or ()]
-        return Case(name, test.model, sets, test.rtol, test.atol)
+        return SuiteCase(name, test.model, sets, test.rtol, test.atol)
     folder = Path(str(test.model_dir))
     model = onnx.load(folder / "model.onnx")
     known = {i.name for i in model.graph.initializer}
@@ -60,7 +60,7 @@ def load(name: str) -> Case:
     sets = [(list(_stored(at, "input", inputs)), list(_stored(at, "output", outputs))) for at in folders]
     if not sets:
         raise FileNotFoundError(f"{folder} holds no test_data_set_*")
-    return Case(name, model, sets, test.rtol, test.atol)
+    return SuiteCase(name, model, sets, test.rtol, test.atol)
 
 
 @cache

@@ -12,7 +12,7 @@ import numpy as np
 
 import rammer
 from rammer.errors import RammerError
-from rammer.testing.suite.cases import Case, Value
+from rammer.testing.suite.cases import SuiteCase, Value
 
 #: Verdicts: right on the device alone; right, with operators that the host computed; types and shapes right, of numbers that are
 #: drawn; declined with a clear error; other numbers; ended in any other way.
@@ -42,7 +42,7 @@ class Score:
         return Score(listed["name"], listed["verdict"], listed["why"], tuple(listed["hosted"]))
 
 
-def score(case: Case, device: str, options: Mapping[str, str]) -> Score:
+def score(case: SuiteCase, device: str, options: Mapping[str, str]) -> Score:
     """Compile, run and compare every set of a test."""
     try:
         exe = rammer.compile(case.model, device, options=options)
@@ -62,7 +62,7 @@ def score(case: Case, device: str, options: Mapping[str, str]) -> Score:
     return Score(case.name, verdict, "", tuple(hosted))
 
 
-def _difference(case: Case, exe: Any) -> str:
+def _difference(case: SuiteCase, exe: Any) -> str:
     for inputs, wanted in case.sets:
         names = [p.name for p in exe.head.inputs]
         found = exe.run(dict(zip(names, inputs, strict=True)))

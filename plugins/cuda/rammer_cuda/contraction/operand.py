@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rammer.codegen.contraction import Guard, Operand, Product, consecutive
+from rammer.codegen.contraction import Operand, PaddedAxis, Product, consecutive
 from rammer.codegen.task import Packing, Unsuited
 from rammer.codegen.text import Text, digits, numbered, total, weighted
 
@@ -300,5 +300,5 @@ class Staged:
         return {**taps, **names}, offset, tests
 
     @staticmethod
-    def _inside(guard: Guard, base: str, terms: Sequence[tuple[str, int]]) -> str:
+    def _inside(guard: PaddedAxis, base: str, terms: Sequence[tuple[str, int]]) -> str:
         return f"(unsigned)({total([(base, 1), *terms])}) < {guard.extent}u"

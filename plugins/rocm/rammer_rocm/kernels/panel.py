@@ -52,7 +52,7 @@ def check_maps(operator: ROperator) -> None:
 
 
 @dataclass(frozen=True)
-class Operand:
+class PanelOperand:
     """How the microkernel steps through an operand: its start, and elements per step of each reduction axis
     and (unpacked rows only) from row to row. ``packed`` operands lie in blocks of the register tile."""
 
@@ -144,7 +144,7 @@ class _Panel:
 
     # --- operands -------------------------------------------------------------------------------
 
-    def _rows_operand(self) -> Operand:
+    def _rows_operand(self) -> PanelOperand:
         p, a = self.p, self.p.a
         if a.tensor in self.binding.constants:
             packing, coordinates = pack_rows(p, self.mr)
@@ -153,38 +153,38 @@ class _Panel:
             blocks = -(-p.rows // self.mr)
             place = numbered(coordinates)
             self.text.line(f"__global const float *A = {pointer} + (size_t)({place}) * {blocks * block};")
-            return Operand("A", {r: s * self.mr for r, s in self.flat.items()}, packed=True)
+            return PanelOperand("A", {r: s * self.mr for r, s in self.flat.items()}, packed=True)
         steps = access(a, self.binding)
         pointer = self.pointer(a.tensor)
         self.text.line(f"__global const float *A = {pointer} + ({self.address(steps)});")
-        return Operand("A", {r: steps.step(r) for r in self.flat}, row_step=steps.step(p.row) if p.row else 0)
+        return PanelOperand("A", {r: steps.step(r) for r in self.flat}, row_step=steps.step(p.row) if p.row else 0)
 
-    def _columns_operand(self) -> Operand:
+    def _columns_operand(self) -> PanelOperand:
         p, b = self.p, self.p.b
         if self.window:
             self.scratch = (self.window.count * self.window.block(self.lanes) + self.lanes) * 4
             self._gather(self.window.region(self.lanes))
-            return Operand("panel", self.window.steps(self.lanes))
+            return PanelOperand("panel", self.window.steps(self.lanes))
         if b.tensor in self.binding.constants and b.tensor not in p.before and len(p.columns) == 1:
             packing, coordinates = pack_columns(p, self.nv * self.lanes)
             pointer = self.pointer(b.tensor, packing=packing)
             size = -(-p.width // (self.nv * self.lanes)) * p.depth * self.nv * self.lanes
             self.text.line(f"__global const float *B = {pointer} + (size_t)({numbered(coordinates)}) * {size};")
-            return Operand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()}, packed=True)
+            return PanelOperand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()}, packed=True)
         if b.tensor not in p.before and b.fill is None:
             steps = access(b, self.binding)
             if contiguous(steps, p):
                 self.text.line(f"__global const float *B = {self.pointer(b.tensor)} + ({self.address(steps)});")
-                return Operand("B", {r: steps.step(r) for r in self.flat})
+                return PanelOperand("B", {r: steps.step(r) for r in self.flat})
         return self._gathered()
 
-    def _gathered(self) -> Operand:
+    def _gathered(self) -> PanelOperand:
         """The panel ``[K][stride]`` in scratch memory; the stride avoids multiples of 4 KiB (cache sets)."""
         stride = -(-self.p.width // self.lanes) * self.lanes + self.lanes
         stride += self.lanes * (stride % 1024 == 0)
         self.scratch = (self.p.depth + 1) * stride * 4
         self._gather(columns_region(self.p, stride))
-        return Operand("panel", {r: s * stride for r, s in self.flat.items()})
+        return PanelOperand("panel", {r: s * stride for r, s in self.flat.items()})
 
     def _gather(self, region: Region) -> None:
         self.text.line("__global float *panel = (__global float *)scratch;")
@@ -192,7 +192,7 @@ class _Panel:
 
     # --- the microkernel ------------------------------------------------------------------------
 
-    def _pointers(self, a: Operand, b: Operand) -> None:
+    def _pointers(self, a: PanelOperand, b: PanelOperand) -> None:
         """``b`` at the first column, ``a`` at the first row (or ``a0``, ``a1``, ... at every row)."""
         text, full = self.text, self.nv * self.lanes
         place = f"c / {full} * {full * self.p.depth} + c % {full}" if b.packed else "c"
@@ -204,7 +204,7 @@ class _Panel:
             # Rows past the end repeat the last one; they are never stored.
             text.line(f"__global const float *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
 
-    def _multiply(self, a: Operand, b: Operand, nv: int) -> None:
+    def _multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """Sum over K into registers, then leave them in ``tile``, row by row with ``nv`` vectors each."""
         kind = vector_type(self.lanes)
         for i in range(self.mr):
@@ -213,7 +213,7 @@ class _Panel:
         for i in range(self.mr):
             self.text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
-    def _k_loops(self, a: Operand, b: Operand, nv: int) -> None:
+    def _k_loops(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """A loop over each group of reduction axes that both operands step through evenly."""
         groups = merged([(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce])
         for n, (extent, _, _) in enumerate(groups):

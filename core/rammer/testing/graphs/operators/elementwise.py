@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 
 from rammer.ir.types import SHORT, is_float
-from rammer.testing.graphs.draw import FLOATS, INTEGERS, MOST, Draw, Reject, Val
+from rammer.testing.graphs.draw import FLOATS, INTEGERS, MOST, Draw, DrawnValue, Reject
 from rammer.testing.graphs.operators.registry import describe
 
 #: Functions of one variable and where they are drawn: wide enough for every branch, narrow enough that results stay finite.
@@ -63,7 +63,7 @@ def fits(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
         return False
 
 
-def partner(d: Draw, x: Val, low: float = -3, high: float = 3, bound: bool = False) -> Val:
+def partner(d: Draw, x: DrawnValue, low: float = -3, high: float = 3, bound: bool = False) -> DrawnValue:
     """An operand that broadcasts with ``x``: a value of the graph or a fresh one in [low, high]."""
     others = [v for v in d.values if v.dtype == x.dtype and fits(v.shape, x.shape) and (not bound or v.within(low, high))]
     if others and d.chance(0.5):
@@ -72,12 +72,12 @@ def partner(d: Draw, x: Val, low: float = -3, high: float = 3, bound: bool = Fal
     return d.fresh(x.dtype, shape if fits(shape, x.shape) else x.shape, low, high)
 
 
-def _pair(d: Draw, x: Val, y: Val) -> list[str]:
+def _pair(d: Draw, x: DrawnValue, y: DrawnValue) -> list[str]:
     return [x.name, y.name] if d.chance(0.6) else [y.name, x.name]
 
 
 @describe("Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Relu", "Not", "BitwiseNot", "IsNaN", "Identity", "HardSwish", *DOMAIN)
-def unary(d: Draw, op: str) -> Val:
+def unary(d: Draw, op: str) -> DrawnValue:
     # Up to opset 12 Erf takes integers, of which it gives an integer that nothing defines.
     x = d.pick([t for t in d.types(op) if op != "Erf" or is_float(t)])
     attributes: dict[str, Any] = {}
@@ -93,13 +93,13 @@ def unary(d: Draw, op: str) -> Val:
 
 
 @describe("IsInf")
-def is_inf(d: Draw, op: str) -> Val:
+def is_inf(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op))
     return d.add(op, [x.name], detect_negative=d.one([None, 0, 1]), detect_positive=d.one([None, 0, 1]))
 
 
 @describe("LeakyRelu", "ThresholdedRelu", "HardSigmoid", "Shrink")
-def parametric(d: Draw, op: str) -> Val:
+def parametric(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op))
     choices = {
         "LeakyRelu": {"alpha": [0.01, 0.2, 0.0, -0.5, 1.5]},
@@ -111,19 +111,19 @@ def parametric(d: Draw, op: str) -> Val:
 
 
 @describe("Add", "Sub", "Mul", weight=1.5)
-def arithmetic(d: Draw, op: str) -> Val:
+def arithmetic(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), where=small)
     return d.add(op, _pair(d, x, partner(d, x, bound=not is_float(x.dtype))))
 
 
-def small(v: Val) -> bool:
+def small(v: DrawnValue) -> bool:
     """Whether products of it stay far from the limits of its type."""
     limit = {"float32": 1e6, "float64": 1e6, "float16": 60.0, "int8": 11, "uint8": 15, "int16": 180, "uint16": 250}
     return v.dtype == "bool" or v.within(-limit.get(v.dtype, 4e4), limit.get(v.dtype, 4e4))
 
 
 @describe("Div")
-def divide(d: Draw, op: str) -> Val:
+def divide(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), where=small)
     y = partner(d, x, 1, 7, bound=True)
     if is_float(x.dtype) and d.chance(0.3):
@@ -134,7 +134,7 @@ def divide(d: Draw, op: str) -> Val:
 
 
 @describe("Mod")
-def modulo(d: Draw, op: str) -> Val:
+def modulo(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), where=small)
     fmod = 1 if is_float(x.dtype) else d.one([None, 0, 1])
     y = partner(d, x, 1, 7, bound=True)
@@ -144,7 +144,7 @@ def modulo(d: Draw, op: str) -> Val:
 
 
 @describe("Pow")
-def power(d: Draw, op: str) -> Val:
+def power(d: Draw, op: str) -> DrawnValue:
     x = d.bounded(d.pick(d.types(op, 0), where=small), 0.1, 3)
     if not is_float(x.dtype):
         x = d.fresh(x.dtype, x.shape, -3, 3)
@@ -158,38 +158,38 @@ def power(d: Draw, op: str) -> Val:
 @describe(
     "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"
 )
-def logical(d: Draw, op: str) -> Val:
+def logical(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op))
     return d.add(op, _pair(d, x, partner(d, x)))
 
 
 @describe("BitShift")
-def bit_shift(d: Draw, op: str) -> Val:
+def bit_shift(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op))
     return d.add(op, [x.name, partner(d, x, 0, 5, bound=True).name], direction=d.one(["LEFT", "RIGHT"]))
 
 
 @describe("Min", "Max", "Sum", "Mean")
-def variadic(d: Draw, op: str) -> Val:
+def variadic(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), where=small)
     shape, names = x.shape, [x.name]
     for _ in range(d.integer(0, 3)):
         # Up to opset 7 "all inputs and outputs must have the same shape".
-        y = partner(d, Val("", x.dtype, shape)) if d.since(op) >= 8 else d.fresh(x.dtype, shape)
+        y = partner(d, DrawnValue("", x.dtype, shape)) if d.since(op) >= 8 else d.fresh(x.dtype, shape)
         shape = np.broadcast_shapes(shape, y.shape)
         names.append(y.name)
     return d.add(op, names)
 
 
 @describe("PRelu")
-def prelu(d: Draw, op: str) -> Val:
+def prelu(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), where=small)
     shape = tuple(1 if d.chance(0.5) else n for n in x.shape)[d.integer(0, x.rank) :]
     return d.add(op, [x.name, d.fresh(x.dtype, shape, 0 if x.dtype.startswith("u") else -2, 2).name])
 
 
 @describe("Clip")
-def clip(d: Draw, op: str) -> Val:
+def clip(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op))
     low, high = sorted((d.real(-2, 3), d.real(-2, 3)))
     if d.since(op) < 11:
@@ -201,18 +201,18 @@ def clip(d: Draw, op: str) -> Val:
 
 
 @describe("Where")
-def where(d: Draw, op: str) -> Val:
+def where(d: Draw, op: str) -> DrawnValue:
     c = d.pick(("bool",))
     shape = broadcast(d, c.shape)
     x = d.fresh(d.dtype(d.types(op, 1)), shape if fits(shape, c.shape) else c.shape)
     others = [v for v in d.values if v.dtype in d.types(op, 1) and fits(v.shape, c.shape)]
     x = d.one(others) if others and d.chance(0.6) else x
-    y = partner(d, Val("", x.dtype, np.broadcast_shapes(x.shape, c.shape)))
+    y = partner(d, DrawnValue("", x.dtype, np.broadcast_shapes(x.shape, c.shape)))
     return d.add(op, [c.name, *_pair(d, x, y)])
 
 
 @describe("Cast", weight=1.5)
-def cast(d: Draw, op: str) -> Val:
+def cast(d: Draw, op: str) -> DrawnValue:
     source, target = d.pick(d.types(op)), d.one(tuple(SHORT))
     if is_float(source.dtype) and not is_float(target) and target != "bool":
         source = _whole(d, source, target)
@@ -222,7 +222,7 @@ def cast(d: Draw, op: str) -> Val:
 
 
 @describe("CastLike")
-def cast_like(d: Draw, op: str) -> Val:
+def cast_like(d: Draw, op: str) -> DrawnValue:
     source, like = d.pick(d.types(op)), d.pick(d.types(op, 1))
     if is_float(source.dtype) and like.dtype in INTEGERS:
         source = _whole(d, source, like.dtype)
@@ -231,7 +231,7 @@ def cast_like(d: Draw, op: str) -> Val:
     return d.add(op, [source.name, like.name])
 
 
-def _whole(d: Draw, x: Val, target: str) -> Val:
+def _whole(d: Draw, x: DrawnValue, target: str) -> DrawnValue:
     """Floats that an integer type holds, not near the next integer: halves and quarters beyond whole numbers."""
     low = 0 if target.startswith("u") else -100
     if x.known and x.within(low, 100):
@@ -241,7 +241,7 @@ def _whole(d: Draw, x: Val, target: str) -> Val:
     for table in (d.inputs, d.constants):
         if made.name in table:
             table[made.name] = np.asarray(values, x.dtype)
-            d.values[-1] = Val(made.name, made.dtype, made.shape, made.known, table[made.name])
+            d.values[-1] = DrawnValue(made.name, made.dtype, made.shape, made.known, table[made.name])
             return d.values[-1]
     raise Reject("no input to fill")
 
@@ -252,7 +252,7 @@ def code(dtype: str) -> int:
 
 
 @describe("Dropout")
-def dropout(d: Draw, op: str) -> Val:
+def dropout(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op))
     if d.since(op) < 12:  # what the mask is outside training is said since then only
         return d.add(op, [x.name], ratio=d.one([None, 0.25]))

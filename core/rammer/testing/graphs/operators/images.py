@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from rammer.testing.graphs.draw import Draw, Reject, Val
+from rammer.testing.graphs.draw import Draw, DrawnValue, Reject
 from rammer.testing.graphs.operators.elementwise import small
 from rammer.testing.graphs.operators.products import operand
 from rammer.testing.graphs.operators.registry import describe
 from rammer.testing.graphs.operators.shapes import some_axes
 
 
-def image(d: Draw, op: str, rank: tuple[int, int] = (3, 5)) -> Val:
+def image(d: Draw, op: str, rank: tuple[int, int] = (3, 5)) -> DrawnValue:
     """A batch of images: an existing one, or fresh with a few pixels more than other tensors."""
     found = [v for v in d.values if v.dtype in d.types(op) and rank[0] <= v.rank <= rank[1] and small(v)]
     if found and d.chance(0.6):
@@ -47,7 +47,7 @@ def window(d: Draw, op: str, extents: Sequence[int], kernel: Sequence[int], tran
 
 
 @describe("Conv", weight=3)
-def conv(d: Draw, op: str) -> Val:
+def conv(d: Draw, op: str) -> DrawnValue:
     x = image(d, op)
     channels, kernel = x.shape[1], [d.integer(1, 3) for _ in x.shape[2:]]
     group = d.one([g for g in range(1, channels + 1) if channels % g == 0] or [1])
@@ -63,7 +63,7 @@ def conv(d: Draw, op: str) -> Val:
 
 
 @describe("ConvTranspose", weight=1.5)
-def conv_transpose(d: Draw, op: str) -> Val:
+def conv_transpose(d: Draw, op: str) -> DrawnValue:
     x = image(d, op)
     channels, kernel = x.shape[1], [d.integer(1, 3) for _ in x.shape[2:]]
     group = d.one([g for g in range(1, channels + 1) if channels % g == 0] or [1])
@@ -80,7 +80,7 @@ def conv_transpose(d: Draw, op: str) -> Val:
 
 
 @describe("MaxPool", "AveragePool", "LpPool", weight=1.5)
-def pool(d: Draw, op: str) -> Val:
+def pool(d: Draw, op: str) -> DrawnValue:
     x = image(d, op)
     kernel = [d.integer(1, 3) for _ in x.shape[2:]]
     given = window(d, op, x.shape[2:], kernel)
@@ -97,7 +97,7 @@ def pool(d: Draw, op: str) -> Val:
 
 
 @describe("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
-def global_pool(d: Draw, op: str) -> Val:
+def global_pool(d: Draw, op: str) -> DrawnValue:
     x = image(d, op)
     if 0 in x.shape[2:]:
         raise Reject("the mean of nothing")
@@ -105,18 +105,18 @@ def global_pool(d: Draw, op: str) -> Val:
 
 
 @describe("LRN")
-def lrn(d: Draw, op: str) -> Val:
+def lrn(d: Draw, op: str) -> DrawnValue:
     x = image(d, op)
     numbers = {"alpha": [0.01, 0.5], "beta": [0.75, 0.5], "bias": [1.0, 2.0]}
     return d.add(op, [x.name], size=d.one([1, 2, 3, 5]), **{k: d.one(v) for k, v in numbers.items() if d.chance(0.5)})
 
 
 @describe("DepthToSpace", "SpaceToDepth")
-def depth_to_space(d: Draw, op: str) -> Val:
+def depth_to_space(d: Draw, op: str) -> DrawnValue:
     block = d.one([1, 2, 2, 3])
     mode = d.one([None, "DCR", "CRD"]) if op == "DepthToSpace" and d.takes(op, "mode") else None
 
-    def suits(v: Val) -> bool:
+    def suits(v: DrawnValue) -> bool:
         return v.shape[1] % block**2 == 0 if op == "DepthToSpace" else v.shape[2] % block == 0 and v.shape[3] % block == 0
 
     found = [v for v in d.values if v.dtype in d.types(op) and v.rank == 4 and suits(v)]
@@ -130,7 +130,7 @@ def depth_to_space(d: Draw, op: str) -> Val:
 
 
 @describe("Upsample")
-def upsample(d: Draw, op: str) -> Val:
+def upsample(d: Draw, op: str) -> DrawnValue:
     x = image(d, op, (4, 4))
     scales = [1.0, 1.0, *(d.one([1.0, 2.0, 3.0, 1.5]) for _ in x.shape[2:])]
     mode = d.one([None, "nearest", "linear"] if "float" in x.dtype else [None, "nearest"])
@@ -140,7 +140,7 @@ def upsample(d: Draw, op: str) -> Val:
 
 
 @describe("Resize", weight=2)
-def resize(d: Draw, op: str) -> Val:
+def resize(d: Draw, op: str) -> DrawnValue:
     since = d.since(op)
     x = image(d, op) if d.chance(0.6) or since < 11 else d.pick(d.types(op), (1, 5))
     if 0 in x.shape:

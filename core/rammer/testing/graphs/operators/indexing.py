@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from rammer.testing.graphs.draw import MOST, NUMBERS, Draw, Reject, Val
+from rammer.testing.graphs.draw import MOST, NUMBERS, Draw, DrawnValue, Reject
 from rammer.testing.graphs.operators.elementwise import small
 from rammer.testing.graphs.operators.registry import describe
 from rammer.testing.graphs.operators.shapes import axis_of
 
 
-def indices(d: Draw, shape: tuple[int, ...], extent: int, unsigned: bool = False, dtype: str = "int64") -> Val:
+def indices(d: Draw, shape: tuple[int, ...], extent: int, unsigned: bool = False, dtype: str = "int64") -> DrawnValue:
     """Places along an axis of ``extent`` elements, some counted from the end."""
     if extent == 0 and np.prod(shape, dtype=np.int64):
         raise Reject("nothing to index")
@@ -24,7 +24,7 @@ def _kind(d: Draw) -> str:
 
 
 @describe("Gather", weight=2)
-def gather(d: Draw, op: str) -> Val:
+def gather(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4))
     axis = axis_of(d, x.rank)
     where = indices(d, d.shape(0, 2), x.shape[axis], d.since(op) < 11, _kind(d))
@@ -32,7 +32,7 @@ def gather(d: Draw, op: str) -> Val:
 
 
 @describe("GatherElements")
-def gather_elements(d: Draw, op: str) -> Val:
+def gather_elements(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4))
     axis = axis_of(d, x.rank)
     shape = tuple(d.integer(1, 5) if i == axis % x.rank else d.integer(min(1, n), n) for i, n in enumerate(x.shape))
@@ -40,7 +40,7 @@ def gather_elements(d: Draw, op: str) -> Val:
 
 
 @describe("GatherND")
-def gather_nd(d: Draw, op: str) -> Val:
+def gather_nd(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4))
     batch = d.integer(0, min(x.rank - 1, 2)) if d.takes(op, "batch_dims") and d.chance(0.3) else 0
     depth = d.integer(1, x.rank - batch)
@@ -48,7 +48,7 @@ def gather_nd(d: Draw, op: str) -> Val:
     return d.add(op, [x.name, _tuples(d, shape, x.shape[batch : batch + depth]).name], batch_dims=batch or None)
 
 
-def _tuples(d: Draw, shape: tuple[int, ...], extents: tuple[int, ...]) -> Val:
+def _tuples(d: Draw, shape: tuple[int, ...], extents: tuple[int, ...]) -> DrawnValue:
     """Index tuples along the last axis, each within its extent."""
     if 0 in extents:
         raise Reject("nothing to index")
@@ -57,19 +57,19 @@ def _tuples(d: Draw, shape: tuple[int, ...], extents: tuple[int, ...]) -> Val:
     return replaced(d, made, np.stack(columns, axis=-1).astype(np.int64) if columns else np.zeros(shape, np.int64))
 
 
-def replaced(d: Draw, made: Val, array: np.ndarray[Any, Any]) -> Val:
+def replaced(d: Draw, made: DrawnValue, array: np.ndarray[Any, Any]) -> DrawnValue:
     """``made``, a fresh value, with other elements."""
     for table in (d.inputs, d.constants):
         if made.name in table:
             table[made.name] = array
             d.values = [v for v in d.values if v.name != made.name]
-            d.values.append(Val(made.name, made.dtype, made.shape, made.known, array))
+            d.values.append(DrawnValue(made.name, made.dtype, made.shape, made.known, array))
             return d.values[-1]
     raise Reject("no input to fill")
 
 
 @describe("OneHot")
-def one_hot(d: Draw, op: str) -> Val:
+def one_hot(d: Draw, op: str) -> DrawnValue:
     depth = d.integer(1, 6)
     where = d.fresh(d.one(["int64", "int32", "float32"]), d.shape(0, 2), -depth - 1, depth + 1)
     if where.dtype == "float32":
@@ -80,7 +80,7 @@ def one_hot(d: Draw, op: str) -> Val:
 
 
 @describe("ReverseSequence")
-def reverse_sequence(d: Draw, op: str) -> Val:
+def reverse_sequence(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (2, 4))
     batch, time = d.one([(0, 1), (1, 0)])
     lengths = d.fresh("int64", (x.shape[batch],), 1 if x.shape[time] else 0, x.shape[time])
@@ -88,7 +88,7 @@ def reverse_sequence(d: Draw, op: str) -> Val:
 
 
 @describe("Scatter", "ScatterElements")
-def scatter_elements(d: Draw, op: str) -> Val:
+def scatter_elements(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 3), where=small)
     axis = axis_of(d, x.rank) if d.opset >= 11 else d.integer(0, x.rank - 1)
     extent = x.shape[axis]
@@ -110,7 +110,7 @@ def scatter_elements(d: Draw, op: str) -> Val:
 
 
 @describe("ScatterND")
-def scatter_nd(d: Draw, op: str) -> Val:
+def scatter_nd(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 3), where=lambda v: small(v) and v.size > 0)
     depth = d.integer(1, x.rank)
     cells = int(np.prod(x.shape[:depth]))

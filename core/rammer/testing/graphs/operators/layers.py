@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.testing.graphs.draw import Draw, Reject, Val
+from rammer.testing.graphs.draw import Draw, DrawnValue, Reject
 from rammer.testing.graphs.operators.elementwise import small
 from rammer.testing.graphs.operators.images import image
 from rammer.testing.graphs.operators.registry import describe
@@ -16,13 +16,13 @@ def parameter(d: Draw, dtype: str, shape: tuple[int, ...], positive: bool = Fals
     return d.fresh(dtype, shape, 0.25 if positive else -1.5, 1.5, constant=d.chance(0.75)).name
 
 
-def spread(v: Val) -> bool:
+def spread(v: DrawnValue) -> bool:
     """Whether normalising it is well defined: some elements, and not all equal along any axis that counts."""
     return small(v) and v.size > 0 and v.array is not None and float(v.array.std()) > 0.05
 
 
 @describe("Softmax", "LogSoftmax", "Hardmax", weight=1.3)
-def softmax(d: Draw, op: str) -> Val:
+def softmax(d: Draw, op: str) -> DrawnValue:
     old = d.since(op) < 13
     x = d.bounded(d.pick(d.types(op), (1, 5)), -50, 50)
     axis = d.integer(-x.rank if d.opset >= 11 else 0, x.rank - 1)
@@ -32,7 +32,7 @@ def softmax(d: Draw, op: str) -> Val:
 
 
 @describe("BatchNormalization", weight=1.5)
-def batch_normalization(d: Draw, op: str) -> Val:
+def batch_normalization(d: Draw, op: str) -> DrawnValue:
     x = image(d, op, (2, 5) if d.chance(0.3) else (3, 4))
     c = (x.shape[1],) if x.rank > 1 else (1,)
     names = [parameter(d, x.dtype, c), parameter(d, x.dtype, c), parameter(d, x.dtype, c), parameter(d, x.dtype, c, True)]
@@ -40,13 +40,13 @@ def batch_normalization(d: Draw, op: str) -> Val:
 
 
 @describe("InstanceNormalization")
-def instance_normalization(d: Draw, op: str) -> Val:
+def instance_normalization(d: Draw, op: str) -> DrawnValue:
     x = _spread_image(d, op)
     c = (x.shape[1],)
     return d.add(op, [x.name, parameter(d, x.dtype, c), parameter(d, x.dtype, c)], epsilon=d.one([None, 1e-2]))
 
 
-def _spread_image(d: Draw, op: str) -> Val:
+def _spread_image(d: Draw, op: str) -> DrawnValue:
     x = image(d, op)
     if not spread(x):
         raise Reject("all equal")
@@ -54,7 +54,7 @@ def _spread_image(d: Draw, op: str) -> Val:
 
 
 @describe("GroupNormalization")
-def group_normalization(d: Draw, op: str) -> Val:
+def group_normalization(d: Draw, op: str) -> DrawnValue:
     x = _spread_image(d, op)
     groups = d.one([g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0])
     c = (x.shape[1] if d.since(op) >= 21 else groups,)
@@ -62,7 +62,7 @@ def group_normalization(d: Draw, op: str) -> Val:
 
 
 @describe("LayerNormalization", "RMSNormalization", weight=1.5)
-def layer_normalization(d: Draw, op: str) -> Val:
+def layer_normalization(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4), where=spread)
     axis = axis_of(d, x.rank)
     shape = x.shape[axis % x.rank :]
@@ -74,7 +74,7 @@ def layer_normalization(d: Draw, op: str) -> Val:
 
 
 @describe("MeanVarianceNormalization")
-def mean_variance(d: Draw, op: str) -> Val:
+def mean_variance(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (4, 4), where=spread) if d.chance(0.5) else d.pick(d.types(op), (1, 4), where=spread)
     axes = [a % x.rank for a in some_axes(d, x.rank, 1)]
     # Its definition has no epsilon to speak of: what is equal along the axes is 0 by 0 in one library, 0 in another.
@@ -84,6 +84,6 @@ def mean_variance(d: Draw, op: str) -> Val:
 
 
 @describe("LpNormalization")
-def lp_normalization(d: Draw, op: str) -> Val:
+def lp_normalization(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4), where=spread)
     return d.add(op, [x.name], axis=axis_of(d, x.rank) if d.chance(0.8) else None, p=d.one([None, 1, 2]))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rammer.testing.graphs.draw import Draw, Val
+from rammer.testing.graphs.draw import Draw, DrawnValue
 from rammer.testing.graphs.operators.elementwise import small
 from rammer.testing.graphs.operators.registry import describe
 
 
-def operand(d: Draw, dtype: str, shape: Sequence[int], share: float = 0.5) -> Val:
+def operand(d: Draw, dtype: str, shape: Sequence[int], share: float = 0.5) -> DrawnValue:
     """A value of exactly this type, of the graph or fresh (a constant more often, as weights are)."""
     found = [v for v in d.values if v.dtype == dtype and v.shape == tuple(shape) and small(v)]
     if found and d.chance(share):
@@ -18,7 +18,7 @@ def operand(d: Draw, dtype: str, shape: Sequence[int], share: float = 0.5) -> Va
 
 
 @describe("MatMul", weight=2.5)
-def matmul(d: Draw, op: str) -> Val:
+def matmul(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4), where=small)
     depth, columns = x.shape[-1], d.extent()
     roll = d.rng.random()
@@ -33,7 +33,7 @@ def matmul(d: Draw, op: str) -> Val:
 
 
 @describe("Gemm", weight=2)
-def gemm(d: Draw, op: str) -> Val:
+def gemm(d: Draw, op: str) -> DrawnValue:
     a = d.pick(d.types(op), (2, 2), where=small)
     ta, tb, n = d.one([None, 0, 1]), d.one([None, 0, 1]), d.extent()
     m, k = (a.shape[1], a.shape[0]) if ta else a.shape
@@ -47,7 +47,7 @@ def gemm(d: Draw, op: str) -> Val:
 
 
 @describe("Einsum", weight=1.5)
-def einsum(d: Draw, op: str) -> Val:
+def einsum(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (0, 4), where=small)
     letters = "abcdefgh"[: x.rank]
     if x.rank >= 2 and len(set(x.shape)) < x.rank and d.chance(0.15):

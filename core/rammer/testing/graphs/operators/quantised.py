@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import helper
 
-from rammer.testing.graphs.draw import Draw, Reject, Val
+from rammer.testing.graphs.draw import Draw, DrawnValue, Reject
 from rammer.testing.graphs.operators.elementwise import small
 from rammer.testing.graphs.operators.images import image, window
 from rammer.testing.graphs.operators.registry import describe
@@ -43,7 +43,7 @@ class Grain:
     shape: tuple[int, ...]
 
 
-def grain(d: Draw, op: str, x: Val) -> Grain:
+def grain(d: Draw, op: str, x: DrawnValue) -> Grain:
     """One that the operator has at this opset."""
     if not x.rank or d.since(op) < 13 or d.chance(0.5):
         return Grain(None, None, ())
@@ -60,7 +60,7 @@ def grain(d: Draw, op: str, x: Val) -> Grain:
 
 
 @describe("QuantizeLinear", weight=0.7)
-def quantize(d: Draw, op: str) -> Val:
+def quantize(d: Draw, op: str) -> DrawnValue:
     narrow = d.since(op) >= 19 and d.chance(0.2)
     x = d.pick(("float16",) if narrow else ("float32",), (0, 4), where=small)
     if not narrow and d.chance(0.1):  # further than 32 bits reach
@@ -77,7 +77,7 @@ def quantize(d: Draw, op: str) -> Val:
 
 
 @describe("DequantizeLinear", weight=0.7)
-def dequantize(d: Draw, op: str) -> Val:
+def dequantize(d: Draw, op: str) -> DrawnValue:
     x = d.pick(("uint8", "int8", "int32", *(("uint16", "int16") if d.since(op) >= 21 else ())), (0, 4))
     g = grain(d, op, x)
     zero = points(d, x.dtype, g.shape) if x.dtype != "int32" and d.chance(0.7) else ""
@@ -86,7 +86,7 @@ def dequantize(d: Draw, op: str) -> Val:
 
 
 @describe("DynamicQuantizeLinear", weight=0.4)
-def dynamic(d: Draw, op: str) -> Val:
+def dynamic(d: Draw, op: str) -> DrawnValue:
     x = d.pick(("float32",), (1, 4), where=lambda v: small(v) and v.size > 0)
     # Other voices depart from ONNX's words over zeros alone; a row of other numbers beside them is none.
     row = d.fresh("float32", (1, *x.shape[1:]), 1, 2)
@@ -95,14 +95,14 @@ def dynamic(d: Draw, op: str) -> Val:
 
 
 @describe("MatMulInteger", weight=0.5)
-def matmul_integer(d: Draw, op: str) -> Val:
+def matmul_integer(d: Draw, op: str) -> DrawnValue:
     x = d.pick(("uint8", "int8"), (2, 3))
     y = d.fresh(d.one(["uint8", "int8"]), (x.shape[-1], d.extent()), -20, 20)
     return d.add(op, [x.name, y.name, *(points(d, v.dtype) if d.chance(0.5) else "" for v in (x, y))])
 
 
 @describe("ConvInteger", "QLinearConv", weight=0.6)
-def quantised_conv(d: Draw, op: str) -> Val:
+def quantised_conv(d: Draw, op: str) -> DrawnValue:
     x = image(d, op)
     if 0 in x.shape:
         raise Reject("no window fits")
@@ -124,7 +124,7 @@ def quantised_conv(d: Draw, op: str) -> Val:
 
 
 @describe("QLinearMatMul", weight=0.6)
-def qlinear_matmul(d: Draw, op: str) -> Val:
+def qlinear_matmul(d: Draw, op: str) -> DrawnValue:
     x = d.pick(("uint8", "int8"), (2, 3))
     y = d.fresh(d.one(["uint8", "int8"]), (x.shape[-1], d.extent()), -50, 50, constant=True)
     each = (y.shape[1],) if y.shape[1] and d.chance(0.3) else ()
@@ -133,7 +133,7 @@ def qlinear_matmul(d: Draw, op: str) -> Val:
 
 
 @describe("Det", weight=0.4)
-def determinant(d: Draw, op: str) -> Val:
+def determinant(d: Draw, op: str) -> DrawnValue:
     n = d.integer(1, 4)
     x = d.fresh("float32", (*d.shape(0, 2), n, n))
     return d.add(op, [x.name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rammer.testing.graphs.draw import FLOATS, Draw, Val
+from rammer.testing.graphs.draw import FLOATS, Draw, DrawnValue
 from rammer.testing.graphs.operators.elementwise import small
 from rammer.testing.graphs.operators.registry import describe
 
@@ -30,7 +30,7 @@ BETA: Final = {"Affine": 0.1, "ScaledTanh": 0.75, "HardSigmoid": 0.5}
 
 
 @describe("RNN", "GRU", "LSTM", weight=0.8)
-def recurrent(d: Draw, op: str) -> Val:
+def recurrent(d: Draw, op: str) -> DrawnValue:
     x = d.pick(FLOATS[: d.one([1, 1, 1, 2, 3])], (3, 3), where=lambda v: small(v) and v.size > 0 and max(v.shape) <= 8)
     direction = d.one(["forward", "forward", "reverse", "bidirectional"])
     ways, hidden, layout = 2 if direction == "bidirectional" else 1, d.integer(1, 5), 0
@@ -62,7 +62,7 @@ def recurrent(d: Draw, op: str) -> Val:
     return d.add(op, names, wanted, **given)
 
 
-def _weight(d: Draw, x: Val, shape: tuple[int, ...]) -> str:
+def _weight(d: Draw, x: DrawnValue, shape: tuple[int, ...]) -> str:
     return d.fresh(x.dtype, shape, -0.8, 0.8, constant=d.chance(0.85)).name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rammer.ir.types import is_float
-from rammer.testing.graphs.draw import Draw, Reject, Val
+from rammer.testing.graphs.draw import Draw, DrawnValue, Reject
 from rammer.testing.graphs.operators.elementwise import small
 from rammer.testing.graphs.operators.registry import describe
 from rammer.testing.graphs.operators.shapes import axis_of, some_axes
@@ -26,7 +26,7 @@ _ROUNDED = ("ReduceLogSum", "ReduceLogSumExp", "ReduceL2")
     "ReduceLogSumExp",
     "ReduceSumSquare",
 )
-def reduce(d: Draw, op: str) -> Val:
+def reduce(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (0, 5), where=small)
     if op in _ROUNDED and not is_float(x.dtype):
         raise Reject("a root or logarithm that is nearly whole is cut to either neighbour")
@@ -50,7 +50,7 @@ def reduce(d: Draw, op: str) -> Val:
 
 
 @describe("ArgMax", "ArgMin")
-def arg_extreme(d: Draw, op: str) -> Val:
+def arg_extreme(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4), where=lambda v: v.size > 0)
     axis = axis_of(d, x.rank) if d.since(op) >= 11 else d.integer(0, x.rank - 1)
     last = d.one([None, 0, 1]) if d.takes(op, "select_last_index") else None
@@ -58,7 +58,7 @@ def arg_extreme(d: Draw, op: str) -> Val:
 
 
 @describe("CumSum", "CumProd")
-def cumulative(d: Draw, op: str) -> Val:
+def cumulative(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4), where=small)
     if op == "CumProd":
         x = d.bounded(x, 0.5, 1.5) if is_float(x.dtype) else d.bounded(x, 0, 2)
@@ -67,7 +67,7 @@ def cumulative(d: Draw, op: str) -> Val:
 
 
 @describe("TopK")
-def top_k(d: Draw, op: str) -> Val:
+def top_k(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4), where=lambda v: v.size > 0)
     axis = d.integer(0, x.rank - 1) if d.since(op) < 11 else axis_of(d, x.rank)
     count = d.static([d.integer(1, x.shape[axis])])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.testing.graphs.draw import MOST, NUMBERS, Draw, Reject, Val
+from rammer.testing.graphs.draw import MOST, NUMBERS, Draw, DrawnValue, Reject
 from rammer.testing.graphs.operators.elementwise import code
 from rammer.testing.graphs.operators.registry import describe
 
 
-def anything(d: Draw, op: str, rank: tuple[int, int] = (0, 5)) -> Val:
+def anything(d: Draw, op: str, rank: tuple[int, int] = (0, 5)) -> DrawnValue:
     """A value of any type that the operator takes."""
     return d.pick(d.types(op), rank)
 
@@ -39,7 +39,7 @@ def factors(d: Draw, size: int, most: int = 4) -> list[int]:
 
 
 @describe("Reshape", weight=2)
-def reshape(d: Draw, op: str) -> Val:
+def reshape(d: Draw, op: str) -> DrawnValue:
     x = anything(d, op)
     if x.size == 0:
         shape = [n if n else 0 for n in x.shape] or [0]
@@ -59,20 +59,20 @@ def reshape(d: Draw, op: str) -> Val:
 
 
 @describe("Flatten")
-def flatten(d: Draw, op: str) -> Val:
+def flatten(d: Draw, op: str) -> DrawnValue:
     x = anything(d, op, (1, 5) if d.since(op) < 11 else (0, 5))
     low = 0 if d.since(op) < 11 else -x.rank
     return d.add(op, [x.name], axis=d.integer(low, x.rank) if d.chance(0.8) else None)
 
 
 @describe("Transpose", weight=2.5)
-def transpose(d: Draw, op: str) -> Val:
+def transpose(d: Draw, op: str) -> DrawnValue:
     x = anything(d, op)
     return d.add(op, [x.name], perm=d.rng.permutation(x.rank).tolist() if x.rank and d.chance(0.85) else None)
 
 
 @describe("Squeeze")
-def squeeze(d: Draw, op: str) -> Val:
+def squeeze(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 5), where=lambda v: 1 in v.shape)
     ones = [i for i, n in enumerate(x.shape) if n == 1]
     chosen = [i for i in ones if d.chance(0.7)] or ones[:1]
@@ -83,7 +83,7 @@ def squeeze(d: Draw, op: str) -> Val:
 
 
 @describe("Unsqueeze", weight=1.5)
-def unsqueeze(d: Draw, op: str) -> Val:
+def unsqueeze(d: Draw, op: str) -> DrawnValue:
     x = anything(d, op, (0, 4))
     rank = x.rank + d.integer(1, min(2, 5 - x.rank))
     axes = sorted(d.rng.permutation(rank)[: rank - x.rank].tolist())
@@ -93,7 +93,7 @@ def unsqueeze(d: Draw, op: str) -> Val:
 
 
 @describe("Expand")
-def expand(d: Draw, op: str) -> Val:
+def expand(d: Draw, op: str) -> DrawnValue:
     x = anything(d, op, (0, 4))
     shape = [n if n != 1 or d.chance(0.4) else d.extent() for n in x.shape]
     shape = [1 if n == m and d.chance(0.2) else n for n, m in zip(shape, x.shape, strict=True)]
@@ -103,18 +103,18 @@ def expand(d: Draw, op: str) -> Val:
 
 
 @describe("Tile")
-def tile(d: Draw, op: str) -> Val:
+def tile(d: Draw, op: str) -> DrawnValue:
     x = anything(d, op, (1, 4))
     return d.add(op, [x.name, d.static([0 if d.chance(d.empty) else d.integer(1, 3) for _ in x.shape])])
 
 
 @describe("Concat", weight=3)
-def concat(d: Draw, op: str) -> Val:
+def concat(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 5))
     axis = axis_of(d, x.rank) if d.since(op) >= 11 else d.integer(0, x.rank - 1)
     at = axis % x.rank
 
-    def alike(v: Val) -> bool:
+    def alike(v: DrawnValue) -> bool:
         if v.dtype != x.dtype or v.rank != x.rank:
             return False
         return all(i == at or n == m for i, (n, m) in enumerate(zip(v.shape, x.shape, strict=True)))
@@ -132,7 +132,7 @@ def concat(d: Draw, op: str) -> Val:
 
 
 @describe("Split", weight=2)
-def split(d: Draw, op: str) -> Val:
+def split(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 5))
     axis = axis_of(d, x.rank) if d.since(op) >= 11 else d.integer(0, x.rank - 1)
     extent, parts = x.shape[axis], d.integer(1, 4)
@@ -153,7 +153,7 @@ def split(d: Draw, op: str) -> Val:
 
 
 @describe("Slice", weight=2.5)
-def slice_(d: Draw, op: str) -> Val:
+def slice_(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 5))
     axes = some_axes(d, x.rank, 1)
     starts, ends, steps = [], [], []
@@ -182,7 +182,7 @@ def slice_(d: Draw, op: str) -> Val:
 
 
 @describe("Pad", weight=1.5)
-def pad(d: Draw, op: str) -> Val:
+def pad(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (1, 4))
     modes = ["constant", "constant", "edge", "reflect"] + (["wrap"] if d.since(op) >= 19 else [])
     mode = d.one(modes)
@@ -204,21 +204,21 @@ def pad(d: Draw, op: str) -> Val:
 
 
 @describe("Trilu")
-def trilu(d: Draw, op: str) -> Val:
+def trilu(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (2, 4))
     shift = d.plain(np.asarray(d.integer(-3, 3), np.int64)) if d.chance(0.5) else ""
     return d.add(op, [x.name, shift], upper=d.one([None, 0, 1]))
 
 
 @describe("EyeLike")
-def eye_like(d: Draw, op: str) -> Val:
+def eye_like(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (2, 2))
     kind = code(d.dtype(("float32", "float64", "int32", "int64", "float16"))) if d.chance(0.6) else None
     return d.add(op, [x.name], k=d.one([None, 0, 1, -1, 2]), dtype=kind)
 
 
 @describe("Range", weight=0.3)
-def range_(d: Draw, op: str) -> Val:
+def range_(d: Draw, op: str) -> DrawnValue:
     kind = d.dtype(d.types(op))
     step = d.one([1, 2, -1, 3])
     start, count = d.integer(-3, 3), d.extent()
@@ -227,13 +227,13 @@ def range_(d: Draw, op: str) -> Val:
 
 
 @describe("ConstantOfShape", weight=0.3)
-def constant_of_shape(d: Draw, op: str) -> Val:
+def constant_of_shape(d: Draw, op: str) -> DrawnValue:
     value = None if d.chance(0.3) else np.asarray([d.integer(0, 3)], d.one([*NUMBERS, "bool"]))
     return d.add(op, [d.static(d.shape(0, 4))], value=value)
 
 
 @describe("Shape", "Size", weight=0.3)
-def shape_of(d: Draw, op: str) -> Val:
+def shape_of(d: Draw, op: str) -> DrawnValue:
     x = anything(d, op)
     if op == "Shape" and d.since(op) >= 15 and d.chance(0.5):
         return d.add(op, [x.name], start=d.integer(-x.rank - 1, x.rank), end=d.one([None, d.integer(-x.rank, x.rank + 1)]))

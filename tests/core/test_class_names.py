@@ -1,5 +1,4 @@
-"""A class name means one thing in the core and the plugins of this repository; so does the name of a module and of a function
-of the core, but for those of a table: a file or a function for each operator, command or part of a device."""
+"""A class name means one thing in the core and the plugins of this repository."""
 
 from __future__ import annotations
 

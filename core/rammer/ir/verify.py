@@ -185,14 +185,14 @@ class _Reads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _ArenaUse:
     buffer: Buffer
     writers: tuple[str, ...]
     users: tuple[str, ...]
     age: int
 
 
-def _uses(program: RProgram, clocks: Clocks) -> list[_Use]:
+def _uses(program: RProgram, clocks: Clocks) -> list[_ArenaUse]:
     """Arena buffers that hold a value, with who touches them; ``age`` sorts them in any legal order of reuse."""
     # What an operator knows grows strictly along happens-before, so its sum is a topological key.
     age = clocks.known.astype(np.int64).sum(axis=1)
@@ -206,7 +206,7 @@ def _uses(program: RProgram, clocks: Clocks) -> list[_Use]:
         for tensor in operator.outputs:
             writers.setdefault(program.storage[tensor].buffer, []).append(operator.name)
     return [
-        _Use(b, tuple(writers[b.name]), tuple(users[b.name]), min(int(age[clocks.number[w]]) for w in writers[b.name]))
+        _ArenaUse(b, tuple(writers[b.name]), tuple(users[b.name]), min(int(age[clocks.number[w]]) for w in writers[b.name]))
         for b in program.buffers
         if b.kind == "arena" and b.nbytes and b.name in writers
     ]
@@ -235,14 +235,14 @@ def _check_arena(program: RProgram, clocks: Clocks) -> int:
     return checked
 
 
-def _events(uses: Sequence[_Use]) -> Iterator[tuple[int, bool, int]]:
+def _events(uses: Sequence[_ArenaUse]) -> Iterator[tuple[int, bool, int]]:
     """(byte, opens, use) in address order; at one address the buffers that end come first."""
     events = [(u.buffer.offset, True, i) for i, u in enumerate(uses)]
     events += [(u.buffer.offset + u.buffer.nbytes, False, i) for i, u in enumerate(uses)]
     yield from sorted(events)
 
 
-def _check_reuse(old: _Use, new: _Use, clocks: Clocks) -> None:
+def _check_reuse(old: _ArenaUse, new: _ArenaUse, clocks: Clocks) -> None:
     for writer in new.writers:
         for user in old.users:
             if not clocks.operator_before(user, writer):

@@ -65,7 +65,7 @@ class CudaProgram(GpuProgram):
             functions = self.resident.load(kernels.values())
             plan = cached_launches(program) if repeat == 1 else launches(program)
             self.recipe = Recipe(plan, kernels, functions, gpu.dependents)
-            self.launchable = Graph(build_graph(self.resident, self.recipe, repeat), self.resident)
+            self.launchable = CapturedGraph(build_graph(self.resident, self.recipe, repeat), self.resident)
         self.resident.ready()
         self.pdl: Switches | None = None
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
@@ -86,9 +86,9 @@ class CudaProgram(GpuProgram):
         """Kernel launches of one run."""
         return len(self.recipe.plan)
 
-    def launchable_on(self, resident: Resident) -> Graph:
+    def launchable_on(self, resident: Resident) -> CapturedGraph:
         """A graph on the addresses of ``resident``."""
-        return Graph(build_graph(resident, self.recipe), self.resident)
+        return CapturedGraph(build_graph(resident, self.recipe), self.resident)
 
     def poison(self) -> None:
         """As ``rammer.device.manifest.Poisoned``; and every kernel lets its dependents start early from now on."""
@@ -97,7 +97,7 @@ class CudaProgram(GpuProgram):
         self.resident.poison()
 
 
-class Graph:
+class CapturedGraph:
     """An instantiated graph of a program, whose modules stay loaded as long."""
 
     def __init__(self, executable: Any, resident: Resident) -> None:

@@ -86,13 +86,13 @@ def _tasks(listed: list[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Together:
     wave: int
     operator: str
     tasks: list[int]
 
 
-def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[WaveTask]) -> list[_Group]:
+def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[WaveTask]) -> list[_Together]:
     """One wave's operators with their tasks, in an order that every row agrees with where they depend on
     each other."""
     tasks: dict[str, list[int]] = {}
@@ -106,7 +106,7 @@ def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[Wav
             before.setdefault(name, set()).update(row)
             row.append(name)
     pending = {n: {p for p in before.get(n, ()) if p != n and ranges.conflict(p, n)} for n in tasks}
-    result: list[_Group] = []
+    result: list[_Together] = []
     while pending:
         ready = [n for n in pending if not pending[n] & pending.keys()]
         if not ready:
@@ -116,7 +116,7 @@ def _wave_groups(program: RProgram, ranges: _Ranges, number: int, wave: list[Wav
                 hint="schedule with a built-in policy",
             )
         for name in ready:
-            result.append(_Group(number, name, tasks[name]))
+            result.append(_Together(number, name, tasks[name]))
             del pending[name]
     return result
 
@@ -138,7 +138,7 @@ def _waits(program: RProgram, placed: list[list[WaveTask]], index: dict[tuple[in
     return needs
 
 
-def _memory(ranges: _Ranges, groups: list[_Group], needs: list[int]) -> None:
+def _memory(ranges: _Ranges, groups: list[_Together], needs: list[int]) -> None:
     """Add an edge for every pair that touches the same bytes, one of them writing, unless already ordered."""
     accesses = _Accesses(ranges, groups)
     reach: list[int] = []
@@ -204,7 +204,7 @@ def _shared(a: Storage, b: Storage) -> bool:
 class _Accesses:
     """The byte ranges of every launch."""
 
-    def __init__(self, ranges: _Ranges, groups: list[_Group]) -> None:
+    def __init__(self, ranges: _Ranges, groups: list[_Together]) -> None:
         self.ranges, self.operators = ranges, [g.operator for g in groups]
         rows = [(number, a.low, a.high, a.writes) for number, name in enumerate(self.operators) for a in ranges.of[name]]
         self.launch, self.low, self.high = (np.array([r[i] for r in rows], np.int64) for i in range(3))

@@ -20,7 +20,7 @@ from rammer.ir.program import RProgram
 from rammer_cuda.bound import GpuProgram, Launchable
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.driver import check, driver
-from rammer_cuda.executor import CudaProgram, Graph, Recipe, build_graph
+from rammer_cuda.executor import CapturedGraph, CudaProgram, Recipe, build_graph
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.persistent.executor import PersistentProgram, Walk
 from rammer_cuda.persistent.text import kernel_text
@@ -54,7 +54,9 @@ def trace(loaded: CudaProgram, inputs: Mapping[str, Array]) -> Trace:
         functions = resident.load(kernels.values())
         records = resident.cp.zeros((int(starts[-1]), WORDS), np.uint64)
         places = tuple(int(records.data.ptr) + int(s) * WORDS * 8 for s in starts[:-1])
-        graph = Graph(build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)), resident)
+        graph = CapturedGraph(
+            build_graph(resident, Recipe(recipe.plan, kernels, functions, recipe.programmatic, places)), resident
+        )
     return measured(loaded, inputs, graph, records, list(_tasks(recipe, kernels)))
 
 

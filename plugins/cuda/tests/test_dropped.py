@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings")
 from products import CASES
 
 from rammer_cuda import executor, hardware, resident
-from rammer_cuda.executor import Graph
+from rammer_cuda.executor import CapturedGraph
 from rammer_cuda.gpu import TARGETS
 from rammer_cuda.profiler import whole_program
 from rammer_cuda.resident import Resident
@@ -79,7 +79,7 @@ def test_closing_unloads_them_once(notes: Notes) -> None:
 
 
 def test_a_graph_is_freed_before_its_kernels(notes: Notes) -> None:
-    graph = Graph("graph", resident_with("one"))
+    graph = CapturedGraph("graph", resident_with("one"))
     gc.collect()
     assert notes.freed == []
     del graph

@@ -25,10 +25,10 @@ from rammer.testing.selftest import tiny_graph
 from rammer_cuda.backend import open_backend
 from rammer_cuda.compile import compile_cubin
 from rammer_cuda.gpu import TARGETS
-from rammer_cuda.persistent.bodies import Bodies, operator_bodies
+from rammer_cuda.persistent.bodies import KernelBodies, operator_bodies
 from rammer_cuda.persistent.dataflow import Dataflow, plan_words
 from rammer_cuda.persistent.hang import find_hang
-from rammer_cuda.persistent.table import Table, make_table
+from rammer_cuda.persistent.table import RowTable, make_table
 from rammer_cuda.persistent.text import kernel_text
 from rammer_cuda.select import keeps_constants
 
@@ -50,7 +50,7 @@ def small_lstm(rng: np.random.Generator, batch: int = 1, layers: int = 3, steps:
     return lstm_tc(int(rng.integers(1 << 30)), batch=batch, layers=layers, steps=steps)
 
 
-def table_of(flow: Dataflow, parts: Bodies) -> Table:
+def table_of(flow: Dataflow, parts: KernelBodies) -> RowTable:
     fake = {n: range(1000 * i, 1000 * i + len(a) + len(parts.words[n])) for i, (n, a) in enumerate(parts.arguments.items())}
     return make_table(flow.program, parts.number, fake, parts.held())
 

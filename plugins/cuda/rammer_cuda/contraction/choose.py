@@ -22,9 +22,9 @@ from rammer_cuda.contraction.block import GROUP, MOST, Shape, WarpgroupShape, sh
 from rammer_cuda.contraction.cost import (
     RING_COSTS,
     WARPGROUP_COSTS,
+    DepthWalk,
     Numbers,
     RingCost,
-    Walk,
     WarpgroupCost,
     Work,
     halo_elements,
@@ -122,7 +122,7 @@ def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding, gpu
     rows, width, tasks = blocks.T[:, :, None]
     configs, table = _table(cost, SPLITS if gpu.clusters else (1,))
     depths = {bk: depth_of(roles.main.reduce, bk) for bk, _ in cost.blocks}
-    walk = Walk.each([depths[bk] for bk in table["bk"]])
+    walk = DepthWalk.each([depths[bk] for bk in table["bk"]])
     s = shape_of(rows, width, table, cost.tensor)
     if cost.tensor:
         s = replace(s, stages=ring(s, cost.item, walk.blocks, -(-tasks * s.split_k // gpu.sms), gpu))
@@ -222,7 +222,7 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
     s = cost.instruction.block(p)
     changed = "a" if p.a.prologue else "b" if p.b.prologue else ""
     work = Work(operator.task_count, p.row_count * p.width, changed, together=not p.b.guards)
-    return float(ring_seconds(cost, s, Walk.of(depth_of(p.main.reduce, s.bk)), work, gpu)) - gpu.launch
+    return float(ring_seconds(cost, s, DepthWalk.of(depth_of(p.main.reduce, s.bk)), work, gpu)) - gpu.launch
 
 
 # --- warpgroups ---------------------------------------------------------------------------------

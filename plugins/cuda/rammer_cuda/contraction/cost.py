@@ -47,7 +47,7 @@ L2_BYTES = 21.0
 
 
 @dataclass(frozen=True)
-class Walk:
+class DepthWalk:
     """Of a ``Depth``, or of many: the number of blocks, whether the order is flat, whether there are outer axes."""
 
     blocks: Numbers
@@ -55,12 +55,12 @@ class Walk:
     outer: Numbers
 
     @classmethod
-    def of(cls, depth: Depth) -> Walk:
+    def of(cls, depth: Depth) -> DepthWalk:
         """One walk."""
         return cls(depth.blocks, depth.flat, bool(depth.outer))
 
     @classmethod
-    def each(cls, depths: Sequence[Depth]) -> Walk:
+    def each(cls, depths: Sequence[Depth]) -> DepthWalk:
         """Many."""
         return cls(*(np.array(n) for n in zip(*((d.blocks, d.flat, bool(d.outer)) for d in depths), strict=True)))
 
@@ -79,14 +79,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchCycles:
     """Cycles of a launch: from its start to the first products, for convolutions' taps more, for a cluster's barriers."""
 
     start: float
     taps: float
     cluster: float
 
-    def cycles(self, walk: Walk, split: Numbers, rounds: Numbers, step: Numbers, end: Numbers) -> Numbers:
+    def cycles(self, walk: DepthWalk, split: Numbers, rounds: Numbers, step: Numbers, end: Numbers) -> Numbers:
         """Cycles of ``rounds`` of blocks, of ``step`` cycles for each block of products and ``end`` behind them."""
         cycles = self.start + self.taps * walk.outer + self.cluster * (split > 1)
         return cycles + rounds * (-(-walk.blocks // split) * step + end)
@@ -103,7 +103,7 @@ class RingCost:
     instruction: Instruction
     tiles: tuple[tuple[int, int], ...]
     blocks: tuple[tuple[int, int], ...]
-    launch: Launch
+    launch: LaunchCycles
     step: float
     matrix: float
     read: float
@@ -193,25 +193,29 @@ class WarpgroupCost:
 
 
 #: Fitted to 736 kernels of 47 layers on an H200; the measured time over the predicted has a standard deviation of 0.18.
-FFMA_COST = RingCost(FFMA, REGISTERS, BLOCKS, Launch(1900, 850, 2100), 160, 2.1, 0.1, 7.0, 6.0, 0.0, 0.0, (0.25, 0.25), port=True)
+FFMA_COST = RingCost(
+    FFMA, REGISTERS, BLOCKS, LaunchCycles(1900, 850, 2100), 160, 2.1, 0.1, 7.0, 6.0, 0.0, 0.0, (0.25, 0.25), port=True
+)
 #: Fitted together with FFMA's; additions outside are in ``matrix``.
 TF32X3_COST = RingCost(
-    MMA_TF32X3, FRAGMENTS, BLOCKS[1:], Launch(1900, 850, 2100), 160, 13.0, 13.6, 4.2, 10.0, 0.0, 0.0, (4, 2), products=3
+    MMA_TF32X3, FRAGMENTS, BLOCKS[1:], LaunchCycles(1900, 850, 2100), 160, 13.0, 13.6, 4.2, 10.0, 0.0, 0.0, (4, 2), products=3
 )
 #: Those of one product, on 798 kernels of 55 layers in tf32 and 784 of 27 in float16 on an H200, minimise by how much the first
 #: and the best of the first four choices are slower than the best: by 8%, and by 2%.
-TF32_COST = RingCost(MMA_TF32, FRAGMENTS, BLOCKS[1:], Launch(2300, 30, 1600), 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, (4, 2))
-F16_COST = RingCost(MMA_F16, FRAGMENTS, HALF_BLOCKS, Launch(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5))
+TF32_COST = RingCost(MMA_TF32, FRAGMENTS, BLOCKS[1:], LaunchCycles(2300, 30, 1600), 72, 5.5, 8.7, 8.4, 11.3, 0.08, 0.09, (4, 2))
+F16_COST = RingCost(
+    MMA_F16, FRAGMENTS, HALF_BLOCKS, LaunchCycles(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5)
+)
 #: Not fitted: that of tf32, with instructions for twice the products in the same time (dense bfloat16 at the rate of float16, 989
 #: TFLOP/s, and tf32 at half of it, 495: NVIDIA H100 and H200 datasheets), and one rounding for two reads.
 BF16_COST = RingCost(
-    MMA_BF16, FRAGMENTS, ((16, 1), (32, 1), (32, 2)), Launch(2300, 30, 1600), 72, 5.5, 6.5, 8.4, 11.3, 0.08, 0.09, (8, 4)
+    MMA_BF16, FRAGMENTS, ((16, 1), (32, 1), (32, 2)), LaunchCycles(2300, 30, 1600), 72, 5.5, 6.5, 8.4, 11.3, 0.08, 0.09, (8, 4)
 )
 
 #: Of warpgroups, all fitted to 450 kernels of 60 layers on an H200, the faster ones of a layer weighing more: the measured
 #: time over the predicted has a standard deviation of 0.14, and the fastest of the three best predicted is 0.3% slower than
 #: the fastest of all, 7% at worst. Taps are the first halo.
-WARPGROUP_LAUNCH = Launch(1630, 830, 3530)
+WARPGROUP_LAUNCH = LaunchCycles(1630, 830, 3530)
 #: Cycles of one tensor instruction per 8 columns.
 MATRIX = 4.0
 #: Cycles of a producer per block, per copy of a thread (more where the walk is flat).
@@ -232,7 +236,7 @@ RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST, BF16_COST)
 WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST)
 
 
-def ring_seconds(cost: RingCost, s: Shape, walk: Walk, work: Work, gpu: Gpu) -> Numbers:
+def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu) -> Numbers:
     """Seconds of one launch, or of many."""
     threads, part, cells = s.threads, s.bk / s.slice_k, work.cells
     warps, steps, lot = threads / 32, -(-walk.blocks // s.split_k), 16 // cost.item
@@ -290,7 +294,7 @@ def warpgroup_seconds(cost: WarpgroupCost, s: WarpgroupShape, depth: Depth, work
     moved = resident * cost.item * (read + s.bk * s.fixed) / cost.l2
     step = max(tensor * groups * resident, alone, copying / s.producers * math.sqrt(resident), moved)
     store = STORE * resident * cells / s.threads + WRITE * resident * cells / s.split_k
-    cycles = WARPGROUP_LAUNCH.cycles(Walk.of(depth), s.split_k, -(-per_sm // resident), step, store + maps)
+    cycles = WARPGROUP_LAUNCH.cycles(DepthWalk.of(depth), s.split_k, -(-per_sm // resident), step, store + maps)
     return float(cycles / gpu.model_clock + gpu.launch)
 
 

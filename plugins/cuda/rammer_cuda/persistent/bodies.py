@@ -15,7 +15,7 @@ from rammer_cuda.persistent.dataflow import Dataflow
 from rammer_cuda.persistent.text import Body
 
 
-class Bodies:
+class KernelBodies:
     """Functions, and by operator the number of its function, its arguments and the tensors it sends or gets as words.
 
     ``threads`` of a block and ``shared`` bytes suffice for all of them.
@@ -74,9 +74,9 @@ class Bodies:
         return len(names)
 
 
-def operator_bodies(flow: Dataflow, binding: Binding) -> Bodies:
+def operator_bodies(flow: Dataflow, binding: Binding) -> KernelBodies:
     """The device functions of a program. Families that need a launch of their own are computed by generic ones."""
-    result = Bodies(flow, binding)
+    result = KernelBodies(flow, binding)
     for operator in flow.program.operators:
         result.add(operator)
     return result

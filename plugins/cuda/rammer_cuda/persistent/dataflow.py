@@ -41,7 +41,7 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
     """Words for whatever a family that holds constants reads only as a vector, from an operator of one; ``program`` itself where
     there is none."""
     private = with_private_buffers(program)
-    reads = _Reads(private, binding)
+    reads = _Writers(private, binding)
     kinds = reads.kinds
     received = {o.name: frozenset(x for x in reads.vectors.get(o.name, ()) if reads.sender(o.name, x)) for o in program.operators}
     if not any(received.values()) or private.arena_bytes > MOST_PRIVATE:
@@ -81,7 +81,7 @@ def with_private_buffers(program: RProgram) -> RProgram:
     return replace(program, buffers=tuple(buffers))
 
 
-class _Reads:
+class _Writers:
     """Who writes what an operator reads: ``writers[operator, tensor]`` lists (operator, its output tensor);
     ``vectors`` are the tensors that a family which holds constants reads as vectors and in no other way."""
 
@@ -123,7 +123,7 @@ class _Reads:
 
 
 def _left(
-    program: RProgram, reads: _Reads, received: Mapping[str, frozenset[str]]
+    program: RProgram, reads: _Writers, received: Mapping[str, frozenset[str]]
 ) -> tuple[tuple[tuple[Task, ...], ...], tuple[Counter, ...]]:
     """Rows whose tasks wait for all writers of what they read plainly, unless it is their row's own work; and counters."""
     tasks, own, used = {o.name: o.task_count for o in program.operators}, _Own(program, reads), dict[str, None]()
@@ -148,7 +148,7 @@ def _left(
 class _Own:
     """Whether a task reads only what the task of the same index of another operator wrote, earlier on its own row."""
 
-    def __init__(self, program: RProgram, reads: _Reads) -> None:
+    def __init__(self, program: RProgram, reads: _Writers) -> None:
         self.program, self.inputs, self.before = program, reads.inputs, set[tuple[int, str, int]]()
         self.same: dict[tuple[object, ...], bool] = {}
         self.kind = {o.name: (reads.kinds[o.name], o.grid) for o in program.operators}

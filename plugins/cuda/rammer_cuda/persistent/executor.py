@@ -21,7 +21,7 @@ from rammer_cuda.persistent.bodies import operator_bodies
 from rammer_cuda.persistent.cache import cached_words
 from rammer_cuda.persistent.dataflow import as_planned
 from rammer_cuda.persistent.hang import find_hang
-from rammer_cuda.persistent.table import Table, make_table
+from rammer_cuda.persistent.table import RowTable, make_table
 from rammer_cuda.persistent.text import CONTROL, EMPTY, LINE, kernel_text
 from rammer_cuda.resident import Resident
 
@@ -79,7 +79,7 @@ class PersistentProgram(GpuProgram):
                 hint="--option executor=graph",
             )
 
-    def table(self, resident: Resident) -> Table:
+    def table(self, resident: Resident) -> RowTable:
         """The program's table on the addresses of ``resident``."""
         pointers = {
             name: [*map(resident.address, arguments), *(int(self.words[t].data.ptr) for t in self.parts.words[name])]
@@ -116,7 +116,7 @@ class PersistentProgram(GpuProgram):
 class Walk:
     """One launch of a program's persistent kernel, or of another build of it, on the addresses of ``table``."""
 
-    def __init__(self, owner: PersistentProgram, table: Table, function: Any = None) -> None:
+    def __init__(self, owner: PersistentProgram, table: RowTable, function: Any = None) -> None:
         self.function, self.parts, self.veus = function or owner.function, owner.parts, owner.program.veus
         self.arrays = [owner.resident.cp.asarray(a) for a in (table.entries, table.runs, table.first)]
         pointers = [ctypes.c_void_p(a.data.ptr) for a in (*self.arrays, owner.counters, owner.control)]

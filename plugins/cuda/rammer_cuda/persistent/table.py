@@ -22,7 +22,7 @@ COPY = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class EntryForm:
     """Sizes common to all entries: waits, signals and pointers that there is room for."""
 
     waits: int
@@ -46,14 +46,14 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RowTable:
     """``entries[order]`` of all rows one after another, and for each row its runs.
 
     A run is ``(kernel, first entry, entries)``: consecutive tasks of one kernel that read the same static operands at
     the same task index, so that what the kernel holds on chip stays valid. ``runs[first[v] : first[v + 1]]`` are row v's.
     """
 
-    form: Form
+    form: EntryForm
     entries: NDArray[np.uint32]
     runs: NDArray[np.int32]
     first: NDArray[np.int32]
@@ -62,7 +62,7 @@ class Table:
 
 def make_table(
     program: RProgram, kernel_of: Mapping[str, int], pointers: Mapping[str, Sequence[int]], held: Mapping[str, tuple[object, ...]]
-) -> Table:
+) -> RowTable:
     """The table of ``program``. By operator: its kernel's number, the pointers that it takes, and what identifies the
     constants that the kernel holds on chip (() where it holds none)."""
     number = {c.name: i for i, c in enumerate(program.counters)}
@@ -76,7 +76,7 @@ def make_table(
         for entry, t in enumerate(tasks)
         for i, c in enumerate([c for c, f in feeds.get(t.operator, ()) if f.first <= t.index < f.last])
     ]
-    form = Form(
+    form = EntryForm(
         max((w[1] + 1 for w in waits), default=0),
         max((s[1] + 1 for s in signals), default=0),
         max(map(len, pointers.values()), default=0),
@@ -98,7 +98,7 @@ def make_table(
         words[place[name], : len(addresses)] = addresses
     entries[:, form.pointer_at : form.pointer_at + 2 * form.pointers] = words.view(np.uint32)[operator]
     runs, first = _runs(program, entries[:, 0].astype(np.int64), operator, kernel_of, held)
-    return Table(form, entries, runs, first, program.counters)
+    return RowTable(form, entries, runs, first, program.counters)
 
 
 def _runs(

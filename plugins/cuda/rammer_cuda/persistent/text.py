@@ -16,7 +16,7 @@ from rammer_cuda.cell.kernel import PREAMBLE
 from rammer_cuda.device import filled, source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.task import HeldKernel
-from rammer_cuda.persistent.table import COPY, HEAD, Form
+from rammer_cuda.persistent.table import COPY, HEAD, EntryForm
 
 #: 32-bit words from a counter to the next: one L2 line of 128 bytes.
 LINE = 32
@@ -40,7 +40,7 @@ class Body:
     held: HeldKernel | None = None
 
 
-def kernel_text(bodies: Sequence[Body], form: Form, threads: int, traced: bool = False) -> str:
+def kernel_text(bodies: Sequence[Body], form: EntryForm, threads: int, traced: bool = False) -> str:
     """The translation unit of the persistent kernel ``rm_persistent``, of blocks of ``threads``; ``traced``, every task
     leaves a record in ``rm_records[rm_begins[vEU] + order]``."""
     sizes = {

@@ -87,7 +87,7 @@ def _slides(roles: Roles) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class SumWalk:
     """How a thread walks the sum: ``vector`` products a load, ``chunks`` loads a turn, ``turns``."""
 
     lanes: int
@@ -96,13 +96,13 @@ class Walk:
     turns: int
 
 
-def walk_of(m: MatVec, lanes: int, columns: int) -> Walk:
+def walk_of(m: MatVec, lanes: int, columns: int) -> SumWalk:
     """All loads in one turn where the registers allow it."""
     vector = VECTOR if m.depth % VECTOR == 0 else 1
     groups = -(-m.depth // (lanes * vector))
     turns = -(-groups * vector * columns // AHEAD)
     chunks = -(-groups // turns)
-    return Walk(lanes, vector, chunks, -(-groups // chunks))
+    return SumWalk(lanes, vector, chunks, -(-groups // chunks))
 
 
 def strips_of(m: MatVec) -> Strips:

@@ -6,11 +6,11 @@ know of a family, it says here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from rammer.codegen.task import TaskCode
+from rammer.codegen.task import TaskCode, Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
@@ -63,3 +63,59 @@ class KernelFamily(Generic[Unit, Code, Own]):
         if self.times is not None:
             return self.times(operator, binding, unit)
         return (self.seconds(operator, binding, unit) / -(-operator.task_count // veus),) * 2
+
+
+class Formed(Protocol):
+    """What a family sees in an operator."""
+
+    @property
+    def operator(self) -> ROperator: ...
+
+
+class Launching(Protocol):
+    """A unit that knows what a launch takes."""
+
+    @property
+    def launch(self) -> float: ...
+
+
+Form = TypeVar("Form", bound=Formed)
+Launched = TypeVar("Launched", bound=Launching)
+
+
+def by_seconds(choices: Iterable[Choice]) -> Sequence[Choice]:
+    """Best predicted first; equal ones in an order that repeats."""
+    return sorted(choices, key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
+
+
+@dataclass(frozen=True)
+class Forms(Generic[Form, Launched, Code]):
+    """How a family goes about the operators that have its form, tiled or not.
+
+    ``recognise`` finds it, or says by Unsuited why there is none; ``tilings`` are those of tiled copies that are worth trying, in
+    any order; ``price`` predicts the seconds of all tasks of a tiled one, without the launch; ``write`` writes its kernel, or
+    raises Unsuited where its config is no possible one. ``order`` is that in which choices are offered.
+    """
+
+    recognise: Callable[[ROperator, Binding], Form]
+    tilings: Callable[[Form, Launched], Iterable[Form]]
+    price: Callable[[Form, Binding, Launched], float]
+    write: Callable[[Form, Binding], Code]
+    order: Callable[[Iterable[Choice]], Sequence[Choice]] = by_seconds
+
+    def family(self, name: str, configs: Mapping[str, range]) -> KernelFamily[Launched, Code, Any]:
+        """The family of these forms."""
+        return KernelFamily(name, configs, self._candidates, self._seconds, self._kernel)
+
+    def _candidates(self, operator: ROperator, binding: Binding, unit: Launched) -> Sequence[Choice]:
+        try:
+            form = self.recognise(operator, binding)
+        except Unsuited:
+            return []
+        return self.order(Choice(self.price(f, binding, unit) + unit.launch, f.operator) for f in self.tilings(form, unit))
+
+    def _seconds(self, operator: ROperator, binding: Binding, unit: Launched) -> float:
+        return self.price(self.recognise(operator, binding), binding, unit)
+
+    def _kernel(self, operator: ROperator, binding: Binding) -> Code:
+        return self.write(self.recognise(operator, binding), binding)

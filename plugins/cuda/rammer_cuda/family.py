@@ -3,12 +3,11 @@ knows it by name: what others must know of it, it says (``rammer.codegen.family`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
-from rammer.codegen.family import Choice, KernelFamily
-from rammer.codegen.task import Unsuited
+from rammer.codegen.family import KernelFamily
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
@@ -34,49 +33,6 @@ class Held:
 Family: TypeAlias = KernelFamily[Gpu, TaskKernel, Held]
 
 
-class Formed(Protocol):
-    """What a family sees in an operator."""
-
-    @property
-    def operator(self) -> ROperator: ...
-
-
-Form = TypeVar("Form", bound=Formed)
-
-
-def by_seconds(choices: Iterable[Choice]) -> Sequence[Choice]:
-    """Best predicted first; equal ones in an order that repeats."""
-    return sorted(choices, key=lambda c: (c.seconds, c.operator.tile, c.operator.config))
-
-
-@dataclass(frozen=True)
-class Forms(Generic[Form]):
-    """How a family goes about the operators that have its form, tiled or not.
-
-    ``recognise`` finds it, or says by Unsuited why there is none; ``tilings`` are those of tiled copies that are worth trying, in
-    any order; ``price`` predicts the seconds of all tasks of a tiled one, without the launch; ``write`` writes its kernel, or
-    raises Unsuited where its config is no possible one. ``order`` is that in which choices are offered.
-    """
-
-    recognise: Callable[[ROperator, Binding], Form]
-    tilings: Callable[[Form, Gpu], Iterable[Form]]
-    price: Callable[[Form, Binding, Gpu], float]
-    write: Callable[[Form, Binding], TaskKernel]
-    order: Callable[[Iterable[Choice]], Sequence[Choice]] = by_seconds
-
-    def family(self, name: str, *keys: str) -> Family:
-        """The family of these forms, whose configs have ``keys``."""
-        return Family(name, dict.fromkeys(keys, range(1, 1025)), self._candidates, self._seconds, self._kernel)
-
-    def _candidates(self, operator: ROperator, binding: Binding, gpu: Gpu) -> Sequence[Choice]:
-        try:
-            form = self.recognise(operator, binding)
-        except Unsuited:
-            return []
-        return self.order(Choice(self.price(f, binding, gpu) + gpu.launch, f.operator) for f in self.tilings(form, gpu))
-
-    def _seconds(self, operator: ROperator, binding: Binding, gpu: Gpu) -> float:
-        return self.price(self.recognise(operator, binding), binding, gpu)
-
-    def _kernel(self, operator: ROperator, binding: Binding) -> TaskKernel:
-        return self.write(self.recognise(operator, binding), binding)
+def sizes(*keys: str) -> dict[str, range]:
+    """Config keys that count something."""
+    return dict.fromkeys(keys, range(1, 1025))

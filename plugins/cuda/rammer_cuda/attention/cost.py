@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from rammer.codegen.family import Choice
+from rammer.codegen.family import Choice, Forms, by_seconds
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -15,7 +15,7 @@ from rammer.ir import expr as ex
 from rammer_cuda.attention.kernel import CHUNKS, ROWS, Block16, attention, block_of
 from rammer_cuda.attention.recognise import Attention, attention_of, tiled
 from rammer_cuda.contraction.cost import F16_COST, TF32X3_COST
-from rammer_cuda.family import Forms, by_seconds
+from rammer_cuda.family import sizes
 from rammer_cuda.gpu import Gpu
 
 #: Rows of warps, and warps that share a row's keys.
@@ -78,7 +78,7 @@ def _warp(found: Attention, block: Block16) -> float:
 
 _FORMS: Final = Forms(attention_of, _tilings, _seconds, attention, _leaders_first)
 ATTENTION: Final = replace(
-    _FORMS.family("attention", "groups", "warps", "chunk", "stages"),
+    _FORMS.family("attention", sizes("groups", "warps", "chunk", "stages")),
     needs=lambda gpu: gpu.tf32,
     most=14,
     first=lambda *operator: True,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from rammer.codegen.context import FunctionContext
+from rammer.codegen.family import Forms
 from rammer.codegen.scalar import Block
 from rammer.codegen.task import Argument, Unsuited
 from rammer.codegen.text import Text, digits, total, weighted
@@ -23,7 +24,7 @@ from rammer_cuda.chain.recognise import Chain, Layer, chain_of
 from rammer_cuda.contraction.warpgroup import preamble
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.family import Forms
+from rammer_cuda.family import sizes
 from rammer_cuda.gpu import TARGETS, Gpu
 from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter, place_of
@@ -274,7 +275,7 @@ class _ChainText:
 
 _FORMS: Final = Forms(chain_of, _tilings, _seconds, lambda chain, binding: _ChainText(chain, binding).kernel())
 CHAIN: Final = replace(
-    _FORMS.family("gemm_chain", "groups", "stages"),
+    _FORMS.family("gemm_chain", sizes("groups", "stages")),
     needs=lambda gpu: gpu.warpgroups,
     most=1 << 10,
     first=lambda *operator: True,

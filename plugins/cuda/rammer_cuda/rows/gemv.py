@@ -16,6 +16,7 @@ from typing import Final
 
 from rammer.codegen.bounds import tidy
 from rammer.codegen.contraction import Roles, roles_of
+from rammer.codegen.family import Forms
 from rammer.codegen.operations import Val
 from rammer.codegen.packing import packing
 from rammer.codegen.preload import preload, stored_loads
@@ -26,7 +27,7 @@ from rammer.ir.compute import Axis, Compute
 from rammer.ir.expr import Expr, Load, add, integer, mul
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import Forms
+from rammer_cuda.family import sizes
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.epilogue import finish
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, coordinates, join_lanes, steps_of
@@ -357,5 +358,5 @@ def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
 
 
 GEMV: Final = Forms(matvec_of, _tilings, _seconds, lambda m, binding: _Gemv(m, binding).kernel()).family(
-    "gemv", "lanes", "columns"
+    "gemv", sizes("lanes", "columns")
 )

@@ -16,6 +16,7 @@ from typing import Final
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
+from rammer.codegen.family import Forms
 from rammer.codegen.operations import Val
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.rowform import Accesses, RowForm, accesses, joinable, map_form, row_form, step
@@ -27,7 +28,7 @@ from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.dialect import CUDA
-from rammer_cuda.family import Forms
+from rammer_cuda.family import sizes
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes, moved_bytes
 from rammer_cuda.kernels.task import TaskKernel
@@ -316,5 +317,5 @@ def _lines(load: Load, strides: tuple[int, ...], found: Accesses, s: RowShape) -
 
 
 ROWWISE: Final = Forms(form_of, _tilings, _seconds, lambda form, binding: _Rowwise(form, binding).kernel()).family(
-    "rowwise", "lanes", "vector"
+    "rowwise", sizes("lanes", "vector")
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from rammer.codegen.family import Forms
 from rammer.codegen.preload import preload, stored_loads
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
@@ -22,7 +23,7 @@ from rammer.ir.compute import Compute, contraction_operands, identity_load
 from rammer.ir.expr import Expr, Load, integer
 from rammer.ir.operator import ROperator
 
-from rammer_cuda.family import Forms
+from rammer_cuda.family import sizes
 from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import WARP, Frame, moved_bytes
 from rammer_cuda.kernels.strips import Strips
@@ -220,5 +221,5 @@ def _distinct_loads(main: Compute, strip: tuple[int, ...]) -> int:
 
 
 WINDOW: Final = Forms(window_of, _tilings, _seconds, lambda w, binding: _Window(w, binding).kernel()).family(
-    "window", "high", "wide"
+    "window", sizes("high", "wide")
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rammer.codegen.contraction import quotients
-from rammer.codegen.family import Choice
+from rammer.codegen.family import Choice, Forms
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
@@ -36,53 +36,61 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead.
 MOST_ROUNDS, SMALLEST_TASK = 16, 200_000
 
-
 #: What a panel can be configured with: rows and vectors of its register tile, and whether one padded copy serves all taps.
 CONFIGS = {"mr": range(1, 65), "nv": range(1, 17), "window": range(2)}
 
 
+@dataclass(frozen=True)
+class PanelForm:
+    """A contraction that panels may compute: its ``product`` where it is tiled."""
+
+    operator: ROperator
+    binding: Binding
+    product: PanelProduct | None = None
+
+    @property
+    def tiled(self) -> PanelProduct:
+        """The product of a tiled one."""
+        assert self.product is not None
+        return self.product
+
+
 def panels(device: VDevice) -> Family:
     """Contractions as CPU cores like them (``panel``)."""
-    return Family(
-        "panel",
-        CONFIGS,
-        panel_choices,
-        panel_seconds,
-        lambda operator, binding: panel(operator, binding, device.vector),
-        needs=lambda unit: unit.threads == 1,
-        product=True,
-    )
+    forms = Forms(panel_form, _tilings, _seconds, lambda form, binding: panel(form.tiled, binding, device.vector), _order)
+    return replace(forms.family("panel", CONFIGS), needs=lambda unit: unit.threads == 1, product=True)
 
 
-def panel_choices(operator: ROperator, binding: Binding, device: VDevice) -> list[Choice]:
-    """Panel versions of ``operator``, best predicted first; [] when panels cannot compute it."""
-    try:
-        check_operator(operator, binding)
-        check_maps(operator)
-    except Unsuited:
-        return []
-    found = list[Choice]()
-    for tile in sorted(set(_tiles(operator, device.veus))):
+def panel_form(operator: ROperator, binding: Binding) -> PanelForm:
+    """The form of an operator, tiled or not. Raises Unsuited."""
+    check_operator(operator, binding)
+    check_maps(operator)
+    return PanelForm(operator, binding, panel_product(operator, binding) if operator.tile else None)
+
+
+def _tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
+    """Every tile that is worth its overhead, with its best register tile."""
+    for tile in sorted(set(_tiles(form.operator, device.veus))):
         try:
-            product = panel_product(replace(operator, tile=tile), binding)
+            product = panel_product(replace(form.operator, tile=tile), form.binding)
         except Unsuited:
             continue
-        seconds, tiled = _best_register_tile(product, binding, device)
-        found.append(Choice(_rounds(tiled, device) * seconds + device.launch, tiled))
-    return sorted(found, key=lambda c: (c.seconds, c.operator.task_count, c.operator.tile))
+        best = _best_register_tile(product, form.binding, device)
+        yield PanelForm(best, form.binding, replace(product, operator=best))
 
 
-def panel_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+def _seconds(form: PanelForm, binding: Binding, device: VDevice) -> float:
     """Predicted seconds of all tasks of a tiled operator, without the launch."""
-    p, config = panel_product(operator, binding), dict(operator.config)
+    p, config = form.tiled, dict(form.operator.config)
     if config.get("window"):
         window_of(p)  # says why there is none
     chosen = _variants(p, binding, device)[config.get("window", 0)]
-    return _rounds(operator, device) * chosen.seconds(p, device, config.get("mr", 8), config.get("nv", 2))
+    rounds = -(-form.operator.task_count // device.veus)
+    return rounds * chosen.seconds(p, device, config.get("mr", 8), config.get("nv", 2))
 
 
-def _rounds(operator: ROperator, device: VDevice) -> int:
-    return -(-operator.task_count // device.veus)
+def _order(choices: Iterable[Choice]) -> list[Choice]:
+    return sorted(choices, key=lambda c: (c.seconds, c.operator.task_count, c.operator.tile))
 
 
 def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
@@ -167,19 +175,19 @@ def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Varian
     return variants
 
 
-def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> tuple[float, ROperator]:
-    """Seconds of a task with the cheapest register tile, and the operator with that."""
+def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> ROperator:
+    """The operator with the register tile that is cheapest for a task."""
     variants = _variants(p, binding, device)
     if not variants[0].gather:
         variants = variants[:1]
-    seconds, mr, nv, windowed = min(
+    _, mr, nv, windowed = min(
         (v.seconds(p, device, m, n), -m, n, v.window)
         for m, n in register_tiles(device.vector)
         if m <= max(p.rows, 1)
         for v in variants
     )
     config = (("mr", -mr), ("nv", nv), *((("window", 1),) if windowed else ()))
-    return seconds, replace(p.operator, family="panel", config=config)
+    return replace(p.operator, family="panel", config=config)
 
 
 def _window(p: PanelProduct) -> PanelWindow | None:

@@ -21,7 +21,7 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import Access, PanelProduct, access, contiguous, dense_axes, panel_product
+from rammer_rocm.kernels.contraction import Access, PanelProduct, access, contiguous, dense_axes
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import TaskFunction
@@ -32,14 +32,10 @@ from rammer_rocm.kernels.window import PanelWindow, window_of
 UNROLLED = 9
 
 
-def panel(operator: ROperator, binding: Binding, lanes: int) -> TaskFunction:
-    """The task function of an operator whose config says ``mr`` (rows), ``nv`` (vectors of ``lanes``) and whether
-    one padded copy serves all taps (``window=1``).
-
-    Raises Unsuited for operators that are no float32 contraction with element-wise followers.
-    """
-    config = dict(operator.config)
-    product = panel_product(operator, binding)
+def panel(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
+    """The task function of a tiled product whose config says ``mr`` (rows), ``nv`` (vectors of ``lanes``) and whether one padded
+    copy serves all taps (``window=1``). Raises Unsuited where it cannot be written."""
+    config = dict(product.operator.config)
     window = window_of(product) if config.get("window") else None
     return _Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, window).function()
 

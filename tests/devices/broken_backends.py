@@ -14,6 +14,7 @@ from rammer.device.manifest import Array, Binding, OpenOptions, RunResult, Span
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import Resources, RKernel, ROperator
 from rammer.ir.program import RProgram
+from rammer.tile.search import candidates
 
 import rammer_toy
 
@@ -185,6 +186,13 @@ class NamesMatter(rammer_toy.ToyBackend):
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         found = super().candidates(operator, binding)
         return found if len(operator.anchor.name) % 2 else found[:1]
+
+
+class WorstFirst(rammer_toy.ToyBackend):
+    """Candidates in no order: the worst first."""
+
+    def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
+        return candidates(operator, binding, self.vdevice, 40)[::-1]
 
 
 class Nothing(rammer_toy.ToyBackend):

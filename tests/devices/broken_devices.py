@@ -115,6 +115,7 @@ MISTAKES = {
     # kernels and opening
     "another tile": Mistake(backends.OwnTile, "kernels", "a kernel for"),
     "names matter": Mistake(backends.NamesMatter, "kernels", "other candidates"),
+    "the worst first": Mistake(backends.WorstFirst, "kernels", "the first candidate is priced at"),
     "no candidates": Mistake(backends.Nothing, "model softmax", "no tile of operator"),
     "no time": Mistake(backends.NoTime, "kernels", "a task takes 0"),
     "unknown families": Mistake(backends.NoFamilies, "unknown family", "relative L2 error"),

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Generic, TypeVar
+from dataclasses import Field, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from rammer.codegen.task import Argument, TaskCode, Unsuited
+from rammer.codegen.task import Argument, Unsuited
 from rammer.device.manifest import Binding
 from rammer.errors import DeviceFailure
 from rammer.ir.operator import ROperator
 
-Code = TypeVar("Code", bound=TaskCode)
+__all__ = ["KernelWriter", "Named"]
+
+
+class Named(Protocol):
+    """What a writer keeps: a dataclass whose ``arguments`` name tensors, as ``CFunction`` or a ``TaskCode``."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What its pointers point at, in order: each an Argument, or a tuple that begins with the tensor's name."""
+        ...
+
+
+Code = TypeVar("Code", bound=Named)
 
 #: Texts that a writer keeps, of some 10 KB each.
 MOST_KEPT = 2048
@@ -74,6 +88,8 @@ def renaming(first: ROperator, operator: ROperator) -> dict[str, str]:
     return dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
 
 
-def moved(arguments: Iterable[Argument], names: Mapping[str, str]) -> tuple[Argument, ...]:
+def moved(arguments: Iterable[Any], names: Mapping[str, str]) -> tuple[Any, ...]:
     """``arguments`` of an equal operator, with this one's tensors."""
-    return tuple([Argument(names[a.tensor], a.written, a.packing) for a in arguments])
+    return tuple(
+        [Argument(names[a.tensor], a.written, a.packing) if isinstance(a, Argument) else (names[a[0]], *a[1:]) for a in arguments]
+    )

@@ -43,6 +43,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "rammer.codegen.target",
         "rammer.codegen.dialects",
         "rammer.codegen.vectors",
+        "rammer.codegen.writer",
     ),
     "To write operators, passes and policies": (
         "rammer.device.operators",

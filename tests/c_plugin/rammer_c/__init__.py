@@ -26,6 +26,7 @@ import numpy as np
 from rammer.codegen.dialects import C99
 from rammer.codegen.emit import emit
 from rammer.codegen.target import CFunction
+from rammer.codegen.writer import KernelWriter
 from rammer.device.hooks import hookimpl
 from rammer.device.manifest import Array, Binding, Bound, Device, Hardware, Loaded, OpenOptions, RunResult
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable, MissingDependency
@@ -118,7 +119,7 @@ class CProgram:
         self.program = program = fold(program, VEUS)  # a table made for another device may have more rows
         self.memory = HostMemory(program, constants, backend.hardware.memory)  # a program that is too large is refused first
         binding = Binding.of(program, constants)
-        functions = {o.name: backend.write(o, binding) for o in program.operators}
+        functions = backend.writer.all(program.operators, binding)  # written for the tuner, or now
         entries = backend.compiler.entries(functions.values())
         self.walk = backend.compiler.walk
         self.pointers = {n: self._pointers(f) for n, f in functions.items()}
@@ -213,6 +214,7 @@ class CBackend:
         self.vdevice = virtual_device(self.hardware.memory)
         self.compiler = compiler_of(self.hardware.detail["compiler"])
         self.profiler = CProfiler(self)
+        self.writer = KernelWriter(self.write)
         self.fingerprint = f"c 1, {self.hardware.detail['version']}, {VEUS} x {platform.processor() or platform.machine()}"
 
     def candidates(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
@@ -224,7 +226,7 @@ class CBackend:
 
     def kernel(self, operator: ROperator, binding: Binding) -> RKernel:
         def write() -> Written:
-            function = self.write(operator, binding)
+            function = self.writer.written(operator, binding)
             return Written(function.text, Resources(threads=1, local_bytes=function.scratch))
 
         cost = task_cost(operator, binding.types, self.vdevice)

@@ -27,6 +27,8 @@ from rammer.ir.types import TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COMPILER = shutil.which("gcc") or shutil.which("cc")
+#: gold links in half the time that the usual linker takes.
+LINKER = ("-fuse-ld=gold",) if COMPILER and COMPILER.endswith("gcc") and shutil.which("ld.gold") else ()
 CACHE = Path(tempfile.mkdtemp(prefix="rammer_codegen_"))
 
 
@@ -110,7 +112,7 @@ def reference(item: HostCase) -> dict[str, Array]:
     return {n: known[n] for n in item.operator.outputs}
 
 
-def compile_c(functions: Sequence[CFunction], target: CTarget = C99, flags: Sequence[str] = ("-O1",)) -> ctypes.CDLL:
+def compile_c(functions: Sequence[CFunction], target: CTarget = C99, flags: Sequence[str] = ("-Og",)) -> ctypes.CDLL:
     """One shared library with all functions."""
     if COMPILER is None:
         raise DeviceUnavailable("no C compiler on this machine", hint="install gcc or clang")
@@ -122,7 +124,7 @@ def compile_c(functions: Sequence[CFunction], target: CTarget = C99, flags: Sequ
         path.write_text(source)
         warnings = ("-Wall", "-Werror", "-Wno-unused", "-Wno-psabi")
         command = [COMPILER, "-std=gnu11", *flags, *warnings, "-march=native", "-shared", "-fPIC"]
-        command += ["-o", str(library), str(path), "-lm", "-pthread"]
+        command += ["-o", str(library), str(path), "-lm", "-pthread", *LINKER]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{source}"
     return ctypes.CDLL(str(library))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,20 @@ from rammer.frontend.coordinates import Resampling
 from rammer.frontend.extents import geometry_of
 from rammer.frontend.limits import MAX_TABLE
 from rammer.ir.use import Use as Use
+
+#: Operators that reduce along axes.
+REDUCTIONS: Final = (
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+)
 
 
 def always(use: Use) -> bool:

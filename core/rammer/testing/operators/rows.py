@@ -6,23 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from rammer.frontend.uses import REDUCTIONS
 from rammer.testing.operators.case import OperandDraw, OperatorCase, family
 
 _AXES_OPERAND = {"ReduceSum": 13}
 
 
-@family(
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceMax",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceSumSquare",
-)
+@family(*REDUCTIONS)
 def reduction(draw: OperandDraw, op: str) -> OperatorCase:
     """Any axes, none, all; empty tensors; values at which logarithms and exponentials break."""
     opset = draw.opset(op)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rammer.frontend.uses import REDUCTIONS
 from rammer.ir.types import is_float
 from rammer.testing.graphs.draw import Draw, DrawnValue, Reject
 from rammer.testing.graphs.operators.elementwise import small
@@ -14,18 +15,7 @@ _POSITIVE = ("ReduceLogSum",)
 _ROUNDED = ("ReduceLogSum", "ReduceLogSumExp", "ReduceL2")
 
 
-@describe(
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceMax",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceSumSquare",
-)
+@describe(*REDUCTIONS)
 def reduce(d: Draw, op: str) -> DrawnValue:
     x = d.pick(d.types(op), (0, 5), where=small)
     if op in _ROUNDED and not is_float(x.dtype):

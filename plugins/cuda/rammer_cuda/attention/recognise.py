@@ -7,7 +7,6 @@ task holds fixed; it has some rows ``m`` and all keys ``n`` and columns ``j``. K
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -60,16 +59,6 @@ class Attention:
     def rows(self) -> int:
         """Rows of a head."""
         return self.scores.axes[self.row].extent
-
-    @property
-    def heads(self) -> int:
-        """Heads, which tasks never share."""
-        return math.prod(a.extent for d, a in enumerate(self.scores.axes) if d not in (self.row, self.column))
-
-    @property
-    def probabilities(self) -> str:
-        """The tensor of rows that the second product reads."""
-        return (self.between or (self.scores,))[-1].name
 
     @property
     def held(self) -> tuple[str, ...]:

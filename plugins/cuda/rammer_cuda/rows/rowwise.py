@@ -35,7 +35,7 @@ from rammer_cuda.kernels.task import TaskKernel
 
 #: Threads that share a row, most elements a thread keeps, and threads of a block.
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-MOST_ELEMENTS, FEWEST_THREADS, MOST_THREADS = 32, 32, 1024
+MOST_ELEMENTS, MOST_THREADS = 32, 1024
 #: Most elements of a row of an operator without reductions, whose rows are as long as one likes.
 MAP_ELEMENTS = 2048
 #: Registers that constants loaded ahead may take.

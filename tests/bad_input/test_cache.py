@@ -24,6 +24,7 @@ from rammer.compiled.files import cache_text
 from rammer.compiled.unpack import load_artifact
 from rammer.ir.data import loads
 from rammer.profile.store import KernelStore, key_of
+from rammer.testing.some import some
 
 # --- the cache ----------------------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ def test_entries_of_impossible_numbers_are_misses(own_cache: Path, capsys: Captu
         for text in NO_NUMBERS:
             spoiled = entries[:begin] + text + entries[end:]
             db.execute("update kernels set value = ? where key = ?", (f"{key_of(key, spoiled)} {spoiled}", key))
-            for kernel in store.get(key) or ():
+            for kernel in some(store.get(key) or ()):
                 assert min(kernel.tile) > 0 and 0 <= kernel.alone < math.inf and 0 <= kernel.crowded < math.inf
                 assert all(type(n) is int for n in (*kernel.tile, *asdict(kernel.resources).values()))
     db.close()

@@ -11,6 +11,7 @@ from zoo.nasnet import nasnet_cifar
 from zoo.sequence import bert_base, lstm_tc, nerf_mlp
 
 from rammer.ir.evaluate import run_graph
+from rammer.testing.some import some
 from rammer.testing.weights import Array, runner
 
 #: Above about 20 million parameters building and checking takes seconds: those run with `make test-all`.
@@ -41,7 +42,7 @@ def test_model_is_what_was_published_and_depends_on_its_input(entry: Entry, rng:
     published(entry, model)
     run = runner(model)
     first, second = run(entry.feeds(1)), run(entry.feeds(2))
-    assert all(np.isfinite(a).all() and a.std() > 1e-3 for a in first.values())
+    assert all(np.isfinite(a).all() and a.std() > 1e-3 for a in some(first.values()))
     assert difference(first, second) >= 1e-2
 
 

@@ -17,6 +17,7 @@ from rammer.schedule.fold import fold
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import random_net, recurrent_net
+from rammer.testing.some import some
 
 Key = tuple[str, int]
 
@@ -85,7 +86,7 @@ def turned(program: RProgram, random: Random) -> RProgram:
 
 def test_clocks_are_those_of_a_plain_walk() -> None:
     random, circles = Random(1), 0
-    for program in programs():
+    for program in some(programs()):
         for made in (program, *(turned(program, random) for _ in range(6))):
             wanted = plain_clocks(made)
             if wanted is None:
@@ -101,11 +102,11 @@ def test_clocks_are_those_of_a_plain_walk() -> None:
 
 def check_clocks(program: RProgram, wanted: dict[Key, list[int]]) -> None:
     clocks = compute_clocks(program)
-    for operator in program.operators:
+    for operator in some(program.operators):
         number, mine = clocks.number[operator.name], range(operator.task_count)
         least = np.min([wanted[operator.name, i] for i in mine], axis=0)
         assert clocks.known[number].tolist() == least.tolist()
-        for veu, row in enumerate(program.rows):
+        for veu, row in some(enumerate(program.rows)):
             places = [place for place, t in enumerate(row) if t.operator == operator.name]
             assert clocks.done[number, veu] == (max(places) + 1 if places else 0)
             for place in places:

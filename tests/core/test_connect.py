@@ -18,6 +18,7 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import ROperator
 from rammer.testing.host_c import THREADED, HostCase, check
 from rammer.testing.small_models import SmallModel
+from rammer.testing.some import some
 from rammer.tile.connect import MOST_CONTRACTIONS, connect
 
 
@@ -42,7 +43,7 @@ def test_layers_in_a_row_become_one_operator(rng: np.random.Generator) -> None:
     (operator,) = groups(graph_of(rng, mlp(3)), device())
     layers = [(e.layer, e.consumer.startswith("m")) for e in operator.connections]
     assert layers.count(("veu", True)) == 2
-    assert all(layer == "thread" for layer, product in layers if not product)
+    assert all(layer == "thread" for layer, product in some(layers) if not product)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_row_wise_work_counts_only_between_products(rng: np.random.Generator) ->
     """Without the second product, or where its rows are read elsewhere, the first one keeps its element-wise maps alone."""
     single = groups(graph_of(rng, attention(kept=True)), device())
     assert [sum(bool(c.reduce) for c in o.computes) for o in single] == [1, 2, 1]
-    assert not any(o.holds_operand for o in single)
+    assert not any(o.holds_operand for o in some(single))
 
 
 def test_kernels_that_are_bad_at_it_keep_softmax_apart(rng: np.random.Generator) -> None:
@@ -117,7 +118,7 @@ def test_kernels_that_are_bad_at_it_keep_softmax_apart(rng: np.random.Generator)
 
 def test_scores_that_do_not_fit_stay_apart(rng: np.random.Generator) -> None:
     found = groups(graph_of(rng, attention(rows=64, keys=600)), device(local=1 << 10))
-    assert not any(o.holds_operand for o in found), "a row of scores alone takes 2,400 bytes"
+    assert not any(o.holds_operand for o in some(found)), "a row of scores alone takes 2,400 bytes"
 
 
 def test_parts_are_priced_as_they_would_be_computed(rng: np.random.Generator) -> None:

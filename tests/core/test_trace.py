@@ -12,6 +12,7 @@ from rammer.ir.program import RProgram
 from rammer.report.trace import MOST_ROWS, WIDTH, chrome_trace, gantt, spans
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import random_net
+from rammer.testing.some import some
 
 
 def random_program(seed: int) -> tuple[RProgram, dict[str, float]]:
@@ -23,7 +24,7 @@ def random_program(seed: int) -> tuple[RProgram, dict[str, float]]:
 def check(program: RProgram, seconds: dict[str, float], found: list[Span]) -> None:
     place = {(s.operator, s.index): s for s in found}
     assert len(place) == len(found) == program.task_count
-    for veu, row in enumerate(program.rows):
+    for veu, row in some(enumerate(program.rows)):
         free = 0.0
         for task in row:
             span = place[task.operator, task.index]
@@ -48,7 +49,7 @@ def test_the_chart_has_a_line_for_each_veu() -> None:
     chart = [line for line in text.splitlines() if line.endswith("|")]
     assert len(chart) == program.veus <= MOST_ROWS
     assert {len(line) for line in chart} == {WIDTH + 9}
-    assert all(f" {o.name}: {o.task_count} tasks" in text for o in program.operators)
+    assert all(f" {o.name}: {o.task_count} tasks" in text for o in some(program.operators))
     assert gantt(program, dict.fromkeys(seconds, 0.0)).endswith("no task times are known")
 
 

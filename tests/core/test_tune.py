@@ -20,6 +20,7 @@ from rammer.ir.program import Port
 from rammer.profile.store import KernelStore, TunedKernel, key_of
 from rammer.profile.tune import MEASURED, Tuner
 from rammer.testing.selftest import tiny_graph
+from rammer.testing.some import some
 from rammer.tile.search import candidates
 
 from rammer_toy import ToyBackend, ToyProfiler
@@ -84,9 +85,9 @@ def test_measured_times_are_labelled_and_reach_the_program(backend: Backend, pat
     segment = compiler.program(tiny_graph(0), *PORTS)
     kernels = [k for ks in segment.kernels.values() for k in ks]
     assert {k.origin for k in kernels} == {"simulated"}
-    assert all(0 < k.alone <= k.crowded for k in kernels)
+    assert all(0 < k.alone <= k.crowded for k in some(kernels))
     chosen = {o.name: o.tile for o in segment.program.operators}
-    for name, found in segment.kernels.items():
+    for name, found in some(segment.kernels.items()):
         assert chosen[name] in {k.operator.tile for k in found}
 
 

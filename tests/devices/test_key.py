@@ -26,6 +26,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.parts import Storage
 from rammer.profile.probe import probe_program
 from rammer.profile.store import KernelStore
+from rammer.testing.some import some
 
 Case = tuple[ROperator, Binding]
 #: What a key says of a stored tensor or of the whole, each of which some device's choice depends on.
@@ -171,7 +172,7 @@ def test_operators_of_equal_keys_have_equal_kernels(device: str, seed: int) -> N
     cases = drawn(Random(seed), 1)
     assert not collisions(backend, cases), f"seed {seed}"
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
-    assert all(a[1].key(a[0]) == b[1].key(b[0]) for a, b in pairs), f"seed {seed}: names or places are in the key"
+    assert all(a[1].key(a[0]) == b[1].key(b[0]) for a, b in some(pairs)), f"seed {seed}: names or places are in the key"
 
 
 @pytest.mark.parametrize(("device", "fact"), [*(("cuda", f) for f in FACTS), ("rocm", "constant"), ("rocm", "strides")])

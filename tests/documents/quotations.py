@@ -29,6 +29,7 @@ from rammer.profile.store import KernelStore
 from rammer.report.stages import STAGES
 from rammer.schedule.fold import fold
 from rammer.testing.interface import GROUPS, MEMBERS, names_of
+from rammer.testing.some import some
 from rammer.testing.walkthrough import model
 
 from rammer_cuda.launches import launches
@@ -192,7 +193,7 @@ def commands() -> str:
     """Every command, the first sentence of its help and its example."""
     group = LazyGroup()
     rows = ["| command | what it does | example |", "|---|---|---|"]
-    for name in COMMANDS:
+    for name in some(COMMANDS):
         command = group.get_command(click.Context(group), name)
         assert command is not None
         assert command.help, f"{name} has no help"
@@ -219,7 +220,7 @@ def options() -> str:
 
 def walked(group: click.Group, before: str) -> Iterator[tuple[str, click.Command]]:
     """Every command that does something, with its words."""
-    for name in group.list_commands(click.Context(group)):
+    for name in some(group.list_commands(click.Context(group))):
         command = group.get_command(click.Context(group), name)
         assert command is not None
         if isinstance(command, click.Group):

@@ -16,6 +16,7 @@ from onnx import parser
 import rammer
 from rammer.cli.main import main
 from rammer.errors import BadInput
+from rammer.testing.some import some
 
 import rammer_c
 
@@ -72,7 +73,7 @@ def test_the_pages_operators_run_on_every_device(device: str, installed: Path, r
         for name, want in exact(x).items():
             assert have[name].shape == want.shape
             np.testing.assert_allclose(have[name], want, rtol=1e-5, atol=1e-6)
-    for special in exe.cache.values():
+    for special in some(exe.cache.values()):
         assert not special.compiled.host_nodes
         assert {"acme.Swish", "acme.Parts", "acme.RowNorm"} <= {n.op for n in special.compiled.graph.nodes}
     exe.close()

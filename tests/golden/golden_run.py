@@ -87,8 +87,9 @@ def _made(jobs: Sequence[Job], dump: Path | None) -> list[tuple[Job, Outcome]]:
     for job in jobs:
         pairs.append((job, outcome(job)))
         click.echo(f"{job.model} on {job.device} in {job.precision}: after {process_time():.0f} s", err=True)
-    for job, found in pairs if dump is not None else ():
-        assert dump is not None
+    for job, found in pairs:
+        if dump is None:
+            break
         write_text(dump / file_of(job) / f"{job.model}.program", found.text)
         write_text(dump / file_of(job) / f"{job.model}.rankings", "\n".join(found.ranked))
     return pairs

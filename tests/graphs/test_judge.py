@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -128,8 +129,8 @@ def test_nan_never_passes(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None
 def test_models_with_one_thing_wrong_end_in_a_clear_refusal() -> None:
     tally = campaign(CampaignPlan(TOY, seed=8, graphs=60, seconds=60, voices=False, shrink=0, spoiled=True, longest=6))
     # A device that runs what the checker refuses is lenient; a traceback is a fault.
-    wrong = [f for f in tally.faults.values() if f.verdict.kind in ("traceback", "internal")]
-    assert not wrong, tally.text()
+    kinds = Counter(f.verdict.kind for f in tally.faults.values())
+    assert kinds["traceback"] + kinds["internal"] == 0, tally.text()
     assert sum(tally.refused.values()) > 20
 
 

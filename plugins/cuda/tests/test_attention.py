@@ -14,6 +14,7 @@ from rammer.ir.operator import Connection, ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
 from rammer.testing.host_c import Array
+from rammer.testing.some import some
 
 from rammer_cuda.emulator.launch import COMPILER
 
@@ -142,7 +143,7 @@ def test_fragments_copies_and_rows_on_the_host(case: str, rng: np.random.Generat
     operator, binding = CASES[case]
     options = blocks(CASES[case])
     assert len(options) >= 4
-    for option in (options[int(i)] for i in rng.choice(len(options), 3, replace=False)):
+    for option in some(options[int(i)] for i in rng.choice(len(options), 3, replace=False)):
         values = random_values(rng, binding, option.inputs)
         have = run_warps(ATTENTION.kernel(option, binding), option.task_count, binding, values)[operator.anchor.name]
         want = reference(operator, values)
@@ -215,7 +216,7 @@ def test_attention_agrees_with_float64(case: str, rng: np.random.Generator) -> N
     operator, binding = CASES[case]
     backend = open_backend(OpenOptions())
     offered = [o for o in backend.candidates(operator, binding) if o.family == "attention"]
-    for option in {o.tile + o.config: o for o in (*offered, *blocks(CASES[case]))}.values():
+    for option in some({o.tile + o.config: o for o in (*offered, *blocks(CASES[case]))}.values()):
         program, _ = whole_program(option, binding)
         values = random_values(rng, binding, option.inputs)
         inputs = {p.external: values[p.tensor] for p in program.inputs}

@@ -19,6 +19,7 @@ from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.program import Storage, dense
 from rammer.ir.types import TensorType
+from rammer.testing.some import some
 
 from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
 
@@ -135,7 +136,7 @@ def test_machine_code(case: str, target: str) -> None:
         found.setdefault((tiled.family, config.get("split_k", 1) > 1, config.get("halo", 0)), tiled)
     families = {"gemm", "gemm_tf32x3", "gemm_tf32"} | ({"gemm_wgmma3", "gemm_wgmma1"} if target == "sm_90a" else set())
     assert {tiled.family for tiled in found.values()} == families
-    for tiled in found.values():
+    for tiled in some(found.values()):
         resources = backend.resources(tiled, PROLOGUES[case][1])
         assert resources.spills == 0, tiled.head()
 
@@ -143,7 +144,7 @@ def test_machine_code(case: str, target: str) -> None:
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_what_is_changed_is_what_was_copied(case: str) -> None:
     """Each thread applies the maps to exactly the words of shared memory that its own copies fill."""
-    for tiled in choices_of(case, backend_of("sm_90a")):
+    for tiled in some(choices_of(case, backend_of("sm_90a"))):
         text = task_kernel(tiled, PROLOGUES[case][1]).text
         name = "a" if "auto aprologue" in text else "b"
         fetch, change = (re.search(rf"auto {name}{verb} = .*?\n  *}};\n", text, re.S) for verb in ("fetch", "prologue"))
@@ -170,7 +171,7 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.G
     operator, binding = PROLOGUES[case]
     found = [c.operator for c in choices(backend_of("sm_80"), operator, binding, WARPS)]
     found = [o for o in found if o.family == "gemm" and task_kernel(o, binding).threads <= 128]
-    for i in rng.choice(len(found), min(3, len(found)), replace=False):
+    for i in some(rng.choice(len(found), min(3, len(found)), replace=False)):
         tiled = found[int(i)]
         given, kernel = values_of(tiled, binding, rng), task_kernel(tiled, binding)
         have = run_on_host(HostKernel.of(kernel, binding, given, ffma_on_host(kernel), tiled.task_count), given)["y"]
@@ -231,7 +232,7 @@ def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -
         config = dict(tiled.config)
         key = tiled.family, config.get("split_k", 1) > 1, config.get("halo", 0), config.get("producers", 1)
         kinds.setdefault(key, []).append(tiled)
-    for same in kinds.values():
+    for same in some(kinds.values()):
         for i in rng.choice(len(same), min(2, len(same)), replace=False):
             tiled = same[int(i)]
             program, constants = whole_program(tiled, binding)

@@ -12,6 +12,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.evaluate import evaluate
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
+from rammer.testing.some import some
 
 pytest.importorskip("cuda.bindings")
 
@@ -262,8 +263,8 @@ def test_single_products_agree_with_float64(precision: str, case: str, rng: np.r
     device = open_backend(OpenOptions())
     assert isinstance(device, CudaBackend)
     offered = choices(device, operator, binding, WARPGROUPS)
-    some = [offered[int(i)].operator for i in rng.choice(len(offered), min(4, len(offered)), replace=False)]
-    for tiled in (*kinds(offered), *some):
+    drawn = [offered[int(i)].operator for i in rng.choice(len(offered), min(4, len(offered)), replace=False)]
+    for tiled in some((*kinds(offered), *drawn)):
         program, constants = whole_program(tiled, binding)
         constants = {n: np.abs(v) for n, v in constants.items()}
         given_ = given(rng, tiled, binding, positive=True)

@@ -19,6 +19,7 @@ from rammer.profile.store import KernelStore
 from rammer.report.measured import summarise
 from rammer.runtime.source import open_source
 from rammer.testing.small_models import MODELS
+from rammer.testing.some import some
 
 pytest.importorskip("cuda.bindings")
 
@@ -45,7 +46,7 @@ def test_traced_kernels_compile_and_ordinary_ones_carry_nothing(name: str, targe
     segment = segment_of(rng, name, target)
     program = segment.program
     binding = Binding(program.types, program.storage, frozenset(segment.constants))
-    for kernel in {k.entry: k for k in Writer().all(program.operators, binding).values()}.values():
+    for kernel in some({k.entry: k for k in Writer().all(program.operators, binding).values()}.values()):
         recorded = replace(kernel, traced=True)
         plain, with_records = translation_unit([kernel]), translation_unit([recorded])
         assert "globaltimer" not in plain and (kernel.device, kernel.body) == (recorded.device, recorded.body)
@@ -95,7 +96,7 @@ def test_both_executors_trace_and_bind(name: str, executor: str, rng: np.random.
     bound = loaded.bind(inputs, {})
     for _ in range(3):
         bound.run()
-    for n, have in bound.to_host().items():
+    for n, have in some(bound.to_host().items()):
         assert np.linalg.norm(have - want[n]) <= 1e-5 * np.linalg.norm(want[n])
     loaded.close()
 
@@ -114,11 +115,11 @@ def test_a_trace_has_every_task(name: str, rng: np.random.Generator) -> None:
     spans = exe.backend.trace(segment.program, segment.constants, inputs)
     tasks = {(o.name, i) for o in segment.program.operators for i in range(o.task_count)}
     assert {(s.operator, s.index) for s in spans} == tasks
-    assert all(0 <= s.start <= s.end < 1e-2 and 0 <= s.veu < exe.backend.vdevice.veus for s in spans)
+    assert all(0 <= s.start <= s.end < 1e-2 and 0 <= s.veu < exe.backend.vdevice.veus for s in some(spans))
     summary = summarise(segment.program, spans, exe.backend.vdevice.veus)
     assert 0 < summary.utilisation <= 1 and 0 <= summary.idle < 1
     # An operator starts after those that it reads have ended.
-    assert all(o.gap >= -1e-7 for o in summary.operators)
+    assert all(o.gap >= -1e-7 for o in some(summary.operators))
     exe.close()
 
 

@@ -18,6 +18,7 @@ from rammer.ir.program import Port, RProgram, dense
 from rammer.ir.types import TensorType
 from rammer.profile.store import KernelStore
 from rammer.testing.selftest import self_test, tiny_graph
+from rammer.testing.some import some
 
 from rammer_ipu_sim.chip import GC2, SOURCES, configured
 from rammer_ipu_sim.device import SimulatorBackend
@@ -57,7 +58,7 @@ def test_vdevice() -> None:
     device = SimulatorBackend(OpenOptions()).vdevice
     assert (device.veus, device.staged, device.simulated) == (1216, True, True)
     assert [layer.scope for layer in device.layers] == ["host", "device", "veu"]
-    assert all(layer.source for layer in device.layers)
+    assert all(layer.source for layer in some(device.layers))
 
 
 @pytest.mark.parametrize("options", [{"tiles": "0"}, {"sram": "x"}, {"sram": "1001"}, {"colour": "red"}, {"no_stream": "7"}])

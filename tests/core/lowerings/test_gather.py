@@ -12,6 +12,7 @@ from harness import check_node_case, check_random, lower_model, node_cases, node
 from rammer.frontend.lowering import CannotLower
 from rammer.ir import expr as ex
 from rammer.ir.expr import Table
+from rammer.testing.some import some
 
 OPS = (
     "Gather",
@@ -38,7 +39,7 @@ def test_node_case(case: Any, rng: np.random.Generator) -> None:
 def test_node_cases_with_static_indices(op: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, op, (1,))
     ran = 0
-    for parameter in node_cases(op):
+    for parameter in some(node_cases(op)):
         try:
             check_node_case(rng, parameter.values[0])
             ran += 1

@@ -17,6 +17,7 @@ from rammer.ir.compute import Axis, Compute, ComputeGraph
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Load
 from rammer.ir.reindex import reshape_indices
+from rammer.testing.some import some
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Split", "Slice")
 
@@ -38,7 +39,7 @@ def _ints(*values: int) -> np.ndarray:
 
 
 def _one_load(graph: ComputeGraph) -> None:
-    assert all(isinstance(c.body, Load) and c.body.fill is None for c in graph.computes)
+    assert all(isinstance(c.body, Load) and c.body.fill is None for c in some(graph.computes))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_reshape_indices_are_right(shapes: tuple[tuple[int, ...], tuple[int, ...
     compute = Compute("y", "int64", axes, Load("x", reshape_indices(source, axes)))
     np.testing.assert_array_equal(evaluate(compute, {"x": x}), x.reshape(target))
     bounds = {a.name: (0, a.extent - 1) for a in axes}
-    for index, extent in zip(reshape_indices(source, axes), source, strict=True):
+    for index, extent in some(zip(reshape_indices(source, axes), source, strict=True)):
         span = ex.interval(index, bounds)
         assert span is not None and 0 <= span[0] <= span[1] < extent
 
@@ -150,7 +151,7 @@ def test_splits_merges_and_unit_axes_are_minimal(extents: list[int], data: st.Da
     cut = data.draw(st.integers(0, len(fine)))
     coarse = (math.prod(fine[:cut]), math.prod(fine[cut:]))
     split = reshape_indices(coarse, [Axis(f"i{d}", n) for d, n in enumerate(fine)])
-    assert all(ex.affine(i) is not None for i in split)
+    assert all(ex.affine(i) is not None for i in some(split))
     units = tuple(n for e in fine for n in (1, e))
     equal = reshape_indices(units, [Axis(f"i{d}", n) for d, n in enumerate(fine)])
     assert equal == tuple(i for d, n in enumerate(fine) for i in (ex.integer(0), ex.as_index(f"i{d}" if n > 1 else 0)))

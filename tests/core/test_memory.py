@@ -37,7 +37,7 @@ def plans(draw: st.DrawFn) -> tuple[list[BufferUse], Order, dict[str, set[str]]]
     some = st.lists(st.sampled_from(names), max_size=3, unique=True)
     uses = [
         BufferUse(f"b{i}", draw(st.integers(0, 500)), tuple(draw(some) or [draw(st.sampled_from(names))]), tuple(draw(some)))
-        for i in range(draw(st.integers(1, 12)))
+        for i in range(draw(st.integers(2, 12)))
     ]
     return uses, Order(tuple(names), tuple(needs), past), before
 

@@ -71,12 +71,17 @@ def _both(*nodes: ast.expr) -> bool:
     return all(isinstance(n, ast.Tuple) for n in nodes)
 
 
+def parts_of(test: ast.expr) -> list[ast.expr]:
+    """What must all be so."""
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
 def asserted(function: ast.FunctionDef) -> set[str]:
     """What an assertion (or hypothesis' ``assume``) says that there is some of, or how many, or what they are."""
     said = set[str]()
     assumed = [n.args[0] for n in ast.walk(function) if isinstance(n, ast.Call) and ast.unparse(n.func) == "assume"]
     for test in (*assumed, *(n.test for n in ast.walk(function) if isinstance(n, ast.Assert))):
-        for part in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
+        for part in parts_of(test):
             sides = [part.left, *part.comparators] if isinstance(part, ast.Compare) else [part]
             for side in sides:
                 whole = isinstance(side, ast.Call) and ast.unparse(side.func) == "len"
@@ -106,7 +111,7 @@ def loops(node: ast.AST, bound: set[str], lists: dict[str, Comp]) -> Iterator[Lo
                 yield child.lineno, child.iter, bound
             inner = bound | {n.id for n in ast.walk(child) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         elif isinstance(child, ast.Assert):
-            for part in child.test.values if isinstance(child.test, ast.BoolOp) else [child.test]:
+            for part in parts_of(child.test):
                 yield from ((child.lineno, c.generators[0].iter, bound) for c in said_of_all(part, lists))
         yield from loops(child, inner, lists)
 

@@ -23,6 +23,7 @@ from rammer.ir.operator import ROperator
 from rammer.profile.store import KernelStore
 from rammer.testing.conformance import registry_of
 from rammer.testing.small_models import MODELS
+from rammer.testing.some import some
 from rammer.tile.search import candidates
 from rammer.tile.traffic import task_cost
 
@@ -62,7 +63,7 @@ def changed(operator: ROperator, binding: Binding) -> Iterator[tuple[ROperator, 
 
 def test_emit_reads_what_the_page_says_and_no_more() -> None:
     wide = 0
-    for operator, binding in operators()[::3]:
+    for operator, binding in some(operators()[::3]):
         function = emit(operator, binding, C99)
         for other, known in changed(operator, binding):
             assert emit(other, known, C99) == function
@@ -79,7 +80,7 @@ def test_emit_reads_what_the_page_says_and_no_more() -> None:
 def test_scratch_is_as_the_page_says() -> None:
     """Tiles start at multiples of 64 bytes, within the bytes that are asked for, which are the footprint's or little more."""
     offsets = list[int]()
-    for operator, binding in operators():
+    for operator, binding in some(operators()):
         function = emit(operator, binding, C99)
         found = [int(n) for n in re.findall(r"\(scratch \+ (\d+)\)", function.text)]
         assert all(n % 64 == 0 and n < function.scratch for n in found) and bool(found) == (function.scratch > 0)
@@ -89,7 +90,7 @@ def test_scratch_is_as_the_page_says() -> None:
 
 
 def test_task_cost_prices_a_whole_tile_in_the_middle() -> None:
-    for operator, binding in operators():
+    for operator, binding in some(operators()):
         cost = task_cost(operator, binding.types, CPU)
         share = CPU.layer("device").bandwidth / CPU.veus
         assert cost.crowded == pytest.approx(CPU.dispatch + max(cost.flops / CPU.flops, cost.traffic / share))
@@ -153,6 +154,6 @@ def test_a_text_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     binding = Binding.of(segment.program, segment.constants)
     for _ in range(2):
         backend.load(segment.program, segment.constants).close()
-        assert all(backend.kernel(o, binding).source for o in segment.program.operators)
+        assert all(backend.kernel(o, binding).source for o in some(segment.program.operators))
     chosen = {binding.key(o) for o in segment.program.operators}
-    assert all(written.count(key) == 1 for key in chosen)
+    assert all(written.count(key) == 1 for key in some(chosen))

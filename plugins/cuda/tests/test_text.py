@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rammer.testing.some import some
+
 import rammer_cuda
 
 FOLDER = Path(rammer_cuda.__file__).parent
@@ -69,7 +71,7 @@ MOST_LINES, MOST_STATEMENTS, MOST_PARAMETERS = 400, 60, 6
 def test_files_and_functions_are_short() -> None:
     """With few parameters, but for constructors, which take what there is to know."""
     functions = 0
-    for path in sorted(FOLDER.rglob("*.py")):
+    for path in some(sorted(FOLDER.rglob("*.py"))):
         text = path.read_text()
         assert text.count("\n") <= MOST_LINES, path
         for node in ast.walk(ast.parse(text)):

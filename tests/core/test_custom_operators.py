@@ -236,6 +236,23 @@ def test_a_function_of_the_model_comes_first_and_may_call_what_is_declared() -> 
     assert opened(model, plugins).run({"x": X})["y"].tolist() == (-10 * X).tolist()
 
 
+def test_shapes_that_are_known_at_run_time_reach_inference() -> None:
+    """Both on the device and on the host: what follows a NonZero is bound when its result is there."""
+    seen, hosted = list[tuple[int, ...]](), replace(F, name="H", reference=by_numpy)
+
+    def infer(use: Use) -> list[TensorType | None]:
+        seen.append(use.shape())
+        return same(use)
+
+    plugins = registry(plugin([replace(F, infer=infer), hosted], {("acme", "F"): tripled}))
+    body = "h = acme.H(x)  n = NonZero(h)  f = Cast<to = 1>(n)  y = acme.F(f)  z = acme.H(y)"
+    exe = opened(text(body, head="float[3] x", result="float[R,K] y, float z"), plugins)
+    for x, places in ((np.array([-1 / 3, 0, 5], np.float32), [1, 2]), (np.array([1, 2, 3], np.float32), [0, 1, 2])):
+        have, places_ = exe.run({"x": x}), np.array([places])
+        assert have["y"].tolist() == (3 * places_ + 1).tolist() and have["z"].tolist() == (9 * places_ + 4).tolist()
+        assert seen[-1] == (1, len(places))
+
+
 # --- the host -------------------------------------------------------------------------------------------
 
 

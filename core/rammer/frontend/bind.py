@@ -15,13 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from onnx import (
-    GraphProto,
-    NodeProto,
-    TypeProto,
-    defs,
-    numpy_helper,
-)
+from onnx import GraphProto, NodeProto, TypeProto, defs, numpy_helper
 
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.device.operators import CustomOperator, CustomOperators

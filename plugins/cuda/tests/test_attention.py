@@ -36,19 +36,9 @@ def beside(name: str, heads: int, rows: int, width: int) -> Storage:
     return Storage(name, f"b_{name}", 0, (1, heads, rows, width), (0, width, heads * width, 1))
 
 
-def attend(
-    heads: int,
-    rows: int,
-    keys: int,
-    depth: int,
-    width: int,
-    kind: str = "f32",
-    mask: str = "",
-    turned: bool = False,
-    softmax: bool = True,
-    behind: bool = False,
-) -> Case:
-    """Scaled scores, an additive ``mask`` (its indices), softmax in float32 (or a division by the sum of squares), context."""
+def attention_texts(sizes: tuple[int, int, int, int, int], kind: str, mask: str, softmax: bool, behind: bool) -> list[str]:
+    """The Computes of ``attend``: heads, rows, keys, depth and width."""
+    heads, rows, keys, depth, width = sizes
     h, m, n = f"h:{heads}", f"m:{rows}", f"n:{keys}"
     full, row = f"b:1, {h}, {m}, {n}", f"b:1, {h}, {m}"
     add = f" + mask[{mask}]" if mask else ""
@@ -75,6 +65,23 @@ def attend(
     texts.append(f"c: {kind}[b:1, {h}, {m}, j:{width}] = sum[l:{keys}] p[b, h, m, l] * v[b, h, l, j]")
     if behind:
         texts.append(f"y: {kind}[b:1, {h}, {m}, j:{width}] = c[b, h, m, j] + bias[j]")
+    return texts
+
+
+def attend(
+    heads: int,
+    rows: int,
+    keys: int,
+    depth: int,
+    width: int,
+    kind: str = "f32",
+    mask: str = "",
+    turned: bool = False,
+    softmax: bool = True,
+    behind: bool = False,
+) -> Case:
+    """Scaled scores, an additive ``mask`` (its indices), softmax in float32 (or a division by the sum of squares), context."""
+    texts = attention_texts((heads, rows, keys, depth, width), kind, mask, softmax, behind)
     computes = tuple(Compute.parse(t) for t in texts)
     names = {c.name for c in computes}
     links = tuple(

@@ -1,0 +1,20 @@
+"""Plugins of tests: entry points that are already loaded, and the device that they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import rammer_toy
+
+(DEVICE,) = rammer_toy.rammer_devices()
+
+
+@dataclass(frozen=True)
+class Point:
+    """An entry point that is already loaded."""
+
+    name: str
+    plugin: object
+
+    def load(self) -> object:
+        return self.plugin

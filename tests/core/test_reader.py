@@ -121,10 +121,14 @@ def test_undefined_and_twice_defined_values() -> None:
 
 # Types ---------------------------------------------------------------------------------------------------------
 
-SUPPORTED = "float16, float32, float64, bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64"
+SUPPORTED = (
+    "float16, float32, float64, bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bfloat16, float8_e4m3fn, "
+    "float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu, float6_e2m3fn, float6_e3m2fn, float4_e2m1fn, int4, uint4, "
+    "int2, uint2"
+)
 
 
-@pytest.mark.parametrize("code, shown", [(TensorProto.COMPLEX64, "complex64"), (TensorProto.BFLOAT16, "bfloat16")])
+@pytest.mark.parametrize("code, shown", [(TensorProto.COMPLEX64, "complex64"), (TensorProto.COMPLEX128, "complex128")])
 def test_unsupported_input_type(code: int, shown: str) -> None:
     proto = model([helper.make_node("Identity", ["x"], ["y"])], [tensor("x", [2], code)], ["y"])
     assert message(proto) == (

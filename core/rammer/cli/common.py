@@ -18,6 +18,7 @@ from rammer.cli.options import InputChoice
 from rammer.compiled.files import write_whole
 from rammer.compiled.options import Progress, Request
 from rammer.errors import BadInput
+from rammer.ir.formats import readable
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
 from rammer.runtime.source import Head
 
@@ -98,11 +99,12 @@ def describe_array(name: str, array: Array) -> list[str]:
     """A table row: name, type, smallest and largest value, count of NaN."""
     if not isinstance(array, np.ndarray):
         return [name, "nothing" if array is None else f"sequence of {len(array)}", "-", "-", "-"]
-    shape = "x".join(map(str, array.shape)) or "scalar"
+    kind = f"{array.dtype} {'x'.join(map(str, array.shape)) or 'scalar'}"
+    array = readable(array)
     if not array.size or array.dtype.kind not in "biuf":
-        return [name, f"{array.dtype} {shape}", "-", "-", "-"]
+        return [name, kind, "-", "-", "-"]
     floating = array.dtype.kind == "f"
     nans = int(np.isnan(array).sum()) if floating else 0
     finite: Mapping[str, float] = {"low": float(np.nanmin(array)), "high": float(np.nanmax(array))} if nans < array.size else {}
     show = [f"{finite[k]:.6g}" if k in finite else "nan" for k in ("low", "high")]
-    return [name, f"{array.dtype} {shape}", *show, str(nans)]
+    return [name, kind, *show, str(nans)]

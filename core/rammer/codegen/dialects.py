@@ -102,6 +102,16 @@ STANDARD: Final[Mapping[str, str]] = {
     "float64": "double",
 }
 
+#: The bits of numbers in C99.
+_BITS: Final[Mapping[str, str]] = {
+    f"as_{to}": f"(((union {{{{ {STANDARD[source]} a; {STANDARD[to]} b; }}}}){{{{{{v}}}}}}).b)"
+    for source, to in (("float32", "uint32"), ("uint32", "float32"), ("float64", "uint64"), ("uint64", "float64"))
+}
+#: The same in C++, by what its compilers have built in.
+BITS: Final[Mapping[str, str]] = {
+    f"as_{to}": f"__builtin_bit_cast({STANDARD[to]}, {{v}})" for to in ("uint32", "float32", "uint64", "float64")
+}
+
 #: Host C (C99 with GNU vectors) with one thread a task.
 C99 = CTarget(
     name="c99",
@@ -113,6 +123,7 @@ C99 = CTarget(
     threads="1",
     barrier="",
     types={**STANDARD, "float16": "_Float16"},
+    functions=_BITS,
     preamble="#include <math.h>\n#define RM_INF INFINITY\n#define RM_NAN NAN\n"
     + helpers("static inline", STANDARD, overloaded=False)
     + vectors(GNU),

@@ -19,6 +19,8 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "and_": "&", "or_": "|", "xor": "^"
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
 _ROUNDING = frozenset(("floor", "ceil", "round"))
 _RENAMED = {"round": "rint", "abs": "fabs"}
+#: The same bits as another type: what a dialect spells by a template over the value ``v``.
+_BITS = {"as_uint32": "float32", "as_float32": "uint32", "as_uint64": "float64", "as_float64": "uint64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,12 @@ def apply(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
         return Val(f"({texts[0]} {_COMPARE[fn]} {texts[1]})", "bool")
     if fn == "not_":
         return Val(f"(!{texts[0]})", "bool")
+    if fn in _BITS:
+        template = target.functions.get(fn)
+        if template is None:
+            raise DeviceFailure(f"the {target.name} dialect does not say how to read the bits of a number ({fn})")
+        text = template.format(v=convert(target, args[0], _BITS[fn]).text)
+        return Val(text, fn.removeprefix("as_"))
     if small:
         texts = [convert(target, a, dtype).text for a in args]
     kind = compute_type(dtype)

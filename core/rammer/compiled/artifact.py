@@ -108,7 +108,7 @@ def _host_needs(compiled: Compiled) -> set[str]:
 
 
 def _port(value: Value) -> list[str]:
-    return [value.name, str(value.type), value.external]
+    return [value.name, str(value.port), value.external]
 
 
 def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array]) -> list[list[Any]]:

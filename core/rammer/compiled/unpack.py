@@ -29,6 +29,7 @@ from rammer.device.manifest import Backend, Families
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.ir.data import loads
+from rammer.ir.formats import carrier
 from rammer.ir.graph import Graph, Value
 from rammer.ir.names import checked, shortened
 from rammer.ir.program import RProgram
@@ -208,7 +209,9 @@ def _text(value: Any) -> str:
 
 def _value(port: list[Any]) -> Value:
     name, text, external = map(_text, port)
-    return Value(checked("a port", name), TensorType.parse(text), external)
+    kind = TensorType.parse(text)
+    held = carrier(kind.dtype)
+    return Value(checked("a port", name), TensorType(held, kind.shape), external, kind.dtype if held != kind.dtype else "")
 
 
 def _data_begin(path: Path, info: zipfile.ZipInfo) -> int:

@@ -22,6 +22,7 @@ from rammer.device.operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import attributes, checks, custom, functions, limits
 from rammer.frontend import nodes as nd
+from rammer.frontend.carriers import carry
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_types
@@ -31,7 +32,7 @@ from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
 from rammer.ir.graph import Graph, Node, Value, verify_graph
 from rammer.ir.names import Names, identifier, shortened
-from rammer.ir.types import SHORT, TensorType
+from rammer.ir.types import KNOWN, TensorType
 
 #: A folded value above this stays an operator (a model may fill 400 MB of weights with one constant).
 MAX_FOLDED_BYTES: Final = 64 << 20
@@ -118,7 +119,7 @@ def _assembled(model: Model, walk: _Binding, inputs: tuple[Value, ...], outputs:
     types |= {o: walk.types[o] for node in walk.nodes for o in node.outputs if o}
     result = Graph(identifier(model.name), inputs, outputs, tuple(walk.nodes), types, constants, model.opset)
     verify_graph(result)
-    return result
+    return carry(result)
 
 
 @dataclass
@@ -169,7 +170,7 @@ class _Binding:
 
     def foreign(self, name: str) -> bool:
         """Whether a value is a constant that no device holds."""
-        return name in self.known and str(self.known[name].dtype) not in SHORT
+        return name in self.known and str(self.known[name].dtype) not in KNOWN
 
     def step(self, proto: NodeProto, scope: _Scope) -> None:
         """Fold, inline, expand or keep one operator, whichever is possible first."""
@@ -374,11 +375,11 @@ class _Binding:
 
 
 def _check_constant(name: str, array: np.ndarray, where: str) -> None:
-    if str(array.dtype) not in SHORT:
+    if str(array.dtype) not in KNOWN:
         raise BadInput(
             f"constant {name!r} has element type {array.dtype}, which is not supported",
             where,
-            f"supported are tensors of {', '.join(SHORT)}",
+            f"supported are tensors of {', '.join(KNOWN)}",
         )
 
 

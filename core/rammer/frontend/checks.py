@@ -17,7 +17,7 @@ from rammer.frontend import custom, limits
 from rammer.frontend.nodes import element_type, node_title
 from rammer.frontend.wellformed import check_node, check_strings
 from rammer.ir.port import ON_HOST
-from rammer.ir.types import SHORT
+from rammer.ir.types import KNOWN
 
 #: Field number -> (name, wire type) of ModelProto (onnx.proto); 0 is a varint, 2 is length-delimited.
 _MODEL_FIELDS: Final = {
@@ -332,10 +332,10 @@ def check_port_type(kind: str, name: str, proto: TypeProto) -> str:
     holds."""
     value = proto.WhichOneof("value")
     dtype = element_type(proto.tensor_type.elem_type) if value == "tensor_type" else (value or "").removesuffix("_type")
-    if dtype in SHORT or dtype in ON_HOST:
+    if dtype in KNOWN or dtype in ON_HOST:
         return dtype
     dtype = dtype if value == "tensor_type" else ""
     shown = f"element type {dtype}" if dtype else f"type {(value or 'unknown').removesuffix('_type')}"
     raise BadInput(
-        f"{kind} {name!r} has {shown}, which is not supported", f"{kind} {name}", f"supported are tensors of {', '.join(SHORT)}"
+        f"{kind} {name!r} has {shown}, which is not supported", f"{kind} {name}", f"supported are tensors of {', '.join(KNOWN)}"
     )

@@ -24,6 +24,7 @@ from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import limits
 from rammer.frontend import nodes as nd
+from rammer.frontend.carriers import DOMAIN, carry
 from rammer.frontend.custom import check_use
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.inference import inferred_types
@@ -32,8 +33,9 @@ from rammer.frontend.lowering import REGISTRY, CannotLower
 from rammer.frontend.uses import Use
 from rammer.frontend.voices import distrusted
 from rammer.ir.evaluate import evaluate as evaluate_compute
+from rammer.ir.formats import FORMATS, restored
 from rammer.ir.graph import Graph, Node
-from rammer.ir.types import SHORT, TensorType
+from rammer.ir.types import KNOWN, SHORT, TensorType
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -76,6 +78,9 @@ def evaluate(node: Node, values: Arrays, types: Mapping[str, TensorType], host: 
     NotImplementedError where nothing implements the operator, and what an implementation raises for operands that
     it does not accept.
     """
+    stored = _by_numbers(node, values, types, host) if _formats(node, values, types) else None
+    if stored is not None:
+        return stored
     try:
         computed = _lowered(node, values, types)
     except CannotLower as reason:
@@ -95,6 +100,41 @@ def evaluate(node: Node, values: Arrays, types: Mapping[str, TensorType], host: 
     if decision is not None:
         raise Unjudged(_untrusted(node, decision.when))
     return _referred(node, values)
+
+
+def _formats(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> bool:
+    """Whether ``node`` has operands or results of types that nothing computes in, and no others than tensors."""
+    kinds = [str(getattr(values[n], "dtype", "")) for n in node.inputs if n]
+    if nd.bodies(node) or node.declared or not all(kind in KNOWN for kind in kinds):
+        return False
+    return any(kind in FORMATS for kind in (*kinds, *(types[o].dtype for o in node.outputs if o in types)))
+
+
+def _by_numbers(node: Node, values: Arrays, types: Mapping[str, TensorType], host: bool) -> dict[str, np.ndarray] | None:
+    """``node`` as devices get it (``carriers``); None where it makes what is no tensor."""
+    given = {n: np.asarray(values[n]) for n in node.inputs if n}
+    outputs = [o for o in node.outputs if o]
+    unknown = set(outputs) - types.keys()
+    kinds = {n: TensorType(str(a.dtype), a.shape) for n, a in given.items()} | {o: types[o] for o in outputs if o in types}
+    if unknown:  # results that show their shapes when they are there
+        kinds |= {o: TensorType(dtype, ()) for o, dtype in _element_types(node, given).items() if o in unknown}
+        if not kinds.keys() >= unknown:
+            return None
+    graph = carry(Graph("one_node", (), (), (node,), kinds, given))
+    known = dict(graph.constants)
+    for step in graph.nodes:
+        sure = {o: graph.types[o] for o in step.outputs if o}
+        if unknown and step.domain == DOMAIN:
+            sure = {o: TensorType(t.dtype, known[step.inputs[0]].shape) for o, t in sure.items()}
+        known |= evaluate(step, known, {} if unknown and step.domain != DOMAIN else sure, host)
+    return {o: restored(known[o], kinds[o].dtype) for o in outputs}
+
+
+def _element_types(node: Node, given: Arrays) -> dict[str, str]:
+    schema = defs.get_schema(node.op, node.version, node.domain)
+    kinds = {n: nd.type_proto(a.dtype, a.shape) for n, a in given.items()}
+    inferred = inferred_types(schema, nd.node_proto(node), kinds, given, {node.domain: node.version})
+    return {o: nd.element_type(t.tensor_type.elem_type) for o, t in inferred.items() if t.WhichOneof("value") == "tensor_type"}
 
 
 def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:

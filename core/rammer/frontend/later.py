@@ -22,7 +22,7 @@ from rammer.frontend.reader import Model
 from rammer.ir.graph import Node
 from rammer.ir.names import shortened
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
-from rammer.ir.types import SHORT
+from rammer.ir.types import KNOWN
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -182,7 +182,7 @@ def deciding(proto: NodeProto) -> list[str]:
 
 def port_of(name: str, value: Any) -> InputPort:
     """The input that ``value`` would be."""
-    if isinstance(value, np.ndarray) and str(value.dtype) in SHORT:
+    if isinstance(value, np.ndarray) and str(value.dtype) in KNOWN:
         return InputPort(name, str(value.dtype), value.shape)
     if isinstance(value, np.ndarray):
         return InputPort(name, STRING, value.shape)
@@ -211,9 +211,9 @@ def untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: Type
     dtype = nd.element_type(inferred.tensor_type.elem_type) if inferred is not None else "undefined"
     if kind not in (None, "tensor_type") or dtype == STRING:
         return no_tensor(proto)
-    elif dtype not in (*SHORT, "undefined"):
+    elif dtype not in (*KNOWN, "undefined"):
         what = f"{proto.op_type} gives {output!r} the element type {dtype}, which is not supported"
-        hint = f"supported are tensors of {', '.join(SHORT)}"
+        hint = f"supported are tensors of {', '.join(KNOWN)}"
     elif not schema.has_type_and_shape_inference_function:
         what = f"ONNX cannot infer the shape of {output!r}, the result of {proto.op_type}"
         hint = f"export the model without {proto.op_type}"

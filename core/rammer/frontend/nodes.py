@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy
 from rammer.errors import BadInput
 from rammer.ir.graph import Node
 from rammer.ir.names import quoted, shortened
-from rammer.ir.types import SHORT, TensorType
+from rammer.ir.types import KNOWN, TensorType
 
 #: Two runs of these give different results, so equal ones are not the same and none is a constant.
 RANDOM: Final = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
@@ -132,7 +132,7 @@ def tensor_type(proto: TypeProto) -> TensorType | None:
         return None
     dtype = element_type(proto.tensor_type.elem_type)
     dims = proto.tensor_type.shape.dim
-    if dtype not in SHORT or any(d.WhichOneof("value") != "dim_value" or d.dim_value < 0 for d in dims):
+    if dtype not in KNOWN or any(d.WhichOneof("value") != "dim_value" or d.dim_value < 0 for d in dims):
         return None
     return TensorType(dtype, tuple(d.dim_value for d in dims))
 

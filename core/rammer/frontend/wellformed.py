@@ -18,8 +18,13 @@ from rammer.frontend.nodes import node_title
 _EXPORT = "export the model again, and check it with onnx.checker"
 #: What a tensor can be stored in, other than its bytes or another file.
 _FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-#: Elements to one entry of ``int32_data``, where there are more than one, and to one byte.
-_PACKED = {TensorProto.INT4: 2, TensorProto.UINT4: 2, TensorProto.FLOAT4E2M1: 2}
+#: Bits of an element of less than a byte, where this ONNX knows the type. Bytes hold as many as they can, also in part, and an
+#: entry of ``int32_data`` as many as a byte holds whole.
+_BITS = {
+    TensorProto.DataType.Value(name): bits
+    for name, bits in {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}.items()
+    if name in dict(TensorProto.DataType.items())
+}
 #: Operators that would run a pattern of the model's: one that never ends is a few characters long.
 _PATTERNS = frozenset({"RegexFullMatch"})
 
@@ -100,7 +105,7 @@ def check_tensor(tensor: TensorProto, where: str) -> None:
         if stored[0] != field:
             raise BadInput(f"a tensor of type {kind} has its data in {stored[0]}, not in {field}", where, _EXPORT)
         parts = 2 if kind in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else 1
-        have, want, unit = len(getattr(tensor, field)), -(-count * parts // _PACKED.get(kind, 1)), "entries"
+        have, want, unit = len(getattr(tensor, field)), -(-count * parts // (8 // _BITS.get(kind, 8))), "entries"
     if have != want:
         what = f"a tensor of shape {list(tensor.dims)} has {have} {unit} of data, where it needs {want}"
         raise BadInput(what, where, _EXPORT)
@@ -113,7 +118,8 @@ def check_stored_bytes(tensor: TensorProto, have: int, where: str) -> None:
         raise BadInput("a tensor of strings is stored as bytes", where, _EXPORT)
     if kind not in TensorProto.DataType.values() or kind == TensorProto.UNDEFINED:
         raise BadInput(f"a tensor has the element type {kind}, which ONNX does not define", where, _EXPORT)
-    want = -(-math.prod(tensor.dims) // _PACKED.get(kind, 1)) * helper.tensor_dtype_to_np_dtype(kind).itemsize
+    bits = _BITS.get(kind, 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize)
+    want = -(-math.prod(tensor.dims) * bits // 8)
     if have != want:
         raise BadInput(f"a tensor of shape {list(tensor.dims)} has {have} bytes of data, where it needs {want}", where, _EXPORT)
 

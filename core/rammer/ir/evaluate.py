@@ -57,6 +57,11 @@ def _divide(a: Array, b: Array) -> Array:
     return np.asarray(quotient + inexact.astype(kind))
 
 
+def _bits(source: str, target: str) -> Callable[[Array], Array]:
+    """The same bits as a number of another type; ``precise`` values are rounded to their own type before."""
+    return lambda x: np.asarray(x).astype(source).view(target)
+
+
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -104,6 +109,10 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "isnan": np.isnan,
     "isinf": np.isinf,
     "where": np.where,
+    "as_uint32": _bits("float32", "uint32"),
+    "as_float32": _bits("uint32", "float32"),
+    "as_uint64": _bits("float64", "uint64"),
+    "as_float64": _bits("uint64", "float64"),
 }
 REDUCERS: dict[str, Callable[..., Array]] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 

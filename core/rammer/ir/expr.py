@@ -119,7 +119,7 @@ Expr: TypeAlias = "Const | Ref | Load | Table | Cast | Op"
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """Arity, result type rule (``same`` as the arguments or ``bool``) and cost in FLOP."""
+    """Arity, result type (``same`` as the arguments, or one) and cost in FLOP."""
 
     arity: int
     result: str = "same"
@@ -133,14 +133,13 @@ TRANSCENDENTAL = (
 )
 #: Transcendentals count as 8 FLOP, the usual convention of roofline tables.
 OPS: dict[str, OpInfo] = {
-    **{n: OpInfo(2) for n in ("add", "sub", "mul", "div", "min", "max", "mod", "floordiv", "fmod")},
+    **{n: OpInfo(2) for n in ("add", "sub", "mul", "div", "min", "max", "mod", "fmod", "and_", "or_", "xor", "shl", "shr")},
     **{n: OpInfo(1) for n in ("neg", "abs", "sign", "floor", "ceil", "round", "sqrt")},
     **{n: OpInfo(1, flops=8) for n in TRANSCENDENTAL},
-    "pow": OpInfo(2, flops=8),
+    **{"floordiv": OpInfo(2), "where": OpInfo(3), "pow": OpInfo(2, flops=8)},
     **{n: OpInfo(2, "bool") for n in ("eq", "lt", "le")},
-    **{n: OpInfo(2) for n in ("and_", "or_", "xor", "shl", "shr")},
     **{n: OpInfo(1, "bool") for n in ("not_", "isnan", "isinf")},
-    "where": OpInfo(3),
+    **{f"as_{n}": OpInfo(1, n, flops=0) for n in ("uint32", "float32", "uint64", "float64")},  # the same bits as another number
 }
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}
 
@@ -392,8 +391,8 @@ def dtype_of(e: Expr, tensors: Mapping[str, str]) -> str:
         return "int64"
     if isinstance(e, Load):
         return tensors[e.tensor]
-    if OPS[e.fn].result == "bool":
-        return "bool"
+    if OPS[e.fn].result != "same":
+        return OPS[e.fn].result
     args = e.args[1:] if e.fn == "where" else e.args
     kinds = [dtype_of(a, tensors) for a in args]
     typed = [k for a, k in zip(args, kinds, strict=True) if not isinstance(a, Const)]

@@ -16,11 +16,18 @@ __all__ = ["Graph", "Node", "Value", "verify_graph"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A named tensor; ``external`` is the name the ONNX model gives it."""
+    """A named tensor; ``external`` is the name the ONNX model gives it, ``outside`` the element type that it has there where
+    that is one of ``ir.formats``, which ``type`` carries."""
 
     name: str
     type: TensorType
     external: str = ""
+    outside: str = ""
+
+    @property
+    def port(self) -> TensorType:
+        """The type that arrays from and to the outside have."""
+        return TensorType(self.outside or self.type.dtype, self.type.shape)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rammer.ir.types import SHORT
+from rammer.ir.types import KNOWN
 
 #: What an input may hold besides tensors of numbers. Such values stay on the host.
 STRING, SEQUENCE, OPTIONAL = "string", "sequence", "optional"
@@ -23,7 +23,7 @@ class InputPort:
     @property
     def numeric(self) -> bool:
         """Whether it is a tensor of numbers, which a device can hold."""
-        return self.dtype in SHORT
+        return self.dtype in KNOWN
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{','.join('?' if d is None else str(d) for d in self.shape)}]"

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
+from rammer.ir.formats import FORMATS, numpy_type
 
-__all__ = ["SHORT", "TensorType", "is_float", "itemsize", "row_major"]
+__all__ = ["KNOWN", "SHORT", "TensorType", "is_float", "itemsize", "row_major"]
 
-#: dtype name -> short spelling used in printed text.
+#: What programs know. dtype name -> short spelling used in printed text.
 SHORT: dict[str, str] = {
     "float16": "f16",
     "float32": "f32",
@@ -27,22 +27,25 @@ SHORT: dict[str, str] = {
     "uint64": "u64",
 }
 LONG: dict[str, str] = {short: name for name, short in SHORT.items()}
+#: What models may have: those, and what is only stored.
+KNOWN: dict[str, str] = SHORT | {name: f.short for name, f in FORMATS.items()}
+_NAMES: dict[str, str] = {short: name for name, short in KNOWN.items()}
 _TYPE = re.compile(r"(\w+)\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dense tensor's element type and static shape (elements per axis)."""
+    """A dense tensor's element type and static shape (elements per axis). Only a model's has a type of ``FORMATS``."""
 
     dtype: str
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.dtype not in SHORT:
-            raise ValueError(f"unknown element type {self.dtype!r}; known: {', '.join(SHORT)}")
+        if self.dtype not in KNOWN:
+            raise ValueError(f"unknown element type {self.dtype!r}; known: {', '.join(KNOWN)}")
 
     def __str__(self) -> str:
-        return f"{SHORT[self.dtype]}[{','.join(map(str, self.shape))}]"
+        return f"{KNOWN[self.dtype]}[{','.join(map(str, self.shape))}]"
 
     @property
     def size(self) -> int:
@@ -58,15 +61,15 @@ class TensorType:
     def parse(text: str) -> TensorType:
         """Inverse of ``str``: ``f32[1,3]`` -> ``TensorType('float32', (1, 3))``."""
         match = _TYPE.fullmatch(text)
-        if match is None or match[1] not in LONG:
+        if match is None or match[1] not in _NAMES:
             raise ValueError(f"not a tensor type: {text[:80]!r}")
-        return TensorType(LONG[match[1]], tuple(int(n) for n in match[2].split(",") if n))
+        return TensorType(_NAMES[match[1]], tuple(int(n) for n in match[2].split(",") if n))
 
 
 @cache
 def itemsize(dtype: str) -> int:
     """Bytes per element of ``dtype``."""
-    return int(np.dtype(dtype).itemsize)
+    return int(numpy_type(dtype).itemsize)
 
 
 def is_float(dtype: str) -> bool:

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rammer.ir.formats import from_file, readable
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
@@ -29,6 +31,7 @@ def difference(name: str, have: Array, want: Array, rtol: float, atol: float) ->
     Single elements near zero carry rounding of much larger terms, so the L2 error is the verdict's main figure; shape,
     type kind and NaN (unless the reference has NaN in the same place) always count.
     """
+    have, want = readable(have), readable(from_file(want, str(have.dtype)))
     if have.shape != want.shape:
         return Difference(name, np.inf, np.inf, np.inf, False, f"shape {have.shape} instead of {want.shape}")
     if have.dtype.kind not in "biuf" or want.dtype.kind not in "biuf":

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
-from rammer.device.arrays import Array, by_name, check_names, check_type, host_view, on_host
+from rammer.device.arrays import Array, by_name, check_names, check_type, dtype_of, host_view, on_host
 from rammer.device.manifest import Bound, Loaded
 from rammer.errors import BadInput, DeviceFailure
+from rammer.ir.formats import carried, restored
+from rammer.ir.graph import Value
 from rammer.runtime.host_bound import check_values
 
 
@@ -39,7 +41,7 @@ class ModelBound:
         self._hosted: dict[str, Array] = {}  # tensors that host operators read or write, in fixed arrays
         self._fed: list[tuple[Bound, str, str]] = []  # (bound call, its input, tensor)
         self._made: dict[str, tuple[Bound, str]] = {}  # tensor -> who computes it
-        self._values: dict[str, Any] = {v.name: inputs[v.external or v.name] for v in self.graph.inputs}
+        self._values: dict[str, Any] = {v.name: _bits("input", v, inputs[v.external or v.name]) for v in self.graph.inputs}
         given = self._outputs_given(outputs)
         try:
             for number, segment in enumerate(compiled.segments):
@@ -50,17 +52,18 @@ class ModelBound:
         except BaseException:
             self.close()
             raise
-        self.inputs = {v.external or v.name: self._input(v.name) for v in self.graph.inputs}
-        self.outputs = {v.external or v.name: self._values[v.name] for v in self.graph.outputs}
+        self.inputs = {v.external or v.name: _outside(v, self._input(v.name)) for v in self.graph.inputs}
+        self.outputs = {v.external or v.name: _outside(v, self._values[v.name]) for v in self.graph.outputs}
         self._host_nodes = len(compiled.host_nodes)
 
     def _outputs_given(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """User arrays by tensor; every output is computed by a segment. BadInput for a wrong name, type or shape."""
         ports = {v.external or v.name: v for v in self.graph.outputs}
         check_names("output", outputs, ports)
-        for name, array in outputs.items():
+        given = {name: _bits("output", ports[name], array) for name, array in outputs.items()}
+        for name, array in given.items():
             check_type(f"output {name!r}", array, ports[name].type)
-        return {ports[name].name: array for name, array in outputs.items()}
+        return {ports[name].name: array for name, array in given.items()}
 
     def _program(self, segment: ProgramSegment, loaded: Loaded, given: Mapping[str, Any], stream: Any) -> None:
         """Bind one program; what host operators computed is written into its inputs before every run."""
@@ -160,10 +163,12 @@ class ModelBound:
         """Copy values into the bound inputs. BadInput for a wrong name, type or shape."""
         inputs = by_name("input", inputs)
         check_names("input", inputs, self.inputs)
-        tensors = {v.external or v.name: v.name for v in self.graph.inputs}
+        ports = {v.external or v.name: v for v in self.graph.inputs}
+        tensors = {name: v.name for name, v in ports.items()}
         with self._turn():
-            for name, value in inputs.items():
-                check_values(name, value, self.inputs[name])
+            for name, given in inputs.items():
+                value = _bits("input", ports[name], given)
+                check_values(name, value, _bits("input", ports[name], self.inputs[name]))
                 for bound, port, tensor in self._fed:
                     if tensor == tensors[name]:
                         bound.write({port: value})
@@ -173,9 +178,9 @@ class ModelBound:
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of the outputs (all, or those named) after the runs queued so far."""
         check_names("output", dict.fromkeys(names), self.outputs)
-        tensors = {v.external or v.name: v.name for v in self.graph.outputs}
+        ports = {v.external or v.name: v for v in self.graph.outputs}
         with self._turn():
-            return {n: np.array(self._on_host(tensors[n])) for n in names or self.outputs}
+            return {n: restored(np.array(self._on_host(ports[n].name)), ports[n].port.dtype) for n in names or self.outputs}
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -191,6 +196,23 @@ class ModelBound:
             self.closed = True
             for bound in self.bounds:
                 bound.close()
+
+
+def _bits(what: str, port: Value, array: Any) -> Any:
+    """An array as programs take it: of NumPy's, the codes in the same memory where its type is one of ``FORMATS``."""
+    if isinstance(array, np.ndarray):
+        return carried(array)
+    if port.outside and dtype_of(array) == port.outside:
+        raise BadInput(
+            f"{what} {port.external or port.name!r} is an array of {port.outside}, which libraries exchange by its bits only",
+            hint=f"give a view of it as {port.type.dtype}",
+        )
+    return array
+
+
+def _outside(port: Value, array: Any) -> Any:
+    """What users see of it: NumPy's arrays in the type that the model declares."""
+    return restored(array, port.port.dtype) if isinstance(array, np.ndarray) else array
 
 
 def _timed(call: Callable[[], None]) -> float:

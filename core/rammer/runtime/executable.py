@@ -23,6 +23,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
 from rammer.errors import BadInput, printable
 from rammer.ir.collector import collector_paused
+from rammer.ir.formats import carrier, from_file
 from rammer.ir.operator import RKernel
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.profile.store import KernelStore, key_of
@@ -110,10 +111,11 @@ class Executable:
         bound to a device with memory of its own is copied there once, and ``bound.write`` copies new values. Outputs
         that are not given are allocated: ``bound.outputs``. ``stream`` is a queue of the device's kind to run on (for
         cuda: torch's, CuPy's, or a handle). BadInput for what ``run`` refuses, for an output of the wrong type or shape,
-        and for an array that the device cannot reach.
+        and for an array that the device cannot reach. Other libraries' arrays of bfloat16 and the like are given as their bits.
         """
         arrays, given = by_name("input", inputs), by_name("output", outputs or {})
-        check_ports(self.head.inputs, {n: (dtype_of(a), shape_of(a)) for n, a in arrays.items()})
+        bits = {p.name: p.dtype for p in self.head.inputs if p.name in arrays and dtype_of(arrays[p.name]) == carrier(p.dtype)}
+        check_ports(self.head.inputs, {n: (bits.get(n, dtype_of(a)), shape_of(a)) for n, a in arrays.items()})
         with self._used({n: shape_of(a) for n, a in arrays.items()}) as special:
             return special.bind(arrays, given, stream)
 
@@ -231,7 +233,7 @@ class Executable:
 
     def _fits(self, compiled: Compiled, key: ShapeKey) -> bool:
         """Whether a program has the model's ports, at the shapes that it was kept for."""
-        have = {v.external or v.name: v.type for v in compiled.graph.inputs}
+        have = {v.external or v.name: v.port for v in compiled.graph.inputs}
         if {n: t.dtype for n, t in have.items()} != {p.name: p.dtype for p in self.head.inputs}:
             return False
         outputs = tuple(v.external or v.name for v in compiled.graph.outputs)
@@ -292,7 +294,8 @@ def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict
     given = mapped("input", given)
     hosted = {p.name: _on_host(p, given[p.name]) for p in ports if not p.numeric and p.name in given}
     others = by_name("input", {n: v for n, v in given.items() if n not in hosted})
-    arrays = {n: as_numpy(f"input {n!r}", v) for n, v in others.items()}
+    kinds = {p.name: p.dtype for p in ports}
+    arrays = {n: from_file(as_numpy(f"input {n!r}", v), kinds.get(n, "")) for n, v in others.items()}
     check_ports(ports, {**dict.fromkeys(hosted, ("", ())), **{n: (str(a.dtype), a.shape) for n, a in arrays.items()}})
     return {p.name: hosted[p.name] if p.name in hosted else np.asarray(arrays[p.name], order="C") for p in ports}
 

@@ -11,8 +11,10 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput
+from rammer.ir.formats import FORMATS, FloatFormat, numpy_type
 from rammer.ir.names import shortened
 from rammer.ir.port import InputPort
+from rammer.ir.types import itemsize
 from rammer.plan.room import room
 from rammer.runtime.source import Head
 
@@ -45,7 +47,10 @@ def save_npz(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
     with zipfile.ZipFile(file, "w") as packed:
         for name, array in arrays.items():
             with packed.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+                kept = np.asanyarray(array)
+                # NumPy's files know no type of ml_dtypes: bytes are read again as the type of the input that they are for.
+                kept = kept.view(f"V{kept.itemsize}") if str(kept.dtype) in FORMATS else kept
+                np.lib.format.write_array(member, kept, allow_pickle=False)
 
 
 def load_npy(path: Path) -> Array:
@@ -80,19 +85,18 @@ def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, s
 
     BadInput for a span without an integer, or one that the type cannot hold.
     """
-    kind = np.dtype(dtype)
+    kind, form = numpy_type(dtype), FORMATS.get(dtype)
     if kind == np.bool_:
         return rng.random(shape) < 0.5
-    if np.issubdtype(kind, np.floating):
+    if isinstance(form, FloatFormat) or np.issubdtype(kind, np.floating):
         values = rng.standard_normal(shape) if span is None else rng.uniform(*span, shape)
+        values = np.abs(values) if isinstance(form, FloatFormat) and not form.sign else values
         return np.asarray(values).astype(kind)
     low, high = (math.ceil(end) for end in span or DEFAULT_INTEGER_RANGE)
-    limits = np.iinfo(kind)
-    if not limits.min <= low < high <= limits.max + 1:
-        raise BadInput(
-            f"no {kind} lies in {low}..{high} throughout", "--range", f"choose whole numbers from {limits.min} to {limits.max}"
-        )
-    return rng.integers(low, high, shape, dtype=kind)
+    least, most = form.ends if form is not None else (np.iinfo(kind).min, np.iinfo(kind).max)
+    if not least <= low < high <= most + 1:
+        raise BadInput(f"no {kind} lies in {low}..{high} throughout", "--range", f"choose whole numbers from {least} to {most}")
+    return rng.integers(low, high, shape, dtype=form.wide if form is not None else kind).astype(kind, copy=False)
 
 
 def make_inputs(
@@ -113,7 +117,7 @@ def make_inputs(
             )
     rng = np.random.default_rng(seed)
     made = {p.name: static_shape(p, shapes) for p in model.inputs if p.name not in given}
-    need = sum(math.prod(made[p.name]) * np.dtype(p.dtype).itemsize for p in model.inputs if p.name in made)
+    need = sum(math.prod(made[p.name]) * itemsize(p.dtype) for p in model.inputs if p.name in made)
     if need > room():
         raise BadInput(
             f"the inputs take {need} bytes, this process can have {room()}",

@@ -150,7 +150,7 @@ def _adopted(
     check_device(path, compiled, backend)
     check_precision(artifact.precision, spec, backend.vdevice)
     graph = compiled.graph
-    ports = tuple(InputPort(v.external or v.name, v.type.dtype, v.type.shape) for v in graph.inputs)
+    ports = tuple(InputPort(v.external or v.name, v.port.dtype, v.type.shape) for v in graph.inputs)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
     chosen = CompileOptions(artifact.policy, precision=artifact.precision)

@@ -15,6 +15,7 @@ import numpy as np
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.device.manifest import Loaded
 from rammer.errors import BadInput, DeviceFailure
+from rammer.ir.formats import carried, restored
 from rammer.runtime.bound import ModelBound
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Specialised:
     ) -> tuple[dict[str, Array], Timing]:
         start, device, host, notes = time.perf_counter(), 0.0, 0.0, list[str]()
         graph = self.compiled.graph
-        values: dict[str, Array] = {v.name: inputs[v.external or v.name] for v in graph.inputs}
+        values: dict[str, Array] = {v.name: carried(inputs[v.external or v.name]) for v in graph.inputs}
         fresh = set[str]()  # what a program wrote into new arrays
         for number, segment in enumerate(self.compiled.segments):
             if isinstance(segment, HostSegment):
@@ -134,7 +135,8 @@ class Specialised:
         for port in graph.outputs:
             value = values[port.name] if port.name in values else graph.constants[port.name]
             # An operator on the host may give a view of what it reads, a model an input or one tensor twice.
-            outputs[port.external or port.name] = value if port.name in fresh else np.array(value)
+            own = value if port.name in fresh else np.array(value)
+            outputs[port.external or port.name] = restored(own, port.port.dtype)
             fresh.discard(port.name)
         if self.following is not None:
             given = {**inputs, **outputs}

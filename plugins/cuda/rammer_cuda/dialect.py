@@ -18,6 +18,14 @@ __device__ __forceinline__ void rm_store_f16(unsigned short *p, float f) {
 }
 """
 
+#: The bits of numbers.
+_BITS = {
+    "as_uint32": "__float_as_uint({v})",
+    "as_float32": "__uint_as_float({v})",
+    "as_uint64": "((unsigned long long)__double_as_longlong({v}))",
+    "as_float64": "__longlong_as_double((long long)({v}))",
+}
+
 #: CUDA C++ under NVRTC; a thread block is one vEU. No ``restrict``: another vEU of the same launch may have
 #: written an input, and read-only pointers would license the non-coherent load path.
 CUDA = CTarget(
@@ -30,7 +38,7 @@ CUDA = CTarget(
     threads="(int)blockDim.x",
     barrier="__syncthreads();",
     types={**STANDARD, "float16": "unsigned short"},
-    functions={"load:float16": "rm_load_f16({p} + {i})", "store:float16": "rm_store_f16({p} + {i}, {v})"},
+    functions={"load:float16": "rm_load_f16({p} + {i})", "store:float16": "rm_store_f16({p} + {i}, {v})", **_BITS},
     preamble="#define RM_INF __int_as_float(0x7f800000)\n#define RM_NAN __int_as_float(0x7fc00000)\n"
     + helpers("__device__ __forceinline__", STANDARD, overloaded=False)
     + _HALF,

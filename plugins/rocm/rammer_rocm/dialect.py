@@ -42,6 +42,9 @@ def _builtin(function: str, width: int) -> str:
 
 _SPELLED: Final = {"round": "rint", "abs": "fabs"}
 
+#: The bits of numbers.
+_BITS: Final = {f"as_{t}": f"as_{_TYPES[t]}({{v}})" for t in ("uint32", "float32", "uint64", "float64")}
+
 #: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.
 OPENCL = CTarget(
     name="opencl",
@@ -55,6 +58,7 @@ OPENCL = CTarget(
     types=_TYPES,
     functions={n: n for n in MATH}
     | _SPELLED
+    | _BITS
     | {"load:float16": "vload_half({i}, {p})", "store:float16": "vstore_half({v}, {i}, {p})"},
     preamble="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
     "#define RM_INF INFINITY\n#define RM_NAN NAN\n"

@@ -85,7 +85,7 @@ def differs(have: Value, want: Value, rtol: float, atol: float) -> str:
         return f"{_kind(have)} for {_kind(want)}"
     if want.dtype.kind in "OUST":
         return "" if np.array_equal(have, want) else "other strings"
-    if want.dtype.kind not in "fc" and not want.dtype.isbuiltin:  # ml_dtypes: bfloat16, float8, int4
+    if want.dtype.isbuiltin == 2:  # a type of ml_dtypes: bfloat16, float8, int4
         rtol = max(rtol, BFLOAT16) if want.dtype.name == "bfloat16" else rtol
         have, want = have.astype(np.float32), want.astype(np.float32)
     if np.isinf(atol):

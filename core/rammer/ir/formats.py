@@ -1,0 +1,117 @@
+"""Element types that tensors are stored in and nothing computes in: bfloat16, floats of 8, 6 and 4 bits, integers of 4 and 2.
+
+Such a tensor is carried by one of unsigned integers that holds its codes, one in each element. NumPy's arrays of these types, and
+their names, are those of ``ml_dtypes``, where the formats are described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """A float by its code. ``mantissa`` counts bits, ``sign`` is the bit of the sign (0 where there is none), ``greatest`` the
+    code of the greatest number, ``infinity`` and ``nan`` are codes without sign (None where the format has none)."""
+
+    name: str
+    short: str
+    carrier: str
+    mantissa: int
+    bias: int
+    sign: int
+    greatest: int
+    infinity: int | None = None
+    nan: int | None = None
+
+    @property
+    def wide(self) -> str:
+        """The type that it computes in: one that holds all its values."""
+        return "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerFormat:
+    """An integer of a few ``bits``; what is above them in a carrier means nothing."""
+
+    name: str
+    short: str
+    bits: int
+    signed: bool
+    carrier: str = "uint8"
+
+    @property
+    def wide(self) -> str:
+        """The type that it computes in: the least that holds all its values."""
+        return "int8" if self.signed else "uint8"
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The least and the greatest value."""
+        return (-(1 << self.bits - 1), (1 << self.bits - 1) - 1) if self.signed else (0, (1 << self.bits) - 1)
+
+
+Format: TypeAlias = FloatFormat | IntegerFormat
+
+#: By the names that ml_dtypes gives them.
+FORMATS: Final[Mapping[str, Format]] = {
+    f.name: f
+    for f in (
+        FloatFormat("bfloat16", "bf16", "uint16", 7, 127, 0x8000, 0x7F7F, 0x7F80, 0x7FC0),
+        FloatFormat("float8_e4m3fn", "f8e4m3fn", "uint8", 3, 7, 0x80, 0x7E, nan=0x7F),
+        FloatFormat("float8_e4m3fnuz", "f8e4m3fnuz", "uint8", 3, 8, 0x80, 0x7F, nan=0x80),
+        FloatFormat("float8_e5m2", "f8e5m2", "uint8", 2, 15, 0x80, 0x7B, 0x7C, 0x7E),
+        FloatFormat("float8_e5m2fnuz", "f8e5m2fnuz", "uint8", 2, 16, 0x80, 0x7F, nan=0x80),
+        FloatFormat("float8_e8m0fnu", "f8e8m0fnu", "uint8", 0, 127, 0, 0xFE, nan=0xFF),
+        FloatFormat("float6_e2m3fn", "f6e2m3fn", "uint8", 3, 1, 0x20, 0x1F),
+        FloatFormat("float6_e3m2fn", "f6e3m2fn", "uint8", 2, 3, 0x20, 0x1F),
+        FloatFormat("float4_e2m1fn", "f4e2m1fn", "uint8", 1, 1, 0x8, 0x7),
+        IntegerFormat("int4", "i4", 4, True),
+        IntegerFormat("uint4", "u4", 4, False),
+        IntegerFormat("int2", "i2", 2, True),
+        IntegerFormat("uint2", "u2", 2, False),
+    )
+}
+
+
+def carrier(dtype: str) -> str:
+    """The type that tensors of ``dtype`` are carried by: itself where programs know it."""
+    return FORMATS[dtype].carrier if dtype in FORMATS else dtype
+
+
+def carried(array: Array) -> Array:
+    """An array as its carrier, in the same memory."""
+    kind = FORMATS.get(str(array.dtype))
+    return array if kind is None else array.view(kind.carrier)
+
+
+def restored(array: Array, dtype: str) -> Array:
+    """A carrier as the array of ``dtype`` that it carries, in the same memory; any other array as it is."""
+    return array if dtype not in FORMATS else array.view(numpy_type(dtype))
+
+
+def readable(array: Array) -> Array:
+    """An array of numbers that NumPy compares and prints: itself, where its type is none of ``FORMATS``."""
+    kind = FORMATS.get(str(array.dtype))
+    return array if kind is None else array.astype(kind.wide)
+
+
+def from_file(array: Array, dtype: str) -> Array:
+    """An array as NumPy's files hold one of ``dtype``, which is one of bytes, as it was; any other array as it is."""
+    plain = dtype in FORMATS and array.dtype.kind == "V" and array.dtype.names is None
+    fits = plain and str(array.dtype) not in FORMATS and array.dtype.itemsize == numpy_type(dtype).itemsize
+    return restored(array, dtype) if fits else array
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """NumPy's type of that name."""
+    if dtype in FORMATS:
+        import ml_dtypes  # noqa: F401  # which tells NumPy of it; most models need it not, and starting takes long enough
+
+    return np.dtype(dtype)

@@ -164,3 +164,9 @@ def test_no_function_takes_more_than_six_parameters() -> None:
 @pytest.mark.parametrize("parameters", ["a, b, c, d, e, f, g", "a, /, b, c, *, d, e, f, g=1", "a, b, c, d, e, f, **others"])
 def test_the_search_finds_crowds(parameters: str) -> None:
     assert [*crowded(ast.parse(f"class A:\n    def f(self, {parameters}): ..."))] == ["f"]
+
+
+def test_no_file_is_longer_than_four_hundred_lines() -> None:
+    files = [f for folder in ("core", "plugins", "benchmarks", "docs") for f in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 400
+    assert not [str(f.relative_to(ROOT)) for f in files if len(f.read_text().splitlines()) > 400]

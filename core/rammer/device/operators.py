@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput, DeviceFailure, blamed
-from rammer.ir.types import SHORT, TensorType
+from rammer.ir.types import TensorType
 from rammer.ir.use import Use as Use
 
 __all__ = ["CustomOperator", "CustomOperators", "Use"]
@@ -135,10 +135,7 @@ class CustomOperator:
 
 def _is_type(found: object) -> bool:
     return (
-        isinstance(found, TensorType)
-        and found.dtype in SHORT
-        and isinstance(found.shape, tuple)
-        and all(type(n) is int and n >= 0 for n in found.shape)
+        isinstance(found, TensorType) and isinstance(found.shape, tuple) and all(type(n) is int and n >= 0 for n in found.shape)
     )
 
 

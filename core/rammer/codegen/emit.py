@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,8 @@ from rammer.codegen.cooperate import scratch_with_partials, shared
 from rammer.codegen.layout import Layout, Stage, scratch_of
 from rammer.codegen.nests import Nest, Target, Test
 from rammer.codegen.scalar import Block
-from rammer.codegen.target import CFunction, CTarget
+from rammer.codegen.target import CFunction, CTarget, head_of, words
+from rammer.codegen.task import hash_of
 from rammer.device.manifest import Binding
 from rammer.ir.expr import integer
 from rammer.ir.operator import ROperator
@@ -86,17 +86,12 @@ class _Emitter:
                 body.line(self.target.barrier)
         text = "".join(self.unit.tables.values()) + self._head("@NAME@") + " {\n"
         text += "".join(f"  {line}\n" for line in body.lines) + "}\n"
-        name = "rm_" + hashlib.sha256(text.encode()).hexdigest()[:20]
+        name = "rm_" + hash_of(text)
         return CFunction(name, text.replace("@NAME@", name), self.arguments, self.scratch)
 
     def _head(self, name: str) -> str:
-        parts = []
-        for number, (tensor, written) in enumerate(self.arguments):
-            const = "" if written or not self.target.restrict else "const"
-            kind = ops.ctype(self.target, self.binding.types[tensor].dtype)
-            parts.append(f"{_words(self.target.global_, const, kind)} *{_words(self.target.restrict, f'p{number}')}")
-        parts += [f"{_words(self.target.local, 'char')} *scratch", "int task"]
-        return f"{_words(self.target.function, 'void')} {name}({', '.join(parts)})"
+        kinds = (ops.ctype(self.target, self.binding.types[tensor].dtype) for tensor, _ in self.arguments)
+        return head_of(self.target, name, zip(kinds, (written for _, written in self.arguments), strict=True))
 
     def _origins(self, body: Block) -> None:
         """Decode the task index (row-major over the grid) and bound the boxes of the staged tiles."""
@@ -115,7 +110,7 @@ class _Emitter:
 
     def _tile_pointers(self, body: Block) -> None:
         for number, stage in enumerate(s for s in self.stages if s.offset >= 0):
-            pointer = f"{_words(self.target.local, ops.ctype(self.target, stage.root.dtype))} *"
+            pointer = f"{words(self.target.local, ops.ctype(self.target, stage.root.dtype))} *"
             body.line(f"{pointer}s{number} = ({pointer})(scratch + {stage.offset});")
 
     def _stage(self, body: Block, stage: Stage) -> None:
@@ -140,7 +135,3 @@ class _Emitter:
 def _tile(number: int, stage: Stage) -> Place:
     low = tuple(b.low for b in stage.box)
     return Place(f"s{number}", stage.root.dtype, row_major(stage.extents), low, stage.extents)
-
-
-def _words(*parts: str) -> str:
-    return " ".join(p for p in parts if p)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rammer.codegen import rowform
 from rammer.codegen.context import FunctionContext
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -81,11 +82,7 @@ def _bodies(
 
 def step(unit: FunctionContext, load: Load, axis: str) -> int | None:
     """Elements between a stored tensor's addresses at neighbouring values of ``axis``; None if not fixed."""
-    forms = [ex.affine(i) for i in load.indices]
-    if any(f is None and axis in ex.axes_of(i) for f, i in zip(forms, load.indices, strict=True)):
-        return None
-    strides = unit.places[load.tensor].strides
-    return sum(s * f[0].get(axis, 0) for s, f in zip(strides, forms, strict=True) if f is not None)
+    return rowform.step(load, unit.places[load.tensor].strides, Ref(axis))
 
 
 def access_cost(unit: FunctionContext, load: Load, lane: str, width: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 __all__ = ["CFunction", "CTarget"]
@@ -58,3 +58,19 @@ class CFunction:
     text: str
     arguments: tuple[tuple[str, bool], ...]
     scratch: int
+
+
+def head_of(target: CTarget, name: str, pointers: Iterable[tuple[str, bool]]) -> str:
+    """The head of a task's function: parameters ``p0, p1, ...`` that point at elements of these C types, and whether they are
+    written; then scratch memory and the task's number."""
+    parts = []
+    for number, (kind, written) in enumerate(pointers):
+        const = "" if written or not target.restrict else "const"
+        parts.append(f"{words(target.global_, const, kind)} *{words(target.restrict, f'p{number}')}")
+    parts += [f"{words(target.local, 'char')} *scratch", "int task"]
+    return f"{words(target.function, 'void')} {name}({', '.join(parts)})"
+
+
+def words(*parts: str) -> str:
+    """Those that are not empty, with spaces between them."""
+    return " ".join(p for p in parts if p)

@@ -22,8 +22,10 @@ from rammer_rocm.kernels.task import Family, TaskFunction
 #: Tiles offered to the tuner, behind those of other families.
 GENERIC_TILES = 4
 
-#: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no limit of its own.
-CPU_DIALECT = replace(one_thread(OPENCL), local="__global")
+#: A CPU core's scratch memory is a slice of a global buffer: unlike local memory it has no limit of its own. Inlining every
+#: task into the table walk would lengthen the build, and a call costs nanoseconds. On a GPU it would cost registers: the
+#: calling convention reserves them.
+CPU_DIALECT = replace(one_thread(OPENCL), local="__global", function="__attribute__((noinline))")
 GPU_DIALECT = OPENCL
 
 
@@ -32,13 +34,7 @@ def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunc
     function = emit(operator, binding, dialect)
     arguments = tuple(Argument(name, written) for name, written in function.arguments)
     types = tuple(dialect.types[binding.types[name].dtype] for name, _ in function.arguments)
-    text = function.text
-    if dialect.single:
-        # Inlining every task into the table walk would lengthen the build, and a call costs nanoseconds. On a GPU it
-        # would cost registers: the calling convention reserves them.
-        head = f"void {function.name}("
-        text = text.replace(head, f"__attribute__((noinline)) {head}", 1)
-    return TaskFunction(function.name, text, arguments, types, function.scratch)
+    return TaskFunction(function.name, function.text, arguments, types, function.scratch)
 
 
 def dialect_of(device: VDevice) -> CTarget:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rammer.codegen.contraction import QUOTIENT
+from rammer.codegen.target import head_of
 from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
 from rammer.codegen.text import Text, digits, numbered
 from rammer.device.manifest import Binding
@@ -23,6 +24,7 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import Access, PanelProduct, access, contiguous, dense_axes
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
+from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.vector import Vector, vector_type
@@ -95,13 +97,11 @@ class _Panel:
 
     def _finish(self) -> TaskFunction:
         arguments = tuple(self.arguments.values())
-        parts = [f"__global {'' if a.written else 'const '}float *restrict p{k}" for k, a in enumerate(arguments)]
-        head = f"({', '.join([*parts, '__global char *scratch', 'int task'])}) {{\n"
-        body = head + str(self.text) + "}\n"
-        name = "panel_" + hash_of(body)
-        return TaskFunction(
-            name, f"__attribute__((noinline)) void {name}{body}", arguments, ("float",) * len(arguments), self.scratch
-        )
+        body = f" {{\n{self.text}}}\n"
+        pointers = [("float", a.written) for a in arguments]
+        name = "panel_" + hash_of(head_of(CPU_DIALECT, "", pointers) + body)
+        text = head_of(CPU_DIALECT, name, pointers) + body
+        return TaskFunction(name, text, arguments, ("float",) * len(arguments), self.scratch)
 
     def pointer(self, tensor: str, written: bool = False, packing: Packing | None = None) -> str:
         """Name of the parameter for ``tensor``."""

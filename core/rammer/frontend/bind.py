@@ -23,10 +23,10 @@ from rammer.errors import BadInput
 from rammer.frontend import attributes, checks, custom, functions, limits
 from rammer.frontend import nodes as nd
 from rammer.frontend.carriers import carry
-from rammer.frontend.evaluator import Unjudged, evaluate
+from rammer.frontend.evaluator import Unjudged, evaluate, host_node
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_types
-from rammer.frontend.later import Later, Rest, Unknown, host_node, no_tensor, untyped
+from rammer.frontend.later import Later, Rest, Unknown, no_tensor, untyped
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes

@@ -9,23 +9,19 @@ wrong, it is refused.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TypeProto, defs
+from onnx import GraphProto, NodeProto, TypeProto, defs, numpy_helper
 
-from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
-from rammer.frontend import limits
+from rammer.frontend import checks
 from rammer.frontend import nodes as nd
 from rammer.frontend.carriers import DOMAIN, carry
-from rammer.frontend.custom import check_use
+from rammer.frontend.control import CONTROL, Bodies, controlled, graph_of
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.lower import lower_node
@@ -35,6 +31,7 @@ from rammer.frontend.voices import distrusted
 from rammer.ir.evaluate import evaluate as evaluate_compute
 from rammer.ir.formats import FORMATS, restored
 from rammer.ir.graph import Graph, Node
+from rammer.ir.names import shortened
 from rammer.ir.types import KNOWN, SHORT, TensorType
 
 Arrays = Mapping[str, np.ndarray]
@@ -71,13 +68,19 @@ class Unjudged(NotImplementedError):
     """Nothing trustworthy computes this use of an operator (the message says why)."""
 
 
-def evaluate(node: Node, values: Arrays, types: Mapping[str, TensorType], host: bool = False) -> dict[str, np.ndarray]:
-    """Outputs by name of ``node``, given its inputs (captured ones included) by name and the types of its outputs.
+def evaluate(
+    node: Node, values: Arrays, types: Mapping[str, TensorType], host: bool = False, bodies: Bodies | None = None
+) -> dict[str, np.ndarray]:
+    """Outputs by name of ``node``, given its inputs (captured ones included) by name and the types of its outputs. ``bodies``
+    runs those of control flow; they are interpreted unless it is given.
 
     On the ``host`` an operator without a judged implementation runs, too; elsewhere that raises Unjudged. Raises
     NotImplementedError where nothing implements the operator, and what an implementation raises for operands that
     it does not accept.
     """
+    if node.op in CONTROL and not node.domain:
+        made = controlled(node, values, bodies or interpreted)
+        return {o: _kept(a) for o, a in zip(node.outputs, made, strict=True) if o}
     stored = _by_numbers(node, values, types, host) if _formats(node, values, types) else None
     if stored is not None:
         return stored
@@ -91,9 +94,9 @@ def evaluate(node: Node, values: Arrays, types: Mapping[str, TensorType], host: 
         return computed
     if not node.domain and node.op in OPERATORS:
         with np.errstate(all="ignore"):
-            made = OPERATORS[node.op](node.attributes, [values[n] if n else None for n in node.inputs])
-        if made is not None:
-            return {o: a for o, a in zip(node.outputs, made, strict=False) if o}
+            found = OPERATORS[node.op](node.attributes, [values[n] if n else None for n in node.inputs])
+        if found is not None:
+            return {o: a for o, a in zip(node.outputs, found, strict=False) if o}
     if not host and reservation(node):
         raise Unjudged(f"{node.op}: {reservation(node)}")
     decision = distrusted("reference", _use(node, values))
@@ -137,15 +140,37 @@ def _element_types(node: Node, given: Arrays) -> dict[str, str]:
     return {o: nd.element_type(t.tensor_type.elem_type) for o, t in inferred.items() if t.WhichOneof("value") == "tensor_type"}
 
 
+def interpreted(body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a body, operator by operator on the host."""
+    graph, opsets = graph_of(body), dict(body.opsets)
+    values = {**outer, **{t.name: numpy_helper.to_array(t) for t in graph.initializer}}
+    values |= {v.name: a for v, a in zip(graph.input, given, strict=True)}
+    outputs = [o.name for o in graph.output]
+    for proto in checks.live_nodes(checks.sorted_nodes(graph, outer), outputs):
+        values |= evaluate_proto(proto, values, opsets)
+    return [values[o] for o in outputs]
+
+
 def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Outputs by name of one operator without sub-graphs, given its inputs by name. Raises as ``evaluate`` does."""
-    domain = "" if proto.domain == "ai.onnx" else proto.domain
-    schema = defs.get_schema(proto.op_type, opsets[domain], domain)
-    operands = {n: values[n] for n in proto.input if n}
+    """Outputs by name of one operator on the host, given its inputs by name. Raises as ``evaluate`` does."""
+    node = host_node(proto, opsets)
+    operands = {n: values[n] for n in node.inputs if n}
+    if node.op in CONTROL or not all(isinstance(a, np.ndarray | np.generic) for a in operands.values()):
+        return evaluate(node, operands, {}, host=True)  # types serve lowerings
     kinds = {n: nd.value_type(a) for n, a in operands.items()}
+    schema = defs.get_schema(node.op, opsets[node.domain], node.domain)
     inferred = inferred_types(schema, proto, kinds, operands, opsets)
     types = {o: t for o in proto.output if o and (t := nd.tensor_type(inferred.get(o, TypeProto())))}
-    return evaluate(nd.plain_node(proto, schema.since_version), operands, types)
+    return evaluate(node, operands, types, host=True)
+
+
+def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
+    """The operator by its ONNX names, for the host to run."""
+    attributes, captured = nd.attributes_of(proto, opsets, checks.free_values)
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    version = defs.get_schema(proto.op_type, opsets[domain], domain).since_version
+    inputs, title = (*proto.input, *captured), shortened(proto.name) or proto.op_type
+    return Node(proto.op_type, inputs, tuple(proto.output), attributes, title, domain, version)
 
 
 def reservation(node: Node) -> str:
@@ -201,44 +226,17 @@ def _use(node: Node, values: Arrays) -> Use:
     return Use(node.op, node.version, node.attributes, kinds, [bool(o) for o in node.outputs], known)
 
 
-def _referred(node: Node, values: Arrays) -> dict[str, np.ndarray]:
-    proto, names = nd.node_proto(node), nd.captures(node)
-    formal = len(proto.input)
-    feeds = {n: values[n] for n in proto.input if n}
-    # Bodies know outer values by their ONNX names, which must not clash with the Graph's: rename the inputs.
-    if names:
-        feeds = {f"{n}:input": values[n] for n in feeds}
-        feeds |= {outer: values[n] for outer, n in zip(names, node.inputs[formal:], strict=True)}
-        renamed = [f"{n}:input" if n else "" for n in proto.input]
-        del proto.input[:]
-        proto.input.extend(renamed)
-    types = {n: nd.value_type(a) for n, a in feeds.items()}
-    inner = {d: v for body in nd.bodies(node) for d, v in body.opsets}
-    return _by_reference(
-        proto, types, {"": node.version, **inner, node.domain: inner.get(node.domain, node.version)}, feeds, names
-    )
-
-
-def _by_reference(
-    proto: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int], feeds: Arrays, outer: Iterable[str]
-) -> dict[str, Any]:
-    """One operator run by ``onnx.reference``; operators of its bodies are run by ``evaluate``."""
+def _referred(node: Node, values: Arrays) -> dict[str, Any]:
+    """The outputs by ``onnx.reference``."""
     from onnx.reference import ReferenceEvaluator
 
-    outputs = [o for o in proto.output if o]
+    proto = nd.node_proto(node)
+    feeds, outputs = {n: values[n] for n in proto.input if n}, [o for o in proto.output if o]
     graph = GraphProto(name="one_node", node=[proto])
-    names = dict.fromkeys(n for n in (*proto.input, *outer) if n)
-    graph.input.extend(onnx.ValueInfoProto(name=n, type=types[n]) for n in names)
+    graph.input.extend(onnx.ValueInfoProto(name=n, type=nd.value_type(a)) for n, a in feeds.items())
     graph.output.extend(onnx.ValueInfoProto(name=n) for n in outputs)
-    bodies = any(a.HasField("g") for a in proto.attribute)
-    evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=list(_own_operators()) if bodies else None)
-    outermost = _HOST_CLOCK.set((time.thread_time(), limits.host_seconds())) if _HOST_CLOCK.get(None) is None else None
-    try:
-        with np.errstate(all="ignore"):
-            results = evaluator.run(outputs, dict(feeds))
-    finally:
-        if outermost is not None:
-            _HOST_CLOCK.reset(outermost)
+    with np.errstate(all="ignore"):
+        results = ReferenceEvaluator(graph, opsets={"": node.version, node.domain: node.version}).run(outputs, feeds)
     return {name: _kept(r) for name, r in zip(outputs, results, strict=True)}
 
 
@@ -248,68 +246,3 @@ def _kept(value: Any) -> Any:
         return value
     array = np.asarray(value)
     return array.astype(object) if array.dtype.kind in "SU" else array
-
-
-@cache
-def _own_operators() -> tuple[type[Any], ...]:
-    """Classes by which ``onnx.reference`` runs an operator with a lowering as ``evaluate_proto`` does."""
-    from onnx.reference.op_run import OpRun
-    from onnx.reference.ops.op_loop import Loop
-    from onnx.reference.ops.op_scan import Scan
-
-    class Own(OpRun):  # type: ignore[misc]  # onnx has no types
-        op_domain = ""
-
-        def run(self, *args: Any, linked_attributes: Any = None, context: Any = None) -> tuple[Any, ...]:
-            """The outputs; attributes are those of the node."""
-            node: NodeProto = self.onnx_node
-            values = {n: _kept(a) for n, a in zip(node.input, args, strict=False) if n}
-            results = evaluate_proto(node, values, self.run_params["opsets"])
-            return tuple(results.get(o) for o in node.output)
-
-        def _run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            return self.run(*args)
-
-    own = (type(op, (Own,), {}) for op in {*OPERATORS, *(op for domain, op in REGISTRY if not domain)})
-    return *own, *(type(base.__name__, (_Timed, base), {"op_domain": ""}) for base in (Loop, Scan))
-
-
-def reference_operators(plugins: CustomOperators) -> list[type[Any]]:
-    """Classes by which ``onnx.reference`` runs plugins' operators: by the plugins' references."""
-    from onnx.reference.op_run import OpRun
-
-    class Declared(OpRun):  # type: ignore[misc]  # onnx has no types
-        def run(self, *args: Any, linked_attributes: Any = None, context: Any = None) -> tuple[Any, ...]:
-            """The outputs; attributes are those of the node, with defaults."""
-            node: NodeProto = self.onnx_node
-            operator = plugins[node.domain, node.op_type]
-            attributes = check_use(node, operator, self.run_params["opsets"].get(node.domain, 0))
-            values = {n: np.asarray(a) for n, a in zip(node.input, args, strict=False) if n}
-            results = operator.referred(attributes, node.input, node.output, values)
-            return tuple(results.get(o) for o in node.output)
-
-        def _run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            return self.run(*args)
-
-    return [type(op, (Declared,), {"op_domain": domain}) for domain, op in plugins]
-
-
-class _Timed:
-    """A Loop or Scan of ``onnx.reference`` that is stopped when its bodies have taken too long: it may never end by itself."""
-
-    _run_body: Any
-
-    def __init__(self, onnx_node: NodeProto, run_params: Any) -> None:
-        super().__init__(onnx_node, run_params)  # type: ignore[call-arg]
-        self._inner, self._iterations = self._run_body, 0
-        self._run_body = self._one_iteration
-
-    def _one_iteration(self, *args: Any, **kwargs: Any) -> Any:
-        self._iterations += 1
-        start, most = _HOST_CLOCK.get()
-        limits.check_loop(type(self).__name__, self._iterations, time.thread_time() - start, most)
-        return self._inner(*args, **kwargs)
-
-
-#: When the operator on the host began, in seconds of this thread's CPU, and how many it may take.
-_HOST_CLOCK: ContextVar[tuple[float, float]] = ContextVar("_HOST_CLOCK")

@@ -20,7 +20,6 @@ from rammer.frontend import checks
 from rammer.frontend import nodes as nd
 from rammer.frontend.reader import Model
 from rammer.ir.graph import Node
-from rammer.ir.names import shortened
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.ir.types import KNOWN
 
@@ -194,15 +193,6 @@ def no_tensor(proto: NodeProto) -> Unknown:
     return Unknown(
         f"{proto.op_type} reads or makes what is no tensor of numbers", nd.node_title(proto), "run the model as a whole"
     )
-
-
-def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
-    """The operator by its ONNX names, for the host to run."""
-    attributes, captured = nd.attributes_of(proto, opsets, checks.free_values)
-    domain = "" if proto.domain == "ai.onnx" else proto.domain
-    version = defs.get_schema(proto.op_type, opsets[domain], domain).since_version
-    inputs, title = (*proto.input, *captured), shortened(proto.name) or proto.op_type
-    return Node(proto.op_type, inputs, tuple(proto.output), attributes, title, domain, version)
 
 
 def untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: TypeProto | None) -> BadInput:

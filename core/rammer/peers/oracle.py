@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from onnx import NodeProto
 
+from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput, DeviceUnavailable, RammerError
+from rammer.frontend.custom import check_use
 from rammer.frontend.reader import Model
 from rammer.runtime.inputs import load_npz
 
@@ -32,8 +35,6 @@ def run_reference(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]
     none, or where the evaluator refuses the model or the inputs."""
     from onnx.reference import ReferenceEvaluator
 
-    from rammer.frontend.evaluator import reference_operators
-
     for operator in model.custom.values():
         if operator.reference is None:
             raise BadInput(
@@ -42,6 +43,26 @@ def run_reference(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]
     with _refusals("onnx.reference"):
         values = ReferenceEvaluator(model.proto, new_ops=reference_operators(model.custom)).run(None, dict(inputs))
     return dict(zip(model.outputs, map(np.asarray, values), strict=True))
+
+
+def reference_operators(plugins: CustomOperators) -> list[type[Any]]:
+    """Classes by which ``onnx.reference`` runs plugins' operators: by the plugins' references."""
+    from onnx.reference.op_run import OpRun
+
+    class Declared(OpRun):  # type: ignore[misc]  # onnx has no types
+        def run(self, *args: Any, linked_attributes: Any = None, context: Any = None) -> tuple[Any, ...]:
+            """The outputs; attributes are those of the node, with defaults."""
+            node: NodeProto = self.onnx_node
+            operator = plugins[node.domain, node.op_type]
+            attributes = check_use(node, operator, self.run_params["opsets"].get(node.domain, 0))
+            values = {n: np.asarray(a) for n, a in zip(node.input, args, strict=False) if n}
+            results = operator.referred(attributes, node.input, node.output, values)
+            return tuple(results.get(o) for o in node.output)
+
+        def _run(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            return self.run(*args)
+
+    return [type(op, (Declared,), {"op_domain": domain}) for domain, op in plugins]
 
 
 def onnxruntime_session(model: Model, threads: int = 0) -> Any:

@@ -15,6 +15,7 @@ from rammer.device.operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend import checks
 from rammer.frontend import external as external_files
+from rammer.frontend.control import Bodies
 from rammer.frontend.custom import NONE, declared
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, first_line, node_proto
@@ -61,9 +62,9 @@ class HostNode:
         types = ", ".join(map(str, self.types.values()))
         return f"host {types} {self.node}"
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, np.ndarray], bodies: Bodies | None = None) -> dict[str, np.ndarray]:
         """Its outputs by name. Raises BadInput as ``values`` does, and for another shape than the one inferred."""
-        values = self.values(inputs)
+        values = self.values(inputs, bodies)
         return {name: self._checked(name, values[name]) for name in self.types}
 
     @property
@@ -71,12 +72,12 @@ class HostNode:
         """How messages name it."""
         return f"node {self.node.name} ({self.node.op})"
 
-    def values(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Its outputs by name, of whatever types and shapes they are. Raises BadInput where nothing judged implements the
-        operator, or where that fails."""
+    def values(self, inputs: Mapping[str, np.ndarray], bodies: Bodies | None = None) -> dict[str, np.ndarray]:
+        """Its outputs by name, of whatever types and shapes they are; ``bodies`` runs those of control flow. Raises BadInput
+        where nothing judged implements the operator, or where that fails."""
         where = self.title
         try:
-            return self._referred(inputs) if self.node.declared else evaluate(self.node, inputs, self.types, host=True)
+            return self._referred(inputs) if self.node.declared else evaluate(self.node, inputs, self.types, True, bodies)
         except BadInput as problem:
             raise BadInput(problem.what, where, problem.hint) from problem
         except DeviceFailure:

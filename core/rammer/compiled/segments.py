@@ -16,6 +16,7 @@ from rammer.ir.types import TensorType
 from rammer.tile.graph import TileGraph
 
 if TYPE_CHECKING:
+    from rammer.frontend.control import Bodies
     from rammer.frontend.later import Rest
 
 
@@ -37,8 +38,8 @@ class HostOperator(Protocol):
         """Types of what it computes, by tensor name."""
         ...
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs by tensor name."""
+    def run(self, inputs: Mapping[str, np.ndarray], bodies: Bodies | None = None) -> dict[str, np.ndarray]:
+        """Outputs by tensor name; ``bodies`` runs those of control flow."""
         ...
 
     def to_bytes(self) -> bytes:

@@ -15,6 +15,7 @@ from rammer.runtime.residents import Residents
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing
 
 if TYPE_CHECKING:
+    from rammer.frontend.control import Bodies
     from rammer.frontend.later import Rest
     from rammer.frontend.reader import Model
     from rammer.ir.port import InputPort
@@ -26,11 +27,12 @@ Key: TypeAlias = "tuple[tuple[InputPort, bytes], ...]"
 @dataclass
 class Continuation:
     """``rest`` on a device: ``make`` compiles and loads a model whose shapes are all known, one thread at a time; ``residents``
-    hold what was made."""
+    hold what was made, and ``bodies`` runs those of control flow."""
 
     rest: Rest
     make: Callable[[Model], Specialised]
     residents: Residents[Key]
+    bodies: Bodies
 
     @property
     def host_nodes(self) -> list[HostSegment]:
@@ -63,7 +65,7 @@ class Continuation:
 
         made: dict[str, Array] = {}
         for node in self.rest.first:
-            made |= HostNode(node, {}).values({n: known[n] for n in node.inputs if n})
+            made |= HostNode(node, {}).values({n: known[n] for n in node.inputs if n}, self.bodies)
         return made
 
     def _specialised(self, known: Mapping[str, Array]) -> Specialised:

@@ -27,6 +27,7 @@ from rammer.ir.formats import carrier, from_file
 from rammer.ir.operator import RKernel
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.profile.store import KernelStore, key_of
+from rammer.runtime.bodies import BodyPrograms
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.continuation import Continuation
 from rammer.runtime.residents import Residents
@@ -73,6 +74,20 @@ class Executable:
     def residents(self) -> Residents[ShapeKey]:
         """The programs on the device."""
         return Residents(self.head.name, self.resident)
+
+    @cached_property
+    def bodies(self) -> BodyPrograms:
+        """The bodies of control flow on the device."""
+        return BodyPrograms(self._continued, Residents(self.head.name, self.resident))
+
+    @property
+    def hosted(self) -> list[str]:
+        """Operators that the host has computed so far, a name for each; of control flow those whose bodies it ran, too."""
+        from rammer.frontend.control import CONTROL
+
+        specials = (*self.residents.held.values(), *self.bodies.residents.held.values())
+        found = [h.node.node.op for special in specials for h in special.host_nodes]
+        return [op for op in found if op not in CONTROL or self.bodies.on_host]
 
     @property
     def cache(self) -> Mapping[ShapeKey, Specialised]:
@@ -163,8 +178,8 @@ class Executable:
         """``compiled`` on the device. What waits for values is compiled when they are there."""
         loaded, following = load_segments(self.backend, compiled), None
         if compiled.rest is not None:
-            following = Continuation(compiled.rest, self._continued, Residents(self.head.name, self.resident))
-        return Specialised(compiled, loaded, time.perf_counter() - start, following)
+            following = Continuation(compiled.rest, self._continued, Residents(self.head.name, self.resident), self.bodies)
+        return Specialised(compiled, loaded, time.perf_counter() - start, following, self.bodies)
 
     def _continued(self, model: Model) -> Specialised:
         """A part of the model whose shapes are known."""
@@ -259,6 +274,7 @@ class Executable:
     def close(self) -> None:
         """Free the device when the runs in progress have ended; further calls raise DeviceFailure."""
         self.residents.close()
+        self.bodies.close()
         if self.owner:
             self.backend.close()
 

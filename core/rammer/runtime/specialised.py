@@ -19,6 +19,7 @@ from rammer.ir.formats import carried, restored
 from rammer.runtime.bound import ModelBound
 
 if TYPE_CHECKING:
+    from rammer.frontend.control import Bodies
     from rammer.frontend.later import Rest
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -68,12 +69,13 @@ class Following(Protocol):
 @dataclass
 class Specialised:
     """A compiled model whose programs are loaded on the device. Any thread may call it; its programs take turns. With a
-    ``following`` part, the programs compute what that waits for."""
+    ``following`` part, the programs compute what that waits for; ``bodies`` runs those of control flow."""
 
     compiled: Compiled
     loaded: dict[int, Loaded]
     compile_seconds: float
     following: Following | None = None
+    bodies: Bodies | None = None
     bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
     users: list[int] = field(default_factory=list)  #: Threads whose calls are running.
     closed: bool = False
@@ -123,7 +125,7 @@ class Specialised:
             if isinstance(segment, HostSegment):
                 begin = time.perf_counter()
                 known = {n: values[n] if n in values else graph.constants[n] for n in segment.node.inputs if n}
-                values.update(segment.node.run(known))
+                values.update(segment.node.run(known, self.bodies))
                 host += time.perf_counter() - begin
             else:
                 feeds = {p.external: values[p.tensor] for p in segment.program.inputs}

@@ -48,7 +48,7 @@ def score(case: SuiteCase, device: str, options: Mapping[str, str]) -> Score:
         exe = rammer.compile(case.model, device, options=options)
         try:
             difference = _difference(case, exe)
-            hosted = sorted({h.node.node.op for s in exe.cache.values() for h in s.host_nodes})
+            hosted = sorted(set(exe.hosted))
         finally:
             exe.close()
     except RammerError as problem:

@@ -211,3 +211,11 @@ def test_a_mask_of_booleans(rng: np.random.Generator) -> None:
     exe = rammer.compile(proto, "toy")
     for _ in range(3):
         agree(proto, exe, {"x": fed(rng, 5, 2), "c": rng.random(5) < 0.5})
+
+
+@pytest.mark.parametrize(("limit", "delta"), [(2.0**63, 1), (1e30, 1), (np.inf, 1), (np.nan, 1), (1, 0), (-1e30, -1)])
+def test_ranges_without_a_number_of_elements(limit: float, delta: float) -> None:
+    constants = {"limit": np.array(limit, np.float32), "delta": np.array(delta, np.float32)}
+    proto = model([node("Range", ["x", "limit", "delta"], ["y"], name="r")], [tensor("x", [])], ["y"], constants=constants)
+    with pytest.raises(BadInput, match="Range from 0.5 to .* has no number of elements, or more than"):
+        rammer.compile(proto, "toy").run({"x": np.array(0.5, np.float32)})

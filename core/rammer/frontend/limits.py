@@ -187,6 +187,22 @@ def check_sizes(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
             _check_values(f"input {place}", value.ravel().tolist(), low, node)
     if node.op_type in ("Resize", "Upsample") and not node.domain:
         _check_scales(node, operands)
+    if node.op_type == "Range" and not node.domain:
+        _check_range(node, operands)
+
+
+def _check_range(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
+    """ "max(ceil((limit - start) / delta), 0)" elements, which ONNX's inference counts in 64 bits whatever comes of it."""
+    known = [operands[n].item() for n in node.input if n in operands and operands[n].size == 1]
+    if len(known) < 3:
+        return
+    start, limit, delta = known
+    if not all(map(math.isfinite, known)) or delta == 0 or not (limit - start) / delta <= MAX_EXTENT:
+        raise BadInput(
+            f"Range from {start} to {limit} by {delta} has no number of elements, or more than {MAX_EXTENT}",
+            node_title(node),
+            "give finite numbers that are nearer to each other",
+        )
 
 
 def _check_scales(node: NodeProto, operands: Mapping[str, np.ndarray]) -> None:

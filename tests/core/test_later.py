@@ -217,5 +217,5 @@ def test_a_mask_of_booleans(rng: np.random.Generator) -> None:
 def test_ranges_without_a_number_of_elements(limit: float, delta: float) -> None:
     constants = {"limit": np.array(limit, np.float32), "delta": np.array(delta, np.float32)}
     proto = model([node("Range", ["x", "limit", "delta"], ["y"], name="r")], [tensor("x", [])], ["y"], constants=constants)
-    with pytest.raises(BadInput, match="Range from 0.5 to .* has no number of elements, or more than"):
+    with pytest.raises(BadInput, match="has no number of elements, or more than"):
         rammer.compile(proto, "toy").run({"x": np.array(0.5, np.float32)})

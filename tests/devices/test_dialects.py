@@ -42,6 +42,9 @@ def cases(rng: np.random.Generator) -> dict[str, HostCase]:
     ints = "y: i64[i:40] = max(div(a[i], 3), a[i] % 5) + cast(int64, x[i]) // 2"
     near = "x[table(int64, [3, 1, 2, 0], i % 4)]"
     table = f"y: f32[i:40] = {near} * table(float32, [0.5, 2.0], i // 20) + cast(float32, i)"
+    flipped = "as_float32(xor(as_uint32(x[i]), const(uint32, 2147483648)))"
+    next_one = "cast(float32, as_float64(as_uint64(w[i]) + const(uint64, 4503599627370496)))"
+    bits = f"y: f32[i:40] = {flipped} + {next_one}"
     integers = rng.integers(-99, 99, 40)
     return {
         "softmax": case(softmax, {"x": rand(9, 70)}, (4, 70), "veu"),
@@ -58,6 +61,7 @@ def cases(rng: np.random.Generator) -> dict[str, HostCase]:
         "functions": case([wild], {"x": rand(40)}, (17,)),
         "integers": case([ints], {"a": integers, "x": rand(40)}, (17,)),
         "tables": case([table], {"x": rand(40)}, (17,)),
+        "bits": case([bits], {"x": rand(40), "w": rand(40).astype(np.float64)}, (17,)),
         "half": case(["y: f16[i:40] = x[i] * x[i]"], {"x": rand(40).astype(np.float16)}, (17,)),
     }
 

@@ -143,6 +143,42 @@ def test_what_moves_elements_moves_codes(device: str, dtype: str) -> None:
     np.testing.assert_array_equal(carried(found["z"]), carried(k))
 
 
+PAIRS = [
+    *(("bfloat16", "uint16"), ("int16", "bfloat16"), ("float8_e4m3fn", "int8"), ("uint8", "float8_e5m2"), ("int4", "uint4")),
+    *(("float4_e2m1fn", "uint4"), ("float32", "uint32"), ("int32", "float32"), ("float64", "int64"), ("uint64", "float64")),
+    *(("uint16", "int16"), ("float32", "int32"), ("int8", "uint8"), ("float8_e4m3fn", "float8_e5m2")),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bits_stay_as_they_are(device: str) -> None:
+    """Every BitCast between numbers of one width, of random bits; NaN of float32 may be made quiet on the way to floats."""
+    rng = np.random.default_rng(23)
+    nodes, inputs, outputs = list[onnx.NodeProto](), dict[str, Array](), dict[str, Any]()
+    for i, (source, target) in enumerate(PAIRS):
+        size = np.dtype(source).itemsize
+        raw = rng.integers(0, 16 if "4" in (source[-1], target[-1]) and size == 1 else 256, (33, size)).astype(np.uint8)
+        inputs[f"x{i}"], outputs[f"y{i}"] = raw.view(source)[:, 0], np.dtype(target)
+        nodes.append(helper.make_node("BitCast", [f"x{i}"], [f"y{i}"], to=code(target)))
+    found = ran(model(nodes, inputs, outputs), device, inputs)
+    for i, (source, target) in enumerate(PAIRS):
+        want = inputs[f"x{i}"].view(target)
+        assert found[f"y{i}"].dtype == want.dtype
+        quiet = np.isnan(want) if target in ("float32", "float64") else np.zeros(want.shape, bool)
+        bits = f"u{want.itemsize}"
+        np.testing.assert_array_equal(found[f"y{i}"].view(bits)[~quiet], want.view(bits)[~quiet], f"{source} {target}")
+        assert not quiet.any() or np.isnan(found[f"y{i}"][quiet]).all()
+
+
+def test_bits_that_devices_do_not_read() -> None:
+    """float16 computes as float32 on devices: its bits are read on the host."""
+    x = np.random.default_rng(2).integers(0, 1 << 16, 50).astype(np.uint16)
+    proto = model([helper.make_node("BitCast", ["x"], ["y"], to=TensorProto.FLOAT16)], {"x": x}, {"y": np.float16})
+    exe = rammer.compile(proto, "toy")
+    np.testing.assert_array_equal(exe.run({"x": x})["y"].view(np.uint16), x)
+    exe.close()
+
+
 @pytest.mark.parametrize("block", [0, 3, 4])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn"])
 def test_quantised_floats(dtype: str, block: int) -> None:

@@ -19,6 +19,7 @@ from rammer.compiled.options import CompileOptions
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, OpenOptions
+from rammer.frontend.carriers import DOMAIN
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.lowerings.gather import data_dependent
 from rammer.frontend.reader import read_model
@@ -176,7 +177,7 @@ def toy_project() -> str:
 
 
 def operators() -> str:
-    names = {f"{domain}.{op}" if domain else op: function for (domain, op), function in REGISTRY.items()}
+    names = {f"{domain}.{op}" if domain else op: function for (domain, op), function in REGISTRY.items() if domain != DOMAIN}
     hosted = sorted(name for name, function in names.items() if function is data_dependent)
     lowered = sorted(names.keys() - set(hosted))
     head = f"These {len(lowered)} operators become tensor expressions, and so kernels on every device:\n\n"

@@ -172,6 +172,11 @@ class _Carrying:
         target = nd.element_code(np.dtype(self.types[result].dtype))
         self.add("Cast", (source,), self.types[result], {"to": target}, node, output=result)
 
+    def bitcast(self, node: Node) -> None:
+        """Codes are the bits already."""
+        target = nd.element_code(np.dtype(self.types[node.outputs[0]].dtype))
+        self.nodes.append(replace(node, attributes={"to": target}))
+
     def quantize(self, node: Node) -> None:
         """Integers are cut to fewer bits; floats are quotients, rounded."""
         x, scale = (self.number(n, node) for n in node.inputs[:2])
@@ -277,6 +282,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(MOVES, _Carrying.move),
     "Cast": _Carrying.cast,
     "CastLike": _Carrying.cast,
+    "BitCast": _Carrying.bitcast,
     "QuantizeLinear": _Carrying.quantize,
     "DequantizeLinear": _Carrying.dequantize,
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from onnx import helper
 
 from rammer.frontend.quantised import QUANTISED
 
@@ -63,6 +64,13 @@ def _dynamic_quantize(attributes: Mapping[str, Any], operands: Sequence[Array | 
     return np.clip(quotient + zero, 0, 255).astype(np.uint8), scale, np.asarray(zero, np.uint8)
 
 
+def _bit_cast(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """ "preserves the exact bit pattern": what no lowering takes, which is of bool or float16."""
+    x = operands[0]
+    assert x is not None
+    return (x.view(helper.tensor_dtype_to_np_dtype(attributes["to"])),)
+
+
 def _scalar(operands: Sequence[Array | None], index: int) -> Any:
     value = operands[index] if index < len(operands) else None
     return None if value is None or value.size == 0 else value.ravel()[0]
@@ -96,5 +104,6 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "Unique": _unique,
     "NonMaxSuppression": _non_max_suppression,
     "DynamicQuantizeLinear": _dynamic_quantize,
+    "BitCast": _bit_cast,
     **QUANTISED,
 }

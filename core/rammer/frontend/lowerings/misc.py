@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
-from rammer.frontend.operands import apply, identity, literal, operand, out_axes
+from rammer.frontend.operands import apply, identity, literal, operand, out_axes, whole_load
 from rammer.ir import expr as ex
 from rammer.ir.expr import Cast, Expr
-from rammer.ir.types import SHORT
+from rammer.ir.types import SHORT, is_float, itemsize
 
 
 @lowering("Identity")
@@ -44,6 +44,21 @@ def cast(ctx: Lowering) -> None:
     else:
         body = Cast(target, x)
     ctx.emit(axes, body, into=0)
+
+
+@lowering("BitCast")
+def bit_cast(ctx: Lowering) -> None:
+    """The same bits as another type, by way of the unsigned integer that is as wide."""
+    axes, target, source = out_axes(ctx), ctx.out().dtype, ctx.type(ctx.input(0)).dtype
+    odd = {source, target} & {"bool", "float16"}
+    if odd and source != target:
+        raise CannotLower(f"BitCast from {source} to {target}: {odd.pop()} has no bits on a device")
+    x: Expr = whole_load(ctx, ctx.input(0), axes)
+    if source != target and is_float(source):
+        x = apply(f"as_uint{8 * itemsize(source)}", x)
+    if source != target and is_float(target):
+        x = apply(f"as_{target}", Cast(f"uint{8 * itemsize(target)}", x))
+    ctx.emit(axes, Cast(target, x), into=0)
 
 
 @lowering("Trilu")

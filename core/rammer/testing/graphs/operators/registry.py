@@ -25,6 +25,7 @@ DESCRIBED: Final[dict[str, Entry]] = {}
 #: Lowered operators that no graph is drawn from, and why.
 LEFT_OUT: Final[Mapping[str, str]] = {
     "Constant": "drawn as an operand of others",
+    "BitCast": "numbers of any bits are of any size, and NaN; tests/devices/test_stored_types.py has all pairs of types",
     "NonZero": "its shape depends on data, which is refused",
     "Unique": "its shape depends on data, which is refused",
     "Compress": "its shape depends on data, which is refused",

@@ -173,11 +173,11 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path, rng: np.rand
         done = rammer("run", compiled)
         assert done.code in (0, 2) and "Traceback" not in done.err, (place, done.err)  # 0: a bit that nothing reads
     compiled.write_bytes(whole)
-    rewritten(compiled, "head.json", '"format": 5', '"format": 99')
+    rewritten(compiled, "head.json", '"format": 6', '"format": 99')
     done = rammer("run", compiled)
     assert (done.code, done.err) == (
         2,
-        f"rammer: error: {compiled} has format 99, this rammer reads 5\n  hint: compile the model again\n",
+        f"rammer: error: {compiled} has format 99, this rammer reads 6\n  hint: compile the model again\n",
     )
 
 

@@ -179,6 +179,31 @@ def test_bits_that_devices_do_not_read() -> None:
     exe.close()
 
 
+def test_bodies_know_the_model_s_types(tmp_path: Path) -> None:
+    """What an If captures, and what its branches give, in a run, in a bound call and from a compiled file."""
+    x = np.array([1, 2, 3, 4.5]).astype(BFLOAT16)
+    port = [helper.make_tensor_value_info("b", TensorProto.BFLOAT16, [4])]
+    taken = helper.make_graph([helper.make_node("Add", ["n", "n"], ["b"])], "taken", [], port)
+    other = helper.make_graph([helper.make_node("Mul", ["n", "n"], ["b"])], "other", [], port)
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node("If", ["c"], ["i"], then_branch=taken, else_branch=other),
+        helper.make_node("Abs", ["i"], ["y"]),
+    ]
+    inputs = {"x": x, "c": np.array(True)}
+    exe = rammer.compile(model(nodes, inputs, {"y": BFLOAT16}), "toy")
+    save_artifact(tmp_path / "m.rammer", exe.artifact(exe.compile_only({})))
+    again = open_executable(tmp_path / "m.rammer", "")
+    for runner in (exe, again):
+        np.testing.assert_array_equal(runner.run(inputs)["y"], x + x)
+        np.testing.assert_array_equal(runner.run({"x": x, "c": np.array(False)})["y"], x * x)
+        bound = runner.bind(inputs)
+        bound.run()
+        np.testing.assert_array_equal(bound.to_host()["y"], x + x)
+        bound.close()
+        runner.close()
+
+
 @pytest.mark.parametrize("block", [0, 3, 4])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn"])
 def test_quantised_floats(dtype: str, block: int) -> None:

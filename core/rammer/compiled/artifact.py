@@ -25,7 +25,7 @@ from rammer.ir.graph import Value
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bumped whenever what is written changes meaning.
-FORMAT = 5
+FORMAT = 6
 #: Constants begin at multiples of so many bytes of their member, and are read so many at a time.
 ALIGNED, SHARE = 64, 4 << 20
 #: Of a zip's local header: where the lengths of name and extra field are, their form, and the bytes before the name.

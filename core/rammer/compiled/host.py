@@ -18,8 +18,9 @@ from rammer.frontend import external as external_files
 from rammer.frontend.control import Bodies
 from rammer.frontend.custom import NONE, declared
 from rammer.frontend.evaluator import Unjudged, evaluate
-from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, first_line, node_proto
+from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, first_line, formats, node_proto
 from rammer.ir.data import loads
+from rammer.ir.formats import FORMATS
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import quoted
 from rammer.ir.types import TensorType
@@ -117,6 +118,7 @@ class HostNode:
                 "proto": base64.b64encode(node_proto(node).SerializeToString()).decode(),
                 "inputs": node.inputs,
                 "captures": captures(node),
+                "formats": formats(node),
                 "opsets": opsets,
                 "version": node.version,
                 "types": {name: str(kind) for name, kind in self.types.items()},
@@ -135,7 +137,12 @@ class HostNode:
         custom = declared(proto, plugins)
         outer = tuple(map(str, head["captures"]))
         opsets = tuple((str(domain), int(version)) for domain, version in head["opsets"])
-        attributes = {a.name: _with_context(attribute_value(a), outer, opsets) for a in proto.attribute}
+        kinds = tuple(map(str, head["formats"]))
+        if kinds and (len(kinds) != len(head["inputs"]) or not {*kinds} <= {"", *FORMATS}):
+            raise ValueError("the element types of an operator's inputs are none")
+        context = SubGraph(b"", outer, opsets, kinds)
+        values = {a.name: attribute_value(a) for a in proto.attribute}
+        attributes = {n: replace(context, proto=v.proto) if isinstance(v, SubGraph) else v for n, v in values.items()}
         node = Node(
             custom.title if custom is not None else proto.op_type,
             tuple(map(str, head["inputs"])),
@@ -155,8 +162,3 @@ def _check_node(proto: NodeProto, version: int, opsets: Any, plugins: CustomOper
     model = ModelProto(graph=graph, opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in imports.items()])
     checks.check_operators(model, plugins)
     external_files.check_external_data(model, None, "the compiled model")
-
-
-def _with_context(value: Any, outer: tuple[str, ...], opsets: tuple[tuple[str, int], ...]) -> Any:
-    """An attribute; a body with the outer names and operator versions that its protobuf does not hold."""
-    return replace(value, captures=outer, opsets=opsets) if isinstance(value, SubGraph) else value

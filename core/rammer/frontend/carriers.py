@@ -94,11 +94,15 @@ class _Carrying:
         if not any(map(self.format, values)):
             self.nodes.append(node)
             return
-        if node.declared or nd.bodies(node):
-            owner = "a plugin's operator" if node.declared else "an operator with bodies"
+        if nd.bodies(node):
+            formats = tuple(map(self.format, node.inputs))
+            bodies = {k: replace(v, formats=formats) if isinstance(v, nd.SubGraph) else v for k, v in node.attributes.items()}
+            self.nodes.append(replace(node, attributes=bodies))
+            return
+        if node.declared:
             kinds = ", ".join(dict.fromkeys(filter(None, map(self.format, values))))
             raise BadInput(
-                f"{node.op} has operands of {kinds}, which {owner} does not take",
+                f"{node.op} has operands of {kinds}, which a plugin's operator does not take",
                 f"node {node.name} ({node.op})",
                 "put a Cast to float32 before it",
             )

@@ -29,7 +29,7 @@ from rammer.frontend.lowering import REGISTRY, CannotLower
 from rammer.frontend.uses import Use
 from rammer.frontend.voices import distrusted
 from rammer.ir.evaluate import evaluate as evaluate_compute
-from rammer.ir.formats import FORMATS, restored
+from rammer.ir.formats import FORMATS, carried, restored
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import shortened
 from rammer.ir.types import KNOWN, SHORT, TensorType
@@ -79,8 +79,11 @@ def evaluate(
     it does not accept.
     """
     if node.op in CONTROL and not node.domain:
-        made = controlled(node, values, bodies or interpreted)
-        return {o: _kept(a) for o, a in zip(node.outputs, made, strict=True) if o}
+        formats = nd.formats(node)
+        known = {n: restored(values[n], f) for n, f in zip(node.inputs, formats, strict=bool(formats)) if f}
+        made = controlled(node, {**values, **known} if formats else values, bodies or interpreted)
+        results = {o: _kept(a) for o, a in zip(node.outputs, made, strict=True) if o}
+        return {o: carried(np.asarray(a)) for o, a in results.items()} if formats else results
     stored = _by_numbers(node, values, types, host) if _formats(node, values, types) else None
     if stored is not None:
         return stored

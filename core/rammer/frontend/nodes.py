@@ -25,12 +25,14 @@ class SubGraph:
 
     ``captures`` are the names of outer values under which the bodies of one node read its last
     ``len(captures)`` inputs; all bodies of a node have the same ones. ``opsets`` are the versions, by
-    domain, that the body's operators have.
+    domain, that the body's operators have. ``formats``: the element types of the node's inputs that are carried
+    (``frontend.carriers``), "" for others; () where nothing is.
     """
 
     proto: bytes
     captures: tuple[str, ...] = ()
     opsets: tuple[tuple[str, int], ...] = ()
+    formats: tuple[str, ...] = ()
 
     @property
     def graph(self) -> GraphProto:
@@ -113,6 +115,11 @@ def node_proto(node: Node) -> NodeProto:
 def captures(node: Node) -> tuple[str, ...]:
     """The outer names that the bodies of ``node`` read; () for an operator without bodies."""
     return next((body.captures for body in bodies(node)), ())
+
+
+def formats(node: Node) -> tuple[str, ...]:
+    """The element types that the bodies of ``node`` know its carried inputs by; () where nothing is carried."""
+    return next((body.formats for body in bodies(node)), ())
 
 
 def bodies(node: Node) -> list[SubGraph]:

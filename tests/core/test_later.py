@@ -219,3 +219,13 @@ def test_ranges_without_a_number_of_elements(limit: float, delta: float) -> None
     proto = model([node("Range", ["x", "limit", "delta"], ["y"], name="r")], [tensor("x", [])], ["y"], constants=constants)
     with pytest.raises(BadInput, match="has no number of elements, or more than"):
         rammer.compile(proto, "toy").run({"x": np.array(0.5, np.float32)})
+
+
+def test_what_is_compiled_for_a_value_has_no_host_operator(rng: np.random.Generator) -> None:
+    """The diagonal of Trilu and the axis of CumSum decide what is computed, though not its shape."""
+    nodes = [node("CumSum", ["x", "axis"], ["s"], name="cumsum"), node("Trilu", ["s", "k"], ["y"], name="trilu")]
+    proto = model(nodes, [tensor("x", [4, 5]), tensor("axis", [], INT64), tensor("k", [], INT64)], ["y"])
+    exe = rammer.compile(proto, "toy")
+    for axis, k in ((0, 0), (1, -2), (0, 3)):
+        agree(proto, exe, {"x": fed(rng, 4, 5), "axis": np.array(axis), "k": np.array(k)})
+    assert not exe.hosted

@@ -26,7 +26,7 @@ from rammer.frontend.carriers import carry
 from rammer.frontend.evaluator import Unjudged, evaluate, host_node
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_types
-from rammer.frontend.later import Later, Rest, Unknown, no_tensor, untyped
+from rammer.frontend.later import Later, Rest, Unknown, check_decided, no_tensor, untyped
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
@@ -315,7 +315,7 @@ class _Binding:
         return True
 
     def keep(self, schema: defs.OpSchema, proto: NodeProto, inferred: Mapping[str, TypeProto], scope: _Scope) -> None:
-        """Emit the operator as a Node."""
+        """Emit the operator as a Node. Unknown for one that is compiled for values that are not known."""
         attributes, captured = nd.attributes_of(proto, scope.opsets, checks.free_values)
         inputs = tuple(scope.values[n] if n else "" for n in (*proto.input, *captured))
         outputs = []
@@ -325,6 +325,8 @@ class _Binding:
                 raise untyped(schema, proto, onnx_name, inferred.get(onnx_name))
             # Inference gives a type to outputs that are left out, too.
             outputs.append(self.result(onnx_name, kind, scope) if onnx_name and kind is not None else "")
+        if (_domain(proto), proto.op_type) in self.lowered:
+            check_decided(proto, [n for n in proto.input if n and scope.values[n] in self.known])
         self.add(proto, proto.op_type, inputs, outputs, attributes, schema.since_version)
 
     def keep_custom(self, proto: NodeProto, operator: CustomOperator, scope: _Scope) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -39,7 +38,6 @@ def inferred_types(
         # The bodies that ONNX gives other operators (AffineGrid) hand it tensors of one element.
         operands = {n: a.reshape(()) if a.size == 1 else a for n, a in operands.items()}
         types = {n: nd.type_proto(operands[n].dtype, ()) if n in operands else t for n, t in types.items()}
-        _check_range(proto, operands)
     if proto.op_type == "STFT" and all(a.name != "onesided" for a in proto.attribute):
         # Inference overlooks that this is 1 by default.
         proto = NodeProto.FromString(proto.SerializeToString())
@@ -49,15 +47,6 @@ def inferred_types(
     for kind in result.values():
         limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))
     return result
-
-
-def _check_range(proto: NodeProto, operands: Mapping[str, np.ndarray]) -> None:
-    """BadInput for more elements than can be: NumPy counts them in 64 bits and finds none where these overflow."""
-    known = [operands[n].item() for n in proto.input if n in operands and operands[n].size == 1]
-    if len(known) == 3 and known[2]:
-        count = (known[1] - known[0]) / known[2]
-        if math.isfinite(count) and count > limits.MAX_EXTENT:
-            limits.check_shape((math.ceil(count),), nd.node_title(proto))
 
 
 def _inferred(

@@ -173,6 +173,14 @@ class Later:
         return Rest(model, proto, tuple(self.first), tuple(inputs), frozenset(decides - made), known, why)
 
 
+def check_decided(proto: NodeProto, known: Collection[str]) -> None:
+    """Unknown for an operator with a lowering whose deciding operands are not all ``known``: it is compiled for their values."""
+    for name in deciding(proto):
+        if name not in known:
+            what = f"{proto.op_type} is compiled for the value of {name!r}, which is run-time data"
+            raise Unknown(what, nd.node_title(proto), "run the model as a whole, or make it a constant")
+
+
 def deciding(proto: NodeProto) -> list[str]:
     """Names of the operands that decide shapes."""
     places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else ()

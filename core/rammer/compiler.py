@@ -28,7 +28,7 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, Storage
-from rammer.passes.narrow import NarrowFloats
+from rammer.passes.narrow import narrowed
 from rammer.passes.pipeline import PassReport, Pipeline, default_passes
 from rammer.plan.build import Interface, build_program
 from rammer.plan.capacity import check_capacity
@@ -114,7 +114,7 @@ class Compiler:
         """All passes; float16 comes after what folds constants, which is better done in float32."""
         graph, reports = Pipeline(self.passes).run(graph)
         if self.options.precision == "float16":
-            graph, more = Pipeline((NarrowFloats(self.lowerings), *self.passes)).run(graph)
+            graph, more = narrowed(graph, self.passes, self.lowerings)
             reports += more
         return graph, reports
 

@@ -108,7 +108,6 @@ def test_what_no_text_can_say() -> None:
     "value",
     [
         helper.make_tensor("v", onnx.TensorProto.STRING, [1], [b"x"]),
-        helper.make_tensor("v", onnx.TensorProto.BFLOAT16, [1], [1.0]),
         helper.make_tensor("v", onnx.TensorProto.COMPLEX64, [1], [1.0]),
     ],
 )

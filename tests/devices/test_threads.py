@@ -22,6 +22,7 @@ from rammer.profile.store import KernelStore, TunedKernel
 from rammer.runtime import executable
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.executable import Executable
+from rammer.runtime.residents import Residents
 from rammer.runtime.specialised import Specialised
 from rammer.testing import thread_checks, threads
 from rammer.testing.conformance import CHECKS, ConformanceError, Subject, registry_of
@@ -88,7 +89,7 @@ MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
     "runs after close": (GuardedLoaded, "turn", always, "closed", "after shutdown"),
     "opens again after close": (Executable, "close", emptied, "closed", "no DeviceFailure that says 'closed'"),
     "views": (rammer_toy.ToyProgram, "run", views, "own outputs", "share memory"),
-    "nothing is freed": (Executable, "_trim", lambda self, newest: None, "resident", "3 sets of shapes stay"),
+    "nothing is freed": (Residents, "trim", lambda self, newest: None, "resident", "3 sets of shapes stay"),
     "bound programs are freed": (Specialised, "retire", retired, "resident", "closed"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
@@ -14,6 +14,7 @@ from rammer.frontend.nodes import bodies
 from rammer.ir.graph import Graph, Node
 from rammer.ir.names import identifier
 from rammer.ir.types import TensorType
+from rammer.passes.pipeline import Pass, PassReport, Pipeline
 
 #: Operators whose result is float32 because the model says so, not because their operands are.
 TYPED: Final = frozenset(
@@ -148,6 +149,16 @@ class _Narrow:
             if name in self.narrowed and name not in self.wide:
                 self.nodes.append(Node("Cast", (self.narrowed[name],), (name,), {"to": FLOAT32}, name, "", CAST_OPSET))
                 self.wide.add(name)
+
+
+def narrowed(graph: Graph, passes: Sequence[Pass], lowerings: Lowerings = REGISTRY) -> tuple[Graph, list[PassReport]]:
+    """``graph`` with its floats in 16 bits, and the ``passes`` over it. The change comes once: where a pass moves a cast before a
+    reshape, it would move it behind again, for ever."""
+    reports = list[PassReport]()
+    for pipeline in (Pipeline((NarrowFloats(lowerings),)), Pipeline(tuple(passes))):
+        graph, more = pipeline.run(graph)
+        reports += more
+    return graph, reports
 
 
 def _half(value: np.ndarray) -> np.ndarray:

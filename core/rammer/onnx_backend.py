@@ -19,7 +19,7 @@ from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
 import rammer
-from rammer.device.loader import DeviceStatus, Registry
+from rammer.device.loader import Registry
 from rammer.errors import DeviceUnavailable, RammerError
 from rammer.runtime.executable import Executable
 
@@ -106,13 +106,10 @@ def spec_of(device: str) -> str:
                     return f"{status.name}:{unit.index}"
         raise DeviceUnavailable("no device computes on the CPU", hint="`rammer devices` lists what there is")
     name = device.lower() if device.isupper() else device
-    _check(registry.status(name.partition(":")[0]))
-    return name
-
-
-def _check(status: DeviceStatus) -> None:
+    status = registry.status(name.partition(":")[0])
     if not status.hardware:
         raise DeviceUnavailable(f"device {status.name} is not there: {status.reason}")
+    return name
 
 
 def devices() -> Iterator[str]:

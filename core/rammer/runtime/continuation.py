@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rammer.ir.port import InputPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-Key: TypeAlias = "tuple[tuple[InputPort, bytes], ...]"
+#: The inputs of the rest, and name, element type, shape and bytes of the values that it is compiled for.
+Key: TypeAlias = "tuple[tuple[InputPort, ...], tuple[tuple[str, str, tuple[int, ...], bytes], ...]]"
 
 
 @dataclass
@@ -69,13 +70,9 @@ class Continuation:
         return made
 
     def _specialised(self, known: Mapping[str, Array]) -> Specialised:
-        from rammer.frontend.later import port_of
-
         model = self.rest.model(known)
-        decided = {n: known[n].tobytes() for n in self.rest.deciding if n in known}
-        key = tuple(
-            (p, decided.get(p.name, b"")) for p in (port_of(n, known[n]) for n in self.rest.reads if n not in self.rest.known)
-        )
+        decided = ((n, a) for n, a in model.known.items() if n not in self.rest.known)
+        key = (model.inputs, tuple((n, str(a.dtype), a.shape, a.tobytes()) for n, a in decided))
         found = self.residents.find(key)
         if found is None:
             found = self.make(model)

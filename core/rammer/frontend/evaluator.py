@@ -57,8 +57,6 @@ JUDGED: Final = frozenset(
         "RoiAlign",
         "STFT",
         "Scan",
-        "ScatterElements",
-        "ScatterND",
         "TopK",
     }
 )
@@ -87,6 +85,10 @@ def evaluate(
     stored = _by_numbers(node, values, types, host) if _formats(node, values, types) else None
     if stored is not None:
         return stored
+    # What runs on the host is there for its size: expressions take a step for every place and update.
+    computed = _own(node, values) if host else None
+    if computed is not None:
+        return computed
     try:
         computed = _lowered(node, values, types)
     except CannotLower as reason:
@@ -95,17 +97,24 @@ def evaluate(
         computed = None
     if computed is not None:
         return computed
-    if not node.domain and node.op in OPERATORS:
-        with np.errstate(all="ignore"):
-            found = OPERATORS[node.op](node.attributes, [values[n] if n else None for n in node.inputs])
-        if found is not None:
-            return {o: a for o, a in zip(node.outputs, found, strict=False) if o}
+    computed = _own(node, values)
+    if computed is not None:
+        return computed
     if not host and reservation(node):
         raise Unjudged(f"{node.op}: {reservation(node)}")
     decision = distrusted("reference", _use(node, values))
     if decision is not None:
         raise Unjudged(_untrusted(node, decision.when))
     return _referred(node, values)
+
+
+def _own(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
+    """The outputs by NumPy of our own; None where there is none, or none for these types."""
+    if node.domain or node.op not in OPERATORS:
+        return None
+    with np.errstate(all="ignore"):
+        found = OPERATORS[node.op](node.attributes, [values[n] if n else None for n in node.inputs])
+    return None if found is None else {o: a for o, a in zip(node.outputs, found, strict=False) if o}
 
 
 def _formats(node: Node, values: Arrays, types: Mapping[str, TensorType]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from onnx import helper
 
+from rammer.frontend.host_scatter import scatter_elements, scatter_nd
 from rammer.frontend.quantised import QUANTISED
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -105,5 +106,7 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "NonMaxSuppression": _non_max_suppression,
     "DynamicQuantizeLinear": _dynamic_quantize,
     "BitCast": _bit_cast,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
     **QUANTISED,
 }

@@ -1,4 +1,4 @@
-"""Gather and Scatter families against onnx's node tests and ONNX Runtime, with static and run-time indices."""
+"""The Gather family and others against onnx's node tests and ONNX Runtime, with static and run-time indices."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ OPS = (
     "GatherND",
     "OneHot",
     "ReverseSequence",
-    "ScatterElements",
-    "ScatterND",
     "TopK",
     "NonZero",
     "Unique",
@@ -35,16 +33,13 @@ def test_node_case(case: Any, rng: np.random.Generator) -> None:
     check_node_case(rng, case)
 
 
-@pytest.mark.parametrize("op", ["ScatterElements", "ScatterND", "Gather", "GatherND", "GatherElements"])
+@pytest.mark.parametrize("op", ["Gather", "GatherND", "GatherElements"])
 def test_node_cases_with_static_indices(op: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setitem(harness.STATIC_INPUTS, op, (1,))
     ran = 0
     for parameter in some(node_cases(op)):
-        try:
-            check_node_case(rng, parameter.values[0])
-            ran += 1
-        except pytest.skip.Exception as reason:
-            assert "reduction" in str(reason)
+        check_node_case(rng, parameter.values[0])
+        ran += 1
     assert ran >= 1
 
 
@@ -121,20 +116,3 @@ def test_gather_nd(
 def test_one_hot(axis: int, dtype: str, rng: np.random.Generator) -> None:
     inputs = {"i": _indices(rng, 3, 4, extent=5, dtype=dtype), "d": np.array(5, dtype), "v": _data(rng, 2)}
     check_random("OneHot", inputs, axis=axis)
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_scatter_elements(axis: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setitem(harness.STATIC_INPUTS, "ScatterElements", (1,))
-    rows = np.argsort(rng.random((5, 6)), axis=axis)
-    indices = rows[:3] if axis == 0 else rows[:3, :4]
-    inputs = {"x": _data(rng, 5, 6), "i": indices.astype(np.int64), "u": _data(rng, *indices.shape)}
-    check_random("ScatterElements", inputs, axis=axis, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_scatter_nd(depth: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setitem(harness.STATIC_INPUTS, "ScatterND", (1,))
-    indices = np.stack([rng.permutation(5)[:4], *[rng.integers(-6, 6, 4)] * (depth - 1)], axis=-1).astype(np.int64)
-    inputs = {"x": _data(rng, 5, 6, 2), "i": indices, "u": _data(rng, 4, *(6, 2)[depth - 1 :])}
-    check_random("ScatterND", inputs, rtol=0, atol=0)

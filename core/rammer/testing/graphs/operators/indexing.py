@@ -124,4 +124,17 @@ def scatter_nd(d: Draw, op: str) -> DrawnValue:
     return d.add(op, [x.name, held.name, updates.name], reduction=None if mode == "none" else mode)
 
 
+@describe("TensorScatter")
+def tensor_scatter(d: Draw, op: str) -> DrawnValue:
+    x = d.pick(d.types(op), (2, 4), where=lambda v: small(v) and v.size > 0)
+    axis = d.integer(1, x.rank - 1)
+    length = d.integer(1, x.shape[axis])
+    names = [x.name, d.fresh(x.dtype, tuple(length if i == axis else n for i, n in enumerate(x.shape))).name]
+    mode = d.one([None, "linear", "circular"])
+    if d.chance(0.7):
+        most = x.shape[axis] - 1 if mode == "circular" else x.shape[axis] - length
+        names.append(d.fresh("int64", (x.shape[0],), 0, most).name)
+    return d.add(op, names, axis=axis - d.one([0, x.rank]), mode=mode)
+
+
 __all__ = ["MOST", "gather", "indices", "replaced"]

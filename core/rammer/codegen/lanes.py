@@ -1,8 +1,9 @@
 """Vector code: one statement computes a whole row of consecutive output elements.
 
-A ``LaneBlock`` is a scope in which one axis, the *lane*, stands for ``width`` consecutive indices. Float32
-expressions that depend on it become vectors; everything else stays scalar, and what vectors cannot
-express (gathers, tables, integer arithmetic on lanes) is computed lane by lane into a small array.
+A ``LaneBlock`` is a scope in which one axis, the *lane*, stands for ``width`` consecutive indices. Expressions of
+float32, and of float16, which computes as such, become vectors where they depend on it; loads and stores convert
+(``STORED``). Everything else stays scalar, and what vectors cannot express (gathers, tables, integer arithmetic on
+lanes) is computed lane by lane into a small array.
 Padding tests on the lane axis are assumed to hold unless the scope is ``padded``: the caller computes the
 interior with one, the edges with another (see ``rammer.codegen.rows``). In a ``whole`` scope the caller has
 also tested that vectors reaching into padding stay inside the tensor's memory.
@@ -19,7 +20,7 @@ from rammer.codegen.bounds import tidy
 from rammer.codegen.context import INT32, Place
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
-from rammer.codegen.vectors import MATH
+from rammer.codegen.vectors import MATH, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
@@ -57,7 +58,7 @@ class LaneBlock(Block):
 
     def _kind(self, e: Expr) -> str:
         if e not in self.kinds:
-            self.kinds[e] = ex.dtype_of(e, self.unit.dtypes)
+            self.kinds[e] = ops.compute_type(ex.dtype_of(e, self.unit.dtypes))
         return self.kinds[e]
 
     def let(self, value: Val) -> Val:
@@ -77,6 +78,8 @@ class LaneBlock(Block):
             return self._each(Cast("float32", e))
         if isinstance(e, Load) and kind == "float32":
             return self.load(e)
+        if isinstance(e, Cast) and kind == self._kind(e.arg) == "float32":
+            return self.value(e.arg)
         if not isinstance(e, Op) or any(self._kind(a) not in ("float32", "bool") for a in _typed(e)):
             return self._each(e)
         return self._operation(e)
@@ -148,7 +151,7 @@ class LaneBlock(Block):
             return seen
         producer = self.unit.inlined.get(e.tensor)
         straight = all(not self._varies(i) or self._rises(i) for i in e.indices)
-        if not straight or self.unit.dtypes[e.tensor] != "float32":
+        if not straight or self.unit.dtypes[e.tensor] not in STORED:
             value = self._each(e)
         elif producer is None:
             value = self._stored(e)
@@ -189,7 +192,7 @@ class LaneBlock(Block):
         return Val(f"({guard} ? {text} : {self._fill(e)})" if guard else text, "float32", lanes=self.width)
 
     def _row(self, place: Place, address: str, step: int) -> str:
-        return f"rm_{'vload' if step == 1 else 'veven'}{self.width}({place.pointer} + {address})"
+        return f"rm_{STORED[place.dtype]}{'load' if step == 1 else 'even'}{self.width}({place.pointer} + {address})"
 
     def _fill(self, e: Load) -> str:
         return f"rm_splat{self.width}({ops.literal(self.unit.target, e.fill or 0, 'float32')})"
@@ -243,12 +246,13 @@ class LaneBlock(Block):
         prefix, address = f"if ({shared}) " if shared else "", self.address(place, point)
         step = next(s for s, x in zip(place.strides, point, strict=True) if self._varies(x))
         if step == 1 and not single:
-            self.line(f"{prefix}rm_vstore{self.width}({place.pointer} + {address}, {self.spread(value)});")
+            store = f"rm_{STORED[place.dtype]}store{self.width}"
+            self.line(f"{prefix}{store}({place.pointer} + {address}, {self.spread(value)});")
             return
         name = self.unit.fresh("t")
         self.line(f"float {name}[{self.width}];")
         self.line(f"rm_vstore{self.width}({name}, {self.spread(value)});")
-        body = f"{place.pointer}[{address} + k * {step}] = {name}[k];"
+        body = ops.put(self.unit.target, place.pointer, f"{address} + k * {step}", place.dtype, f"{name}[k]")
         self.line(f"{prefix}for (int k = 0; k < {self.width}; ++k) {f'if ({single}) ' if single else ''}{body}")
 
     # --- producers computed in place ----------------------------------------------------------

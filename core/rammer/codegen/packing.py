@@ -23,7 +23,7 @@ def packing(
         found = evaluate(Compute("packed", dtype, tuple(axes), bare), {bare.tensor: values})
         return np.ascontiguousarray(arrange(found), dtype)
 
-    return Packing(packing_key(str(bare), [str(a) for a in axes], dtype, *facts), size, make)
+    return Packing(packing_key(str(bare), [str(a) for a in axes], dtype, *facts), size, make, dtype)
 
 
 def in_tiles(lines: Array, tile: int, unit: int) -> Array:

@@ -10,6 +10,7 @@ from rammer.codegen.bounds import Span, fold, span, tidy
 from rammer.codegen.context import Column, FunctionContext, Place
 from rammer.codegen.layout import Stage
 from rammer.codegen.reads import StageLoad, access_cost, reads, step, vector_cost
+from rammer.codegen.vectors import STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
@@ -75,7 +76,7 @@ def _choose_row(
     unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], stores: Sequence[Place]
 ) -> tuple[float, LaneAxis | None]:
     best, axis = float("inf"), -1
-    if any(c.dtype != "float32" for c in stage.computes):
+    if any(c.dtype not in STORED for c in stage.computes):
         return best, None
     for d in reversed(range(len(stage.extents))):
         count = stage.extents[d]
@@ -100,7 +101,7 @@ def _choose_columns(
         options = []
         for r in c.reduce:
             width = _width(unit, r.extent)
-            if width and c.dtype == "float32":
+            if width and c.dtype in STORED:
                 lane = f"{c.name}.{r.name}"
                 own = [f for f in found if f.reducer == c.name]
                 cost = sum(f.weight * (access_cost(unit, f.load, lane, width) or 0.5) for f in own) / width

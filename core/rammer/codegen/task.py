@@ -21,12 +21,13 @@ class Packing:
     """Another arrangement of a constant's values, made once when a program is loaded.
 
     ``key`` names the arrangement, so that operators that want the same one share it; ``size`` is its
-    number of elements and ``make`` computes it from the constant in its logical shape.
+    number of elements, ``dtype`` their type, and ``make`` computes it from the constant in its logical shape.
     """
 
     key: str
     size: int
     make: Callable[[Array], Array]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)

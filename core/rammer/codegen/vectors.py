@@ -1,14 +1,15 @@
-"""C text of float32 vectors: one set of names, which every dialect that has vectors spells.
+"""C text of float32 vectors: one set of names, which every dialect that has vectors spells. In memory they may be float16.
 
 ``rm_f{W}`` is a vector and ``rm_i{W}`` a mask of 0 and -1. ``rm_vload``/``rm_vstore`` need no alignment,
-``rm_veven`` loads every second element, ``rm_vsel`` chooses by mask, ``rm_within`` tests ``i + s * lane``
-against ``[0, n)``, ``rm_fold_sum`` and its kin combine the lanes.
+``rm_veven`` loads every second element; ``rm_hload`` and its kin do so where memory is float16. ``rm_vsel`` chooses by
+mask, ``rm_within`` tests ``i + s * lane`` against ``[0, n)``, ``rm_fold_sum`` and its kin combine the lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from rammer.codegen.vector_math import WHOLE, whole_vectors
 from rammer.ir.expr import TRANSCENDENTAL
@@ -30,6 +31,9 @@ MATH = (
 #: Widths of the float32 vectors of a dialect.
 WIDTHS = (4, 8, 16)
 
+#: What vectors of a dialect may be in memory, by the letter in the names of their loads and stores, which convert and round.
+STORED: Final[Mapping[str, str]] = {"float32": "v", "float16": "h"}
+
 _GNU = """
 typedef float rm_f{w} __attribute__((vector_size({bytes})));
 typedef int rm_i{w} __attribute__((vector_size({bytes})));
@@ -43,6 +47,12 @@ typedef int rm_j{w} __attribute__((vector_size({bytes}), aligned(4), may_alias))
 #define rm_every{w}(x) (-(int)(x) - (rm_i{w}){{0}})
 #define rm_within{w}(i, s, n) (((unsigned)(i) + (unsigned)(s) * (rm_w{w}){{{lanes}}}) < (unsigned)(n))
 #define rm_vsel{w}(m, a, b) ((rm_f{w})(((rm_i{w})(a) & (m)) | ((rm_i{w})(b) & ~(m))))
+#define rm_halves{w}(p, s) __extension__ ({{ \
+  rm_f{w} r_; const _Float16 *p_ = (p); for (int k_ = 0; k_ < {w}; ++k_) r_[k_] = (float)p_[k_ * (s)]; r_; }})
+#define rm_hload{w}(p) rm_halves{w}(p, 1)
+#define rm_heven{w}(p) rm_halves{w}(p, 2)
+#define rm_hstore{w}(p, v) do {{ \
+  rm_f{w} r_ = (v); _Float16 *p_ = (p); for (int k_ = 0; k_ < {w}; ++k_) p_[k_] = (_Float16)r_[k_]; }} while (0)
 static inline rm_f{w} rm_veven{w}(const float *p) {{
 #ifdef __clang__
   return __builtin_shufflevector(rm_vload{w}(p), rm_vload{w}(p + {last}), {even});

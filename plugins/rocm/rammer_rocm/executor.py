@@ -50,7 +50,7 @@ def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> DeviceM
             if a.packing is None:
                 raw.add(program.storage[a.tensor].buffer)
             else:
-                packed[f"{a.tensor}@{a.packing.key}"] = a.packing.size * 4
+                packed[f"{a.tensor}@{a.packing.key}"] = a.packing.size * itemsize(a.packing.dtype)
     raw |= {program.storage[port.tensor].buffer for port in program.outputs}
     place, buffers, forms = 0, dict[str, int](), dict[str, int]()
     for name, nbytes in packed.items():
@@ -213,7 +213,7 @@ class OpenClProgram:
                 key = f"{argument.tensor}@{argument.packing.key}"
                 if key not in done:
                     done.add(key)
-                    values = np.ascontiguousarray(argument.packing.make(constants[argument.tensor]), np.float32)
+                    values = np.ascontiguousarray(argument.packing.make(constants[argument.tensor]), argument.packing.dtype)
                     self.write_bytes(values, self.memory.packed[key])
 
     def _prepare(self, context: Any) -> None:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from rammer.codegen.contraction import address, check_followers, consecutive, roles_of_axes, with_quotients
 from rammer.codegen.task import Unsuited
+from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, contraction_operands
@@ -89,8 +90,9 @@ def check_operator(operator: ROperator, binding: Binding) -> Compute:
     names = (*operator.inputs, *(c.name for c in operator.computes))
     if operator.anchor.shape != main.shape:
         raise Unsuited(f"{operator.anchor.name} has another shape than {main.name}")
-    if any(binding.types[n].dtype != "float32" for n in names):
-        raise Unsuited("not float32")
+    kinds = {binding.types[n].dtype for n in names}
+    if not kinds <= STORED.keys():
+        raise Unsuited(f"{', '.join(sorted(kinds - STORED.keys()))} among its tensors")
     return main
 
 

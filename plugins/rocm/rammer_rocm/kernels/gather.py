@@ -16,7 +16,7 @@ from rammer.ir.expr import Expr, Interval, Load
 
 from rammer_rocm.kernels.contraction import Access, PanelProduct, access, dense_axes
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.vector import Vector, vector_type
+from rammer_rocm.kernels.vector import Vector, read, vector_type
 
 
 @dataclass(frozen=True)
@@ -209,16 +209,16 @@ class Gather:
         return access(load, self.binding)
 
     def _loaded(self, steps: Access, width: int) -> str:
-        step = steps.step(self.inner)
+        step, kind = steps.step(self.inner), self.binding.types[steps.tensor].dtype
         source = f"{self.pointer(steps.tensor)} + ({self.address(steps)})"
         if step == 0:
-            return f"({vector_type(width)})(*({source}))"
+            return f"({vector_type(width)})({read(kind, 1, source)})"
         if width == 1:
-            return f"*({source} + i * {step})"
+            return read(kind, 1, f"{source} + i * {step}")
         if step == 1:
-            return f"vload{width}(0, {source} + i)"
+            return read(kind, width, f"{source} + i")
         if step != 2:
-            each = (f"*({source} + (i + {n}) * {step})" for n in range(width))
+            each = (read(kind, 1, f"{source} + (i + {n}) * {step}") for n in range(width))
             return f"({vector_type(width)})({', '.join(each)})"
-        halves = (f"vload{width}({n}, {source} + i * 2).even" for n in (0, 1))
+        halves = (read(kind, width, f"{source} + i * 2", n) + ".even" for n in (0, 1))
         return f"({vector_type(width)})({', '.join(halves)})"

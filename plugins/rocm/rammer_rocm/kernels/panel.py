@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rammer.codegen.contraction import QUOTIENT
+from rammer.codegen.operations import put
 from rammer.codegen.target import head_of
 from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
 from rammer.codegen.text import Text, digits, numbered
@@ -27,7 +28,7 @@ from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.vector import Vector, vector_type
+from rammer_rocm.kernels.vector import Vector, element, read, vector_type, write
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
 #: Steps of inner reduction axes that are unrolled: all taps of a 3 x 3 window.
@@ -52,12 +53,19 @@ def check_maps(operator: ROperator) -> None:
 @dataclass(frozen=True)
 class PanelOperand:
     """How the microkernel steps through an operand: its start, and elements per step of each reduction axis
-    and (unpacked rows only) from row to row. ``packed`` operands lie in blocks of the register tile."""
+    and (unpacked rows only) from row to row. ``packed`` operands lie in blocks of the register tile; ``dtype`` is what
+    its elements are in memory."""
 
     pointer: str
     steps: Mapping[str, int]
     packed: bool = False
     row_step: int = 0
+    dtype: str = "float32"
+
+    @property
+    def spelling(self) -> str:
+        """Its elements' type in C."""
+        return CPU_DIALECT.types[self.dtype]
 
 
 class _Panel:
@@ -98,10 +106,15 @@ class _Panel:
     def _finish(self) -> TaskFunction:
         arguments = tuple(self.arguments.values())
         body = f" {{\n{self.text}}}\n"
-        pointers = [("float", a.written) for a in arguments]
+        types = tuple(CPU_DIALECT.types[self._stored(a.tensor, a.packing)] for a in arguments)
+        pointers = [(t, a.written) for t, a in zip(types, arguments, strict=True)]
         name = "panel_" + hash_of(head_of(CPU_DIALECT, "", pointers) + body)
         text = head_of(CPU_DIALECT, name, pointers) + body
-        return TaskFunction(name, text, arguments, ("float",) * len(arguments), self.scratch)
+        return TaskFunction(name, text, arguments, types, self.scratch)
+
+    def _stored(self, tensor: str, packing: Packing | None = None) -> str:
+        """The element type of a tensor, or of its packed form, in memory."""
+        return packing.dtype if packing else self.binding.types[tensor].dtype
 
     def pointer(self, tensor: str, written: bool = False, packing: Packing | None = None) -> str:
         """Name of the parameter for ``tensor``."""
@@ -150,28 +163,30 @@ class _Panel:
             place = numbered(coordinates)
             self.text.line(f"__global const float *A = {pointer} + (size_t)({place}) * {blocks * block};")
             return PanelOperand("A", {r: s * self.mr for r, s in self.flat.items()}, packed=True)
-        steps = access(a, self.binding)
+        steps, dtype = access(a, self.binding), self._stored(a.tensor)
         pointer = self.pointer(a.tensor)
-        self.text.line(f"__global const float *A = {pointer} + ({self.address(steps)});")
-        return PanelOperand("A", {r: steps.step(r) for r in self.flat}, row_step=steps.step(p.row) if p.row else 0)
+        self.text.line(f"__global const {CPU_DIALECT.types[dtype]} *A = {pointer} + ({self.address(steps)});")
+        row = steps.step(p.row) if p.row else 0
+        return PanelOperand("A", {r: steps.step(r) for r in self.flat}, row_step=row, dtype=dtype)
 
     def _columns_operand(self) -> PanelOperand:
-        p, b = self.p, self.p.b
+        p, b, dtype = self.p, self.p.b, self._stored(self.p.b.tensor)
         if self.window:
             self.scratch = (self.window.count * self.window.block(self.lanes) + self.lanes) * 4
             self._gather(self.window.region(self.lanes))
             return PanelOperand("panel", self.window.steps(self.lanes))
+        kind = CPU_DIALECT.types[dtype]
         if b.tensor in self.binding.constants and b.tensor not in p.before and len(p.columns) == 1:
-            packing, coordinates = pack_columns(p, self.nv * self.lanes)
+            packing, coordinates = pack_columns(p, self.nv * self.lanes, dtype)
             pointer = self.pointer(b.tensor, packing=packing)
             size = -(-p.width // (self.nv * self.lanes)) * p.depth * self.nv * self.lanes
-            self.text.line(f"__global const float *B = {pointer} + (size_t)({numbered(coordinates)}) * {size};")
-            return PanelOperand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()}, packed=True)
+            self.text.line(f"__global const {kind} *B = {pointer} + (size_t)({numbered(coordinates)}) * {size};")
+            return PanelOperand("B", {r: s * self.nv * self.lanes for r, s in self.flat.items()}, packed=True, dtype=dtype)
         if b.tensor not in p.before and b.fill is None:
             steps = access(b, self.binding)
             if contiguous(steps, p):
-                self.text.line(f"__global const float *B = {self.pointer(b.tensor)} + ({self.address(steps)});")
-                return PanelOperand("B", {r: steps.step(r) for r in self.flat})
+                self.text.line(f"__global const {kind} *B = {self.pointer(b.tensor)} + ({self.address(steps)});")
+                return PanelOperand("B", {r: steps.step(r) for r in self.flat}, dtype=dtype)
         return self._gathered()
 
     def _gathered(self) -> PanelOperand:
@@ -192,13 +207,13 @@ class _Panel:
         """``b`` at the first column, ``a`` at the first row (or ``a0``, ``a1``, ... at every row)."""
         text, full = self.text, self.nv * self.lanes
         place = f"c / {full} * {full * self.p.depth} + c % {full}" if b.packed else "c"
-        text.line(f"__global const float *b = {b.pointer} + {place};")
+        text.line(f"__global const {b.spelling} *b = {b.pointer} + {place};")
         if a.packed:
-            text.line(f"__global const float *a = {a.pointer} + r * {self.p.depth};")
+            text.line(f"__global const {a.spelling} *a = {a.pointer} + r * {self.p.depth};")
             return
         for i in range(self.mr):
             # Rows past the end repeat the last one; they are never stored.
-            text.line(f"__global const float *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
+            text.line(f"__global const {a.spelling} *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
 
     def _multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """Sum over K into registers, then leave them in ``tile``, row by row with ``nv`` vectors each."""
@@ -221,9 +236,9 @@ class _Panel:
         vector, text = self.lanes, self.text
         text.line(f"const int ka = {a_off}, kb = {b_off};")
         for j in range(nv):
-            text.line(f"const {vector_type(vector)} b{j} = vload{vector}({j}, b + kb);")
+            text.line(f"const {vector_type(vector)} b{j} = {read(b.dtype, vector, 'b + kb', j)};")
         for i in range(self.mr):
-            source = f"a[ka + {i}]" if a.packed else f"a{i}[ka]"
+            source = element(a.dtype, "a", f"ka + {i}") if a.packed else element(a.dtype, f"a{i}", "ka")
             fmas = " ".join(f"s{i}_{j} = fma(w, b{j}, s{i}_{j});" for j in range(nv))
             text.line(f"{{ const {vector_type(vector)} w = {source}; {fmas} }}")
         for _ in groups:
@@ -279,14 +294,14 @@ class _Panel:
         if load.tensor in names:
             return names[load.tensor]
         steps, p = self._steps(load, axes), self.p
-        pointer = self.pointer(load.tensor)
+        pointer, kind = self.pointer(load.tensor), self._stored(load.tensor)
         base = self._point(steps)
         if not any(steps.step(c) and p.tile[c] > 1 for c in p.columns):
-            return f"({vector_type(self.lanes)})({pointer}[{base}])"
+            return f"({vector_type(self.lanes)})({element(kind, pointer, base)})"
         if contiguous(steps, p):
-            return f"vload{self.lanes}(0, {pointer} + ({base} + col))"
+            return read(kind, self.lanes, f"{pointer} + ({base} + col)")
         columns = (f"min(col + {n}, cols - 1)" for n in range(self.lanes))
-        lanes = (f"{pointer}[{base} + {self._scattered(steps, column)}]" for column in columns)
+        lanes = (element(kind, pointer, f"{base} + {self._scattered(steps, column)}") for column in columns)
         return f"({vector_type(self.lanes)})({', '.join(lanes)})"
 
     def _point(self, steps: Access) -> str:
@@ -312,19 +327,19 @@ class _Panel:
         compute = next(c for c in (p.main, *p.after) if c.name == name)
         axes = dict(zip((a.name for a in compute.axes), (a.name for a in p.main.axes), strict=True))
         steps = self._steps(Load(name, tuple(ex.Ref(a.name) for a in compute.axes)), axes)
-        pointer, base, value = self.pointer(name, written=True), self._point(steps), names[name]
+        pointer, base, value, kind = self.pointer(name, written=True), self._point(steps), names[name], self._stored(name)
         # A vector of whose lanes some fall into a gap may still be stored whole: later ones write what it spoils.
         lane = "for (int n = 0; n < have; ++n)"
         if contiguous(steps, p):
-            whole = f"vstore{self.lanes}({value}, 0, {pointer} + ({base} + col));"
+            whole = write(kind, self.lanes, f"{pointer} + ({base} + col)", value)
             self.text.line(f"if (col + {self.lanes} <= cols) {whole}")
             self.text.line("else {")
-            target = f"{pointer}[{base} + col + n]"
+            place = f"{base} + col + n"
         else:
             self.text.line("{")
-            target = f"{pointer}[{base} + {self._scattered(steps, 'col + n')}]"
+            place = f"{base} + {self._scattered(steps, 'col + n')}"
         self.text.line(f"float lane[{self.lanes}]; vstore{self.lanes}({value}, 0, lane);")
-        self.text.line(f"{lane} {target} = lane[n];")
+        self.text.line(f"{lane} {put(CPU_DIALECT, pointer, place, kind, 'lane[n]')}")
         self.text.line("}")
 
 

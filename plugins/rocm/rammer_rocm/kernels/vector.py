@@ -1,13 +1,14 @@
-"""Scalar bodies as OpenCL vector expressions, float32 only."""
+"""Scalar bodies as OpenCL vector expressions, in float32; what is in memory may be float16."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rammer.codegen.operations import literal
+from rammer.codegen.operations import fetch, literal
 from rammer.codegen.task import Unsuited
-from rammer.ir.expr import TRANSCENDENTAL, Const, Expr, Load, Op
+from rammer.codegen.vectors import STORED
+from rammer.ir.expr import TRANSCENDENTAL, Cast, Const, Expr, Load, Op
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
 
@@ -27,6 +28,25 @@ _CALLS = {
 def vector_type(width: int) -> str:
     """``float`` or ``float16`` and the like."""
     return "float" if width == 1 else f"float{width}"
+
+
+def read(dtype: str, width: int, address: str, number: int = 0) -> str:
+    """``width`` elements of ``dtype`` from ``address`` on, or the ``number``-th so many, as float32."""
+    if dtype == "float16":
+        return f"vload_half{width if width > 1 else ''}({number}, {address})"
+    return f"vload{width}({number}, {address})" if width > 1 else f"*({address})"
+
+
+def write(dtype: str, width: int, address: str, value: str) -> str:
+    """The statement that stores float32 ``value`` there as ``dtype``."""
+    if dtype == "float16":
+        return f"vstore_half{width if width > 1 else ''}({value}, 0, {address});"
+    return f"vstore{width}({value}, 0, {address});" if width > 1 else f"*({address}) = {value};"
+
+
+def element(dtype: str, pointer: str, place: str) -> str:
+    """One element as float32."""
+    return fetch(CPU_DIALECT, pointer, place, dtype)
 
 
 @dataclass
@@ -60,6 +80,8 @@ class Vector:
             return f"({vector_type(self.width)})({literal(CPU_DIALECT, float(e.value), 'float32')})"
         if isinstance(e, Load):
             return self.load(e)
+        if isinstance(e, Cast) and e.dtype in STORED:
+            return self.value(e.arg)  # float16 is a format, no arithmetic: what is stored is rounded
         if not isinstance(e, Op):
             raise Unsuited(f"{e} in a vector expression")
         if e.fn in ("max", "min"):

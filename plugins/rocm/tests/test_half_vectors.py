@@ -1,0 +1,74 @@
+"""float16 in memory costs a CPU no vectors: what float32 tensors get of every family, the same operator on float16 gets, too."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.expr import Cast, Expr
+from rammer.ir.operator import ROperator
+from rammer.testing.cases import NetCase, Sampler
+from rammer.testing.nets import KINDS
+from rammer.testing.single import UntiledOperator, subjects
+
+from rammer_rocm.kernels import OpenClKernels
+
+LAYERS = (
+    MemoryLayer("dram", "device", 16 << 30, 47e9, 64),
+    MemoryLayer("cache", "veu", 1 << 20, 768e9, 64),
+    MemoryLayer("register", "thread", 2048, 1536e9, 64),
+)
+CPU = VDevice("opencl_cpu", "two cores", 2, LAYERS, 96e9, 3e-6, vector=16, resident=2, precisions=("float32", "float16"))
+#: Vectors that are loaded or stored, whichever family wrote it.
+VECTORS = re.compile(r"\b(?:rm_[vh](?:load|even|store)\d+|vload(?:_half)?\d+|vstore(?:_half)?\d+)\(")
+
+
+class Described(OpenClKernels):
+    """A backend that only compiles."""
+
+    fingerprint, profiler = "described", None
+
+
+def widened(subject: UntiledOperator) -> tuple[ROperator, Binding]:
+    """The same operator with float32 in the place of float16."""
+
+    def rule(e: Expr) -> Expr | None:
+        return replace(e, dtype="float32") if isinstance(e, Cast) and e.dtype == "float16" else None
+
+    o, b = subject.operator, subject.binding
+    wide = {n: replace(t, dtype="float32") if t.dtype == "float16" else t for n, t in b.types.items()}
+    computes = tuple(replace(c, dtype=wide[c.name].dtype, body=ex.transform(c.body, rule)) for c in o.computes)
+    return replace(o, computes=computes), replace(b, types=wide)
+
+
+def vectors(backend: OpenClKernels, operator: ROperator, binding: Binding) -> tuple[str, int]:
+    """The family of the best candidate, and how many vectors its text loads and stores."""
+    best = next(iter(backend.candidates(operator, binding)))
+    return best.family, len(VECTORS.findall(backend.writer.written(best, binding).text))
+
+
+def narrower(cases: list[NetCase]) -> tuple[list[str], int]:
+    """The operators that lose their family or all their vectors in float16, and how many were looked at."""
+    backend, found, seen = Described(CPU), list[str](), 0
+    for case in cases:
+        for subject in subjects(case, backend):  # type: ignore[arg-type]
+            half, whole = vectors(backend, subject.operator, subject.binding), vectors(backend, *widened(subject))
+            names = (*subject.operator.inputs, *(c.name for c in subject.operator.computes))
+            seen += "float16" in {subject.binding.types[n].dtype for n in names}
+            if half[0] != whole[0] or bool(half[1]) != bool(whole[1]):
+                found.append(f"{case} {subject.operator.name}: {half} in float16, {whole} in float32")
+    return found, seen
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "recurrent"])
+def test_float16_keeps_every_vector(kind: str, seed: int) -> None:
+    sampler = Sampler(Random(seed), 100_000, ("float16",), (kind,))
+    found, seen = narrower([case for _, case in zip(range(3), sampler.first(), strict=False)])
+    assert seen
+    assert not found, "\n".join(found)

@@ -20,9 +20,11 @@ from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, OpenOptions
 from rammer.frontend.carriers import DOMAIN
+from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.lowerings.gather import data_dependent
 from rammer.frontend.reader import read_model
+from rammer.frontend.schemas import MICROSOFT
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.program import RProgram, waves
 from rammer.ir.verify import VerifyError, verify
@@ -187,7 +189,10 @@ def operators() -> str:
         f"\nThese always run on the host: {', '.join(hosted)}. So does an\n"
         "operator that is not listed. Operators on the host are counted and named in the output.\n"
     )
-    return head + textwrap.fill(", ".join(lowered), 110) + tail
+    theirs = sorted(op for domain, op in FUNCTIONS if domain == MICROSOFT)
+    count = f"\nThese {len(theirs)} of ONNX Runtime's own (`com.microsoft`)"
+    functions = f"{count} are functions over those, and so on every device, too:\n\n"
+    return head + textwrap.fill(", ".join(lowered), 110) + tail + functions + textwrap.fill(", ".join(theirs), 110) + "\n"
 
 
 def commands() -> str:

@@ -20,9 +20,10 @@ from onnx import GraphProto, NodeProto, TypeProto, defs, numpy_helper
 import rammer.frontend.lowerings  # noqa: F401  (importing it fills the registry)
 from rammer.device.operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput
-from rammer.frontend import attributes, checks, custom, functions, limits
+from rammer.frontend import attributes, checks, custom, functions, limits, schemas
 from rammer.frontend import nodes as nd
 from rammer.frontend.carriers import carry
+from rammer.frontend.contrib import FUNCTIONS, expand_use
 from rammer.frontend.evaluator import Unjudged, evaluate, host_node
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_types
@@ -188,7 +189,9 @@ class _Binding:
             check_types(proto, scope.opset(proto), types)
         limits.check_sizes(proto, operands)
         attributes.check_operands(proto, [nd.tensor_type(types[n]) if n else None for n in proto.input])
-        schema = defs.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
+        schema = schemas.get_schema(proto.op_type, scope.opset(proto), _domain(proto))
+        if (_domain(proto), proto.op_type) in FUNCTIONS and self.expand(schema, proto, types, scope):
+            return
         inferred = inferred_types(schema, proto, types, operands, scope.opsets)
         if len(operands) == len(reads) and self.fold(schema, proto, operands, inferred, scope):
             return
@@ -296,23 +299,30 @@ class _Binding:
 
     def expand(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: _Scope) -> bool:
         """Replace an operator without a lowering by the body that ONNX gives it."""
-        if (_domain(proto), proto.op_type) in self.lowered or not functions.has_function(schema):
+        if (_domain(proto), proto.op_type) in self.lowered:
             return False
-        body = functions.expand_function(proto, types, scope.opset(proto))
+        body = self.written(proto, scope)
+        if body is None and functions.has_function(schema):
+            body = functions.expand_function(proto, types, scope.opset(proto))
         if body is None:
             return False
-        title = shortened(proto.name) or proto.op_type
-        titles = {name: f"{title}_{name}" for node in body.nodes for name in node.output}
-        titles |= {formal: scope.titles.get(n, n) for formal, n in zip(body.outputs, proto.output, strict=False) if n}
         actual = {formal: scope.values[n] for formal, n in zip(body.inputs, proto.input, strict=False) if n}
-        inner = _Scope(actual, {**scope.opsets, **body.opsets}, titles)
-        absent = set(body.inputs) - set(actual)
-        local = [_local(node, f"{title}/{node.name or node.op_type}_{i}", absent) for i, node in enumerate(body.nodes)]
-        self.nodes_of(local, [r for r, name in zip(body.outputs, proto.output, strict=False) if name], inner)
+        inner = _Scope(actual, {**scope.opsets, **body.opsets}, body.titles(proto, scope.titles))
+        for name, value in body.constants.items():
+            self.constant(name, value, inner)
+        self.nodes_of(body.local(proto), [r for r, name in zip(body.outputs, proto.output, strict=False) if name], inner)
         for result, name in zip(body.outputs, proto.output, strict=False):
             if name:
                 scope.values[name] = inner.values[result]
         return True
+
+    def written(self, proto: NodeProto, scope: _Scope) -> functions.Expansion | None:
+        """The body of an operator that is a function of ours (``contrib``), for the types and values that its operands have."""
+        if (_domain(proto), proto.op_type) not in FUNCTIONS:
+            return None
+        inputs = [scope.values[n] if n else "" for n in proto.input]
+        kinds = [nd.tensor_type(self.onnx_type(n)) if n else None for n in inputs]
+        return expand_use(proto, scope.opset(proto), kinds, [self.known.get(n) for n in inputs])
 
     def keep(self, schema: defs.OpSchema, proto: NodeProto, inferred: Mapping[str, TypeProto], scope: _Scope) -> None:
         """Emit the operator as a Node. Unknown for one that is compiled for values that are not known."""
@@ -387,13 +397,3 @@ def _check_constant(name: str, array: np.ndarray, where: str) -> None:
 
 def _domain(proto: NodeProto) -> str:
     return "" if proto.domain == "ai.onnx" else proto.domain
-
-
-def _local(node: NodeProto, title: str, absent: set[str]) -> NodeProto:
-    """A node of a function's body under a name of its own; optional inputs that the caller left out become ``""``."""
-    result = NodeProto()
-    result.CopyFrom(node)
-    result.name = title
-    del result.input[:]
-    result.input.extend("" if n in absent else n for n in node.input)
-    return result

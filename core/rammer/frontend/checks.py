@@ -13,7 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, defs
 
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
-from rammer.frontend import custom, limits
+from rammer.frontend import custom, limits, schemas
 from rammer.frontend.nodes import element_type, node_title
 from rammer.frontend.wellformed import check_node, check_strings
 from rammer.ir.port import ON_HOST
@@ -185,9 +185,9 @@ def check_operators(model: ModelProto, plugins: CustomOperators = custom.NONE) -
 @lru_cache(maxsize=4096)
 def _known(op: str, domain: str, version: int) -> bool:
     # Asking for a schema at version v finds the newest one up to v.
-    if version < 1 or not defs.has(op, version, domain):
+    if version < 1 or not schemas.has(op, version, domain):
         return False
-    schema = defs.get_schema(op, version, domain)
+    schema = schemas.get_schema(op, version, domain)
     # GroupNormalization 18 is deprecated but exported, and its body still says what it means.
     return not schema.deprecated or bool(schema.has_context_dependent_function or schema.has_function)
 
@@ -195,13 +195,14 @@ def _known(op: str, domain: str, version: int) -> bool:
 def _unknown_operator(node: NodeProto, domain: str, version: int, plugins: CustomOperators) -> BadInput:
     opset = f"opset {version}" if version else "which the model does not import"
     what = f"unknown operator {node.op_type} in domain {domain or 'ai.onnx'}, {opset}"
-    schemas = defs.get_all_schemas_with_history()
-    names = sorted({s.name for s in schemas if s.domain == domain and _known(s.name, domain, version)})
+    history = defs.get_all_schemas_with_history()
+    everything = {(s.name, s.domain, s.since_version) for s in history} | {(name, d, 1) for d, name in schemas.own()}
+    names = sorted({n for n, d, _ in everything if d == domain and _known(n, domain, version)})
     close = difflib.get_close_matches(node.op_type, names, 1)
-    if not any(s.domain == domain for s in schemas):
+    if not any(d == domain for _, d, _ in everything):
         hint = custom.unknown_domain(node, plugins)
-    elif any((s.name, s.domain) == (node.op_type, domain) for s in schemas):
-        since = min(s.since_version for s in schemas if (s.name, s.domain) == (node.op_type, domain))
+    elif any((n, d) == (node.op_type, domain) for n, d, _ in everything):
+        since = min(s for n, d, s in everything if (n, d) == (node.op_type, domain))
         hint = f"it exists since opset {since}" if since > version else "it was removed: export with a newer opset"
     else:
         hint = f"the nearest known operator is {close[0]}" if close else "no known operator has a similar name"

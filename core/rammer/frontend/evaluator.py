@@ -15,13 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TypeProto, defs, numpy_helper
+from onnx import GraphProto, NodeProto, TypeProto, numpy_helper
 
 from rammer.errors import BadInput
-from rammer.frontend import checks
+from rammer.frontend import checks, schemas
 from rammer.frontend import nodes as nd
 from rammer.frontend.carriers import DOMAIN, carry
+from rammer.frontend.contrib import expand_use
 from rammer.frontend.control import CONTROL, Bodies, controlled, graph_of
+from rammer.frontend.functions import Expansion
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.lower import lower_node
@@ -146,7 +148,7 @@ def _by_numbers(node: Node, values: Arrays, types: Mapping[str, TensorType], hos
 
 
 def _element_types(node: Node, given: Arrays) -> dict[str, str]:
-    schema = defs.get_schema(node.op, node.version, node.domain)
+    schema = schemas.get_schema(node.op, node.version, node.domain)
     kinds = {n: nd.type_proto(a.dtype, a.shape) for n, a in given.items()}
     inferred = inferred_types(schema, nd.node_proto(node), kinds, given, {node.domain: node.version})
     return {o: nd.element_type(t.tensor_type.elem_type) for o, t in inferred.items() if t.WhichOneof("value") == "tensor_type"}
@@ -169,18 +171,30 @@ def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) 
     operands = {n: values[n] for n in node.inputs if n}
     if node.op in CONTROL or not all(isinstance(a, np.ndarray | np.generic) for a in operands.values()):
         return evaluate(node, operands, {}, host=True)  # types serve lowerings
+    found = [TensorType(str(values[n].dtype), values[n].shape) if n else None for n in proto.input]
+    if (body := expand_use(proto, opsets[node.domain], found, [values[n] if n else None for n in proto.input])) is not None:
+        return _by_body(proto, body, values, opsets)
     kinds = {n: nd.value_type(a) for n, a in operands.items()}
-    schema = defs.get_schema(node.op, opsets[node.domain], node.domain)
+    schema = schemas.get_schema(node.op, opsets[node.domain], node.domain)
     inferred = inferred_types(schema, proto, kinds, operands, opsets)
     types = {o: t for o in proto.output if o and (t := nd.tensor_type(inferred.get(o, TypeProto())))}
     return evaluate(node, operands, types, host=True)
+
+
+def _by_body(proto: NodeProto, body: Expansion, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The outputs of ``proto`` by what is to be run instead."""
+    inner = {formal: values[n] for formal, n in zip(body.inputs, proto.input, strict=False) if n} | {**body.constants}
+    wanted = {formal: n for formal, n in zip(body.outputs, proto.output, strict=False) if n}
+    for step in checks.live_nodes(body.local(proto), wanted):
+        inner |= evaluate_proto(step, inner, {**opsets, **body.opsets})
+    return {n: inner[formal] for formal, n in wanted.items()}
 
 
 def host_node(proto: NodeProto, opsets: Mapping[str, int]) -> Node:
     """The operator by its ONNX names, for the host to run."""
     attributes, captured = nd.attributes_of(proto, opsets, checks.free_values)
     domain = "" if proto.domain == "ai.onnx" else proto.domain
-    version = defs.get_schema(proto.op_type, opsets[domain], domain).since_version
+    version = schemas.get_schema(proto.op_type, opsets[domain], domain).since_version
     inputs, title = (*proto.input, *captured), shortened(proto.name) or proto.op_type
     return Node(proto.op_type, inputs, tuple(proto.output), attributes, title, domain, version)
 

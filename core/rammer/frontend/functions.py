@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TypeProto, defs
 
+from rammer.frontend import schemas
 from rammer.frontend.checks import opset_versions
+from rammer.ir.names import shortened
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,29 @@ class Expansion:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     opsets: Mapping[str, int]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def titles(self, node: NodeProto, given: Mapping[str, str]) -> dict[str, str]:
+        """How the results of the body are called: what ``node`` calls them, who calls some otherwise (``given``), or after it."""
+        title = shortened(node.name) or node.op_type
+        titles = {name: f"{title}_{name}" for inner in self.nodes for name in inner.output}
+        titles |= {name: f"{title}_{name}" for name in self.constants}
+        return titles | {formal: given.get(n, n) for formal, n in zip(self.outputs, node.output, strict=False) if n}
+
+    def local(self, node: NodeProto) -> list[NodeProto]:
+        """The body's nodes under names of their own; optional inputs that ``node`` leaves out are ``""``."""
+        title = shortened(node.name) or node.op_type
+        absent = set(self.inputs) - {f for f, n in zip(self.inputs, node.input, strict=False) if n}
+        return [_local(inner, f"{title}/{inner.name or inner.op_type}_{i}", absent) for i, inner in enumerate(self.nodes)]
+
+
+def _local(node: NodeProto, title: str, absent: set[str]) -> NodeProto:
+    result = NodeProto()
+    result.CopyFrom(node)
+    result.name = title
+    del result.input[:]
+    result.input.extend("" if n in absent else n for n in node.input)
+    return result
 
 
 def with_defaults(model: ModelProto) -> ModelProto:
@@ -47,7 +73,7 @@ def expand_function(node: NodeProto, types: Mapping[str, TypeProto], opset: int)
 
     ``types`` has the type of every input by name.
     """
-    schema = defs.get_schema(node.op_type, opset, node.domain)
+    schema = schemas.get_schema(node.op_type, opset, node.domain)
     body = _context_body(schema, node, types, opset) or _plain_body(schema, opset)
     if body is None:
         return None

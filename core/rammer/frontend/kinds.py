@@ -25,7 +25,7 @@ from onnx import (
 
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
-from rammer.frontend import checks
+from rammer.frontend import checks, schemas
 from rammer.frontend.custom import NONE, declared
 from rammer.frontend.nodes import node_title
 
@@ -89,7 +89,7 @@ def _kind(proto: TypeProto) -> str:
 @lru_cache(4096)
 def _formals(op: str, version: int, domain: str, outputs: bool) -> tuple[tuple[_Formal, ...], bool]:
     """The operator's inputs or outputs, and whether the last one stands for any number of operands."""
-    schema = defs.get_schema(op, version, domain)
+    schema = schemas.get_schema(op, version, domain)
     allowed = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
     formals, variadic = list[_Formal](), False
     for formal in schema.outputs if outputs else schema.inputs:
@@ -159,7 +159,7 @@ def _inferred(node: NodeProto, kinds: Mapping[str, str], opsets: Mapping[str, in
     types = {n: TypeProto(tensor_type=TypeProto.Tensor(elem_type=_CODE[k])) for n, k in known.items()}
     imports = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()]
     domain = "" if node.domain == "ai.onnx" else node.domain
-    schema = defs.get_schema(node.op_type, opsets[domain], domain)
+    schema = schemas.get_schema(node.op_type, opsets[domain], domain)
     try:
         found = shape_inference.infer_node_outputs(schema, node, types, opset_imports=imports)
     except Exception:  # whatever is wrong is found with shapes, and said there

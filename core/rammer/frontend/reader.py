@@ -14,6 +14,7 @@ from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import checks, limits, wellformed
 from rammer.frontend import external as external_files
+from rammer.frontend.contrib.place import placed
 from rammer.frontend.custom import NONE, used
 from rammer.frontend.functions import with_defaults
 from rammer.frontend.kinds import check_kinds
@@ -56,6 +57,7 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
     proto = source if isinstance(source, ModelProto) else checks.parse_model(_content(source), where)
+    proto = placed(proto)
     graphs = list(checks.all_graphs(proto))
     limits.check_node_count(checks.count_nodes(proto, where), where)
     wellformed.check_names(graphs)

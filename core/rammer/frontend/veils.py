@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
-from rammer.frontend import checks, limits
+from rammer.frontend import checks, limits, schemas
 from rammer.frontend import nodes as nd
 
 #: Names of what stands for the starts of a Slice, and for the indices of a GatherND.
@@ -147,7 +147,7 @@ def _check_step(step: NodeProto, types: dict[str, TypeProto], known: dict[str, T
     imports = [helper.make_opsetid(d, v) for d, v in opsets.items()]
     domain = "" if step.domain == "ai.onnx" else step.domain
     try:
-        schema = defs.get_schema(step.op_type, opsets[domain], domain)
+        schema = schemas.get_schema(step.op_type, opsets[domain], domain)
         given, values = {n: types[n] for n in reads}, {n: known[n] for n in reads if n in known}
         found = shape_inference.infer_node_outputs(schema, step, given, values, opset_imports=imports)
     except Exception:  # ONNX stops here, too, and says what is wrong

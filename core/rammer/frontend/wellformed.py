@@ -11,7 +11,7 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, defs, helper
 
 from rammer.errors import BadInput
-from rammer.frontend import limits
+from rammer.frontend import limits, schemas
 from rammer.frontend.attributes import attribute_problems
 from rammer.frontend.nodes import node_title
 
@@ -172,7 +172,7 @@ def _check_names(graph: GraphProto) -> None:
 
 @lru_cache(maxsize=1024)
 def _schema(op: str, version: int, domain: str) -> defs.OpSchema:
-    return defs.get_schema(op, version, domain)
+    return schemas.get_schema(op, version, domain)
 
 
 def check_node(node: NodeProto, domain: str, version: int, inside: bool = False) -> None:
@@ -193,7 +193,7 @@ def check_node(node: NodeProto, domain: str, version: int, inside: bool = False)
     for formal, name in zip(schema.inputs, node.input, strict=False):
         if not name and formal.option == defs.OpSchema.FormalParameterOption.Single:
             raise BadInput(f"{node.op_type} is not given its input {formal.name!r}", node_title(node), _EXPORT)
-    for problem in (*_attribute_problems(node, schema), *(() if domain else attribute_problems(node, inside))):
+    for problem in (*_attribute_problems(node, schema), *attribute_problems(node, inside)):
         raise BadInput(problem, node_title(node), _EXPORT)
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from onnx import defs
 
+from rammer.frontend import schemas
 from rammer.ir.graph import Graph, Node
 from rammer.passes.rewrite import output_names, rebuilt
 
@@ -49,7 +50,7 @@ def _trimmed(node: Node, live: set[str]) -> Node:
 
 @cache
 def _optional(domain: str, op: str, version: int, index: int) -> bool:
-    if not defs.has(op, version, domain):  # a plugin's: its lowering says what it computes
+    if not schemas.has(op, version, domain):  # a plugin's: its lowering says what it computes
         return False
-    formal = defs.get_schema(op, version, domain).outputs
+    formal = schemas.get_schema(op, version, domain).outputs
     return index < len(formal) and formal[index].option == defs.OpSchema.FormalParameterOption.Optional

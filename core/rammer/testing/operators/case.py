@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, defs, helper, numpy_helper
 
+from rammer.frontend import schemas
 from rammer.frontend.uses import Use
 from rammer.ir.types import SHORT, TensorType
 
@@ -50,9 +51,14 @@ SPECIAL = (
 )
 
 
+#: Versions of domains besides ONNX's own.
+VERSIONS = {"com.microsoft": 1, "ai.onnx.ml": 5}
+
+
 @dataclass(frozen=True)
 class OperatorCase:
-    """A model of one node. Operands that are None are absent; ``static`` are the positions of constants."""
+    """A model of one node. Operands that are None are absent; ``static`` are the positions of constants. ``op`` has the domain
+    before its name where that is not ONNX's own (``com.microsoft.Gelu``); ``absent`` are outputs that are left out."""
 
     op: str
     opset: int
@@ -60,6 +66,37 @@ class OperatorCase:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: int = 1
     static: frozenset[int] = frozenset()
+    absent: frozenset[int] = frozenset()
+
+    @property
+    def domain(self) -> str:
+        """The operator's domain."""
+        return self.op.rpartition(".")[0]
+
+    @property
+    def results(self) -> list[str]:
+        """Names of the outputs."""
+        return [f"y{i}" for i in range(self.outputs) if i not in self.absent]
+
+    @property
+    def schema(self) -> defs.OpSchema:
+        """How the operator may be used, at the case's opset."""
+        return schemas.get_schema(self.op.rpartition(".")[2], VERSIONS.get(self.domain, self.opset), self.domain)
+
+    @property
+    def kinds(self) -> list[int]:
+        """Element types of the outputs, by the schema, which has one of each or that of an operand."""
+        schema = self.schema
+        last = len(schema.inputs) - 1
+        bound = {schema.inputs[min(i, last)].type_str: a.dtype for i, a in enumerate(self.operands) if a is not None}
+        alone = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        made = []
+        for name in self.results:
+            kind = schema.outputs[int(name[1:])].type_str
+            text = alone.get(kind, [kind])[0][7:-1]
+            code = getattr(onnx.TensorProto, text.upper())
+            made.append(helper.np_dtype_to_tensor_dtype(bound[kind]) if kind in bound else code)
+        return made
 
     @property
     def feeds(self) -> dict[str, Array]:
@@ -69,7 +106,7 @@ class OperatorCase:
     @property
     def use(self) -> Use:
         """What decisions on voices ask about."""
-        version = defs.get_schema(self.op, self.opset, "").since_version
+        version = self.schema.since_version
         types = [None if a is None else TensorType(str(a.dtype), a.shape) for a in self.operands]
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in self.attributes.items() if v is not None}
         return Use(self.op, version, given, types, (True,) * self.outputs, self.operands)
@@ -77,7 +114,7 @@ class OperatorCase:
     def folded(self) -> OperatorCase:
         """The same with every operand a constant."""
         return OperatorCase(
-            self.op, self.opset, self.operands, self.attributes, self.outputs, frozenset(range(len(self.operands)))
+            self.op, self.opset, self.operands, self.attributes, self.outputs, frozenset(range(len(self.operands))), self.absent
         )
 
     def model(self) -> ModelProto:
@@ -86,7 +123,10 @@ class OperatorCase:
         while names and not names[-1]:
             names.pop()
         attributes = {k: v for k, v in self.attributes.items() if v is not None}
-        node = helper.make_node(self.op, names, [f"y{i}" for i in range(self.outputs)], name="node", **attributes)
+        made = [f"y{i}" if i not in self.absent else "" for i in range(self.outputs)]
+        node = helper.make_node(
+            self.op.rpartition(".")[2], names, made, name="node", domain=self.domain or None, **attributes
+        )  # fmt: skip
         ports, constants = [], []
         for i, operand in enumerate(self.operands):
             if operand is None:
@@ -96,10 +136,14 @@ class OperatorCase:
             else:
                 code = helper.np_dtype_to_tensor_dtype(operand.dtype)
                 ports.append(helper.make_tensor_value_info(f"x{i}", code, operand.shape))
-        results = [onnx.ValueInfoProto(name=f"y{i}") for i in range(self.outputs)]
+        results = [onnx.ValueInfoProto(name=name) for name in self.results]
         graph = helper.make_graph([node], "case", ports, results, constants)
         # An older IR version goes with older opsets, in which initializers are inputs, too.
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        imports = [
+            helper.make_opsetid("", self.opset),
+            *([helper.make_opsetid(self.domain, VERSIONS[self.domain])] if self.domain else ()),
+        ]
+        return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
     def __str__(self) -> str:
         operands = ", ".join(

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Final
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from rammer.testing.operators.case import Array, OperatorCase
 
@@ -73,7 +73,7 @@ _Change = Callable[[NodeProto], object]
 
 
 def _attribute_changes(case: OperatorCase, model: ModelProto, random: Random) -> Iterator[tuple[str, _Change]]:
-    schema = defs.get_schema(case.op, case.opset, "")
+    schema = case.schema
     given = {a.name: a for a in model.graph.node[0].attribute}
     for name, declared in schema.attributes.items():
         kind = int(declared.type.value)

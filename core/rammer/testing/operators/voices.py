@@ -82,7 +82,7 @@ def on_device(case: OperatorCase, device: str) -> Said:
         executable = compile(case.model(), device=device)
         with np.errstate(all="ignore"):
             results = executable.run(case.feeds)
-        return Said(tuple(results[f"y{i}"] for i in range(case.outputs)))
+        return Said(tuple(results[name] for name in case.results))
     except RammerError as error:
         return Said(None, str(error))
     except Exception as error:
@@ -133,6 +133,10 @@ def onnxruntime(case: OperatorCase) -> Said:
 def _typed(case: OperatorCase) -> onnx.ModelProto:
     """The model with the element types of its outputs, which ONNX Runtime wants."""
     model = case.model()
+    if case.domain:
+        for port, kind in zip(model.graph.output, case.kinds, strict=True):
+            port.type.tensor_type.elem_type = kind
+        return model
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
     except Exception:  # whatever C++ threw: without types ONNX Runtime infers them itself

@@ -1,0 +1,183 @@
+"""Operators as functions over ONNX's: the body of one use, written for its types, shapes and attributes.
+
+Expanding comes before inference and lowering (``frontend.bind``), so no device knows of such an operator, and what its body
+makes is folded, fused and scheduled as if the model had been exported so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from onnx import AttributeProto, NodeProto, TensorProto, helper
+
+from rammer.errors import BadInput
+from rammer.frontend import nodes as nd
+from rammer.frontend.functions import Expansion
+from rammer.frontend.schemas import MICROSOFT, add_schema, get_schema
+from rammer.ir.types import TensorType
+from rammer.ir.use import Use
+
+#: The opset of bodies.
+OPSET: Final = 23
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: A value of a body: the name of a tensor, or a number to make a constant of, in the type of the operand beside it.
+Operand: TypeAlias = "str | int | float"
+
+
+class Declined(Exception):
+    """This use has no body; the message says why."""
+
+
+@dataclass
+class Body:
+    """The body of one use, written operator by operator; ``b.Add(x, y)`` appends one and gives the name of its result."""
+
+    use: Use
+    nodes: list[NodeProto] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+
+    def input(self, index: int) -> str:
+        """Name of input ``index``, "" where it is left out."""
+        return f"in{index}" if self.use.has(index) else ""
+
+    def has(self, index: int) -> bool:
+        """Whether optional input ``index`` is given."""
+        return self.use.has(index)
+
+    def wants(self, index: int) -> bool:
+        """Whether output ``index`` is asked for."""
+        return index < len(self.use.wanted) and bool(self.use.wanted[index])
+
+    def shape(self, index: int = 0, rank: int | None = None) -> tuple[int, ...]:
+        """Shape of an input. Declined where it has not ``rank`` axes."""
+        shape = self.use.shape(index)
+        if rank is not None and len(shape) != rank:
+            raise Declined(f"input {index} has the shape {list(shape)}, where it needs {rank} axes")
+        return shape
+
+    def dtype(self, index: int = 0) -> str:
+        """Element type of an input."""
+        return self.use.dtype(index)
+
+    def attr(self, name: str) -> Any:
+        """An attribute; its default, or () for a list, where it is left out."""
+        return self.use.attr(name, ())
+
+    def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
+        """Append an operator; names of its results. Inputs at the end may be left out as ``""``."""
+        made = [f"v{len(self.nodes)}_{i}" if outputs > 1 else f"v{len(self.nodes)}" for i in range(outputs)]
+        last = max((i for i, name in enumerate(inputs) if name), default=-1)
+        self.nodes.append(helper.make_node(kind, list(inputs[: last + 1]), made, **attributes))
+        return made
+
+    def __getattr__(self, kind: str) -> Callable[..., str]:
+        """``b.Add(x, y, axis=1)``: an operator with one result."""
+        if not kind[0].isupper():
+            raise AttributeError(kind)
+        return lambda *inputs, **attributes: self.op(kind, *inputs, **attributes)[0]
+
+    def constant(self, value: Any, dtype: str = "int64") -> str:
+        """A constant: an array as it is, numbers in ``dtype``."""
+        array = value if isinstance(value, np.ndarray) else np.array(value, dtype)
+        name = f"k{len(self.constants)}"
+        self.constants[name] = array
+        return name
+
+    def number(self, value: float, like: int = 0) -> str:
+        """A number in the element type of input ``like``."""
+        return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(_CODES[self.dtype(like)])))
+
+    def cast(self, x: str, dtype: str) -> str:
+        """``x`` in another element type, by NumPy's name."""
+        return self.Cast(x, to=_CODES[dtype])
+
+    def reshape(self, x: str, *shape: int) -> str:
+        """``x`` in another shape; extents of 0 are none."""
+        return self.Reshape(x, self.constant(list(shape)), allowzero=1)
+
+    def slice(self, x: str, axis: int, start: int, stop: int) -> str:
+        """Elements ``start`` to ``stop`` along an axis."""
+        return self.Slice(x, self.constant([start]), self.constant([stop]), self.constant([axis]))
+
+    def split(self, x: str, axis: int, parts: Sequence[int]) -> list[str]:
+        """Parts of ``x`` along an axis."""
+        return self.op("Split", x, self.constant(list(parts)), outputs=len(parts), axis=axis)
+
+    def known(self, index: int) -> Array | None:
+        """Elements of an input, None where they are run-time data."""
+        return self.use.value(index)
+
+
+Writer: TypeAlias = "Callable[[Body], str | Sequence[str]]"
+
+
+@dataclass(frozen=True)
+class Function:
+    """What writes the bodies of an operator; where ``hosted``, a use that has none runs on the host."""
+
+    write: Writer
+    hosted: bool = False
+
+
+#: (domain, operator) -> function.
+FUNCTIONS: Final = dict[tuple[str, str], Function]()
+_CODES: Final[Mapping[str, int]] = {
+    nd.element_type(code): code
+    for code in TensorProto.DataType.values()
+    if code not in (TensorProto.UNDEFINED, TensorProto.STRING)
+}
+
+
+def function(op: str, signature: str, **attributes: Any) -> Callable[[Writer], Writer]:
+    """Decorator: define an operator of ONNX Runtime's by a function that writes its bodies and gives the names of its results.
+    ``signature`` and ``attributes`` are those of ``schemas.add_schema``."""
+
+    def register(write: Writer) -> Writer:
+        add_schema(MICROSOFT, op, signature, attributes)
+        FUNCTIONS[MICROSOFT, op] = Function(write)
+        return write
+
+    return register
+
+
+def expand_use(
+    proto: NodeProto, version: int, types: Sequence[TensorType | None], values: Sequence[Array | None]
+) -> Expansion | None:
+    """What to run instead of ``proto``, whose operands have these types, and values where they are known; None for an operator
+    that is no function here, and for a use that the host runs. BadInput for one that nothing runs."""
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    found = FUNCTIONS.get((domain, proto.op_type))
+    if found is None:
+        return None
+    attributes = attributes_with_defaults(proto, version)
+    body = Body(Use(proto.op_type, version, attributes, types, [bool(o) for o in proto.output], values))
+    try:
+        results = found.write(body)
+    except Declined as reason:
+        if found.hosted:
+            return None
+        hint = "docs/models.md has what is declined: export the model without it"
+        raise BadInput(f"{proto.op_type}: {reason}", nd.node_title(proto), hint) from None
+    outputs = [results] if isinstance(results, str) else list(results)
+    if len(outputs) < len(proto.output) and any(proto.output[len(outputs) :]):
+        raise BadInput(f"{proto.op_type} has no output {len(outputs)} here", nd.node_title(proto), "export the model without it")
+    inputs = tuple(f"in{i}" for i in range(len(proto.input)))
+    # ``Identity`` lets a result be an operand or a constant.
+    same = [helper.make_node("Identity", [name], [f"out{i}"]) for i, name in enumerate(outputs) if name]
+    outs = tuple(f"out{i}" if name else "" for i, name in enumerate(outputs))
+    return Expansion((*body.nodes, *same), inputs, outs, {"": OPSET, domain: 1} if domain else {"": OPSET}, body.constants)
+
+
+def attributes_with_defaults(proto: NodeProto, version: int) -> dict[str, Any]:
+    """The attributes of a node as Python values, those that have a default and are left out included."""
+    given = {a.name: nd.attribute_value(a) for a in proto.attribute}
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    declared = get_schema(proto.op_type, version, domain).attributes
+    for name, schema in declared.items():
+        if name not in given and schema.default_value.type != AttributeProto.UNDEFINED:
+            given[name] = nd.attribute_value(schema.default_value)
+    return given

@@ -1,0 +1,26 @@
+"""Operators that ONNX Runtime's optimiser puts into ONNX's own domain, where ONNX has none of that name at the model's opset."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onnx import ModelProto, defs, helper
+
+from rammer.frontend import checks
+from rammer.frontend.schemas import MICROSOFT
+
+_MISPLACED: Final = ("SimplifiedLayerNormalization", "LayerNormalization")
+
+
+def placed(model: ModelProto) -> ModelProto:
+    """``model`` with these operators in ONNX Runtime's domain: itself, if it has none."""
+    opset = checks.opset_versions(model.opset_import).get("", 0)
+    lacking = {op for op in _MISPLACED if not defs.has(op, max(opset, 1), "")}
+    if not any(n.op_type in lacking and not n.domain for g in checks.all_graphs(model) for n in g.node):
+        return model
+    result = ModelProto.FromString(model.SerializeToString())
+    for node in (n for g in checks.all_graphs(result) for n in g.node if n.op_type in lacking and not n.domain):
+        node.domain = MICROSOFT
+    if MICROSOFT not in checks.opset_versions(result.opset_import):
+        result.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    return result

@@ -1,0 +1,166 @@
+"""ONNX Runtime's own operators are functions over ONNX's: which there are, what is declined, and where they may stand."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import rammer
+from rammer.errors import BadInput
+from rammer.frontend import schemas
+from rammer.frontend.bind import bind
+from rammer.frontend.contrib import FUNCTIONS
+from rammer.frontend.reader import read_model
+from rammer.testing.operators.case import FAMILIES, drawn
+from rammer.testing.operators.search import MODULES
+from rammer.testing.operators.voices import onnxruntime
+
+MICROSOFT = schemas.MICROSOFT
+#: Operators without a kernel in ONNX Runtime on a CPU, and where their meaning is tested instead.
+ONLY_GPU = {"BiasAdd", "BiasSoftmax", "BiasSplitGelu", "NhwcConv", "NhwcFusedConv"}
+#: Operators that ONNX Runtime has in ONNX's own domain.
+ELSEWHERE = {"LayerNormalization", "SimplifiedLayerNormalization"}
+
+
+def model_of(node: onnx.NodeProto, opset: int = 17, **arrays: np.ndarray) -> ModelProto:
+    """A model of one node, whose outputs are all of float32 but for shape."""
+    ports = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items()]
+    outputs = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in node.output if o]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(helper.make_graph([node], "g", ports, outputs), opset_imports=imports, ir_version=8)
+
+
+def test_every_function_is_searched_against_onnx_runtime() -> None:
+    assert MODULES
+    names = {op for domain, op in FUNCTIONS if domain == MICROSOFT}
+    assert len(names) > 15
+    assert names - ONLY_GPU - ELSEWHERE == {op.rpartition(".")[2] for op in FAMILIES if op.startswith(MICROSOFT)}
+
+
+@pytest.mark.parametrize("op", sorted(op for op in FAMILIES if op.startswith(MICROSOFT)))
+def test_onnx_runtime_runs_most_cases(op: str) -> None:
+    """So that the search is not judged by nobody."""
+    ran = [onnxruntime(drawn(op, 1, number)).values is not None for number in range(6)]
+    assert sum(ran) >= 3
+
+
+def test_schemas_have_what_onnx_runtime_has() -> None:
+    """Operands, results and attributes of every function, by their places and kinds."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    theirs = {s.name: s for s in state.get_all_operator_schema() if s.domain == MICROSOFT}
+    found = 0
+    for domain, op in FUNCTIONS:
+        if domain != MICROSOFT or op in ELSEWHERE:
+            continue
+        mine, other = schemas.get_schema(op, 1, domain), theirs[op]
+        found += 1
+        assert (len(mine.inputs), len(mine.outputs)) == (len(other.inputs), len(other.outputs)), op
+        assert [str(f.option)[-8:] for f in mine.inputs] == [str(f.option)[-8:] for f in other.inputs], op
+        kinds = {n: str(a.type).rpartition(".")[2] for n, a in other.attributes.items()}
+        assert {n: str(a.type).rpartition(".")[2] for n, a in mine.attributes.items()} == kinds, op
+        assert {n for n, a in mine.attributes.items() if a.required} == {n for n, a in other.attributes.items() if a.required}, op
+    assert found > 15
+
+
+def test_a_form_that_is_declined_says_why_and_where() -> None:
+    x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 1, 1), np.float32)
+    node = helper.make_node("FusedConv", ["x", "w"], ["y"], "strange", domain=MICROSOFT, activation="Swoosh")
+    with pytest.raises(BadInput, match="the activation 'Swoosh' is not supported") as caught:
+        bind(read_model(model_of(node, x=x, w=w)), {})
+    assert "strange" in caught.value.where
+
+
+def test_what_is_wrong_with_a_use_is_said() -> None:
+    x = np.ones((2, 3), np.float32)
+    for node, what in (
+        (helper.make_node("Gelu", ["x", "x"], ["y"], domain=MICROSOFT), "2 inputs"),
+        (helper.make_node("QuickGelu", ["x"], ["y"], domain=MICROSOFT, beta=1.0), "no attribute 'beta'"),
+        (helper.make_node("FusedMatMul", ["x", "x"], ["y"], domain=MICROSOFT), "does not accept its operands"),
+        (helper.make_node("FusedGelu", ["x"], ["y"], domain=MICROSOFT), "unknown operator FusedGelu in domain com.microsoft"),
+    ):
+        with pytest.raises(BadInput) as caught:
+            bind(read_model(model_of(node, x=x)), {})
+        assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(("op", "opset"), [("SimplifiedLayerNormalization", 17), ("LayerNormalization", 14)])
+def test_operators_that_onnx_runtime_puts_into_onnxs_domain(op: str, opset: int) -> None:
+    rng = np.random.default_rng(3)
+    x, scale = rng.normal(size=(2, 3, 8)).astype(np.float32), rng.normal(size=8).astype(np.float32)
+    node = helper.make_node(op, ["x", "scale"], ["y"], epsilon=1e-3)
+    model = model_of(node, opset, x=x, scale=scale)
+    if op == "LayerNormalization":
+        want = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3) * scale
+    else:
+        want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * scale
+    executable = rammer.compile(model, device="toy")
+    np.testing.assert_allclose(executable.run({"x": x, "scale": scale})["y"], want, rtol=1e-5, atol=1e-6)
+
+
+def test_inside_a_body_on_the_device_and_interpreted() -> None:
+    """A Loop whose body has such an operator: its state keeps its shape, or grows, which is interpreted."""
+    for grows in (False, True):
+        step = [helper.make_node("QuickGelu", ["h"], ["g"], domain=MICROSOFT), helper.make_node("Identity", ["c"], ["d"])]
+        step.append(
+            helper.make_node("Concat", ["g", "g"], ["r"], axis=0) if grows else helper.make_node("Add", ["g", "g"], ["r"])
+        )
+        body = helper.make_graph(
+            step,
+            "body",
+            [
+                helper.make_tensor_value_info("i", TensorProto.INT64, []),
+                helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+                helper.make_tensor_value_info("h", TensorProto.FLOAT, None),
+            ],
+            [
+                helper.make_tensor_value_info("d", TensorProto.BOOL, []),
+                helper.make_tensor_value_info("r", TensorProto.FLOAT, None),
+            ],
+        )
+        node = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+        x = np.array([0.5, -1.0, 2.0], np.float32)
+        model = model_of(node, x=x)
+        model.graph.initializer.append(numpy_helper.from_array(np.array(3, np.int64), "n"))
+        want = x
+        for _ in range(3):
+            want = want / (1 + np.exp(-1.702 * want))
+            want = np.concatenate([want, want]) if grows else want + want
+        have = rammer.compile(model, device="toy").run({"x": x})["y"]
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_no_cpu_of_onnx_runtimes_runs() -> None:
+    """Operators of its GPU kernels, by their words."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(2, 3, 4)).astype(np.float32)
+    bias, skip = rng.normal(size=4).astype(np.float32), rng.normal(size=(2, 3, 4)).astype(np.float32)
+    node = helper.make_node("BiasAdd", ["x", "bias", "skip"], ["y"], domain=MICROSOFT)
+    have = rammer.compile(model_of(node, x=x, bias=bias, skip=skip), device="toy").run({"x": x, "bias": bias, "skip": skip})
+    np.testing.assert_allclose(have["y"], x + bias + skip, rtol=1e-6)
+    total = x + bias
+    half = total[..., 2:]
+    from math import erf
+
+    want = total[..., :2] * half * (1 + np.vectorize(erf)(half / np.sqrt(2))) / 2
+    node = helper.make_node("BiasSplitGelu", ["x", "bias"], ["y"], domain=MICROSOFT)
+    have = rammer.compile(model_of(node, x=x, bias=bias), device="toy").run({"x": x, "bias": bias})
+    np.testing.assert_allclose(have["y"], want, rtol=1e-5, atol=1e-6)
+    power = np.exp(x + skip[:1])
+    node = helper.make_node("BiasSoftmax", ["x", "b"], ["y"], domain=MICROSOFT, axis=2, is_inner_broadcast=1)
+    have = rammer.compile(model_of(node, x=x, b=skip[:1]), device="toy").run({"x": x, "b": skip[:1]})
+    np.testing.assert_allclose(have["y"], power / power.sum(-1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_convolution_with_channels_last(fused: bool) -> None:
+    rng = np.random.default_rng(5)
+    x, w = rng.normal(size=(1, 5, 5, 2)).astype(np.float32), rng.normal(size=(3, 2, 3, 3)).astype(np.float32)
+    more = {"activation": "Relu"} if fused else {}
+    node = helper.make_node("NhwcFusedConv" if fused else "NhwcConv", ["x", "w"], ["y"], domain=MICROSOFT, pads=[1] * 4, **more)
+    have = rammer.compile(model_of(node, x=x, w=w), device="toy").run({"x": x, "w": w})["y"]
+    framed = np.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)])
+    want = sum(framed[:, i : i + 5, j : j + 5] @ w[:, :, i, j].T for i in range(3) for j in range(3))
+    np.testing.assert_allclose(have, np.maximum(want, 0) if fused else want, rtol=1e-4, atol=1e-5)

@@ -28,7 +28,7 @@ def simplified(b: Body, x: str, gamma: str, axis: int = -1, stats: bool = False)
 def _summed(b: Body, bias: int) -> str:
     """``input + skip + bias``; ``skip`` may lack the batch, or have one of it."""
     x, skip = b.shape(0), b.shape(1)
-    if len(x) not in (2, 3) or x[-len(skip) :] != skip and not (len(skip) == len(x) == 3 and skip == (1, *x[1:])):
+    if len(x) not in (2, 3) or (x[-len(skip) :] != skip and not (len(skip) == len(x) == 3 and skip == (1, *x[1:]))):
         raise Declined(f"the skip has the shape {list(skip)}, where the input has {list(x)}")
     total = b.Add(b.input(0), b.input(1))
     return b.Add(total, b.input(bias)) if b.has(bias) else total

@@ -163,8 +163,9 @@ def expand_use(
         hint = "docs/models.md has what is declined: export the model without it"
         raise BadInput(f"{proto.op_type}: {reason}", nd.node_title(proto), hint) from None
     outputs = [results] if isinstance(results, str) else list(results)
-    if len(outputs) < len(proto.output) and any(proto.output[len(outputs) :]):
-        raise BadInput(f"{proto.op_type} has no output {len(outputs)} here", nd.node_title(proto), "export the model without it")
+    for i, name in enumerate(proto.output):
+        if name and not (i < len(outputs) and outputs[i]):
+            raise BadInput(f"{proto.op_type} does not compute its output {i} here", nd.node_title(proto), "leave it out")
     inputs = tuple(f"in{i}" for i in range(len(proto.input)))
     # ``Identity`` lets a result be an operand or a constant.
     same = [helper.make_node("Identity", [name], [f"out{i}"]) for i, name in enumerate(outputs) if name]

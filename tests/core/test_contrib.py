@@ -16,6 +16,7 @@ from rammer.frontend.reader import read_model
 from rammer.testing.operators.case import FAMILIES, drawn
 from rammer.testing.operators.search import MODULES
 from rammer.testing.operators.voices import onnxruntime
+from rammer.testing.some import some
 
 MICROSOFT = schemas.MICROSOFT
 #: Operators without a kernel in ONNX Runtime on a CPU, and where their meaning is tested instead.
@@ -52,7 +53,7 @@ def test_schemas_have_what_onnx_runtime_has() -> None:
 
     theirs = {s.name: s for s in state.get_all_operator_schema() if s.domain == MICROSOFT}
     found = 0
-    for domain, op in FUNCTIONS:
+    for domain, op in some(FUNCTIONS):
         if domain != MICROSOFT or op in ELSEWHERE:
             continue
         mine, other = schemas.get_schema(op, 1, domain), theirs[op]

@@ -24,6 +24,8 @@ def activated(b: Body, x: str, name: str, parameters: Sequence[float]) -> str:
     """``x`` behind an activation by its name in ONNX. Declined for one that is not known."""
     if name not in _ACTIVATIONS:
         raise Declined(f"the activation {name!r} is not supported; {', '.join(n for n in _ACTIVATIONS if n)} are")
+    if len(parameters) > len(_ACTIVATIONS[name]):
+        raise Declined(f"{name or 'no activation'} has {len(parameters)} parameters, where it takes {len(_ACTIVATIONS[name])}")
     if not name:
         return x
     if name == "Clip":

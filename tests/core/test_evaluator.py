@@ -235,7 +235,8 @@ def test_zero_points_of_rows_and_columns(op: str) -> None:
         values = {"a": a, "sa": scale["a"], "za": rows, "b": b, "sb": scale["b"], "zb": columns, "sy": scale["y"], "zy": zero}
         quotient = total * (scale["a"][:, None].astype(float) * scale["b"] / scale["y"][:, None])
         want = np.clip(np.rint(quotient) + zero[:, None], 0, 255)
-    (have,) = evaluate(Node(op, tuple(values), ("y",)), values, {}).values()
+    types = {"y": TensorType("int32" if op == "MatMulInteger" else "uint8", want.shape)}
+    (have,) = evaluate(Node(op, tuple(values), ("y",)), values, types).values()
     np.testing.assert_array_equal(have, want)
 
 
@@ -248,8 +249,10 @@ def test_blocks_are_counted_from_either_end(axis: int, dtype: Any) -> None:
     whole, moved = (np.repeat(v, 2, 1)[:, :5] for v in (scale, zero))
     given = {"x": x, "s": scale, "z": zero}
     attributes = {"axis": axis, "block_size": 2}
-    (made,) = evaluate(Node("QuantizeLinear", tuple(given), ("y",), attributes), given, {}).values()
-    np.testing.assert_array_equal(made, np.rint(x / whole).astype(int) + moved)
-    (again,) = evaluate(Node("DequantizeLinear", ("y", "s", "z"), ("x",), attributes), {**given, "y": made}, {}).values()
+    types = {"y": TensorType("int16", x.shape), "x": TensorType(str(np.dtype(dtype)), x.shape)}
+    (made,) = evaluate(Node("QuantizeLinear", tuple(given), ("y",), attributes), given, types).values()
+    # The quotient of two float16 is not rounded to float16 before it is rounded to a whole number.
+    np.testing.assert_array_equal(made, np.rint(x.astype(F32) / whole.astype(F32)).astype(int) + moved)
+    (again,) = evaluate(Node("DequantizeLinear", ("y", "s", "z"), ("x",), attributes), {**given, "y": made}, types).values()
     assert again.dtype == dtype
     np.testing.assert_allclose(again, (made - moved).astype(float) * whole, rtol=1e-3)

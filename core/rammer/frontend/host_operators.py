@@ -9,7 +9,6 @@ import numpy as np
 from onnx import helper
 
 from rammer.frontend.host_scatter import scatter_elements, scatter_nd
-from rammer.frontend.quantised import QUANTISED
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: From attributes and operands (None where one is absent) to all outputs; None for element types that it does not take.
@@ -52,19 +51,6 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
     return (np.array(chosen, np.int64).reshape(-1, 3),)
 
 
-def _dynamic_quantize(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
-    """'y_scale = (maximum(0, max(x)) - minimum(0, min(x))) / (qmax - qmin)', as the function's body in ONNX computes at run time:
-    0 for nothing but zeros, whose zero point and quotients, 0 / 0, become 0. The reference takes 1 / 255 there."""
-    x = operands[0]
-    assert x is not None
-    low, high = np.minimum(x.min(initial=0), np.float32(0)), np.maximum(x.max(initial=0), np.float32(0))
-    with np.errstate(all="ignore"):
-        scale = np.asarray((high - low) / np.float32(255), np.float32)
-        zero = np.nan_to_num(np.rint(np.clip(0 - low / scale, 0, 255)))
-        quotient = np.nan_to_num(np.rint(x / scale))
-    return np.clip(quotient + zero, 0, 255).astype(np.uint8), scale, np.asarray(zero, np.uint8)
-
-
 def _bit_cast(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
     """ "preserves the exact bit pattern": what no lowering takes, which is of bool or float16."""
     x = operands[0]
@@ -104,9 +90,7 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "Optional": _optional,
     "Unique": _unique,
     "NonMaxSuppression": _non_max_suppression,
-    "DynamicQuantizeLinear": _dynamic_quantize,
     "BitCast": _bit_cast,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
-    **QUANTISED,
 }

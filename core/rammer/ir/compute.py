@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from rammer.ir import expr as ex
-from rammer.ir.expr import Const, Expr, Interval, Load, Op, Ref
+from rammer.ir.expr import Cast, Const, Expr, Interval, Load, Op, Ref
 from rammer.ir.names import SHOWN, checked, quoted, unquoted
 from rammer.ir.parse import TENSOR, Form, Pattern, form_of, pattern_of
 from rammer.ir.types import LONG, SHORT, TensorType, is_float
@@ -232,7 +232,8 @@ def _slides(index: Expr, compute: Compute) -> bool:
 
 
 def contraction_operands(compute: Compute) -> tuple[Load, Load] | None:
-    """The two loads of ``sum[k] a[..] * b[..]``, or None when ``compute`` is no contraction."""
+    """The two loads of ``sum[k] a[..] * b[..]``, or of the integer form ``sum[k] int32(a[..]) * int32(b[..])``; None when
+    ``compute`` is neither."""
     return compute.operands
 
 
@@ -241,6 +242,8 @@ def _operands(compute: Compute) -> tuple[Load, Load] | None:
     if compute.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul":
         return None
     a, b = body.args
+    if isinstance(a, Cast) and isinstance(b, Cast) and a.dtype == b.dtype == compute.dtype == "int32":
+        a, b = a.arg, b.arg
     # A square is a reduction of one operand; no kernel for products of two gains anything on it.
     if not (isinstance(a, Load) and isinstance(b, Load)) or a == b:
         return None

@@ -341,9 +341,14 @@ def _arithmetic(dtype: str, precise: bool) -> str:
 def _contract(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any]) -> Array | None:
     """``sum[k] a * b`` over strided views through einsum (and so BLAS)."""
     operands = contraction_operands(compute)
-    if operands is None or not np.issubdtype(dtype, np.floating):
+    if operands is None:
         return None
-    wide = np.dtype(_arithmetic(str(dtype), precise=False))
+    if np.issubdtype(dtype, np.floating):
+        wide = np.dtype(_arithmetic(str(dtype), precise=False))
+    elif dtype == np.int32 and _exact(compute, [np.asarray(tensors[load.tensor]) for load in operands]):
+        wide = np.dtype(np.float64)
+    else:
+        return None
     axes = (*compute.axes, *compute.reduce)
     terms: list[Any] = []
     for load in operands:
@@ -355,7 +360,16 @@ def _contract(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[An
     covered = {i for used in terms[1::2] for i in used}
     if not set(range(len(compute.axes))) <= covered:
         return None
-    return np.asarray(np.einsum(*terms, list(range(len(compute.axes))), optimize=True)).astype(dtype, copy=False)
+    total = np.asarray(np.einsum(*terms, list(range(len(compute.axes))), optimize=True))
+    return total.astype(np.int64).astype(dtype) if dtype == np.int32 else total.astype(dtype, copy=False)
+
+
+def _exact(compute: Compute, operands: list[Array]) -> bool:
+    """Whether sums of products of these integers are exact in float64."""
+    if any(a.dtype.kind not in "iu" for a in operands):
+        return False
+    largest = [max(abs(int(a.min(initial=0))), abs(int(a.max(initial=0)))) for a in operands]
+    return math.prod((*largest, *(r.extent for r in compute.reduce))) < 2**53
 
 
 def _squeeze(view: Array, used: list[int]) -> Array:

@@ -206,18 +206,18 @@ class _Planner:
         operands = contraction_operands(compute)
         if operands is None:
             return [], compute
-        steps, replaced = [], []
+        steps, found = list[Step](), dict[Expr, Expr]()
         axes = (*compute.axes, *compute.reduce)
         for number, load in enumerate(operands):
             used = tuple(a for a in axes if a.name in ex.axes_of(load))
             if is_affine(load) or len(used) == len(axes):
-                replaced.append(load)
                 continue
             name = f"__u{number}_{compute.name}"
             shape = tuple(a.extent for a in used)
             steps.append(Step(Compute(name, compute.dtype, used, load), LocalBox(name, (), ()), (), shape))
-            replaced.append(Load(name, tuple(Ref(a.name) for a in used)))
-        return steps, replace(compute, body=Op("mul", tuple(replaced)))
+            found[load] = Load(name, tuple(Ref(a.name) for a in used))
+        # Operands of bytes stay inside their conversions.
+        return steps, replace(compute, body=ex.transform(compute.body, found.get)) if found else compute
 
     def table(self, values: Numbers) -> str:
         """The name under which an array over the grid can be loaded."""

@@ -21,12 +21,12 @@ def matmul(ctx: Lowering) -> None:
     batch = tuple(Axis(f"b{d}", n) for d, n in enumerate(out[: len(out) - inner]))
     rows = (Axis("m", left[-2]),) if len(left) > 1 else ()
     columns = (Axis("n", right[-1]),) if len(right) > 1 else ()
-    x = ctx.load(a, *_leading(left[:-2], batch), *(r.name for r in rows), "k")
-    y = ctx.load(b, *_leading(right[:-2], batch), "k", *(c.name for c in columns))
+    x = ctx.load(a, *leading(left[:-2], batch), *(r.name for r in rows), "k")
+    y = ctx.load(b, *leading(right[:-2], batch), "k", *(c.name for c in columns))
     ctx.emit((*batch, *rows, *columns), Op("mul", (x, y)), (Axis("k", left[-1]),), "sum", into=0)
 
 
-def _leading(shape: Sequence[int], batch: Sequence[Axis]) -> list[str | int]:
+def leading(shape: Sequence[int], batch: Sequence[Axis]) -> list[str | int]:
     """Indices of broadcast leading dimensions: 0 where an extent of 1 is stretched."""
     tail = batch[len(batch) - len(shape) :]
     return [0 if n == 1 and a.extent != 1 else a.name for n, a in zip(shape, tail, strict=True)]

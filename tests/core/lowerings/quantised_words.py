@@ -1,4 +1,4 @@
-"""Quantised operators on the host: NumPy of our own, since ``onnx.reference`` departs from ONNX's words.
+"""What quantised operators say, in NumPy and tap by tap: ``onnx.reference`` departs from ONNX's words.
 
 It saturates through 32 bits (a large quotient becomes the least integer), rounds after it has added the zero point (so an odd one
 turns ties round), takes scales and zero points of channels for those of two spatial dimensions and those of rows for columns, and
@@ -154,7 +154,7 @@ def _optional(operands: _Operands, index: int) -> Array | None:
     return operands[index] if index < len(operands) else None
 
 
-#: Standard operator -> what runs it: None for element types that it does not take.
+#: Operator -> its results from attributes and operands: None for element types that it does not take.
 QUANTISED: Final[Mapping[str, Callable[[_Attributes, _Operands], Sequence[Array] | None]]] = {
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,

@@ -1,0 +1,193 @@
+"""Quantised operators as tensor expressions: what ONNX says, element by element, and the one form of integer products."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from lowerings.quantised_words import QUANTISED
+
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import Compute, ComputeGraph, contraction_operands
+from rammer.ir.evaluate import run_graph
+from rammer.ir.expr import Cast, Op
+from rammer.testing.operators.case import OperandDraw, OperatorCase
+from rammer.testing.some import some
+
+#: Draws of each operator.
+COUNT = 40
+BYTES = ("uint8", "int8")
+
+
+def lowered(case: OperatorCase) -> ComputeGraph:
+    """The case's model; BadInput or CannotLower where it has no tensor expressions."""
+    return lower(bind(read_model(case.model()), {}))
+
+
+def codes(draw: OperandDraw, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """Codes of all sizes, many at the ends of what ``kind`` holds."""
+    return draw.array(shape, kind, 0.3, -60, 60 if kind == "int8" else 200)
+
+
+def point(draw: OperandDraw, kind: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """Zero points, often at the ends."""
+    return draw.array(shape, kind, 0.5, -9, 9)
+
+
+def scales(draw: OperandDraw, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """Scales, sometimes powers of two: those give ties."""
+    bits = draw.chance(0.3)
+    values = [draw.pick(2.0**-7, 2.0**-6) if bits else draw.random.uniform(0.003, 0.05) for _ in range(int(np.prod(shape)))]
+    return np.array(values, np.float32).reshape(shape)
+
+
+def convolution(draw: OperandDraw, op: str) -> OperatorCase:
+    group, rank = draw.pick(1, 1, 2, 3), draw.pick(1, 2, 2, 3)
+    each, features, kernel = draw.size(1, 4), group * draw.size(1, 3), draw.ints(rank, 1, 3)
+    one, two = draw.pick(*BYTES), draw.pick(*BYTES)
+    x = codes(draw, (draw.size(1, 2), group * each, *draw.ints(rank, 3, 7)), one)
+    w = codes(draw, (features, each, *kernel), two)
+    attributes = {
+        "group": group,
+        "strides": draw.pick(None, draw.ints(rank, 1, 2)),
+        "dilations": draw.pick(None, [1] * rank),
+        "pads": draw.pick(None, draw.ints(2 * rank, 0, 2)),
+    }
+    zx = point(draw, one, draw.pick((), (1,)))
+    zw = draw.pick(np.zeros((), two), point(draw, two), point(draw, two, (features,)))
+    if op == "ConvInteger":
+        operands: tuple[Any, ...] = (x, w, *draw.pick((None, None), (zx, None), (zx, zw)))
+    else:
+        bias = draw.array((features,), "int32", low=-5000, high=5000) if draw.chance() else None
+        each_scale = scales(draw, draw.pick((), (features,)))
+        operands = (x, scales(draw), zx, w, each_scale, zw, scales(draw) * 300, point(draw, one), bias)
+    return OperatorCase(op, 19, operands, attributes, static=static(draw, operands, 3 if op == "QLinearConv" else 1))
+
+
+def product(draw: OperandDraw, op: str) -> OperatorCase:
+    one, two = draw.pick(*BYTES), draw.pick(*BYTES)
+    m, k, n, batch = draw.size(), draw.size(1, 40), draw.size(), draw.shape(0, 2)
+    a, b = codes(draw, (*batch, m, k), one), codes(draw, (*draw.pick((), batch), k, n), two)
+    za, zb = draw.pick(point(draw, one), point(draw, one, (m,))), draw.pick(point(draw, two), point(draw, two, (n,)))
+    if op == "MatMulInteger":
+        operands: tuple[Any, ...] = (a, b, *draw.pick((None, None), (za, None), (za, zb)))
+    else:
+        rows = draw.pick((), (m,))
+        operands = (a, scales(draw, rows), za, b, scales(draw, draw.pick((), (n,))), zb, scales(draw) * 300, point(draw, one))
+    return OperatorCase(op, 21, operands, static=static(draw, operands, 3 if op == "QLinearMatMul" else 1))
+
+
+def static(draw: OperandDraw, operands: tuple[Any, ...], weights: int) -> frozenset[int]:
+    """What is known: nothing, all but the data, or all but data and weights."""
+    parameters = frozenset(range(1, len(operands)))
+    return draw.pick(frozenset(), parameters, parameters, parameters - {weights})
+
+
+MAKERS = {"ConvInteger": convolution, "QLinearConv": convolution, "MatMulInteger": product, "QLinearMatMul": product}
+
+
+@pytest.mark.parametrize("op", sorted(MAKERS))
+def test_products_of_codes_are_exact(op: str, seed: int) -> None:
+    for number in range(COUNT):
+        case = MAKERS[op](OperandDraw(Random(f"{seed} {number}")), op)
+        graph = lowered(case)
+        feeds = {n: case.feeds[graph.aliases[n]] for n in graph.inputs}
+        (have,) = (run_graph(graph, feeds, precise=False)[n] for n in graph.outputs)
+        given = {k: v for k, v in case.attributes.items() if v is not None}
+        (want,) = QUANTISED[op](given, case.operands) or ()
+        np.testing.assert_array_equal(have, want, err_msg=f"{seed} {number} {case}")
+        assert [c for c in graph.computes if c.kind == "contraction"] or have.size == 0 or _tiny(graph), str(graph)
+
+
+def _tiny(graph: ComputeGraph) -> bool:
+    """Whether there is nothing to sum over, or operands are read along no axis of the sum."""
+    return all(max((r.extent for r in c.reduce), default=1) == 1 or not c.reduce for c in graph.computes)
+
+
+def known(op: str, signed: bool, pads: int = 1) -> OperatorCase:
+    """A product as quantisers write it: weights and parameters known, those of the weights without a zero point."""
+    rng, kind = np.random.default_rng(3), "int8" if signed else "uint8"
+    ends = np.iinfo(kind)
+    scale, each = np.float32(0.02), rng.uniform(0.01, 0.02, 6).astype(np.float32)
+    za, zy = np.array(-7 if signed else 131, kind), np.array(5, kind)
+    if op == "conv":
+        x, w = (
+            rng.integers(ends.min, ends.max + 1, (1, 4, 5, 5)).astype(kind),
+            rng.integers(-127, 128, (6, 4, 3, 3)).astype(np.int8),
+        )
+        operands = (x, scale, za, w, each, np.zeros(6, np.int8), np.float32(2), zy, rng.integers(-900, 900, 6).astype(np.int32))
+        attributes = {"pads": [pads] * 4}
+    else:
+        x, w = rng.integers(ends.min, ends.max + 1, (3, 16)).astype(kind), rng.integers(-127, 128, (16, 6)).astype(np.int8)
+        operands, attributes = (x, scale, za, w, scale, np.int8(0), np.float32(2), zy), {}
+    given = tuple(np.asarray(v) for v in operands)
+    return OperatorCase("QLinearConv" if op == "conv" else "QLinearMatMul", 19, given, attributes, static=frozenset(range(1, 9)))
+
+
+def contraction_of(graph: ComputeGraph) -> Compute:
+    """The only contraction, in the integer form: two conversions of bare loads to int32."""
+    (main,) = (c for c in graph.computes if c.kind == "contraction")
+    body = main.body
+    assert isinstance(body, Op) and body.fn == "mul" and main.dtype == "int32"
+    assert all(isinstance(a, Cast) and a.dtype == "int32" for a in some(body.args))
+    assert tuple(a.arg for a in body.args if isinstance(a, Cast)) == contraction_operands(main)
+    return main
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("op", ["conv", "matmul"])
+def test_one_contraction_and_one_map(op: str, signed: bool) -> None:
+    graph = lowered(known(op, signed))
+    main = contraction_of(graph)
+    assert [c.kind for c in graph.computes] == ["contraction", "map"]
+    a, b = contraction_operands(main) or ()
+    zero = -7 if signed else 131
+    assert a.fill == (zero if op == "conv" else None) and b.fill is None
+    # What the zero point comes to is known: a bias of 32 bits.
+    assert {str(graph.types[n].dtype) for n in graph.computes[1].reads} == {"int32", "float32", "int8" if signed else "uint8"}
+
+
+def test_unsigned_weights_are_stored_with_their_sign() -> None:
+    case = known("matmul", False)
+    operands = list(case.operands)
+    operands[3] = (np.asarray(case.operands[3]).astype(np.int16) + 128).astype(np.uint8)
+    operands[5] = np.array(128, np.uint8)
+    moved = OperatorCase(case.op, case.opset, tuple(operands), case.attributes, static=case.static)
+    graph, same = lowered(moved), lowered(case)
+    (weights,) = (v for n, v in graph.constants.items() if v.shape == (16, 6))
+    np.testing.assert_array_equal(weights, np.asarray(case.operands[3]))
+    assert [c.kind for c in graph.computes] == ["contraction", "map"]
+    feeds = {"x0": np.asarray(case.operands[0])}
+    np.testing.assert_array_equal(run_graph(graph, feeds, precise=False)["y0"], run_graph(same, feeds, precise=False)["y0"])
+
+
+def test_without_zero_points_the_sum_is_the_result() -> None:
+    operands = (np.ones((3, 8), np.uint8), np.ones((8, 5), np.int8), np.zeros((), np.uint8), np.zeros((), np.int8))
+    graph = lowered(OperatorCase("MatMulInteger", 10, operands, static=frozenset((1, 2, 3))))
+    assert [c.name for c in graph.computes] == ["y0"] and contraction_of(graph).name == "y0"
+
+
+@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
+def test_codes_and_numbers(op: str, seed: int) -> None:
+    for number in range(COUNT):
+        draw = OperandDraw(Random(f"{seed} {number}"))
+        kind, shape = draw.pick("uint8", "int8", "uint16", "int16"), draw.shape(1, 4)
+        axis, block = draw.random.randrange(-len(shape), len(shape)), 0
+        grain = draw.pick((), (shape[axis],))
+        if draw.chance(0.3):
+            block = draw.random.randint(1, shape[axis])
+            grain = tuple(-(-n // block) if d == axis % len(shape) else n for d, n in enumerate(shape))
+        scale, zero = scales(draw, grain) * 9, draw.array(grain, kind, 0.4, -9, 9)
+        x = draw.array(shape, "float32", 0.2, -40, 40) if op == "QuantizeLinear" else draw.array(shape, kind, 0.4, -99, 99)
+        attributes = {"axis": axis, "block_size": block or None}
+        case = OperatorCase(op, 21, (x, scale, zero), attributes, static=draw.pick(frozenset(), frozenset((1, 2))))
+        graph = lowered(case)
+        assert [c.kind for c in some(graph.computes)] == ["map"]
+        (have,) = (run_graph(graph, {n: case.feeds[graph.aliases[n]] for n in graph.inputs}, False)[n] for n in graph.outputs)
+        with np.errstate(all="ignore"):
+            (want,) = QUANTISED[op]({k: v for k, v in attributes.items() if v is not None}, case.operands) or ()
+        np.testing.assert_array_equal(have, want, err_msg=f"{seed} {number} {case}")

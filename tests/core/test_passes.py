@@ -49,7 +49,8 @@ def test_fold(rng: np.random.Generator) -> None:
     assert ops(after) == ["Add", "Neg"] and list(after.constants) == ["c"]
     agree(rng, before, after, rtol=0, atol=0)
     assert Fold()(after) is after
-    assert Fold(limit=8)(before) is before
+    assert Fold(limit=8, times=0)(before) is before
+    assert list(Fold(limit=8)(before).constants) == ["c"], "it is no larger than what it is made of"
 
 
 def test_random_operators_do_not_fold() -> None:

@@ -26,7 +26,7 @@ from rammer.frontend.carriers import carry
 from rammer.frontend.contrib import FUNCTIONS, expand_use
 from rammer.frontend.evaluator import Unjudged, evaluate, host_node
 from rammer.frontend.inference import inferred_types
-from rammer.frontend.kinds import check_types
+from rammer.frontend.kinds import check_constant, check_types
 from rammer.frontend.later import Later, Rest, Unknown, check_decided, no_tensor, untyped
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
@@ -35,8 +35,6 @@ from rammer.ir.graph import Graph, Node, Value, verify_graph
 from rammer.ir.names import Names, identifier, shortened
 from rammer.ir.types import KNOWN, TensorType
 
-#: A folded value above this stays an operator (a model may fill 400 MB of weights with one constant).
-MAX_FOLDED_BYTES: Final = 64 << 20
 #: Operands that were float attributes of older opsets.
 _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
 #: Operators whose result follows from the type of their input alone.
@@ -114,7 +112,7 @@ def _assembled(model: Model, walk: _Binding, inputs: tuple[Value, ...], outputs:
     read = {name for node in walk.nodes for name in node.inputs}
     constants = {name: array for name, array in walk.known.items() if name in read}
     for name, array in constants.items():
-        _check_constant(name, array, f"graph {model.name}")
+        check_constant(name, array, f"graph {model.name}")
     types = {v.name: v.type for v in inputs}
     types |= {name: TensorType(str(a.dtype), a.shape) for name, a in constants.items()}
     types |= {o: walk.types[o] for node in walk.nodes for o in node.outputs if o}
@@ -135,11 +133,14 @@ class _Binding:
     taken: Names = field(default_factory=Names)
     #: Graph outputs' ONNX name -> the identifier kept for them.
     reserved: dict[str, str] = field(default_factory=dict)
+    stored: int = 0  #: Bytes of the constants that the file has.
 
     def initializers(self, graph: GraphProto, scope: _Scope) -> None:
         """Make the constants of ``graph`` known."""
         for tensor in graph.initializer:
-            self.constant(tensor.name, numpy_helper.to_array(tensor), scope)
+            value = numpy_helper.to_array(tensor)
+            self.stored += value.nbytes
+            self.constant(tensor.name, value, scope)
 
     def constant(self, onnx_name: str, value: np.ndarray, scope: _Scope) -> None:
         """Bind ``onnx_name`` to a known value."""
@@ -266,7 +267,8 @@ class _Binding:
     ) -> bool:
         """Evaluate an operator all of whose operands are known, unless the result is large or random."""
         static = {o: kind for o in proto.output if (kind := nd.tensor_type(inferred.get(o, TypeProto())))}
-        if nd.is_random(proto) or sum(t.nbytes for t in static.values()) > MAX_FOLDED_BYTES:
+        made = sum(t.nbytes for t in static.values())
+        if nd.is_random(proto) or not limits.may_fold(made, self.stored):
             return False
         if any(a.HasField("g") for a in proto.attribute):
             return False
@@ -290,7 +292,12 @@ class _Binding:
     ) -> dict[str, TypeProto]:
         """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
         trial = _Binding(
-            (), self.custom, types=ChainMap({}, self.types), known=ChainMap({}, self.known), taken=Names(outer=self.taken)
+            (),
+            self.custom,
+            types=ChainMap({}, self.types),
+            known=ChainMap({}, self.known),
+            taken=Names(outer=self.taken),
+            stored=self.stored,
         )
         names = _Scope(ChainMap({}, scope.values), scope.opsets)
         if not trial.expand(schema, proto, types, names):
@@ -380,19 +387,10 @@ class _Binding:
         if name != wanted:
             array = self.known.get(name)
             if array is not None:
-                _check_constant(onnx_name, array, f"output {onnx_name}")
+                check_constant(onnx_name, array, f"output {onnx_name}")
             self.types[wanted] = self.types[name] if array is None else TensorType(str(array.dtype), array.shape)
             self.nodes.append(Node("Identity", (name,), (wanted,), {}, f"output {shortened(onnx_name)}", "", 19))
         return Value(wanted, self.types[wanted], onnx_name)
-
-
-def _check_constant(name: str, array: np.ndarray, where: str) -> None:
-    if str(array.dtype) not in KNOWN:
-        raise BadInput(
-            f"constant {name!r} has element type {array.dtype}, which is not supported",
-            where,
-            f"supported are tensors of {', '.join(KNOWN)}",
-        )
 
 
 def _domain(proto: NodeProto) -> str:

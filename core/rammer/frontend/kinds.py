@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
 from onnx import (
     AttributeProto,
     GraphProto,
@@ -28,6 +29,7 @@ from rammer.errors import BadInput
 from rammer.frontend import checks, schemas
 from rammer.frontend.custom import NONE, declared
 from rammer.frontend.nodes import node_title
+from rammer.ir.types import KNOWN
 
 #: ONNX's spelling of an element type in schemas; "" stands for what is not known, or no tensor.
 _SPELLED: Final[Mapping[int, str]] = {
@@ -165,3 +167,13 @@ def _inferred(node: NodeProto, kinds: Mapping[str, str], opsets: Mapping[str, in
     except Exception:  # whatever is wrong is found with shapes, and said there
         return nothing
     return [_kind(found[o]) if o in found else "" for o in node.output]
+
+
+def check_constant(name: str, array: np.ndarray, where: str) -> None:
+    """BadInput for a constant of a type that nothing here holds."""
+    if str(array.dtype) not in KNOWN:
+        raise BadInput(
+            f"constant {name!r} has element type {array.dtype}, which is not supported",
+            where,
+            f"supported are tensors of {', '.join(KNOWN)}",
+        )

@@ -26,6 +26,10 @@ MAX_POSITIONS: Final = 1 << 24
 MAX_TABLE: Final = 1 << 18
 #: Most bytes that a constant takes that a file only describes.
 MAX_DESCRIBED_BYTES: Final = 1 << 30
+#: A folded value above this stays an operator (a file of a few bytes may fill 400 MB by ConstantOfShape), unless the constants
+#: that it is made of are as large: it may then take ``WIDENED`` times their bytes (int8 to float32).
+MAX_FOLDED_BYTES: Final = 64 << 20
+WIDENED: Final = 4
 #: Most operators of a model.
 MAX_NODES: Final = 100_000
 
@@ -117,6 +121,11 @@ def check_folded(nbytes: int, where: str) -> None:
     """BadInput for a constant that the file describes in few bytes and that takes more than the limit."""
     if nbytes > MAX_DESCRIBED_BYTES:
         raise BadInput(f"a constant of {nbytes} bytes is described by a few; the limit is {MAX_DESCRIBED_BYTES}", where, _HINT)
+
+
+def may_fold(nbytes: int, stored: int) -> bool:
+    """Whether a value of ``nbytes`` is folded in a model that stores ``stored`` bytes of constants."""
+    return nbytes <= max(MAX_FOLDED_BYTES, WIDENED * stored)
 
 
 def check_node_count(count: int, where: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
+from rammer.frontend import limits
 from rammer.frontend.evaluator import evaluate
 from rammer.frontend.nodes import bodies, is_random
 from rammer.ir.graph import Graph, Node
@@ -15,17 +16,18 @@ from rammer.passes.rewrite import output_names, rebuilt
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """``y = Op(constants)`` -> constant ``y``, unless its results exceed ``limit`` bytes.
+    """``y = Op(constants)`` -> constant ``y``, unless its results exceed ``limit`` bytes, and ``times`` those that it reads.
 
     A graph output stays the result of a node: only what leads to it folds. Operators that
     nothing judged computes (``frontend.evaluator``), random ones and those with sub-graphs stay.
     """
 
-    limit: int = 64 << 20
+    limit: int = field(default_factory=lambda: limits.MAX_FOLDED_BYTES)
+    times: int = 1  #: What is no larger than what it was made of cannot grow without end.
     name: ClassVar[str] = "fold"
 
     def __str__(self) -> str:
-        return self.name if self.limit == 64 << 20 else f"{self.name}{{limit={self.limit}}}"
+        return self.name if self.limit == limits.MAX_FOLDED_BYTES else f"{self.name}{{limit={self.limit}}}"
 
     def __call__(self, graph: Graph) -> Graph:
         known = dict(graph.constants)
@@ -38,7 +40,7 @@ class Fold:
         results = [o for o in node.outputs if o]
         if any(n and n not in known for n in node.inputs) or outputs.intersection(results):
             return False
-        if is_random(node) or bodies(node) or sum(graph.types[o].nbytes for o in results) > self.limit:
+        if is_random(node) or bodies(node) or not self._small(node, graph, known):
             return False
         try:
             values = evaluate(node, known, graph.types)
@@ -48,3 +50,8 @@ class Fold:
             return False
         known |= {o: values[o].astype(graph.types[o].dtype, copy=False) for o in results}
         return True
+
+    def _small(self, node: Node, graph: Graph, known: dict[str, np.ndarray]) -> bool:
+        """Whether the results may become constants."""
+        made = sum(graph.types[o].nbytes for o in node.outputs if o)
+        return made <= max(self.limit, self.times * sum(known[n].nbytes for n in {*node.inputs} if n))

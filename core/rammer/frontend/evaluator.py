@@ -50,7 +50,6 @@ JUDGED: Final = frozenset(
         "Constant",
         "DFT",
         "Det",
-        "GridSample",
         "If",
         "Loop",
         "MaxUnpool",

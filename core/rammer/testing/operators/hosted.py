@@ -124,6 +124,20 @@ def grid_sample(draw: OperandDraw, op: str) -> OperatorCase:
     )
 
 
+@family("DeformConv")
+def deform_conv(draw: OperandDraw, op: str) -> OperatorCase:
+    """Taps moved within and beyond the image."""
+    group, offsets = draw.pick(1, 1, 2), draw.pick(1, 2)
+    x, kernel = draw.array((draw.size(1, 2), 4, draw.size(4, 6), draw.size(4, 6))), draw.ints(2, 1, 3)
+    pads, strides = draw.ints(4, 0, 2), draw.ints(2, 1, 2)
+    outs = [(x.shape[2 + d] + pads[d] + pads[2 + d] - k) // strides[d] + 1 for d, k in enumerate(kernel)]
+    taps = offsets * kernel[0] * kernel[1]
+    offset = draw.array((x.shape[0], 2 * taps, *outs), low=-2, high=2)
+    bias, mask = draw.pick(None, draw.array((4,))), draw.pick(None, draw.array((x.shape[0], taps, *outs), low=0, high=1))
+    given = {"group": group, "offset_group": offsets, "pads": pads, "strides": strides}
+    return OperatorCase(op, draw.opset(op), (x, draw.array((4, 4 // group, *kernel)), offset, bias, mask), given)
+
+
 @family("RoiAlign", "MaxRoiPool")
 def regions(draw: OperandDraw, op: str) -> OperatorCase:
     """Boxes within and beyond the image."""

@@ -11,6 +11,7 @@ from rammer.testing.graphs.operators import (
     quantised,
     recurrent,
     reductions,
+    sampled,
     shapes,
 )
 from rammer.testing.graphs.operators.registry import DESCRIBED, LEFT_OUT, describe
@@ -27,5 +28,6 @@ __all__ = [
     "quantised",
     "recurrent",
     "reductions",
+    "sampled",
     "shapes",
 ]

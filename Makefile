@@ -14,7 +14,7 @@ DEMO_PLUGINS := $(PLUGINS)
 endif
 LOCKS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml core/rammer/plugin-template/pyproject.toml)
 
-.PHONY: demo test tests test-all search check docs linkcheck clean
+.PHONY: demo test tests test-all corpus search check docs linkcheck clean
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
@@ -32,6 +32,10 @@ tests: .venv/test
 
 test-all: check
 	$(PYTEST) -m "not cuda"
+
+# Every model of tests/corpus on every device that works here but a GPU, in about half an hour.
+corpus: .venv/test
+	$(PYTEST) tests/corpus -m "not cuda"
 
 # The searches that `make test` only samples, in about 4 minutes: random graphs, damaged files, every kernel of sampled operators.
 # The same cases every time; SEED=N draws others. Ends at the first search that finds something; what it found is in $(FOUND).

@@ -1,0 +1,81 @@
+"""Every model of the corpus on every device against ONNX Runtime, at the exported sizes and two further ones."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from corpus_inputs import HERE, Entry, corpus
+
+from rammer.compiled.options import CompileOptions
+from rammer.device.loader import Registry
+from rammer.errors import RammerError
+from rammer.profile.store import KernelStore
+from rammer.runtime.executable import Executable
+from rammer.runtime.source import open_source
+from rammer.testing.seeds import seed_of
+from rammer.testing.some import some
+
+#: Models in a run of ``make test`` on each device; `make corpus` takes all.
+SAMPLE = {"rocm": 8, "ipu_sim": 4}
+OPTIONS = {"ipu_sim": {"tiles": "64"}}
+#: Models that are refused, with what is said of them, as the README says. One that runs fails the test until it is removed.
+ML = "cannot infer the shape of .*, the result of (TreeEnsembleRegressor|LinearRegressor|SVMRegressor|Scaler)"
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("lightgbm_values", "xgboost_values", "sklearn_forest_values", "sklearn_linear", "sklearn_pca"), ML),
+    **dict.fromkeys(("sklearn_pipeline", "sklearn_svr"), ML),
+    "affine_grid_dynamo": "GridSample with cubic with a border",
+}
+#: What no file may hold: folders of whoever made it, and source files.
+PATHS = re.compile(rb"/(?:root|home|work|tmp|usr|opt)/|site-packages|\w{3,}\.py\b")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Models of every device; those that this run's seed does not choose are marked ``large``."""
+    if "entry" not in metafunc.fixturenames:
+        return
+    run, made = metafunc.config.getoption("--seed"), list[object]()
+    for device in ("rocm", "ipu_sim", "cuda"):
+        entries = list(corpus().values())
+        order = np.random.default_rng(seed_of(run, f"corpus on {device}")).permutation(len(entries))
+        chosen = {entries[n].name for n in order[: SAMPLE.get(device, len(entries))]}
+        for entry in entries:
+            marks = [pytest.mark.cuda] if device == "cuda" else [] if entry.name in chosen else [pytest.mark.large]
+            made.append(pytest.param(entry, device, id=f"{entry.name}-{device}", marks=marks))
+    metafunc.parametrize(("entry", "device"), made)
+
+
+def opened(entry: Entry, device: str) -> Executable:
+    """The model on a device, compiled here and now."""
+    registry = Registry()
+    backend = registry.open(device, options=OPTIONS.get(device, {}))
+    return Executable(open_source(entry.path), backend, device, CompileOptions(), registry, store=KernelStore(None), owner=True)
+
+
+def test_a_model_agrees_with_onnxruntime(entry: Entry, device: str, rng: np.random.Generator) -> None:
+    if Registry().status(device).state != "ok":
+        pytest.skip(f"{device} does not work here")
+    try:
+        exe = opened(entry, device)
+        try:
+            for sizes in some(entry.sizes):
+                inputs = entry.inputs(rng, sizes)
+                want, have = entry.expected(inputs), exe.run(inputs)
+                assert not (wrong := [f"{n}: {w}" for n, v in some(want.items()) if (w := entry.differs(have[n], v))]), wrong
+        finally:
+            exe.close()
+    except RammerError as problem:
+        assert entry.name in REFUSED and re.search(REFUSED[entry.name], str(problem)), problem
+    else:
+        assert entry.name not in REFUSED, "it runs now"
+
+
+def test_files_and_entries_are_the_same_and_small() -> None:
+    files = {p.stem: p for p in (HERE / "models").glob("*.onnx")}
+    assert set(files) == set(corpus()) and len(files) >= 30
+    assert sum(p.stat().st_size for p in some((HERE / "models").iterdir())) <= 10_000_000
+    assert not (told := [n for n, p in files.items() if PATHS.search(p.read_bytes())]), told
+    for entry in some(corpus().values()):
+        dims = {d for _, shape, _ in entry.said["inputs"].values() for d in shape if isinstance(d, str)}
+        assert all(set(sizes) == dims for sizes in some(entry.sizes)) and len(entry.sizes) == (3 if dims else 1)

@@ -33,6 +33,7 @@ def compile(
     target: str = "",
     options: Mapping[str, str] | None = None,
     resident: int = 8,
+    shapes: Mapping[str, tuple[int, int]] | None = None,
 ) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
@@ -44,12 +45,13 @@ def compile(
     outputs keep their types, sums are float32); a device without it is bad input, and so is another one than that of a
     file that was compiled before. ``layout`` is the order of images' axes inside the program: ``keep`` (the model's),
     ``nhwc`` (channels last) or ``auto`` (what the device's kernels are faster with, tensor by tensor); for a compiled file
-    it is settled. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``.
-    """
+    it is settled. ``shapes`` are ranges of open dimensions, ``{"seq": (1, 512)}``: one program serves all lengths of a part
+    of it, so that a new length needs no compiling. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or
+    ``DeviceFailure``."""
     from rammer.compiled.options import Request
     from rammer.runtime.session import open_executable
 
-    request = Request(policy, tune, target, precision, layout, require, dict(options or {}), resident)
+    request = Request(policy, tune, target, precision, layout, require, dict(options or {}), resident, dict(shapes or {}))
     return open_executable(model, device, request)
 
 

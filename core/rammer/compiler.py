@@ -20,8 +20,10 @@ from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reuse
 from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.bind import bind_until
 from rammer.frontend.evaluator import check_host, reservation
+from rammer.frontend.generalise import NoRange, generalised
 from rammer.frontend.lower import Lowerings, can_lower, lower
 from rammer.frontend.lowering import REGISTRY
+from rammer.frontend.ranges import probes, shapes_at
 from rammer.frontend.reader import Model
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
@@ -29,7 +31,7 @@ from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, Storage
 from rammer.passes.narrow import narrowed
-from rammer.passes.pipeline import PassReport, Pipeline, default_passes
+from rammer.passes.pipeline import OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
 from rammer.plan.build import Interface, build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
@@ -91,6 +93,36 @@ class Compiler:
                 graph, rest = bind_until(model, shapes, self.lowerings)
             return replace(self.compile(graph), rest=rest)
 
+    def compile_range(
+        self, model: Model, shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, tuple[int, int]]
+    ) -> Compiled:
+        """One program for all lengths in ``spans`` of open dimensions; ``shapes`` tell the other ones. NoRange where it is
+        none."""
+        self.seconds = {}
+        points = probes(spans)
+        with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
+            graphs = [self._static(model, shapes_at(model, shapes, p)) for p in points]
+            with self.step("lower"):
+                compute, ranged = generalised(points, [lower(g, self.lowerings) for g in graphs])
+            lengths = tuple(Value(t, compute.types[t], compute.aliases[t]) for t in ranged.lengths.values())
+            graph = replace(graphs[0], inputs=(*graphs[0].inputs, *lengths))
+            segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
+        return Compiled(graph, (segment,), (), dict(self.seconds), ranged=ranged)
+
+    def _static(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+        """The model at these shapes, if all of it is one program. NoRange says what is not."""
+        with self.step("bind"):
+            graph, rest = bind_until(model, shapes, self.lowerings, ranged=True)
+        if rest is not None:
+            raise NoRange(rest.why.what, rest.why.where, "each shape is compiled on its own")
+        with self.step("passes"):
+            graph, _ = self._rewritten(graph, tuple(p for p in self.passes if p.name not in OF_EXTENTS))
+        found = split_segments(graph, self.lowerings)
+        hosted = next((f"{nodes[0].op} runs on the host: {why}" for nodes, why in found if why), "")
+        if hosted or len(found) != 1:
+            raise NoRange(hosted or "it is no one program", f"graph {graph.name}", "each shape is compiled on its own")
+        return graph
+
     def compile(self, graph: Graph) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
         # Measuring takes long, and third parties' code may leave cycles; all that compiling alone makes stays.
@@ -99,7 +131,7 @@ class Compiler:
 
     def _compiled(self, graph: Graph) -> Compiled:
         with self.step("passes"):
-            graph, reports = self._rewritten(graph)
+            graph, reports = self._rewritten(graph, self.passes)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
         uses = _Uses(graph)
@@ -110,11 +142,11 @@ class Compiler:
                 segments.append(self._segment(uses.subgraph(nodes, number)))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
 
-    def _rewritten(self, graph: Graph) -> tuple[Graph, list[PassReport]]:
-        """All passes; float16 comes after what folds constants, which is better done in float32."""
-        graph, reports = Pipeline(self.passes).run(graph)
+    def _rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
+        """After all ``passes``; float16 comes after what folds constants, which is better done in float32."""
+        graph, reports = Pipeline(passes).run(graph)
         if self.options.precision == "float16":
-            graph, more = narrowed(graph, self.passes, self.lowerings)
+            graph, more = narrowed(graph, passes, self.lowerings)
             reports += more
         return graph, reports
 

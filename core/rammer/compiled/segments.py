@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from rammer.ir.compute import ComputeGraph
+from rammer.ir.extent import Ranged
 from rammer.ir.graph import Graph, Node
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
@@ -73,13 +74,14 @@ Segment: TypeAlias = "ProgramSegment | HostSegment"
 class Compiled:
     """A model specialised to input shapes and a device. ``passes`` are report lines, ``seconds`` the time
     of each step. ``rest`` waits for what the segments compute, and is compiled when it is there; the graph's outputs are what it
-    waits for."""
+    waits for. ``ranged`` says how a program for the longest of a range, whose shapes the graph has, serves the others."""
 
     graph: Graph
     segments: tuple[Segment, ...]
     passes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     rest: Rest | None = None
+    ranged: Ranged | None = None
 
     @property
     def host_nodes(self) -> list[HostSegment]:

@@ -27,13 +27,13 @@ from rammer.frontend.contrib import FUNCTIONS, expand_use
 from rammer.frontend.evaluator import Unjudged, evaluate, host_node
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_constant, check_types
-from rammer.frontend.later import Later, Rest, Unknown, check_decided, no_tensor, untyped
+from rammer.frontend.later import MOST_DECIDING, Later, Rest, Unknown, check_decided, no_tensor, untyped
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
 from rammer.ir.graph import Graph, Node, Value, verify_graph
 from rammer.ir.names import Names, identifier, shortened
-from rammer.ir.types import KNOWN, TensorType
+from rammer.ir.types import KNOWN, TensorType, is_float
 
 #: Operands that were float attributes of older opsets.
 _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
@@ -70,11 +70,12 @@ def bind(model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container
 
 
 def bind_until(
-    model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container[tuple[str, str]] = REGISTRY
+    model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container[tuple[str, str]] = REGISTRY, *, ranged: bool = False
 ) -> tuple[Graph, Rest | None]:
     """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
-    waits for it. Without a Rest the Graph is all of the model."""
-    walk = _Binding(lowered, model.custom)
+    waits for it. Without a Rest the Graph is all of the model. Where shapes are some of many (``ranged``), data that
+    follows from them stays the result of operators."""
+    walk = _Binding(lowered, model.custom, ranged=ranged)
     graph = model.proto.graph
     extents = bound_shapes(model, shapes)
     scope = _Scope({}, checks.opset_versions(model.proto.opset_import))
@@ -134,6 +135,9 @@ class _Binding:
     #: Graph outputs' ONNX name -> the identifier kept for them.
     reserved: dict[str, str] = field(default_factory=dict)
     stored: int = 0  #: Bytes of the constants that the file has.
+    ranged: bool = False
+    #: Constants that follow from shapes.
+    shaped: set[str] = field(default_factory=set)
 
     def initializers(self, graph: GraphProto, scope: _Scope) -> None:
         """Make the constants of ``graph`` known."""
@@ -241,6 +245,7 @@ class _Binding:
             # Python's slices clamp as Shape's start and end do.
             result = np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
         self.constant(proto.output[0], result, scope)
+        self.shaped.add(scope.values[proto.output[0]])
         return True
 
     def take_branch(self, proto: NodeProto, operands: Mapping[str, np.ndarray], scope: _Scope) -> bool:
@@ -272,6 +277,9 @@ class _Binding:
             return False
         if any(a.HasField("g") for a in proto.attribute):
             return False
+        shaped = not self.shaped.isdisjoint(scope.values[n] for n in operands)
+        if self.ranged and shaped and any(is_float(t.dtype) or t.size > MOST_DECIDING for t in static.values()):
+            return False
         try:
             values = evaluate(nd.plain_node(proto, schema.since_version), operands, static)
         except NotImplementedError as reason:
@@ -285,6 +293,7 @@ class _Binding:
             raise BadInput(what, nd.node_title(proto), "check the model with onnx.checker") from error
         for name, value in values.items():
             self.constant(name, value.astype(static[name].dtype, copy=False) if name in static else value, scope)
+            self.shaped.update([scope.values[name]] if shaped else ())
         return True
 
     def types_by_body(

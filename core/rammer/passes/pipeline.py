@@ -21,6 +21,11 @@ from rammer.passes.sink import SinkReshapes
 __all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
 
 
+#: Passes whose result follows from the very extents of a graph: a slice that is the whole of its operand at one length is none at
+#: others.
+OF_EXTENTS: Final = (Fold.name, RemoveIdentities.name)
+
+
 @runtime_checkable
 class Pass(Protocol):
     """A frozen value. ``str`` is its spelling; a call returns the graph itself if there is nothing to do."""

@@ -80,4 +80,4 @@ def constant_views(graph: ComputeGraph) -> ComputeGraph:
 
 def _rearranges(c: Compute, constants: Mapping[str, np.ndarray]) -> bool:
     body = c.body
-    return c.combiner is None and isinstance(body, Load) and body.fill is None and body.tensor in constants and c.points > 0
+    return c.combiner is None and isinstance(body, Load) and body.fill is None and c.points > 0 and constants.keys() >= {*c.reads}

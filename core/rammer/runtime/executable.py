@@ -30,6 +30,7 @@ from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.bodies import BodyPrograms
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.continuation import Continuation
+from rammer.runtime.lengths import Lengths, longest
 from rammer.runtime.residents import Residents
 from rammer.runtime.source import Head, ModelSource
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing
@@ -51,8 +52,8 @@ class Executable:
     compiling does not stop runs of others. ``close`` waits for the runs in progress; later calls raise DeviceFailure.
 
     ``device`` is the name it was opened by, ``NAME:INDEX``, ``device_options`` its own options. With ``programs``, a
-    folder, compiled programs are kept there and found again by the next process.
-    """
+    folder, compiled programs are kept there and found again by the next process. ``lengths`` are ranges of open dimensions: a
+    program serves all lengths of a part of them."""
 
     source: ModelSource
     backend: Backend
@@ -65,6 +66,7 @@ class Executable:
     device_options: Mapping[str, str] = field(default_factory=dict)
     timing: Timing = NO_RUN  #: Of the run that ended last.
     resident: int = RESIDENT
+    lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
 
     def __post_init__(self) -> None:
@@ -144,12 +146,26 @@ class Executable:
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
-        key = tuple(sorted(shapes.items()))
-        found = self.residents.find(key)
+        spans = Lengths(self.lengths).buckets(self.head.inputs, shapes)
+        key = tuple(sorted(longest(self.head.inputs, shapes, spans).items()))
+        ranged = (*key, *sorted(spans.items()))
+        found = self.residents.find(ranged)
         if found is None:
             with compiling(self.backend):  # whoever waits here for the same shapes finds them made
-                found = self.residents.find(key) or self._made(key, shapes)
+                found = self.residents.find(ranged) or (self._range(ranged, shapes, spans) if spans else self._made(key, shapes))
         return found
+
+    def _range(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, tuple[int, int]]) -> Specialised:
+        """One program for the lengths in ``spans``; where there is none, one for these shapes, as for each that comes."""
+        from rammer.frontend.generalise import NoRange
+
+        start = time.perf_counter()
+        try:
+            return self._load(key, self.compiler.compile_range(self.source.model, shapes, spans), start)
+        except NoRange as problem:
+            warn(f"{problem}")
+        self.lengths = {}
+        return self.specialise(shapes)
 
     def _made(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         start = time.perf_counter()

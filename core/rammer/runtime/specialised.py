@@ -17,6 +17,7 @@ from rammer.device.manifest import Loaded
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.formats import carried, restored
 from rammer.runtime.bound import ModelBound
+from rammer.runtime.lengths import narrowed, widened
 
 if TYPE_CHECKING:
     from rammer.frontend.control import Bodies
@@ -111,8 +112,13 @@ class Specialised:
     ) -> tuple[dict[str, Array], Timing]:
         """One run through all segments, by ONNX names; ``watch`` is told every program's inputs before it runs. The outputs
         are the caller's own."""
+        ranged, graph = self.compiled.ranged, self.compiled.graph
         with self.used():
-            return self._run(inputs, watch)
+            if ranged is None:
+                return self._run(inputs, watch)
+            wide, point = widened(ranged, graph, inputs)
+            outputs, timing = self._run(wide, watch)
+            return narrowed(ranged, graph, outputs, point), timing
 
     def _run(
         self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None
@@ -160,6 +166,10 @@ class Specialised:
         if self.following is not None:
             why = self.following.rest.why
             raise BadInput(f"fixed arrays need fixed shapes, but {why.what}", why.where, "call run instead of bind")
+        if self.compiled.ranged is not None:
+            raise BadInput(
+                "fixed arrays need fixed shapes", "a program for a range of lengths", "open the model without ranges to bind"
+            )
         with self.used():
             made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
             with self._changed:

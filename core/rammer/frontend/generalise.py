@@ -1,0 +1,224 @@
+"""One tensor program for a range of extents: what the programs of several lengths have in common.
+
+A model that was bound at several lengths gives tensor programs of one form, which differ in integers only. Their least general
+generalisation (Plotkin, "A note on inductive generalization", Machine Intelligence 5, 1970; anti-unification) has, wherever
+integers differ, the affine function of the lengths that all of them obey. What obeys none ends the range.
+
+A length is data: a scalar input of the program. Tensors keep the extents of the longest program, so that memory, tiles and
+the table are static; what lies beyond the length is computed and means nothing. No result depends on it: reductions stop at
+the length, and padding begins there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput
+from rammer.frontend.beyond import Ends
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
+from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
+from rammer.ir.extent import Dim, Extent, Point, Ranged, spelled
+from rammer.ir.names import Names, identifier
+from rammer.ir.types import TensorType, is_float
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class NoRange(BadInput):
+    """A model whose programs of several lengths are no one program."""
+
+
+def generalised(points: Sequence[Point], graphs: Sequence[ComputeGraph]) -> tuple[ComputeGraph, Ranged]:
+    """The program that the ``graphs``, lowered at ``points``, are instances of; the first point has the greatest lengths, and for
+    each dimension there is one that differs from it in that alone. NoRange says what is not affine in the lengths."""
+    taken = Names(n for g in graphs for n in g.types)
+    lengths = {name: identifier(f"length_{name}", taken) for name in points[0]}
+    return _Generalisation(points, graphs, lengths, taken).result()
+
+
+@dataclass
+class _Generalisation:
+    points: Sequence[Point]
+    graphs: Sequence[ComputeGraph]
+    lengths: Mapping[str, str]
+    taken: Names
+    deep: dict[str, dict[str, Dim]] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)  #: Constants that are computed now, and what holds those of the longest.
+
+    def result(self) -> tuple[ComputeGraph, Ranged]:
+        """The program."""
+        first = self.graphs[0]
+        self._same("operators of its program", [tuple(c.name for c in g.computes) for g in self.graphs])
+        self._same("inputs", [(g.inputs, g.outputs) for g in self.graphs])
+        self.shapes = {n: self._shape(n) for n in (*first.inputs, *first.constants, *(c.name for c in first.computes))}
+        counted = [self._counted(n) for n in first.constants if not self._prefix(n)]
+        found = counted + [self._compute(c.name, number) for number, c in enumerate(first.computes)]
+        names, inputs = self.taken, first.inputs
+        constants = {self.named.get(n, n): a for n, a in first.constants.items()}
+        computes = tuple(Ends(found, self.shapes, self.deep, self.value, self._dtypes, inputs, constants, names).result())
+        types = {
+            **first.types,
+            **dict.fromkeys(self.lengths.values(), TensorType("int64", ())),
+            **{c.name: c.type for c in computes},
+        }
+        graph = replace(
+            first, computes=computes, inputs=(*first.inputs, *self.lengths.values()), types=types, constants=constants
+        )
+        graph = replace(graph, aliases={**first.aliases, **{t: f"length of {n}" for n, t in self.lengths.items()}})
+        verify_compute_graph(graph)
+        return graph, Ranged(self.lengths, {n: self.shapes[n] for n in (*first.inputs, *first.outputs)})
+
+    # --- integers -----------------------------------------------------------------------------
+
+    def dim(self, values: Sequence[int], where: str) -> Dim:
+        """The affine function through ``values``, one for each point."""
+        if len(set(values)) == 1:
+            return values[0]
+        terms, offset, start = list[tuple[str, int]](), values[0], self.points[0]
+        for name in start:
+            other = next(i for i, p in enumerate(self.points) if {n for n in p if p[n] != start[n]} == {name})
+            factor, left = divmod(values[other] - values[0], self.points[other][name] - start[name])
+            if left:
+                raise self._refusal(where, values)
+            if factor:
+                terms.append((name, factor))
+                offset -= factor * start[name]
+        found = Extent(tuple(terms), offset)
+        if any(found.at(p) != v for p, v in zip(self.points, values, strict=True)):
+            raise self._refusal(where, values)
+        return found
+
+    def _refusal(self, where: str, values: Sequence[object]) -> NoRange:
+        at = "; ".join(f"{spelled(p)}: {v}" for p, v in list(zip(self.points, values, strict=True))[:4])
+        return NoRange(
+            f"{where} is no affine function of {', '.join(self.lengths)} ({at})", hint="each shape is compiled on its own"
+        )
+
+    def _same(self, what: str, values: Sequence[object]) -> None:
+        other = next((p for p, v in zip(self.points, values, strict=True) if v != values[0]), None)
+        if other is not None:
+            what = f"{what} are others at {spelled(other)} than at {spelled(self.points[0])}"
+            raise NoRange(what, hint="each shape is compiled on its own")
+
+    def value(self, dim: Dim) -> Expr:
+        """``dim`` as an expression (int64)."""
+        if isinstance(dim, int):
+            return ex.integer(dim)
+        total: Expr = ex.integer(dim.offset)
+        for name, factor in dim.terms:
+            total = ex.add(ex.mul(Load(self.lengths[name], ()), factor), total)
+        return total
+
+    # --- tensors ------------------------------------------------------------------------------
+
+    def _shape(self, name: str) -> tuple[Dim, ...]:
+        shapes = [g.types[name].shape for g in self.graphs if name in g.types]
+        self._same(f"dimensions of {name}", [len(g.types[name].shape) if name in g.types else -1 for g in self.graphs])
+        return tuple(self.dim(extents, f"the shape of {name}") for extents in zip(*shapes, strict=True))
+
+    def _prefix(self, name: str) -> bool:
+        """Whether a constant of every shorter program is the beginning of that of the longest."""
+        whole = self.graphs[0].constants[name]
+        parts = [g.constants.get(name) for g in self.graphs]
+        nan = is_float(str(whole.dtype))
+        return all(p is whole or (p is not None and np.array_equal(_beginning(whole, p), p, equal_nan=nan)) for p in parts)
+
+    def _counted(self, name: str) -> Compute:
+        """Integers that all grow alike with the lengths, such as positions behind a past, as a tensor expression."""
+        whole, growth = self.graphs[0].constants[name], 0
+        if not np.issubdtype(whole.dtype, np.integer):
+            raise self._unlike(name, self.points[-1])
+        first = [g.constants[name].flat[0] - whole.flat[0] if name in g.constants and whole.size else 0 for g in self.graphs]
+        grown = self.dim([int(n) for n in first], f"constant {name}")
+        for point, graph in zip(self.points, self.graphs, strict=True):
+            part, growth = graph.constants.get(name), grown if isinstance(grown, int) else grown.at(point)
+            if part is None or not np.array_equal(_beginning(whole, part) + growth, part):
+                raise self._unlike(name, point)
+        kept = identifier(f"{name}_longest", self.taken)
+        self.named[name] = kept
+        self.shapes[kept] = self.shapes[name]
+        axes = tuple(Axis(f"i{d}", n) for d, n in enumerate(whole.shape))
+        at = Load(kept, tuple(Ref(a.name) for a in axes))
+        return Compute(name, str(whole.dtype), axes, Op("add", (at, _cast(str(whole.dtype), self.value(grown)))))
+
+    def _unlike(self, name: str, point: Point) -> NoRange:
+        what = f"constant {name} at {spelled(point)} is not the beginning of what it is at {spelled(self.points[0])}"
+        return NoRange(what, hint="each shape is compiled on its own")
+
+    # --- expressions --------------------------------------------------------------------------
+
+    def _compute(self, name: str, number: int) -> Compute:
+        same = [g.computes[number] for g in self.graphs]
+        first, where = same[0], f"{same[0].origin or name}"
+        self._same(
+            f"axes of {where}",
+            [(c.dtype, c.combiner, tuple(a.name for a in c.axes), tuple(a.name for a in c.reduce)) for c in same],
+        )
+        body = self._expr([c.body for c in same], where)
+        self.deep[name] = {r.name: self.dim([c.reduce[i].extent for c in same], where) for i, r in enumerate(first.reduce)}
+        return replace(first, body=body)
+
+    @property
+    def _dtypes(self) -> dict[str, str]:
+        kinds = {n: t.dtype for n, t in self.graphs[0].types.items()}
+        kinds |= {kept: kinds[n] for n, kept in self.named.items()}
+        return {**kinds, **dict.fromkeys(self.lengths.values(), "int64")}
+
+    def _expr(self, same: Sequence[Expr], where: str) -> Expr:
+        """What the expressions have in common."""
+        first = same[0]
+        if isinstance(first, Const) and not all(e == first for e in same):
+            return self._literal([e for e in same if isinstance(e, Const) and e.dtype == first.dtype], where)
+        self._same(f"forms of {where}", [_head(e) for e in same])
+        parts = tuple(self._expr(kids, where) for kids in zip(*(ex.children(e) for e in same), strict=True))
+        made = ex.rebuild(first, parts) if parts else first
+        return self._padded(made, where) if isinstance(made, Load) and made.fill is not None else made
+
+    def _literal(self, same: Sequence[Const], where: str) -> Expr:
+        """Numbers that differ: integers, and floats that count elements or are one over such a number."""
+        if len(same) != len(self.graphs):
+            raise NoRange(f"forms of {where} are others at other lengths", hint="each shape is compiled on its own")
+        dtype, values = same[0].dtype, [c.value for c in same]
+        if all(float(v).is_integer() for v in values):
+            return _cast(dtype, self.value(self.dim([int(v) for v in values], where)))
+        counts = [round(1 / v) if v else 0 for v in values]
+        kind = np.dtype(dtype).type
+        if any(not n or kind(1) / kind(n) != kind(v) for n, v in zip(counts, values, strict=True)):
+            raise self._refusal(f"a number of {where}", values)
+        return Op("div", (Const(1.0, dtype), _cast(dtype, self.value(self.dim(counts, where)))))
+
+    def _padded(self, load: Load, where: str) -> Expr:
+        """Padding begins where the tensor ends, which is within its memory."""
+        ends = self.shapes.get(load.tensor, ())
+        tests = [Op("lt", (i, self.value(d))) for i, d in zip(load.indices, ends, strict=False) if isinstance(d, Extent)]
+        if not tests:
+            return load
+        inside: Expr = tests[0]
+        for test in tests[1:]:
+            inside = Op("and_", (inside, test))
+        fill: Number = load.fill if load.fill is not None else 0
+        return Op("where", (inside, load, Const(fill, self._dtypes[load.tensor])))
+
+
+def _cast(dtype: str, value: Expr) -> Expr:
+    return value if dtype == "int64" else Cast(dtype, value)
+
+
+def _beginning(whole: Array, part: Array) -> Array:
+    """As much of ``whole`` as ``part`` has."""
+    return whole[tuple(map(slice, part.shape))]
+
+
+def _head(e: Expr) -> object:
+    """An expression without its parts."""
+    if isinstance(e, Load):
+        return "load", e.tensor, len(e.indices), e.fill
+    if isinstance(e, Op):
+        return "op", e.fn
+    if isinstance(e, Cast):
+        return "cast", e.dtype
+    return ("table", e.values, e.dtype) if isinstance(e, Table) else e

@@ -1,0 +1,38 @@
+"""Ranges of a model's open dimensions: the lengths that it is bound at to find the program of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rammer.ir.extent import LEAST, Point
+from rammer.ir.port import InputPort
+
+if TYPE_CHECKING:
+    from rammer.frontend.reader import Model
+
+
+def probes(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
+    """Lengths to bind a model at: the greatest, and for each dimension in turn others at both ends and within; then the least
+    of all
+    together.
+
+    A function of lengths made of sums, products, quotients, minima, maxima and comparisons that is affine at both ends,
+    beside them and within is affine throughout, unless it leaves its line and returns to it between two of them."""
+    longest = {name: high for name, (_, high) in spans.items()}
+    points: list[Point] = [longest]
+    for name, (low, high) in spans.items():
+        least = max(low, LEAST)
+        others = (high - 1, least, least + 1, (least + high) // 2, (2 * least + high) // 3)
+        points += [{**longest, name: n} for n in dict.fromkeys(others) if least <= n < high]
+    joint = {name: min(max(low, LEAST) + 1, high) for name, (low, high) in spans.items()}
+    return [*points, joint] if joint not in points else points
+
+
+def shapes_at(model: Model, shapes: Mapping[str, tuple[int, ...]], point: Point) -> dict[str, tuple[int, ...]]:
+    """Input name -> shape where the open dimensions are those of ``point``, and the others those of ``shapes``."""
+    return {port.name: _at(port, shapes[port.name], point) for port in model.inputs if port.name in shapes}
+
+
+def _at(port: InputPort, shape: tuple[int, ...], point: Point) -> tuple[int, ...]:
+    return tuple(point.get(d, n) if isinstance(d, str) else n for d, n in zip(port.shape, shape, strict=True))

@@ -1,0 +1,153 @@
+"""Models with open lengths: what programs for a range of lengths meet, and one each of what ends a range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+Array = np.ndarray
+#: What an input of this element type and shape may hold, from a generator.
+Values = Callable[[np.random.Generator, tuple[int, ...]], Array]
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _bits(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    made = rng.integers(0, 2, shape)
+    made[..., :1] = 1
+    return made
+
+
+@dataclass(frozen=True)
+class RangedModel:
+    """A model, the ranges of its open dimensions, and what its inputs hold."""
+
+    proto: onnx.ModelProto
+    spans: Mapping[str, tuple[int, int]]
+    values: Mapping[str, Values] = field(default_factory=dict)
+
+    def inputs(self, point: Mapping[str, int], rng: np.random.Generator) -> dict[str, Array]:
+        """Fresh inputs with these lengths."""
+        made = {}
+        for value in self.proto.graph.input:
+            dims = value.type.tensor_type.shape.dim
+            shape = tuple(point[d.dim_param] if d.dim_param else d.dim_value for d in dims)
+            made[value.name] = self.values.get(value.name, _normal)(rng, shape)
+        return made
+
+
+def _model(text: str, **constants: Array) -> onnx.ModelProto:
+    """The graph of ``text`` in ONNX's own syntax, with these initializers."""
+    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items())
+    return proto
+
+
+def attention(rng: np.random.Generator) -> RangedModel:
+    """Self-attention with a padding mask, as exporters write it, and the mean over the sequence."""
+    proto = _model(
+        """attention (float[batch, seq, 8] x, int64[batch, seq] mask) => (float[batch, seq, 8] y, float[batch, 8] pooled) {
+            q0 = MatMul(x, wq)  q1 = Reshape(q0, heads)  q = Transpose<perm = [0, 2, 1, 3]>(q1)
+            k0 = MatMul(x, wk)  k1 = Reshape(k0, heads)  k = Transpose<perm = [0, 2, 3, 1]>(k1)
+            v0 = MatMul(x, wv)  v1 = Reshape(v0, heads)  v = Transpose<perm = [0, 2, 1, 3]>(v1)
+            seen = Cast<to = 1>(mask)  hidden = Sub(one, seen)  less = Mul(hidden, least)  bias = Unsqueeze(less, places)
+            s = MatMul(q, k)  t = Add(s, bias)  p = Softmax<axis = -1>(t)  o = MatMul(p, v)
+            together = Transpose<perm = [0, 2, 1, 3]>(o)  flat = Reshape(together, whole)  y = Add(flat, x)
+            pooled = ReduceMean<keepdims = 0>(y, along)
+        }""",
+        **{n: (rng.standard_normal((8, 8)) / 3).astype(np.float32) for n in ("wq", "wk", "wv")},
+        one=np.float32(1),
+        least=np.float32(-10000),
+        heads=np.array([0, 0, 2, 4]),
+        whole=np.array([0, 0, 8]),
+        places=np.array([1, 2]),
+        along=np.array([1]),
+    )
+    return RangedModel(proto, {"seq": (1, 9), "batch": (1, 3)}, {"mask": _bits})
+
+
+def cache(rng: np.random.Generator) -> RangedModel:
+    """A step of decoding: keys of the past, from none on, and one more; positions are counted from the past's length."""
+    proto = _model(
+        """cache (float[2, 1, 4] x, float[2, past, 4] past) => (float[2, 1, 4] y, float[2, all, 4] present) {
+            shape = Shape(past)  before = Gather(shape, one)  after = Add(before, one)  places = Range(before, after, one)
+            place = Gather(table, places)  new = Add(x, place)  present = Concat<axis = 1>(past, new)
+            turned = Transpose<perm = [0, 2, 1]>(present)  s = MatMul(new, turned)  p = Softmax<axis = -1>(s)
+            y = MatMul(p, present)
+        }""",
+        table=rng.standard_normal((16, 4)).astype(np.float32),
+        one=np.array(1),
+    )
+    return RangedModel(proto, {"past": (0, 9)})
+
+
+def causal(rng: np.random.Generator) -> RangedModel:
+    """A triangle of ones cut to the length, maxima and products over the sequence, and the last position."""
+    proto = _model(
+        """causal (float[2, seq, 3] x) => (float[2, seq, 3] sums, float[2, 3] most, float[2, 3] product, float[2, 3] end) {
+            shape = Shape(x)  n = Gather(shape, at)  ends = Concat<axis = 0>(n, n)
+            mask = Slice(triangle, zeros, ends, axes)  sums = MatMul(mask, x)
+            most = ReduceMax<keepdims = 0>(sums, at)  product = ReduceProd<keepdims = 0>(x, at)
+            end = Gather<axis = 1>(x, last)
+        }""",
+        triangle=np.tril(np.ones((16, 16), np.float32)),
+        zeros=np.array([0, 0]),
+        axes=np.array([0, 1]),
+        at=np.array([1]),
+        last=np.array(-1),
+    )
+    return RangedModel(proto, {"seq": (1, 9)})
+
+
+def windows(rng: np.random.Generator) -> RangedModel:
+    """Convolutions and pools along the sequence, with padding at its end, and twice as long after a concatenation."""
+    proto = _model(
+        """windows (float[1, 3, seq] x) => (float[1, 3, long] y, float[1, 3, 1] pooled) {
+            c = Conv<pads = [1, 1]>(x, a)  r = Relu(c)  both = Concat<axis = 2>(r, x)
+            d = Conv<pads = [2, 2], dilations = [2]>(both, b)  y = MaxPool<kernel_shape = [3], pads = [1, 1], strides = [1]>(d)
+            pooled = GlobalAveragePool(y)
+        }""",
+        **{n: rng.standard_normal((3, 3, 3)).astype(np.float32) for n in ("a", "b")},
+    )
+    return RangedModel(proto, {"seq": (1, 12)})
+
+
+#: Models of which one program serves a range.
+RANGED = {"attention": attention, "cache": cache, "causal": causal, "windows": windows}
+
+
+def mixed() -> onnx.ModelProto:
+    """A reshape whose extents are products of two lengths."""
+    return _model("mixed (float[a, b] x) => (float[c] y) { y = Reshape(x, all) }", all=np.array([-1]))
+
+
+def halved() -> onnx.ModelProto:
+    """Every second position: as many as half the length, rounded up."""
+    constants = {"zero": np.array([0]), "far": np.array([1 << 30]), "two": np.array([2])}
+    return _model("halved (float[a] x) => (float[c] y) { y = Slice(x, zero, far, zero, two) }", **constants)
+
+
+def found() -> onnx.ModelProto:
+    """As many positions as are not zero."""
+    return _model("found (float[a] x) => (int64[1, c] y) { y = NonZero(x) }")
+
+
+def recurrent() -> onnx.ModelProto:
+    """A recurrent layer, which is one operator a step."""
+    constants = {"w": np.ones((1, 8, 3), np.float32), "r": np.ones((1, 8, 2), np.float32)}
+    return _model("recurrent (float[a, 1, 3] x) => (float[a, 1, 1, 2] y) { y = LSTM<hidden_size = 2>(x, w, r) }", **constants)
+
+
+#: Models of which no program serves a range, and what the message says.
+UNRANGED = {
+    "mixed": (mixed, "affine"),
+    "halved": (halved, "affine"),
+    "found": (found, "run-time data"),
+    "recurrent": (recurrent, "are others at"),
+}

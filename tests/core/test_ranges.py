@@ -1,0 +1,112 @@
+"""One program for a range of lengths: what it computes at each of them, whatever lies beyond, and what ends a range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ranged_models import RANGED, UNRANGED, RangedModel
+
+from rammer.errors import BadInput
+from rammer.frontend.bind import bind_until
+from rammer.frontend.generalise import NoRange, generalised
+from rammer.frontend.lower import lower
+from rammer.frontend.ranges import probes
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.evaluate import run_graph
+from rammer.ir.extent import Extent, Ranged
+from rammer.ir.port import InputPort
+from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
+from rammer.runtime.lengths import BUCKETS, bucket, check_spans
+
+
+def _lowered(found: RangedModel, point: dict[str, int]) -> ComputeGraph:
+    read = read_model(found.proto)
+    shapes = {p.name: tuple(point[d] if isinstance(d, str) else int(d or 0) for d in p.shape) for p in read.inputs}
+    graph, rest = bind_until(read, shapes, ranged=True)
+    if rest is not None:
+        raise rest.why
+    return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0])
+
+
+def _program(found: RangedModel) -> tuple[ComputeGraph, Ranged]:
+    points = probes(found.spans)
+    return generalised(points, [_lowered(found, dict(p)) for p in points])
+
+
+@pytest.mark.parametrize("name", RANGED)
+def test_results_do_not_depend_on_what_lies_beyond_the_length(name: str, rng: np.random.Generator) -> None:
+    """Inputs hold no numbers there, but for those that zeros are promised of; every length of the range is tried."""
+    model = RANGED[name](rng)
+    graph, ranged = _program(model)
+    tried = 0
+    for symbol, (low, high) in model.spans.items():
+        for length in range(low, high + 1):
+            point = {s: int(rng.integers(least, most + 1)) for s, (least, most) in model.spans.items()} | {symbol: length}
+            inputs = model.inputs(point, rng)
+            alone, wide = _lowered(model, point), dict[str, np.ndarray]()
+            for tensor, array in inputs.items():
+                wide[tensor] = np.zeros(graph.types[tensor].shape, array.dtype)
+                wide[tensor][tuple(map(slice, array.shape))] = array
+            wide |= {tensor: np.array(point[s]) for s, tensor in ranged.lengths.items()}
+            expected, got = run_graph(alone, inputs), run_graph(graph, wide)
+            for output in alone.outputs:
+                shape = ranged.shape(output, point)
+                assert shape == alone.types[output].shape
+                np.testing.assert_allclose(
+                    got[output][tuple(map(slice, shape))], expected[output], 1e-12, 1e-12, err_msg=str(point)
+                )
+            tried += 1
+    assert tried > 8
+
+
+def test_attention_reads_zeros_beyond_the_length_and_asks_nowhere_else(rng: np.random.Generator) -> None:
+    """The products stay those that kernel families know: lengths stand in the epilogues before them."""
+    graph, ranged = _program(RANGED["attention"](rng))
+    length = ranged.lengths["seq"]
+    asking = {c.name: c.kind for c in graph.computes if length in c.reads}
+    assert asking == {"v0": "map", "t": "map", "y": "map", "pooled": "map"}
+    assert sum(c.kind == "contraction" for c in graph.computes) == 5
+
+
+@pytest.mark.parametrize("name", UNRANGED)
+def test_what_is_no_one_program_says_why(name: str) -> None:
+    made, why = UNRANGED[name]
+    proto = made()
+    symbols = {d.dim_param for i in proto.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param}
+    with pytest.raises(BadInput, match=why) as raised:
+        _program(RangedModel(proto, dict.fromkeys(sorted(symbols), (1, 9))))
+    assert name == "found" or isinstance(raised.value, NoRange)
+
+
+@given(low=st.integers(0, 40), more=st.integers(1, 600), data=st.data())
+def test_buckets_cover_a_range_once(low: int, more: int, data: st.DataObject) -> None:
+    span = (low, max(low + more, 3))
+    value = data.draw(st.integers(*span))
+    first, last = bucket(span, value)
+    assert span[0] <= first <= value <= last <= span[1]
+    assert all(bucket(span, n) == (first, last) for n in (first, last))
+    assert len({bucket(span, n) for n in range(span[0], span[1] + 1)}) <= BUCKETS
+
+
+def test_probes_reach_both_ends() -> None:
+    points = probes({"seq": (1, 512), "batch": (1, 8)})
+    assert points[0] == {"seq": 512, "batch": 8}
+    for name, high in (("seq", 512), ("batch", 8)):
+        alone = {p[name] for p in points if all(p[n] == points[0][n] for n in p if n != name)}
+        assert {high, high - 1, 2, 3} <= alone
+
+
+def test_an_extent_is_affine() -> None:
+    extent = Extent((("seq", 2), ("past", 1)), 3)
+    assert (str(extent), extent.at({"seq": 5, "past": 7})) == ("2*seq + past + 3", 20)
+
+
+@pytest.mark.parametrize(
+    ("span", "why"), [({"other": (1, 9)}, "open dimension"), ({"seq": (9, 1)}, "range"), ({"seq": (0, 2)}, "range")]
+)
+def test_ranges_that_cannot_be_are_refused(span: dict[str, tuple[int, int]], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        check_spans((InputPort("x", "float32", (1, "seq")),), span)

@@ -1,0 +1,84 @@
+"""Programs for a range of lengths, on devices: right at each of them against ONNX Runtime, with a few programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from ranged_models import RANGED, UNRANGED, RangedModel
+
+import rammer
+from rammer.errors import BadInput
+from rammer.runtime.lengths import BUCKETS, bucket
+
+DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
+OPTIONS = {"ipu_sim": {"tiles": "16"}}
+
+
+def _reference(model: RangedModel) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", RANGED)
+def test_every_length_is_right(device: str, name: str, rng: np.random.Generator) -> None:
+    """The longest bucket's lengths in random order, and the shortest bucket's."""
+    model = RANGED[name](rng)
+    longest = {s: bucket(span, span[1]) for s, span in model.spans.items()}
+    exe, reference = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device)), _reference(model)
+    points = [{s: int(rng.integers(low, high + 1)) for s, (low, high) in longest.items()} for _ in range(8)]
+    points += [{s: high for s, (_, high) in longest.items()}, {s: low for s, (low, _) in model.spans.items()}]
+    for point in points:
+        inputs = model.inputs(point, rng)
+        got, expected = exe.run(inputs), reference.run(None, inputs)
+        for output, value in zip(reference.get_outputs(), expected, strict=True):
+            assert got[output.name].shape == value.shape, point
+            np.testing.assert_allclose(got[output.name], value, 1e-4, 1e-5, err_msg=f"{output.name} at {point}")
+    assert len(exe.cache) == 2
+    exe.close()
+
+
+def test_a_range_takes_few_programs(rng: np.random.Generator) -> None:
+    model = RANGED["causal"](rng)
+    exe = rammer.compile(model.proto, "toy", shapes={"seq": (1, 16)})
+    for length in range(1, 17):
+        exe.run(model.inputs({"seq": length}, rng))
+    assert 1 < len(exe.cache) <= BUCKETS
+    exe.close()
+
+
+def test_lengths_outside_the_range_are_compiled_on_their_own(rng: np.random.Generator) -> None:
+    model = RANGED["causal"](rng)
+    exe = rammer.compile(model.proto, "toy", shapes={"seq": (4, 8)})
+    for length in (8, 5, 9, 2):
+        exe.run(model.inputs({"seq": length}, rng))
+    assert sorted(s.compiled.ranged is None for s in exe.cache.values()) == [False, True, True]
+    exe.close()
+
+
+@pytest.mark.parametrize("name", UNRANGED)
+def test_what_is_no_one_program_is_compiled_for_each_shape(
+    name: str, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, why = UNRANGED[name]
+    proto = made()
+    symbols = {d.dim_param: (1, 9) for i in proto.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param}
+    model = RangedModel(proto, symbols)
+    exe, reference = rammer.compile(proto, "ipu_sim", shapes=symbols, options=OPTIONS["ipu_sim"]), _reference(model)
+    for length in (6, 7):
+        inputs = model.inputs(dict.fromkeys(symbols, length), rng)
+        (expected,) = reference.run(None, inputs)
+        np.testing.assert_allclose(exe.run(inputs)[reference.get_outputs()[0].name], expected, 1e-5, 1e-6)
+    said = capsys.readouterr().err
+    assert why in said
+    assert said.count("each shape is compiled on its own") == 1
+    assert all(s.compiled.ranged is None for s in exe.cache.values())
+    exe.close()
+
+
+def test_fixed_arrays_need_fixed_shapes(rng: np.random.Generator) -> None:
+    model = RANGED["causal"](rng)
+    exe = rammer.compile(model.proto, "toy", shapes=model.spans)
+    with pytest.raises(BadInput, match="range of lengths"):
+        exe.bind(model.inputs({"seq": 5}, rng))
+    exe.close()

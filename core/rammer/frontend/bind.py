@@ -8,7 +8,6 @@ condition) or by its body (an operator that ONNX defines by others and nobody lo
 
 from __future__ import annotations
 
-import math
 from collections import ChainMap
 from collections.abc import Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -238,13 +237,7 @@ class _Binding:
             return False
         name = scope.values[proto.input[0]]
         shape = self.known[name].shape if name in self.known else self.types[name].shape
-        if proto.op_type == "Size":
-            result = np.array(math.prod(shape), np.int64)
-        else:
-            ends = {a.name: a.i for a in proto.attribute}
-            # Python's slices clamp as Shape's start and end do.
-            result = np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
-        self.constant(proto.output[0], result, scope)
+        self.constant(proto.output[0], nd.shape_or_size(proto, shape), scope)
         self.shaped.add(scope.values[proto.output[0]])
         return True
 

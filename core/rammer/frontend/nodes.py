@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -190,3 +191,12 @@ def plain_node(proto: NodeProto, version: int) -> Node:
 def is_random(node: Node | NodeProto) -> bool:
     """Whether two runs of the operator may differ."""
     return (node.op if isinstance(node, Node) else node.op_type) in RANDOM
+
+
+def shape_or_size(proto: NodeProto, shape: tuple[int, ...]) -> np.ndarray:
+    """What a Shape or Size of ``shape`` gives."""
+    if proto.op_type == "Size":
+        return np.array(math.prod(shape), np.int64)
+    ends = {a.name: a.i for a in proto.attribute}
+    # Python's slices clamp as Shape's start and end do.
+    return np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)

@@ -155,6 +155,42 @@ def test_what_no_cpu_of_onnx_runtimes_runs() -> None:
     np.testing.assert_allclose(have["y"], power / power.sum(-1, keepdims=True), rtol=1e-5)
 
 
+def run(node: onnx.NodeProto, **arrays: np.ndarray) -> np.ndarray:
+    """The first result of a model of one node."""
+    return rammer.compile(model_of(node, **arrays), device="toy").run(arrays)[node.output[0]]
+
+
+def test_packed_heads_are_what_they_are_made_of() -> None:
+    """Packed forms, which ONNX Runtime has on GPUs alone, and projections without a bias, at which its CPU kernel ends."""
+    rng = np.random.default_rng(6)
+    batch, length, heads, width = 2, 3, 2, 4
+    q, k, v = (rng.normal(size=(batch, length, heads, width)).astype(np.float32) for _ in range(3))
+    mask = np.array([[1, 1, 0], [1, 1, 1]], np.int32)
+    flat = {n: x.reshape(batch, length, heads * width) for n, x in (("q", q), ("k", k), ("v", v))}
+    attributes = {"domain": MICROSOFT, "num_heads": heads}
+    want = run(helper.make_node("MultiHeadAttention", ["q", "k", "v", "", "m"], ["y"], **attributes), **flat, m=mask)
+    all_three = np.stack([q, k, v], 3)
+    node = helper.make_node("MultiHeadAttention", ["q", "", "", "", "m"], ["y"], **attributes)
+    np.testing.assert_allclose(run(node, q=all_three, m=mask), want, rtol=1e-5, atol=1e-6)
+    node = helper.make_node("MultiHeadAttention", ["q", "k", "", "", "m"], ["y"], **attributes)
+    np.testing.assert_allclose(run(node, q=flat["q"], k=np.stack([k, v], 3), m=mask), want, rtol=1e-5, atol=1e-6)
+    one = np.eye(3 * heads * width, dtype=np.float32)
+    node = helper.make_node("Attention", ["x", "w", "", "m"], ["y"], **attributes)
+    joined = np.concatenate(list(flat.values()), axis=2)
+    np.testing.assert_allclose(run(node, x=joined, w=one, m=mask), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_total_length_that_is_run_time_data_is_waited_for() -> None:
+    """Keys so far have as many places as it says: what reads them is compiled for the length found."""
+    rng = np.random.default_rng(7)
+    q, k = rng.normal(size=(1, 1, 32)).astype(np.float32), rng.normal(size=(1, 1, 3, 16)).astype(np.float32)
+    names = ["q", "n", "n", "k", "k", "ends", "total"]
+    node = helper.make_node("GroupQueryAttention", names, ["y", "p", "s"], domain=MICROSOFT, num_heads=2, kv_num_heads=1)
+    arrays = {"q": q, "n": q[:, :, :16], "k": k, "ends": np.array([3], np.int32), "total": np.array(4, np.int32)}
+    executable = rammer.compile(model_of(node, **arrays), device="toy")
+    assert executable.run(arrays)["p"].shape == (1, 1, 4, 16)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_convolution_with_channels_last(fused: bool) -> None:
     rng = np.random.default_rng(5)

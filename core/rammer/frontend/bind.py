@@ -331,6 +331,7 @@ class _Binding:
             return None
         inputs = [scope.values[n] if n else "" for n in proto.input]
         kinds = [nd.tensor_type(self.onnx_type(n)) if n else None for n in inputs]
+        check_decided(proto, [n for n in proto.input if n and scope.values[n] in self.known])
         return expand_use(proto, scope.opset(proto), kinds, [self.known.get(n) for n in inputs])
 
     def keep(self, schema: defs.OpSchema, proto: NodeProto, inferred: Mapping[str, TypeProto], scope: _Scope) -> None:

@@ -18,6 +18,7 @@ from onnx import ModelProto, NodeProto, TypeProto, defs
 from rammer.errors import BadInput
 from rammer.frontend import checks
 from rammer.frontend import nodes as nd
+from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.reader import Model
 from rammer.ir.graph import Node
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
@@ -183,7 +184,8 @@ def check_decided(proto: NodeProto, known: Collection[str]) -> None:
 
 def deciding(proto: NodeProto) -> list[str]:
     """Names of the operands that decide shapes."""
-    places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else ()
+    own = FUNCTIONS.get((proto.domain, proto.op_type))
+    places = DECIDING.get(proto.op_type, ()) if proto.domain in ("", "ai.onnx") else own.deciding if own else ()
     return [proto.input[i] for i in places if i < len(proto.input) and proto.input[i]]
 
 

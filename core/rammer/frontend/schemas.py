@@ -22,6 +22,7 @@ _SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "F": ("float",),
     "Q": ("uint8", "int8"),
     "P": ("uint8", "int8", "uint16", "int16", "uint4", "int4", "int32"),
+    "W": ("uint8", "uint4", "int4"),
     "X": ("uint8", "int8", *_FLOATS),
     "I": ("int32", "int64"),
     "M": ("int32",),

@@ -121,6 +121,8 @@ class Function:
 
     write: Writer
     hosted: bool = False
+    #: Places of operands that decide shapes: bodies are written for their values.
+    deciding: tuple[int, ...] = ()
 
 
 #: (domain, operator) -> function.
@@ -132,13 +134,13 @@ _CODES: Final[Mapping[str, int]] = {
 }
 
 
-def function(op: str, signature: str, **attributes: Any) -> Callable[[Writer], Writer]:
+def function(op: str, signature: str, *, deciding: tuple[int, ...] = (), **attributes: Any) -> Callable[[Writer], Writer]:
     """Decorator: define an operator of ONNX Runtime's by a function that writes its bodies and gives the names of its results.
     ``signature`` and ``attributes`` are those of ``schemas.add_schema``."""
 
     def register(write: Writer) -> Writer:
         add_schema(MICROSOFT, op, signature, attributes)
-        FUNCTIONS[MICROSOFT, op] = Function(write)
+        FUNCTIONS[MICROSOFT, op] = Function(write, deciding=deciding)
         return write
 
     return register

@@ -1,0 +1,127 @@
+"""Weights in blocks of a few bits, each with a scale: ONNX's DequantizeLinear of constants that stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from rammer.frontend.contrib.function import Body, Declined, function
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Unsigned integers of so many bits.
+_KINDS = {2: ml_dtypes.uint2, 4: ml_dtypes.uint4, 8: np.uint8}
+
+
+def unpacked(packed: Array, bits: int, count: int) -> Array:
+    """Integers of ``bits`` along the last axis, the lowest first in each byte; ``count`` of them."""
+    each = 8 // bits
+    parts = packed[..., None] >> (np.arange(each, dtype=np.uint8) * np.uint8(bits)) & np.uint8((1 << bits) - 1)
+    wide = parts.reshape(*packed.shape[:-1], packed.shape[-1] * each)[..., :count]
+    return np.asarray(wide.astype(_KINDS[bits]))
+
+
+@function(
+    "MatMulNBits", "A: T, B: A2, scales: T, zero_points?: X3, g_idx?: M, bias?: T -> Y: T",
+    K=int, N=int, bits=4, block_size=int, accuracy_level=0, weight_prepacked=0,
+)  # fmt: skip
+def mat_mul_n_bits(b: Body) -> str:
+    """``A @ dequantised(B)' + bias``: ``B [N, blocks, bytes]``, a scale and perhaps a zero point for each block."""
+    bits, block, rows, depth = b.attr("bits"), b.attr("block_size"), b.attr("N"), b.attr("K")
+    packed = b.known(1)
+    if bits not in _KINDS:
+        raise Declined(f"{bits} bits are not supported; 2, 4 and 8 are")
+    if b.attr("weight_prepacked"):
+        raise Declined("weights in the order of a kernel's own are not supported")
+    if b.has(4):
+        raise Declined("groups by index (g_idx) are not supported")
+    if packed is None:
+        raise Declined("its weights are run-time data")
+    if block < 1 or rows < 1 or depth < 1:
+        raise Declined(f"N is {rows}, K is {depth} and block_size {block}")
+    blocks = -(-depth // block)
+    if packed.dtype != np.uint8 or packed.size != rows * blocks * (block * bits // 8):
+        raise Declined(f"weights of {list(packed.shape)} for {rows} rows of {blocks} blocks of {block}")
+    weights = unpacked(packed.reshape(rows, blocks, -1), bits, block).reshape(rows, -1)[:, :depth]
+    zero = _zero_points(b, (rows, blocks), bits)
+    scales = b.reshape(b.input(2), rows, blocks)
+    constant = b.constant(np.ascontiguousarray(weights))
+    if isinstance(zero, str):  # zero points that are no integers
+        wide = b.cast(constant, b.dtype(0))
+        shape = b.constant([rows, depth])
+        spread = [
+            b.reshape(b.Expand(b.Unsqueeze(x, b.constant([2])), b.constant([rows, blocks, block])), rows, -1)
+            for x in (zero, scales)
+        ]
+        cut = [b.slice(x, 1, 0, depth) for x in spread]
+        made = b.Reshape(b.Mul(b.Sub(wide, cut[0]), cut[1]), shape)
+    else:
+        made = b.DequantizeLinear(constant, scales, b.constant(zero), axis=1, block_size=block)
+    y = b.MatMul(b.input(0), b.Transpose(made, perm=[1, 0]))
+    return b.Add(y, b.input(5)) if b.has(5) else y
+
+
+def _zero_points(b: Body, shape: tuple[int, int], bits: int) -> Array | str:
+    """One for each block: integers, or the name of floats; half of the range where they are left out."""
+    rows, blocks = shape
+    if not b.has(3):
+        return np.full(shape, 1 << (bits - 1), np.uint8).astype(_KINDS[bits])
+    if b.dtype(3) != "uint8":
+        return b.reshape(b.input(3), rows, blocks)
+    given = b.known(3)
+    if given is None or given.size != rows * -(-blocks * bits // 8):
+        raise Declined("its zero points are run-time data, or have another shape than its blocks")
+    return unpacked(given.reshape(rows, -1), bits, blocks)
+
+
+@function(
+    "GatherBlockQuantized", "data: W, indices: I, scales: T, zero_points?: W -> output: T",
+    gather_axis=0, quantize_axis=1, block_size=128, bits=4,
+)  # fmt: skip
+def gather_block_quantized(b: Body) -> str:
+    """Rows of a table in blocks of a few bits: bytes, scales and zero points are gathered, then dequantised."""
+    shape, bits, kind = b.shape(0), b.attr("bits"), b.dtype(0)
+    rank = len(shape)
+    gather, along = b.attr("gather_axis") % rank, b.attr("quantize_axis") % rank
+    if gather == along:
+        raise Declined(f"axis {along} is gathered and quantised")
+    if kind == "uint8" and (along != rank - 1 or bits not in _KINDS):
+        raise Declined("packed bytes are supported of 2, 4 or 8 bits, where the last axis is quantised")
+    axis = along if along < gather else along + len(b.shape(1)) - 1
+    data, scales = (b.Gather(b.input(i), b.input(1), axis=gather) for i in (0, 2)) if kind == "uint8" else _gathered(b, gather)
+    zero = _gathered_points(b, gather, bits, kind)
+    if kind == "uint8":
+        data = opened(b, data, bits, shape[-1] * (8 // bits))
+    return b.DequantizeLinear(data, scales, zero, axis=axis, block_size=b.attr("block_size"))
+
+
+def _gathered(b: Body, gather: int) -> tuple[str, str]:
+    """Integers of 4 bits go through 8, since ONNX's Gather takes none."""
+    wide = "int8" if b.dtype(0) == "int4" else "uint8"
+    return b.Gather(b.cast(b.input(0), wide), b.input(1), axis=gather), b.Gather(b.input(2), b.input(1), axis=gather)
+
+
+def _gathered_points(b: Body, gather: int, bits: int, kind: str) -> str:
+    """The zero points of what is gathered, in 8 bits."""
+    blocks = b.shape(2)[-1]
+    wide = "int8" if kind == "int4" else "uint8"
+    if not b.has(3):
+        middle = b.constant(np.full(b.shape(2), 1 << (bits - 1) if kind == "uint8" else 0, np.dtype(wide)))
+        return b.Gather(middle, b.input(1), axis=gather)
+    if kind == "uint8":
+        return opened(b, b.Gather(b.input(3), b.input(1), axis=gather), bits, blocks)
+    return b.Gather(b.cast(b.input(3), wide), b.input(1), axis=gather)
+
+
+def opened(b: Body, packed: str, bits: int, count: int) -> str:
+    """Bytes as integers of ``bits`` along the last axis, on the device: ``unpacked`` of what is not known."""
+    if bits == 8:
+        return packed
+    parts = [b.BitShift(packed, b.constant(n, "uint8"), direction="RIGHT") for n in range(0, 8, bits)]
+    last = b.constant([-1])
+    columns = [b.Unsqueeze(b.BitwiseAnd(x, b.constant((1 << bits) - 1, "uint8")), last) for x in parts]
+    wide = b.Concat(*columns, axis=-1)
+    shape = b.Concat(b.Shape(packed, start=0, end=-1), b.constant([-1]), axis=0)
+    return b.Slice(b.Reshape(wide, shape), b.constant([0]), b.constant([count]), b.constant([-1]))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+import rammer
+import rammer.frontend.reader
+from rammer.errors import BadInput
+from rammer.profile.folder import cache_folder
+from rammer.runtime.executable import Executable
 from rammer.runtime.source import SHARE, open_source
 
 SIZE = 2 * SHARE + 12_345
@@ -42,3 +50,76 @@ def test_what_cannot_be_read_is_no_model_that_is_known(tmp_path: Path) -> None:
     empty = tmp_path / "empty.onnx"
     empty.touch()
     assert {open_source(s).digest for s in (empty, b"", tmp_path, tmp_path / "missing.onnx")} == {""}
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that adds 1, 2, 3 of a file beside it, and a cache of its own."""
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xy"]
+    weights = numpy_helper.from_array(np.array([1, 2, 3], np.float32), "w")
+    made = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "beside", ports[:1], ports[1:], [weights])
+    path = tmp_path / "own" / "m.onnx"
+    path.parent.mkdir()
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    write(path.parent / "w.bin", 1, 2, 3)
+    return path
+
+
+def write(path: Path, *values: float) -> None:
+    """These numbers as the file with the weights, written a while ago."""
+    path.write_bytes(np.array(values, np.float32).tobytes())
+    os.utime(path, (1e9, 1e9))
+
+
+def programs() -> int:
+    return len(list((cache_folder() / "programs").glob("*.rammer")))
+
+
+def added(path: Path) -> list[float]:
+    """What is added to 0, by a new Executable."""
+    exe = rammer.compile(path, "toy")
+    try:
+        return [float(v) for v in exe.run({"x": np.zeros(3, np.float32)})["y"]]
+    finally:
+        exe.close()
+
+
+def test_a_program_of_a_model_with_its_weights_in_another_file_is_kept(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert added(beside) == [1, 2, 3] and programs() == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(Executable, "compile_only", None)
+        assert added(beside) == [1, 2, 3], "compiled again"
+    write(beside.parent / "w.bin", 1, 2, 4)
+    assert added(beside) == [1, 2, 4] and programs() == 2
+    write(beside.parent / "w.bin", 1, 2, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Executable, "compile_only", None)
+        assert added(beside) == [1, 2, 3], "the first is still there"
+
+
+def test_weights_that_change_while_they_are_read_are_not_kept(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = rammer.frontend.reader.read_model
+
+    def slowly(*given: object) -> object:
+        model = read(*given)
+        (beside.parent / "w.bin").write_bytes(np.array([7, 8, 9], np.float32).tobytes())
+        return model
+
+    monkeypatch.setattr("rammer.frontend.reader.read_model", slowly)
+    assert added(beside) == [1, 2, 3] and programs() == 0
+
+
+@pytest.mark.parametrize(("change", "said"), [("gone", "missing"), ("short", "truncated"), ("outside", "lies outside")])
+def test_a_kept_program_opens_no_door(beside: Path, change: str, said: str) -> None:
+    assert added(beside) == [1, 2, 3]
+    weights = beside.parent / "w.bin"
+    if change == "short":
+        write(weights, 1, 2)
+    else:
+        weights.rename(beside.parent.parent / "w.bin")
+        if change == "outside":
+            weights.symlink_to(beside.parent.parent / "w.bin")
+    with pytest.raises(BadInput, match=said):
+        added(beside)

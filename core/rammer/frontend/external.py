@@ -10,6 +10,7 @@ from onnx import ModelProto, TensorProto, external_data_helper
 from rammer.errors import BadInput
 from rammer.frontend.checks import all_graphs, bodies_of, graphs_below
 from rammer.frontend.wellformed import check_stored_bytes
+from rammer.ir.data import place_in
 from rammer.ir.names import shortened
 
 
@@ -33,23 +34,22 @@ def load_external_data(model: ModelProto, folder: Path) -> None:
         del tensor.external_data[:]
 
 
-def check_external_data(model: ModelProto, folder: Path | None, where: str) -> bool:
-    """Whether the model has external data. BadInput if any lies outside ``folder`` or is not there.
+def check_external_data(model: ModelProto, folder: Path | None, where: str) -> tuple[str, ...]:
+    """The files with the model's external data, by their paths from ``folder``, each once. BadInput if any lies outside
+    ``folder`` or is not there.
 
     ``folder`` is None for a model that comes from memory, which can have none.
     """
-    found = False
-    for tensor in _external_tensors(model):
-        _check_external_tensor(tensor, folder, where)
-        found = True
-    return found
+    found = dict.fromkeys(_checked_location(tensor, folder, where) for tensor in _external_tensors(model))
+    return tuple(found)
 
 
-def _check_external_tensor(tensor: TensorProto, folder: Path | None, where: str) -> None:
+def _checked_location(tensor: TensorProto, folder: Path | None, where: str) -> str:
     place = f"tensor {shortened(tensor.name)} of {where}"
     try:
         info = external_data_helper.ExternalDataInfo(tensor)
         _check_external_place(tensor, info, folder, place)
+        return str(info.location)
     except (OSError, ValueError) as error:  # an offset that is no number, a name that no file can have
         what = f"the external data of a tensor cannot be found: {getattr(error, 'strerror', None) or error}"
         raise BadInput(what, place, "export the model again") from error
@@ -64,9 +64,8 @@ def _check_external_place(
             place,
             "give the path of the model file, or load the model with its external data",
         )
-    root = folder.resolve()
-    path = (root / info.location).resolve()
-    if Path(info.location).is_absolute() or not path.is_relative_to(root):
+    path = place_in(folder, info.location)
+    if path is None:
         raise BadInput(
             f"external data {info.location!r} lies outside the model's folder",
             place,

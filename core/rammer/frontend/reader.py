@@ -31,7 +31,7 @@ __all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
 class Model:
     """A checked ONNX model. ``notes`` say what reading could not do (an upgrade that failed).
 
-    ``external`` tells that weights came from other files: the model file alone does not identify it. ``custom`` are the
+    ``external`` are the files beside it that weights came from: the model file alone does not identify it. ``custom`` are the
     plugins' operators that it uses, ``known`` constants by name that are not in the protobuf (of the rest of a model,
     ``rammer.frontend.later``).
     """
@@ -43,7 +43,7 @@ class Model:
     outputs: tuple[str, ...]
     opset: int
     notes: tuple[str, ...] = ()
-    external: bool = False
+    external: tuple[str, ...] = ()
     custom: CustomOperators = field(default_factory=dict, repr=False, compare=False)
     known: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
@@ -115,7 +115,9 @@ def _ordered(model: ModelProto) -> ModelProto:
     return result
 
 
-def _model(proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: bool, custom: CustomOperators) -> Model:
+def _model(
+    proto: ModelProto, path: Path | None, notes: tuple[str, ...], external: tuple[str, ...], custom: CustomOperators
+) -> Model:
     graph = proto.graph
     inputs = _ports(proto)
     for value in graph.output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 
@@ -23,3 +24,10 @@ def _refused(text: str) -> float:
 def _finite(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else _refused(text)
+
+
+def place_in(folder: Path, name: str) -> Path | None:
+    """Where the file ``name`` of ``folder`` is; None where that is outside, also by a symbolic link."""
+    root = folder.resolve()
+    path = (root / name).resolve()
+    return None if Path(name).is_absolute() or not path.is_relative_to(root) else path

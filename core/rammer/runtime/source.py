@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rammer.compiled.files import cache_text, cached_text
 from rammer.compiled.shares import in_threads
 from rammer.device.operators import CustomOperators
-from rammer.ir.data import loads
+from rammer.ir.data import loads, place_in
 from rammer.ir.port import ON_HOST, InputPort
 from rammer.profile.folder import cache_folder
 from rammer.version import __version__
@@ -40,8 +41,9 @@ class Head:
 
 @dataclass
 class ModelSource:
-    """A model to compile. ``digest`` hashes the file's content ("" where it cannot identify the model,
-    as with external data); ``model`` reads and checks it on first use; ``known`` are ports known without reading."""
+    """A model to compile. ``digest`` hashes the file's content ("" where it cannot be read), and from when the ``head`` is known
+    that of the files with its weights, too; ``model`` reads and checks it on first use; ``known`` are ports known without
+    reading."""
 
     read: Callable[[], Model] = field(repr=False)
     digest: str = ""
@@ -62,13 +64,35 @@ class ModelSource:
         text = cached_text(file) if file is not None else None
         if text is not None:
             with suppress(ValueError, TypeError, LookupError):  # nothing that this version writes: the model says
-                return _decode(loads(text))
+                data = loads(text)
+                head, external = _decode(data), _files(data["external"])
+                with_files = self._with_files(external)
+                if with_files:  # else reading says what is wrong with them
+                    self.digest = with_files
+                    return head
+        began = time.time_ns()
+        external = self.model.external
         head = Head(self.model.name, self.model.inputs, self.model.outputs)
-        if self.model.external:
-            self.digest = ""  # the content is in other files, too
-        elif file is not None:
-            cache_text(file, json.dumps(asdict(head)))
+        if file is not None:
+            cache_text(file, json.dumps({**asdict(head), "external": external}))
+        self.digest = self._with_files(external, began)
         return head
+
+    def _with_files(self, names: tuple[str, ...], began: int = 0) -> str:
+        """``digest`` and the content of these files beside the model; "" where one cannot be read, lies elsewhere, or has been
+        written to since reading ``began`` (nanoseconds): what was read may then be older than what is hashed."""
+        if not names or not self.digest:
+            return self.digest
+        assert self.path is not None
+        try:
+            places = [p for p in (place_in(self.path.parent, name) for name in names) if p is not None]
+            found = [_digest(p) for p in places]
+            late = began and any(p.stat().st_mtime_ns >= began for p in places)
+        except (OSError, ValueError):
+            return ""
+        if late or len(places) < len(names) or not all(found):
+            return ""
+        return hashlib.sha256(json.dumps([self.digest, *zip(names, found, strict=True)]).encode()).hexdigest()
 
     def _head_file(self) -> Path | None:
         return cache_folder() / "heads" / f"{self.digest}.json" if self.digest else None
@@ -113,6 +137,12 @@ def _share(path: Path, start: int) -> bytes:
             found.update(piece[:count])
             left -= count
     return found.digest()
+
+
+def _files(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ValueError("a name of a file is none")
+    return tuple(names)
 
 
 def _decode(data: dict[str, Any]) -> Head:

@@ -156,6 +156,10 @@ def _kept(values: Array | None, kind: TensorType, rng: np.random.Generator, whol
 
 def _values(kind: TensorType, rng: np.random.Generator, whole: bool) -> Array:
     dtype = np.dtype(kind.dtype)
+    if dtype.itemsize == 1 and dtype.kind != "b":  # no index has so few values: all of them, and the extreme ones often
+        ends = np.iinfo(dtype)
+        drawn = rng.integers(ends.min, ends.max + 1, kind.shape)
+        return np.where(rng.random(kind.shape) < 0.2, np.where(drawn % 2, ends.min, ends.max), drawn).astype(dtype)
     if dtype.kind != "f":
         return rng.integers(0, 2, kind.shape).astype(dtype)
     if whole:

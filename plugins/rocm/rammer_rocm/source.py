@@ -88,7 +88,7 @@ def program_text(
 ) -> str:
     """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
     ``single`` there is one kernel, ``program``, that calls them all."""
-    parts = [dialect.preamble]
+    parts = [dialect.preamble, *dict.fromkeys(f.helpers for f in functions if f.helpers)]
     parts += [f.text for f in functions]
     head = f"__attribute__((reqd_work_group_size({shape.threads}, 1, 1)))"
     if single:

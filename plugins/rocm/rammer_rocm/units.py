@@ -12,6 +12,7 @@ from rammer.errors import MissingDependency
 from rammer.ir.device import MemoryLayer, VDevice
 
 from rammer_rocm.icd import RUNTIME_PACKAGE, SUPPORT_PACKAGE, prepare_icd
+from rammer_rocm.vnni import has_dots
 
 #: vload_half and vstore_half belong to every OpenCL (specification 1.2, 6.12.7): float16 needs no cl_khr_fp16.
 PRECISIONS = ("float32", "float16")
@@ -100,6 +101,7 @@ def virtual_device(device: Any) -> VDevice:
 def _cpu(device: Any) -> VDevice:
     cores, lanes = int(device.max_compute_units), max(1, int(device.native_vector_width_float))
     clock, clock_source = _clock(device)
+    dots = has_dots(device, lanes)
     cache, cache_source = _l2_bytes(device)
     layers = (
         MemoryLayer("dram", "device", int(device.global_mem_size), CPU_DRAM, 64, "two DDR4-2933 channels"),
@@ -119,6 +121,7 @@ def _cpu(device: Any) -> VDevice:
         resident=cores,
         source=f"OpenCL device info; {clock_source}",
         precisions=PRECISIONS,
+        dots=clock * FLOP_PER_LANE * 4 * lanes if dots else 0.0,
     )
 
 

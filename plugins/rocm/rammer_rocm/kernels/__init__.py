@@ -24,7 +24,7 @@ GENERIC_RATE = 0.05
 
 def families_of(device: VDevice) -> tuple[Family, ...]:
     """The families whose kernels a unit can run."""
-    return tuple(f for f in (panels(device), generic_tiles(device)) if f.needs(device))
+    return tuple(f for f in (*panels(device), generic_tiles(device)) if f.needs(device))
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rammer.codegen.contraction import quotients
@@ -15,6 +15,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product
+from rammer_rocm.kernels.dots import bytes_product, check_bytes, dots
 from rammer_rocm.kernels.panel import check_maps, panel
 from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.window import PanelWindow, window_of
@@ -31,6 +32,8 @@ VECTOR_GATHER, RUN_GATHER = 1.5e-9, 1.2e-9
 SPILLED_BYTE = 1e-10
 #: Fused multiply-adds in flight that hide their latency (4 cycles, up to 2 units).
 INDEPENDENT = 8
+#: Products of four bytes in plain OpenCL C, of the peak of float32 (measured: 99 GOP/s beside 118 GFLOP/s, so 0.21).
+PLAIN_SHARE = 0.2
 #: Splits of an axis that are tried.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead.
@@ -42,11 +45,12 @@ CONFIGS = {"mr": range(1, 65), "nv": range(1, 17), "window": range(2)}
 
 @dataclass(frozen=True)
 class PanelForm:
-    """A contraction that panels may compute: its ``product`` where it is tiled."""
+    """A contraction that panels may compute: its ``product`` where it is tiled, and what makes it of a tiled operator."""
 
     operator: ROperator
     binding: Binding
     product: PanelProduct | None = None
+    product_of: Callable[[ROperator, Binding], PanelProduct] = panel_product
 
     @property
     def tiled(self) -> PanelProduct:
@@ -55,28 +59,44 @@ class PanelForm:
         return self.product
 
 
-def panels(device: VDevice) -> Family:
-    """Contractions as CPU cores like them (``panel``)."""
-    forms = Forms(panel_form, _tilings, _seconds, lambda form, binding: panel(form.tiled, binding, device.vector), _order)
-    return replace(forms.family("panel", CONFIGS), needs=lambda unit: unit.threads == 1, product=True)
+def panels(device: VDevice) -> tuple[Family, ...]:
+    """Contractions as CPU cores like them: of float32 (``panel``) and of bytes (``dots``)."""
+    floats = Forms(panel_form, _tilings, _seconds, lambda form, binding: panel(form.tiled, binding, device.vector), _order)
+    bytes_ = Forms(dots_form, _tilings, _seconds, lambda form, binding: dots(form.tiled, binding, device), _order)
+    made = (floats.family("panel", CONFIGS), bytes_.family("dots", CONFIGS))
+    return tuple(replace(family, needs=lambda unit: unit.threads == 1, product=True) for family in made)
 
 
 def panel_form(operator: ROperator, binding: Binding) -> PanelForm:
-    """The form of an operator, tiled or not. Raises Unsuited."""
+    """The form of an operator on float32, tiled or not. Raises Unsuited."""
     check_operator(operator, binding)
     check_maps(operator)
     return PanelForm(operator, binding, panel_product(operator, binding) if operator.tile else None)
 
 
+def dots_form(operator: ROperator, binding: Binding) -> PanelForm:
+    """The form of an operator on bytes, tiled or not. Raises Unsuited."""
+    check_bytes(operator, binding)
+    return PanelForm(operator, binding, bytes_product(operator, binding) if operator.tile else None, bytes_product)
+
+
 def _tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
     """Every tile that is worth its overhead, with its best register tile."""
-    for tile in sorted(set(_tiles(form.operator, device.veus))):
+    found = list(_tiled(form, device, _smallest(form.operator, device.veus)))
+    if not found and form.product_of is bytes_product:
+        # Products side by side, each too small: for bytes the generic kernel is no better choice, as it has no vectors.
+        found = list(_tiled(form, device, 0))
+    yield from found
+
+
+def _tiled(form: PanelForm, device: VDevice, smallest: int) -> Iterator[PanelForm]:
+    for tile in sorted(set(_tiles(form.operator, smallest))):
         try:
-            product = panel_product(replace(form.operator, tile=tile), form.binding)
+            product = form.product_of(replace(form.operator, tile=tile), form.binding)
         except Unsuited:
             continue
         best = _best_register_tile(product, form.binding, device)
-        yield PanelForm(best, form.binding, replace(product, operator=best))
+        yield replace(form, operator=best, product=replace(product, operator=best))
 
 
 def _seconds(form: PanelForm, binding: Binding, device: VDevice) -> float:
@@ -107,13 +127,18 @@ def _row_axes(operator: ROperator) -> list[tuple[int | None, set[int]]]:
     return result
 
 
-def _tiles(operator: ROperator, veus: int) -> Iterator[tuple[int, ...]]:
-    """One axis for rows (or none), a split suffix of the others for columns, 1 elsewhere."""
+def _smallest(operator: ROperator, veus: int) -> int:
+    """FLOP of the smallest task that is worth its overhead."""
+    flops = operator.main.flops
+    return min(flops, max(flops // (veus * MOST_ROUNDS), SMALLEST_TASK))
+
+
+def _tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, ...]]:
+    """One axis for rows (or none), a split suffix of the others for columns, 1 elsewhere; tasks of ``smallest`` FLOP or more."""
     shape = operator.main.shape
     if not shape:  # a product of two vectors has neither rows nor columns
         return
     live = [d for d, n in enumerate(shape) if n > 1] or [len(shape) - 1]
-    smallest = min(operator.main.flops, max(operator.main.flops // (veus * MOST_ROUNDS), SMALLEST_TASK))
     work = operator.main.flops / max(1, math.prod(shape))
     for row, groups in _row_axes(operator):
         columns = [d for d in live if d != row]
@@ -143,9 +168,10 @@ def _splits(extent: int, groups: set[int]) -> list[int]:
     return sorted(s for s in sizes if 1 <= s <= extent)
 
 
-def register_tiles(lanes: int) -> list[tuple[int, int]]:
-    """(rows, vectors) whose accumulators, column vectors and one broadcast fit the vector registers."""
-    registers = 32 if lanes >= 16 else 16
+def register_tiles(lanes: int, parts: bool = False) -> list[tuple[int, int]]:
+    """(rows, vectors) whose accumulators, column vectors and one broadcast fit the vector registers; fewer where these are in
+    ``parts``, four for each."""
+    registers = (32 if lanes >= 16 else 16) // (2 if parts else 1)
     return [(m, v) for v in (1, 2, 3, 4, 8) for m in range(1, 15) if m * v + v + 1 <= registers]
 
 
@@ -182,12 +208,12 @@ def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> R
         variants = variants[:1]
     _, mr, nv, windowed = min(
         (v.seconds(p, device, m, n), -m, n, v.window)
-        for m, n in register_tiles(device.vector)
+        for m, n in register_tiles(device.vector, p.quads is not None and not device.dots)
         if m <= max(p.rows, 1)
         for v in variants
     )
     config = (("mr", -mr), ("nv", nv), *((("window", 1),) if windowed else ()))
-    return replace(p.operator, family="panel", config=config)
+    return replace(p.operator, family="dots" if p.quads else "panel", config=config)
 
 
 def _window(p: PanelProduct) -> PanelWindow | None:
@@ -208,8 +234,15 @@ def _multiply_seconds(p: PanelProduct, width: int, peak: float, device: VDevice,
     for count, v in ((full, nv), (single, 1)):
         share = min(1.0, mr * v / INDEPENDENT) * min(1.0, mr * v / (1.25 * (mr + v)))
         flops = 2.0 * mr * v * device.vector * p.depth
-        seconds += count * blocks * (flops / (device.flops * peak * share) + TILE_OVERHEAD)
+        seconds += count * blocks * (flops / (_peak(p, device) * peak * share) + TILE_OVERHEAD)
     return seconds
+
+
+def _peak(p: PanelProduct, device: VDevice) -> float:
+    """Multiplications and additions of panel elements a second; an element of bytes is four of them."""
+    if p.quads is None:
+        return device.flops
+    return device.dots / 4 or device.flops * PLAIN_SHARE
 
 
 def _gather_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:

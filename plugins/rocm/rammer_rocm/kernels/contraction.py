@@ -36,13 +36,26 @@ class Access:
         return self.steps.get(axis, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Quads:
+    """Four bytes along the reduction axis ``axis`` make one element of a product of bytes: ``axis`` then counts fours, of which
+    the last one may have fewer (``extent`` bytes in all). ``a`` and ``b`` are the operands' loads byte by byte, ``types`` their
+    types."""
+
+    axis: str
+    extent: int
+    a: Load
+    b: Load
+    types: tuple[str, str]
+
+
 @dataclass(frozen=True)
 class PanelProduct:
     """A tiled operator in matrix-product form. Axis names are those of the contraction.
 
     ``row`` is the axis that runs over A's rows ("" for a single row), ``columns`` the axes that are flattened
     into columns (outermost first), ``a`` and ``b`` the operand loads (``b`` with quotients as pseudo-axes).
-    ``before`` are maps that a load may read, ``after`` the maps that follow.
+    ``before`` are maps that a load may read, ``after`` the maps that follow. A product of bytes has ``quads``.
     """
 
     operator: ROperator
@@ -53,6 +66,7 @@ class PanelProduct:
     columns: tuple[str, ...]
     before: Mapping[str, Compute]
     after: tuple[Compute, ...]
+    quads: Quads | None = None
 
     @cached_property
     def tile(self) -> dict[str, int]:
@@ -81,24 +95,36 @@ class PanelProduct:
 
 
 def check_operator(operator: ROperator, binding: Binding) -> Compute:
-    """The contraction of an operator that panels can compute; Unsuited says why it is none."""
-    main = operator.main
-    if main.kind != "contraction" or 0 in main.shape or not main.reduce:
-        raise Unsuited("no contraction")
-    if sum(c.kind != "map" for c in operator.computes) != 1:
-        raise Unsuited("more than one reduction")
+    """The contraction of an operator that panels of float32 can compute; Unsuited says why it is none."""
+    main = check_form(operator)
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    if operator.anchor.shape != main.shape:
-        raise Unsuited(f"{operator.anchor.name} has another shape than {main.name}")
     kinds = {binding.types[n].dtype for n in names}
     if not kinds <= STORED.keys():
         raise Unsuited(f"{', '.join(sorted(kinds - STORED.keys()))} among its tensors")
     return main
 
 
+def check_form(operator: ROperator) -> Compute:
+    """The contraction of an operator that has one, with maps of its shape; Unsuited says why it has none."""
+    main = operator.main
+    if main.kind != "contraction" or 0 in main.shape or not main.reduce:
+        raise Unsuited("no contraction")
+    if sum(c.kind != "map" for c in operator.computes) != 1:
+        raise Unsuited("more than one reduction")
+    if operator.anchor.shape != main.shape:
+        raise Unsuited(f"{operator.anchor.name} has another shape than {main.name}")
+    return main
+
+
 def panel_product(operator: ROperator, binding: Binding) -> PanelProduct:
-    """The matrix product that a tiled operator is, the better of both operand orders. Raises Unsuited."""
-    main = check_operator(operator, binding)
+    """The matrix product of float32 that a tiled operator is, the better of both operand orders. Raises Unsuited."""
+    check_operator(operator, binding)
+    return product_of(operator, binding)
+
+
+def product_of(operator: ROperator, binding: Binding) -> PanelProduct:
+    """The matrix product that a tiled operator is, of whatever type. Raises Unsuited."""
+    main = check_form(operator)
     place = operator.computes.index(main)
     before = {c.name: c for c in operator.computes[:place]}
     after = operator.computes[place + 1 :]

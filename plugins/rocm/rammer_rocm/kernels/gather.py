@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import literal
@@ -52,6 +53,9 @@ class Gather:
     region: Region
     pointer: Callable[[str], str]
     origin: Callable[[str], str]
+    #: The C type of what a panel holds, and its zero.
+    element: ClassVar[str] = "float"
+    zero: ClassVar[str] = "0.0f"
 
     def __post_init__(self) -> None:
         self.inner, self.count, _ = self.region.columns[-1]
@@ -62,20 +66,20 @@ class Gather:
         """All statements."""
         yield from (f"const int k_{name} = 0;" for name, extent, _ in self.region.reduce if extent == 1)
         guards = list(self._guards(self.region.load)) if self.region.load.fill is not None else []
-        value = self._expression()
-        steps = {self._access(load).step(self.inner) for load in ex.loads(value)}
+        value = self.expression()
+        steps = {self.access(load).step(self.inner) for load in ex.loads(value)}
         yield from self._by_columns(value) if not guards and not steps <= {0, 1, 2} else self._by_rows(value, guards)
 
     def _by_rows(self, value: Expr, guards: list[str]) -> Iterator[str]:
         """Run after run along the columns, for sources that have their columns close together."""
         region = self.region
         yield from self._k_loops()
-        yield f"__global float *line = panel + {self._row()};"
+        yield f"__global {self.element} *line = panel + {self._row()};"
         yield from self._outer_loops()
-        yield f"__global float *d = line + ({self._column()}) * {region.pitch or self.count};"
+        yield f"__global {self.element} *d = line + ({self._column()}) * {region.pitch or self.count};"
         yield from self._run(value, guards)
         yield from ["}"] * len(self.outer)
-        yield f"vstore{self.lanes}(({vector_type(self.lanes)})(0.0f), 0, line + {self._end()});"
+        yield f"vstore{self.lanes}(({vector_type(self.lanes, self.element)})({self.zero}), 0, line + {self._end()});"
         yield from self._k_ends()
 
     def _by_columns(self, value: Expr) -> Iterator[str]:
@@ -85,17 +89,17 @@ class Gather:
         yield f"for (int n = 0; n < {self.count}; n += {lanes}) {{"
         yield from self._k_loops()
         pitch = self.region.pitch or self.count
-        yield f"__global float *d = panel + {self._row()} + ({self._column()}) * {pitch};"
+        yield f"__global {self.element} *d = panel + {self._row()} + ({self._column()}) * {pitch};"
         yield f"if (n + {lanes} <= {self.count}) {{"
         yield "const int i = n;"
-        yield from self._assign(value, lanes)
+        yield from self.assign(value, lanes)
         yield f"}} else for (int i = n; i < {self.count}; ++i) {{"
-        yield from self._assign(value, 1)
+        yield from self.assign(value, 1)
         yield "}"
         yield from self._k_ends()
         yield from ["}"] * (len(self.outer) + 1)
         yield from self._k_loops()
-        zeros = f"({vector_type(lanes)})(0.0f)"
+        zeros = f"({vector_type(lanes, self.element)})({self.zero})"
         yield f"vstore{lanes}({zeros}, 0, panel + {self._row()} + {self._end()});"
         yield from self._k_ends()
 
@@ -131,11 +135,15 @@ class Gather:
         yield f"int lo = 0, hi = {self.count};"
         yield from guards
         yield "lo = min(lo, hi);"
-        fill = literal(CPU_DIALECT, float(self.region.load.fill or 0.0), "float32")
+        fill = self.fill()
         yield f"for (int i = 0; i < lo; ++i) d[i] = {fill};"
         yield from self._values(value, "lo", "hi")
-        blank = f"vstore{self.lanes}(({vector_type(self.lanes)})({fill}), 0, d + i)"
+        blank = f"vstore{self.lanes}(({vector_type(self.lanes, self.element)})({fill}), 0, d + i)"
         yield f"for (int i = hi; i < {self.count}; i += {self.lanes}) {blank};"
+
+    def fill(self) -> str:
+        """What lies outside the tensor."""
+        return literal(CPU_DIALECT, float(self.region.load.fill or 0.0), "float32")
 
     def _guards(self, load: Load) -> Iterator[str]:
         ranges = self._ranges()
@@ -183,27 +191,28 @@ class Gather:
             parts.append(place if step == 1 else f"{place} * {step}")
         return " + ".join(parts) or "0"
 
-    def _expression(self) -> Expr:
+    def expression(self) -> Expr:
         """What a column holds: the load, or the inlined maps before the contraction."""
         load = self.region.load
         return expanded(Load(load.tensor, load.indices), self.p.before)
 
     def _values(self, value: Expr, low: str, high: str) -> Iterator[str]:
         """``d[i]`` for columns ``low <= i < high``; whole vectors where reading past the end stays close by."""
-        steps = {self._access(load).step(self.inner) for load in ex.loads(value)}
+        steps = {self.access(load).step(self.inner) for load in ex.loads(value)}
         width = self.lanes if steps <= {0, 1, 2} else 1
         yield f"for (int i = {low}; i < {high}; i += {width}) {{"
-        yield from self._assign(value, width)
+        yield from self.assign(value, width)
         yield "}"
 
-    def _assign(self, value: Expr, width: int) -> Iterator[str]:
+    def assign(self, value: Expr, width: int) -> Iterator[str]:
         """Columns ``i .. i + width - 1``."""
-        vector = Vector(width, lambda load: self._loaded(self._access(load), width))
+        vector = Vector(width, lambda load: self._loaded(self.access(load), width))
         result = vector.value(value)
         yield from vector.lines
         yield f"vstore{width}({result}, 0, d + i);" if width > 1 else f"d[i] = {result};"
 
-    def _access(self, load: Load) -> Access:
+    def access(self, load: Load) -> Access:
+        """The address of a load that is not padded. Unsuited unless affine."""
         if load.fill is not None:
             raise Unsuited("padding inside a computed operand")
         return access(load, self.binding)

@@ -9,7 +9,7 @@ explicit fused multiply-adds, then the following maps are applied to it on its w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from rammer.codegen.operations import put
 from rammer.codegen.target import head_of
 from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
 from rammer.codegen.text import Text, digits, numbered
+from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
 from rammer.ir.expr import Load
@@ -40,7 +41,7 @@ def panel(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
     copy serves all taps (``window=1``). Raises Unsuited where it cannot be written."""
     config = dict(product.operator.config)
     window = window_of(product) if config.get("window") else None
-    return _Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, window).function()
+    return Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, window).function()
 
 
 def check_maps(operator: ROperator) -> None:
@@ -68,7 +69,12 @@ class PanelOperand:
         return CPU_DIALECT.types[self.dtype]
 
 
-class _Panel:
+class Panel:
+    """Writes one task function; what it multiplies are float32, and others where a subclass says so."""
+
+    #: The family, and the C types of what panels and packed constants hold and of sums.
+    family, element, sum = "panel", "float", "float"
+
     def __init__(self, product: PanelProduct, binding: Binding, mr: int, nv: int, lanes: int, window: PanelWindow | None) -> None:
         self.p, self.binding, self.mr, self.nv, self.lanes = product, binding, mr, nv, lanes
         self.text = Text()
@@ -81,22 +87,22 @@ class _Panel:
 
     def function(self) -> TaskFunction:
         self._origins()
-        a, b = self._rows_operand(), self._columns_operand()
+        a, b = self.rows_operand(), self.columns_operand()
         full, single = self.nv * self.lanes, self.lanes
-        kind, text = vector_type(self.lanes), self.text
+        kind, text = vector_type(self.lanes, self.sum), self.text
         text.line("for (int c = 0; c < wide;) {")
         text.line(f"const int nv = wide - c > {full - single} ? {self.nv} : 1;")
         text.line(f"for (int r = 0; r < rows; r += {self.mr}) {{")
         text.line(f"{kind} tile[{self.mr * self.nv + 1}];")
-        self._pointers(a, b)
+        self.pointers(a, b)
         if self.nv > 1:
             text.line("if (nv > 1) {")
-            self._multiply(a, b, self.nv)
+            self.multiply(a, b, self.nv)
             text.line("} else {")
-            self._multiply(a, b, 1)
+            self.multiply(a, b, 1)
             text.line("}")
         else:
-            self._multiply(a, b, 1)
+            self.multiply(a, b, 1)
         self._epilogue()
         text.line("}")
         text.line(f"c += nv * {single};")
@@ -108,13 +114,18 @@ class _Panel:
         body = f" {{\n{self.text}}}\n"
         types = tuple(CPU_DIALECT.types[self._stored(a.tensor, a.packing)] for a in arguments)
         pointers = [(t, a.written) for t, a in zip(types, arguments, strict=True)]
-        name = "panel_" + hash_of(head_of(CPU_DIALECT, "", pointers) + body)
+        name = f"{self.family}_" + hash_of(head_of(CPU_DIALECT, "", pointers) + body)
         text = head_of(CPU_DIALECT, name, pointers) + body
         return TaskFunction(name, text, arguments, types, self.scratch)
 
     def _stored(self, tensor: str, packing: Packing | None = None) -> str:
         """The element type of a tensor, or of its packed form, in memory."""
         return packing.dtype if packing else self.binding.types[tensor].dtype
+
+    def loaded(self, tensor: str) -> str:
+        """The C type of a tensor's elements in registers."""
+        kind = self._stored(tensor)
+        return "float" if kind in STORED else CPU_DIALECT.types[kind]
 
     def pointer(self, tensor: str, written: bool = False, packing: Packing | None = None) -> str:
         """Name of the parameter for ``tensor``."""
@@ -144,16 +155,18 @@ class _Panel:
         parts = [str(steps.constant)] if steps.constant else []
         for axis, step in steps.steps.items():
             if axis not in self.flat:
-                parts.append(f"{self._origin(axis)} * {step}")
+                parts.append(f"{self.origin(axis)} * {step}")
         return " + ".join([*parts, *extra]) or "0"
 
-    def _origin(self, axis: str) -> str:
+    def origin(self, axis: str) -> str:
+        """An axis' first value in the task."""
         name, _, divisor = axis.partition(QUOTIENT)
         return f"(o_{name} / {divisor})" if divisor else f"o_{name}"
 
     # --- operands -------------------------------------------------------------------------------
 
-    def _rows_operand(self) -> PanelOperand:
+    def rows_operand(self) -> PanelOperand:
+        """How rows are read; writes what that takes."""
         p, a = self.p, self.p.a
         if a.tensor in self.binding.constants:
             packing, coordinates = pack_rows(p, self.mr)
@@ -169,11 +182,12 @@ class _Panel:
         row = steps.step(p.row) if p.row else 0
         return PanelOperand("A", {r: steps.step(r) for r in self.flat}, row_step=row, dtype=dtype)
 
-    def _columns_operand(self) -> PanelOperand:
+    def columns_operand(self) -> PanelOperand:
+        """How columns are read; writes what that takes."""
         p, b, dtype = self.p, self.p.b, self._stored(self.p.b.tensor)
         if self.window:
             self.scratch = (self.window.count * self.window.block(self.lanes) + self.lanes) * 4
-            self._gather(self.window.region(self.lanes))
+            self.gather(self.window.region(self.lanes))
             return PanelOperand("panel", self.window.steps(self.lanes))
         kind = CPU_DIALECT.types[dtype]
         if b.tensor in self.binding.constants and b.tensor not in p.before and len(p.columns) == 1:
@@ -187,23 +201,28 @@ class _Panel:
             if contiguous(steps, p):
                 self.text.line(f"__global const {kind} *B = {self.pointer(b.tensor)} + ({self.address(steps)});")
                 return PanelOperand("B", {r: steps.step(r) for r in self.flat}, dtype=dtype)
-        return self._gathered()
+        return self.gathered()
 
-    def _gathered(self) -> PanelOperand:
+    def gathered(self) -> PanelOperand:
         """The panel ``[K][stride]`` in scratch memory; the stride avoids multiples of 4 KiB (cache sets)."""
         stride = -(-self.p.width // self.lanes) * self.lanes + self.lanes
         stride += self.lanes * (stride % 1024 == 0)
         self.scratch = (self.p.depth + 1) * stride * 4
-        self._gather(columns_region(self.p, stride))
+        self.gather(columns_region(self.p, stride))
         return PanelOperand("panel", {r: s * stride for r, s in self.flat.items()})
 
-    def _gather(self, region: Region) -> None:
-        self.text.line("__global float *panel = (__global float *)scratch;")
-        self.text.all(Gather(self.p, self.binding, self.lanes, region, self.pointer, self._origin).lines())
+    def gather(self, region: Region) -> None:
+        """Write what copies a region into the panel."""
+        self.text.line(f"__global {self.element} *panel = (__global {self.element} *)scratch;")
+        self.text.all(self.gather_of(region).lines())
+
+    def gather_of(self, region: Region) -> Gather:
+        """What gathers the columns."""
+        return Gather(self.p, self.binding, self.lanes, region, self.pointer, self.origin)
 
     # --- the microkernel ------------------------------------------------------------------------
 
-    def _pointers(self, a: PanelOperand, b: PanelOperand) -> None:
+    def pointers(self, a: PanelOperand, b: PanelOperand) -> None:
         """``b`` at the first column, ``a`` at the first row (or ``a0``, ``a1``, ... at every row)."""
         text, full = self.text, self.nv * self.lanes
         place = f"c / {full} * {full * self.p.depth} + c % {full}" if b.packed else "c"
@@ -215,16 +234,16 @@ class _Panel:
             # Rows past the end repeat the last one; they are never stored.
             text.line(f"__global const {a.spelling} *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
 
-    def _multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
+    def multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """Sum over K into registers, then leave them in ``tile``, row by row with ``nv`` vectors each."""
         kind = vector_type(self.lanes)
         for i in range(self.mr):
             self.text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
-        self._k_loops(a, b, nv)
+        self.k_loops(a, b, nv)
         for i in range(self.mr):
             self.text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
-    def _k_loops(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
+    def k_loops(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """A loop over each group of reduction axes that both operands step through evenly."""
         groups = merged([(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce])
         for n, (extent, _, _) in enumerate(groups):
@@ -233,16 +252,23 @@ class _Panel:
             self.text.line(f"for (int k{n} = 0; k{n} < {extent}; ++k{n}) {{")
         a_off = " + ".join(f"k{n} * {s}" for n, (_, s, _) in enumerate(groups)) or "0"
         b_off = " + ".join(f"k{n} * {s}" for n, (_, _, s) in enumerate(groups)) or "0"
+        self.text.line(f"const int ka = {a_off}, kb = {b_off};")
+        self.multiply_add(a, b, nv)
+        self.text.all(["}"] * len(groups))
+
+    def multiply_add(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
+        """One product of every accumulator, at ``ka`` and ``kb``."""
         vector, text = self.lanes, self.text
-        text.line(f"const int ka = {a_off}, kb = {b_off};")
         for j in range(nv):
             text.line(f"const {vector_type(vector)} b{j} = {read(b.dtype, vector, 'b + kb', j)};")
         for i in range(self.mr):
             source = element(a.dtype, "a", f"ka + {i}") if a.packed else element(a.dtype, f"a{i}", "ka")
             fmas = " ".join(f"s{i}_{j} = fma(w, b{j}, s{i}_{j});" for j in range(nv))
             text.line(f"{{ const {vector_type(vector)} w = {source}; {fmas} }}")
-        for _ in groups:
-            text.line("}")
+
+    def vector(self, load: Callable[[Load], str], prefix: str) -> Vector:
+        """What writes a map in vectors."""
+        return Vector(self.lanes, load, prefix)
 
     # --- the epilogue ---------------------------------------------------------------------------
 
@@ -257,7 +283,7 @@ class _Panel:
         self._store(p.main.name, names)
         for number, c in enumerate(p.after):
             axes = dict(zip((a.name for a in c.axes), (a.name for a in p.main.axes), strict=True))
-            vector = Vector(self.lanes, partial(self._load, names, axes), f"v{number}_")
+            vector = self.vector(partial(self._load, names, axes), f"v{number}_")
             names[c.name] = vector.value(c.body)
             text.all(vector.lines)
             self._store(c.name, names)
@@ -266,7 +292,7 @@ class _Panel:
     def _vectors(self) -> None:
         """Loops over the vectors of the register tile: ``total``, its ``row``, its first ``col`` and how many lanes it
         ``have``. Where there are gaps, vectors start anew with every row of the output."""
-        text, lanes, kind = self.text, self.lanes, vector_type(self.lanes)
+        text, lanes, kind = self.text, self.lanes, vector_type(self.lanes, self.sum)
         if not self.gaps or self.window is None:
             text.line(f"for (int v = 0; v < min({self.mr}, rows - r) * nv; ++v) {{")
             text.line(f"const int row = r + v / nv, col = c + v % nv * {lanes}, have = min({lanes}, cols - col);")
@@ -282,7 +308,7 @@ class _Panel:
         text.line(f"const int count = min(nv * {lanes} - s, e_{inner} - x), row = r + i;")
         text.line(f"for (int n0 = 0; n0 < count; n0 += {lanes}) {{")
         text.line(f"const int col = y * e_{inner} + x + n0, have = min({lanes}, count - n0);")
-        text.line(f"const {kind} total = vload{lanes}(0, (const float *)tile + i * nv * {lanes} + s + n0);")
+        text.line(f"const {kind} total = vload{lanes}(0, (const {self.sum} *)tile + i * nv * {lanes} + s + n0);")
 
     def _steps(self, load: Load, axes: Mapping[str, str]) -> Access:
         renamed = ex.substitute(load, {old: ex.Ref(new) for old, new in axes.items()})
@@ -297,12 +323,12 @@ class _Panel:
         pointer, kind = self.pointer(load.tensor), self._stored(load.tensor)
         base = self._point(steps)
         if not any(steps.step(c) and p.tile[c] > 1 for c in p.columns):
-            return f"({vector_type(self.lanes)})({element(kind, pointer, base)})"
+            return f"({vector_type(self.lanes, self.loaded(load.tensor))})({element(kind, pointer, base)})"
         if contiguous(steps, p):
             return read(kind, self.lanes, f"{pointer} + ({base} + col)")
         columns = (f"min(col + {n}, cols - 1)" for n in range(self.lanes))
         lanes = (element(kind, pointer, f"{base} + {self._scattered(steps, column)}") for column in columns)
-        return f"({vector_type(self.lanes)})({', '.join(lanes)})"
+        return f"({vector_type(self.lanes, self.loaded(load.tensor))})({', '.join(lanes)})"
 
     def _point(self, steps: Access) -> str:
         """Address of column 0 in row ``row``."""
@@ -338,7 +364,7 @@ class _Panel:
         else:
             self.text.line("{")
             place = f"{base} + {self._scattered(steps, 'col + n')}"
-        self.text.line(f"float lane[{self.lanes}]; vstore{self.lanes}({value}, 0, lane);")
+        self.text.line(f"{self.loaded(name)} lane[{self.lanes}]; vstore{self.lanes}({value}, 0, lane);")
         self.text.line(f"{lane} {put(CPU_DIALECT, pointer, place, kind, 'lane[n]')}")
         self.text.line("}")
 

@@ -12,13 +12,15 @@ from rammer.ir.device import VDevice
 
 @dataclass(frozen=True, slots=True)
 class TaskFunction:
-    """``void entry(global T0 *p0, ..., scratch, int task)``; ``scratch`` is in bytes, ``types`` are T0 ..."""
+    """``void entry(global T0 *p0, ..., scratch, int task)``; ``scratch`` is in bytes, ``types`` are T0 ...; ``helpers`` is what
+    the text needs besides the dialect's preamble, and a program has once."""
 
     entry: str
     text: str
     arguments: tuple[Argument, ...]
     types: tuple[str, ...]
     scratch: int
+    helpers: str = ""
 
 
 #: A family of this device's kernels. Units are described as virtual devices.

@@ -25,9 +25,9 @@ _CALLS = {
 }
 
 
-def vector_type(width: int) -> str:
+def vector_type(width: int, element: str = "float") -> str:
     """``float`` or ``float16`` and the like."""
-    return "float" if width == 1 else f"float{width}"
+    return element if width == 1 else f"{element}{width}"
 
 
 def read(dtype: str, width: int, address: str, number: int = 0) -> str:
@@ -65,15 +65,17 @@ class Vector:
     def value(self, e: Expr) -> str:
         """Name of a floating-point value. Raises Unsuited for what vectors cannot express."""
         if e not in self.known:
-            self.known[e] = self._named(self._text(e), vector_type(self.width))
+            self.known[e] = self.named(self.text_of(e), vector_type(self.width))
         return self.known[e]
 
-    def _named(self, text: str, kind: str) -> str:
+    def named(self, text: str, kind: str) -> str:
+        """A variable that holds ``text``; its name."""
         name = f"{self.prefix}{len(self.lines)}"
         self.lines.append(f"const {kind} {name} = {text};")
         return name
 
-    def _text(self, e: Expr) -> str:
+    def text_of(self, e: Expr) -> str:
+        """The text of one operation on named values."""
         if isinstance(e, Const):
             if isinstance(e.value, bool):
                 raise Unsuited("a truth value as a number")

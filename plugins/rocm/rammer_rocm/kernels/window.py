@@ -95,4 +95,6 @@ def window_of(p: PanelProduct) -> PanelWindow:
     used = [r for index in p.b.indices for r in ex.axes_of(index) if r in taps]
     if not taps or len(used) != len(taps):
         raise Unsuited("no window")
+    if p.quads is not None and p.quads.axis in taps:
+        raise Unsuited("taps are four bytes together")
     return PanelWindow(p, taps, spans, tuple(r.name for r in p.main.reduce if r.name not in taps))

@@ -1,0 +1,110 @@
+"""``RM_DOT``: four unsigned by four signed bytes in each lane, summed into 32 bits.
+
+x86 has one instruction for it (``vpdpbusd``, of AVX512-VNNI and AVX-VNNI), which OpenCL C does not name: ``dot_acc_sat`` becomes
+shifts and multiplications. Runtimes made of clang pass a function with an intrinsic's name on to LLVM, which knows it. One that
+does not would end the process, so whether it works is tried in a process of its own, once for every driver and processor.
+Products of all 64 bytes of a vector then take a cycle; in plain OpenCL C they take six or more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from rammer.profile.folder import cache_folder
+
+#: Lanes of 32 bits that vectors may have.
+LANES: Final = (4, 8, 16)
+#: The processor's word for either extension, in /proc/cpuinfo.
+_FLAGS: Final = re.compile(r"^flags\s*:.*\b(avx512_vnni|avx_vnni)\b", re.MULTILINE)
+#: Seconds for the trial: starting Python and building a kernel.
+_PATIENCE: Final = 60.0
+#: Bytes that a trial multiplies; any would do that tell signs and places apart.
+_TRIAL: Final = ((255, 1, 128, 7), (-128, 127, -1, 3))
+
+# LLVM 22 made its operands bytes.
+_NATIVE = """
+#if __clang_major__ >= 22
+typedef char rm_quads{w} __attribute__((ext_vector_type({bytes})));
+#else
+typedef int{w} rm_quads{w};
+#endif
+int{w} rm_dpbusd{w}(int{w}, rm_quads{w}, rm_quads{w}) __asm("llvm.x86.avx512.vpdpbusd.{bits}");
+#define RM_DOT{w}(s, u, v) rm_dpbusd{w}(s, __builtin_astype(u, rm_quads{w}), __builtin_astype(v, rm_quads{w}))
+"""
+_PLAIN = """
+inline static int{w} rm_dot{w}(int{w} s, int{w} u, int{w} v) {{
+  return s + ((u & 255) * ((v << 24) >> 24) + ((u >> 16) & 255) * ((v << 8) >> 24))
+      + (((u >> 8) & 255) * ((v << 16) >> 24) + ((u >> 24) & 255) * (v >> 24));
+}}
+#define RM_DOT{w}(s, u, v) rm_dot{w}(s, u, v)
+"""
+
+
+def dot_text(lanes: int, native: bool) -> str:
+    """What defines ``RM_DOT`` of so many lanes: the sum ``s``, the unsigned bytes ``u`` and the signed bytes ``v``."""
+    return (_NATIVE if native else _PLAIN).format(w=lanes, bytes=4 * lanes, bits=32 * lanes)
+
+
+def has_dots(device: Any, lanes: int) -> bool:
+    """Whether the instruction can be had of an OpenCL CPU."""
+    if lanes not in LANES:
+        return False
+    try:
+        if not _FLAGS.search(Path("/proc/cpuinfo").read_text()):
+            return False
+    except OSError:
+        return False
+    name = [device.name.strip(), device.platform.name, device.platform.version, device.driver_version, str(lanes), str(_TRIAL)]
+    kept = cache_folder() / "vnni" / hashlib.sha256("\n".join([*name, _NATIVE]).encode()).hexdigest()[:20]
+    try:
+        return kept.read_text() == "works"
+    except OSError:
+        pass
+    found = _tried(device, lanes)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text("works" if found else "does not")
+    except OSError:
+        pass  # it is tried again next time
+    return found
+
+
+def _tried(device: Any, lanes: int) -> bool:
+    """Whether a process that multiplies some bytes by the instruction ends well."""
+    command = [sys.executable, "-m", "rammer_rocm.vnni", device.platform.name, device.name, str(lanes)]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def trial(platform: str, name: str, lanes: int) -> bool:
+    """Whether the instruction multiplies as it should, in this process (which may end here)."""
+    import numpy as np
+
+    from rammer_rocm.units import opencl, units
+
+    cl = opencl()
+    device = next(d for d in units() if d.platform.name == platform and d.name == name)
+    context = cl.Context([device])
+    queue = cl.CommandQueue(context)
+    text = dot_text(lanes, native=True) + (
+        "__kernel void f(__global int *p) {"
+        f" vstore{lanes}(RM_DOT{lanes}(vload{lanes}(0, p), vload{lanes}(1, p), vload{lanes}(2, p)), 0, p); }}"
+    )
+    first, second = (np.array(row).astype(np.uint8) for row in _TRIAL)
+    words = np.concatenate([np.arange(lanes, dtype=np.int32), *(np.tile(row.view(np.int32), lanes) for row in (first, second))])
+    buffer = cl.Buffer(context, cl.mem_flags.COPY_HOST_PTR, hostbuf=words)
+    cl.Program(context, text).build().f(queue, (1,), (1,), buffer)
+    cl.enqueue_copy(queue, words, buffer)
+    wanted = int(np.dot(*(np.array(row, np.int64) for row in _TRIAL)))
+    return bool((words[:lanes] == np.arange(lanes) + wanted).all())
+
+
+if __name__ == "__main__":
+    sys.exit(0 if trial(sys.argv[1], sys.argv[2], int(sys.argv[3])) else 1)

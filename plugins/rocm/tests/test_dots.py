@@ -1,0 +1,180 @@
+"""Products of bytes: every candidate of sampled matrix products and convolutions against NumPy's sums of 64 bits, exactly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rammer.device.manifest import Array, Binding, OpenOptions
+from rammer.ir.compute import Compute
+from rammer.ir.operator import Connection, ROperator
+from rammer.ir.program import Storage
+from rammer.ir.types import TensorType, row_major
+from rammer.runtime.host_memory import view
+from rammer.testing.some import some
+
+pytest.importorskip("pyopencl")
+from rammer.testing.single import images, placed
+
+from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.plugin import DEVICE
+
+if not DEVICE.probe():
+    pytest.skip("no OpenCL unit", allow_module_level=True)
+
+PAIRS = [(a, b) for a in ("uint8", "int8") for b in ("uint8", "int8")]
+
+
+@pytest.fixture(scope="module", params=["native", "plain"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    """The unit with its instruction for such products, and as one that has none."""
+    made: Any = copy.copy(DEVICE.open(OpenOptions()))
+    if made.vdevice.threads > 1 or (request.param == "native" and not made.vdevice.dots):
+        pytest.skip("this unit has no such kernels")
+    if request.param == "plain":
+        OpenClKernels.__init__(made, replace(made.vdevice, dots=0.0))
+    return made
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator with the values of what it reads, and its result."""
+
+    operator: ROperator
+    values: Mapping[str, Array]
+    constants: frozenset[str]
+    wanted: Array
+
+    @property
+    def binding(self) -> Binding:
+        """Everything dense."""
+        types = {n: TensorType(str(v.dtype), v.shape) for n, v in self.values.items()}
+        types |= {c.name: c.type for c in self.operator.computes}
+        storages = {n: Storage(n, n, 0, t.shape, row_major(t.shape)) for n, t in types.items()}
+        return Binding(types, storages, self.constants)
+
+    def wrong(self, backend: Any, tiled: ROperator) -> int:
+        """Elements that a candidate gets wrong."""
+        constants = {n: v for n, v in self.values.items() if n in self.constants}
+        place = placed(tiled, self.binding, constants, backend.vdevice.veus)
+        loaded = backend.load(place.program, constants)
+        try:
+            loaded.poison()
+            free = {n: v for n, v in self.values.items() if n not in constants}
+            image = loaded.run(images(place, free)).outputs[tiled.anchor.name]
+            have = view(np.array(image), place.program.storage[tiled.anchor.name])
+        finally:
+            loaded.close()
+        return int((have.astype(np.int64) != self.wanted.astype(np.int64)).sum())
+
+
+def case(lines: list[str], values: dict[str, Array], free: set[str], wanted: Array) -> Case:
+    computes = tuple(Compute.parse(line) for line in lines)
+    edges = tuple(Connection(p, c.name, "thread") for c in computes for p in c.reads if p in {d.name for d in computes})
+    operator = ROperator(computes[-1].name, computes, edges, (computes[-1].name,))
+    return Case(operator, values, frozenset(values) - free, wanted)
+
+
+def drawn(rng: np.random.Generator, kind: str, *shape: int) -> Array:
+    """All values of a type, extremes often."""
+    ends = np.iinfo(kind)
+    values = rng.integers(ends.min, ends.max + 1, shape)
+    return np.where(rng.random(shape) < 0.1, np.where(values % 2, ends.min, ends.max), values).astype(kind)
+
+
+def requantised(
+    rng: np.random.Generator, axes: str, point: str, sums: Array, values: dict[str, Array]
+) -> tuple[list[str], Array]:
+    """Bias, scale, rounding, zero point and saturation behind sums [n, m, ...], as lines and as codes; adds to ``values``."""
+    m = sums.shape[1]
+    bias, scale, zero = rng.integers(-5000, 5000, m).astype(np.int32), (rng.random(m) * 1e-3).astype(np.float32), np.uint8(117)
+    values |= {"bias": bias, "scale": scale, "zero": np.array(zero)}
+    lines = [
+        f"z: f32[{axes}] = cast(float32, acc[{point}] + bias[m]) * scale[m]",
+        f"y: u8[{axes}] = cast(uint8, cast(int32, min(max(round(z[{point}]) + cast(float32, zero[()]), 0.0), 255.0)))",
+    ]
+    side = (-1, *(1,) * (sums.ndim - 2))
+    real = (sums + bias.reshape(side)).astype(np.float32) * scale.reshape(side)
+    return lines, np.clip(np.rint(real) + np.float32(zero), 0, 255).astype(np.uint8)
+
+
+def convolution(rng: np.random.Generator, kinds: tuple[str, str], least: int) -> Case:
+    """A convolution with any stride, window and padding, of some groups; behind it nothing, or codes of 8 bits."""
+    g = int(rng.choice([1, 1, 1, 2, 3]))
+    c, m = int(rng.integers(1, 20)) * g, int(rng.integers(1, 24)) * g
+    h, w, k, s = int(rng.integers(6, 30)), int(rng.integers(6, 40)), int(rng.choice([1, 2, 3, 5])), int(rng.integers(1, 3))
+    p = int(rng.integers(0, (k + 1) // 2 + 1))
+    h = max(h, -(-least // (w * c * m * k * k // (g * s * s) or 1)) // 2)
+    oh, ow = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
+    x, weights = drawn(rng, kinds[0], 1, c, h, w), drawn(rng, kinds[1], m, c // g, k, k)
+    pad = int(drawn(rng, kinds[0], 1)[0])
+    channel = "c" if g == 1 else f"(m // {m // g}) * {c // g} + c"
+    place = f"n, {channel}, (h * {s} + kh) + {-p}, (w * {s} + kw) + {-p}"
+    axes = f"n:1, m:{m}, h:{oh}, w:{ow}"
+    over = f"sum[c:{c // g}, kh:{k}, kw:{k}]"
+    lines = [f"acc: i32[{axes}] = {over} cast(int32, pad(x[{place}], {pad})) * cast(int32, w[m, c, kh, kw])"]
+    framed = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (p, p), (p, p)), constant_values=pad).reshape(
+        1, g, c // g, *(h + 2 * p, w + 2 * p)
+    )
+    sums = np.zeros((1, g, m // g, oh, ow), np.int64)
+    by = weights.astype(np.int64).reshape(g, m // g, c // g, k, k)
+    for i, j in np.ndindex(k, k):
+        part = framed[..., i : i + (oh - 1) * s + 1 : s, j : j + (ow - 1) * s + 1 : s]
+        sums += np.einsum("gmc,ngchw->ngmhw", by[..., i, j], part)
+    wanted, values = sums.reshape(1, m, oh, ow), {"x": x, "w": weights}
+    if rng.random() < 0.5:
+        more, wanted = requantised(rng, axes, "n, m, h, w", wanted, values)
+        lines += more
+    return case(lines, values, {"x"}, wanted)
+
+
+def product(rng: np.random.Generator, kinds: tuple[str, str], least: int) -> Case:
+    """A matrix product, of constants or of two inputs, these either way round."""
+    b, free = int(rng.integers(1, 4)), bool(rng.integers(2))
+    m, k, n = (int(rng.integers(1, limit)) for limit in (70, 150, 130))
+    k = max(k, -(-least // (m * n * b)))
+    turned = bool(rng.integers(2))
+    shape = (n, k) if turned else (k, n)
+    x, w = drawn(rng, kinds[0], b, m, k), drawn(rng, kinds[1], *((b, *shape) if free else shape))
+    read = f"{'b, ' if free else ''}{'n, k' if turned else 'k, n'}"
+    line = f"acc: i32[b:{b}, m:{m}, n:{n}] = sum[k:{k}] cast(int32, x[b, m, k]) * cast(int32, w[{read}])"
+    wanted = x.astype(np.int64) @ (np.swapaxes(w, -1, -2) if turned else w).astype(np.int64)
+    return case([line], {"x": x, "w": w}, {"x", "w"} if free else {"x"}, wanted)
+
+
+@pytest.mark.parametrize("kinds", PAIRS)
+@pytest.mark.parametrize("make", [convolution, product])
+def test_products_of_bytes_are_exact(backend: Any, kinds: tuple[str, str], make: Any, rng: np.random.Generator) -> None:
+    """Candidates at random: every sign, partial tiles, sums that are no fours, windows in one copy."""
+    tried = 0
+    for _ in range(2 if backend.vdevice.dots else 1):
+        one = make(rng, kinds, 100_000)
+        offered = [o for o in backend.offered(one.operator, one.binding) if o.family == "dots"]
+        fitting = (offered[i] for i in rng.permutation(len(offered)))
+        for tiled in [o for o, _ in zip((o for o in fitting if backend.fits(o, one.binding)), range(1), strict=False)]:
+            assert not one.wrong(backend, tiled), (str(one.operator), tiled.tile, tiled.config)
+            tried += 1
+    assert tried
+
+
+def test_a_product_of_bytes_is_what_is_offered_first(backend: Any, rng: np.random.Generator) -> None:
+    """Not the generic kernel, which takes 20 times as long."""
+    one = product(rng, ("uint8", "int8"), 10_000_000)
+    assert next(iter(backend.candidates(one.operator, one.binding))).family == "dots"
+
+
+@pytest.mark.parametrize("end", ["min", "max"])
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_long_sums_wrap_nowhere(backend: Any, a: str, b: str, end: str) -> None:
+    """The largest products of 16,384 bytes, which saturating instructions of 16 bits would cut."""
+    k = 16_384
+    line = f"acc: i32[m:2, n:20] = sum[k:{k}] cast(int32, x[m, k]) * cast(int32, w[k, n])"
+    x, w = (np.full(shape, getattr(np.iinfo(t), end), t) for shape, t in (((2, k), a), ((k, 20), b)))
+    one = case([line], {"x": x, "w": w}, {"x"}, x.astype(np.int64) @ w.astype(np.int64))
+    found = [o for o in backend.offered(one.operator, one.binding) if o.family == "dots"]
+    assert not one.wrong(backend, next(some(found)))

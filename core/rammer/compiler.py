@@ -45,6 +45,7 @@ from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.registry import parse_policy
 from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import Rate, connect, peak
+from rammer.tile.decodings import inline_decodings
 from rammer.tile.graph import TileGraph
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
@@ -158,7 +159,7 @@ class Compiler:
     def program(self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> ProgramSegment:
         """From tensor expressions to a verified program."""
         with self.step("storage"):
-            compute = slice_steps(inline_conditions(compute), self.backend.vdevice)
+            compute = slice_steps(inline_decodings(inline_conditions(compute)), self.backend.vdevice)
             plan = assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)

@@ -20,6 +20,7 @@ class Fold:
 
     A graph output stays the result of a node: only what leads to it folds. Operators that
     nothing judged computes (``frontend.evaluator``), random ones and those with sub-graphs stay.
+    So do weights of matrix products that are stored as codes: they are decoded where they are read.
     """
 
     limit: int = field(default_factory=lambda: limits.MAX_FOLDED_BYTES)
@@ -31,7 +32,7 @@ class Fold:
 
     def __call__(self, graph: Graph) -> Graph:
         known = dict(graph.constants)
-        outputs = output_names(graph)
+        outputs = output_names(graph) | _stored(graph)
         nodes = [node for node in graph.nodes if not self._fold(node, graph, known, outputs)]
         return graph if len(nodes) == len(graph.nodes) else rebuilt(graph, nodes, known)
 
@@ -55,3 +56,9 @@ class Fold:
         """Whether the results may become constants."""
         made = sum(graph.types[o].nbytes for o in node.outputs if o)
         return made <= max(self.limit, self.times * sum(known[n].nbytes for n in {*node.inputs} if n))
+
+
+def _stored(graph: Graph) -> set[str]:
+    """Operands of matrix products that are made of codes."""
+    read = {n for node in graph.nodes if node.op in ("MatMul", "Gemm") and not node.domain for n in node.inputs[:2]}
+    return {o for node in graph.nodes if node.op == "DequantizeLinear" and not node.domain for o in node.outputs if o in read}

@@ -11,11 +11,13 @@ from typing import ClassVar, Final, Protocol, runtime_checkable
 from rammer.errors import BadInput, RammerError, blamed
 from rammer.ir.graph import Graph, verify_graph
 from rammer.passes.batchnorm import FoldAffine
+from rammer.passes.codes import MoveCodes
 from rammer.passes.cse import CommonSubexpressions
 from rammer.passes.dce import DeadCode
 from rammer.passes.factors import FoldFactors
 from rammer.passes.fold import Fold
 from rammer.passes.identity import RemoveIdentities
+from rammer.passes.integers import IntegerProducts
 from rammer.passes.sink import SinkReshapes
 
 __all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
@@ -127,10 +129,22 @@ def _run(step: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
 
 def default_passes() -> tuple[Pass, ...]:
     """The passes every model goes through, in order."""
-    return (Fold(), RemoveIdentities(), FoldAffine(), FoldFactors(), SinkReshapes(), CommonSubexpressions(), DeadCode())
+    return (
+        MoveCodes(),
+        IntegerProducts(),
+        Fold(),
+        RemoveIdentities(),
+        FoldAffine(),
+        FoldFactors(),
+        SinkReshapes(),
+        CommonSubexpressions(),
+        DeadCode(),
+    )
 
 
 _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
+    MoveCodes.name: MoveCodes,
+    IntegerProducts.name: IntegerProducts,
     Fold.name: Fold,
     RemoveIdentities.name: RemoveIdentities,
     FoldAffine.name: FoldAffine,

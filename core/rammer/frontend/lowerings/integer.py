@@ -25,8 +25,8 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
 from rammer.ir.expr import Cast, Const, Expr, Load, Op
 
-#: The domain of IntegerConv and IntegerMatMul, which no model can name: ConvInteger and MatMulInteger with a bias of int32 as
-#: their fifth operand.
+#: The domain of IntegerConv and IntegerMatMul, which no model can name: ConvInteger and MatMulInteger with a bias of int32 and a
+#: scale (of one number, or one for each channel or column) as their fifth and sixth operands.
 DOMAIN = "rammer"
 
 
@@ -39,16 +39,20 @@ class _Codes:
 
 
 def _codes(ctx: Lowering, tensor: str, zero: str, channel: int = -1) -> _Codes:
-    """Known codes without their zero point, where 8 bits hold them; ``channel`` is the axis along which it may vary."""
+    """Known codes as int8, and without their zero point where that holds them; ``channel`` is the axis along which it varies."""
     zero = zero if nonzero(ctx, zero) else ""
-    value, moved = _value(ctx, tensor), _value(ctx, zero) if zero else np.zeros((), np.int32)
-    if value is None or moved is None:
+    value, known = _value(ctx, tensor), _value(ctx, zero) if zero else np.zeros((), np.uint8)
+    if value is None or known is None:
         return _Codes(tensor, zero)
+    moved = known
     if moved.ndim == 1 and moved.size > 1:
         moved = moved.reshape([-1 if d == channel % value.ndim else 1 for d in range(value.ndim)])
     bare = value.astype(np.int32) - (moved.astype(np.int32).reshape(()) if moved.size == 1 else moved.astype(np.int32))
     if bare.min(initial=0) < -128 or bare.max(initial=0) > 127:
-        return _Codes(tensor, zero)
+        if value.dtype == np.int8:
+            return _Codes(tensor, zero)
+        signed = [ctx.constant((v.astype(np.int16) - 128).astype(np.int8), n) for v, n in ((value, "codes"), (known, "zero"))]
+        return _Codes(signed[0], signed[1])
     if not zero and value.dtype == np.int8:
         return _Codes(tensor, "")
     return _Codes(ctx.constant(bare.astype(np.int8), "codes"), "")
@@ -79,7 +83,7 @@ class _Sums:
     depth: int
 
 
-def _corrected(ctx: Lowering, total: Expr, sums: _Sums) -> Expr:
+def _corrected(total: Expr, sums: _Sums) -> Expr:
     """The product of what the codes stand for, given that of the codes."""
     value = total
     if sums.zero_a is not None and sums.of_b is not None:
@@ -103,10 +107,6 @@ class _Product:
     inner: Axis
     a: Load
     b: Load
-
-    def plain(self, index: Expr | int | str) -> bool:
-        """Whether an index is one of an axis of the result."""
-        return any(index == ex.Ref(a.name) for a in self.axes)
 
 
 def _product(ctx: Lowering, a: str, b: str, shape: Sequence[int]) -> _Product:
@@ -133,12 +133,12 @@ def _row_wise(ctx: Lowering, name: str, axes: Sequence[Axis], rows: bool) -> Loa
     return ctx.broadcast(name, axes)
 
 
-def _matrix_sum(ctx: Lowering, load: Load, p: _Product, known: bool) -> Load:
+def _matrix_sum(ctx: Lowering, load: Load, p: _Product) -> Load:
     """The sums of an operand over the inner axis, known or computed."""
     kept = [i for i in load.indices if i != ex.Ref(p.inner.name)]
     place = load.indices.index(ex.Ref(p.inner.name))
     value = _value(ctx, load.tensor)
-    if known and value is not None:
+    if value is not None:
         return ctx.load(ctx.constant(_kept(value.astype(np.int64).sum(place)), "sums"), *kept)
     shape = [n for d, n in enumerate(ctx.shape(load.tensor)) if d != place]
     axes = [Axis(f"s{d}", n) for d, n in enumerate(shape)]
@@ -151,15 +151,16 @@ def _matrix_total(ctx: Lowering, inputs: Sequence[str], bias: str, shape: Sequen
     """Axes and value of an integer product with what corrects it; ``inputs`` are a, b and their zero points."""
     left, right = _codes(ctx, inputs[0], inputs[2], -2), _codes(ctx, inputs[1], inputs[3], -1)
     p = _product(ctx, left.tensor, right.tensor, shape)
+    folded = _matrix_bias(ctx, left, right, bias, p)
+    za, zb = (_row_wise(ctx, c.zero, p.axes, rows) for c, rows in ((left, True), (right, False)))
+    # Sums come before the product, so that what follows it may join it.
+    of_a = _matrix_sum(ctx, p.a, p) if zb is not None else None
+    of_b = _matrix_sum(ctx, p.b, p) if za is not None and folded is None else None
     total = ctx.emit(p.axes, Op("mul", (_int(p.a), _int(p.b))), (p.inner,), "sum", "int32", into="sum")
     value: Expr = ctx.load(total, *[a.name for a in p.axes])
-    folded = _matrix_bias(ctx, left, right, bias, p)
     if folded is not None:
         return p.axes, Op("add", (value, folded))
-    za, zb = (_row_wise(ctx, c.zero, p.axes, rows) for c, rows in ((left, True), (right, False)))
-    of_a = _matrix_sum(ctx, p.a, p, True) if zb is not None else None
-    of_b = _matrix_sum(ctx, p.b, p, True) if za is not None else None
-    value = _corrected(ctx, value, _Sums(of_a, of_b, za, zb, p.inner.extent))
+    value = _corrected(value, _Sums(of_a, of_b, za, zb, p.inner.extent))
     return p.axes, Op("add", (value, ctx.broadcast(bias, p.axes))) if bias else value
 
 
@@ -185,9 +186,10 @@ def integer_matmul(ctx: Lowering) -> None:
 
 @lowering("IntegerMatMul", domain=DOMAIN)
 def integer_matmul_with_bias(ctx: Lowering) -> None:
-    """The same with a bias."""
-    inputs = _inputs(ctx, 5)
-    _emit_sum(ctx, *_matrix_total(ctx, inputs, inputs[4], ctx.out().shape))
+    """The same with a bias and, where there is one, times a scale."""
+    inputs = _inputs(ctx, 6)
+    axes, value = _matrix_total(ctx, inputs, inputs[4], ctx.out().shape)
+    _emit_scaled(ctx, axes, value, _row_wise(ctx, inputs[5], axes, False))
 
 
 def _inputs(ctx: Lowering, count: int) -> list[str]:
@@ -203,6 +205,14 @@ def _emit_sum(ctx: Lowering, axes: Sequence[Axis], value: Expr) -> None:
         ctx.emit(axes, last.body, last.reduce, last.combiner, "int32", into=0)
     else:
         ctx.emit(axes, value, dtype="int32", into=0)
+
+
+def _emit_scaled(ctx: Lowering, axes: Sequence[Axis], value: Expr, scale: Load | None) -> None:
+    """Output 0: sums, or the numbers that they stand for."""
+    if scale is None:
+        _emit_sum(ctx, axes, value)
+    else:
+        ctx.emit(axes, Op("mul", (Cast("float32", value), scale)), into=0)
 
 
 @lowering("QLinearMatMul")
@@ -254,21 +264,22 @@ def _conv_total(ctx: Lowering, inputs: Sequence[str], bias: str) -> tuple[tuple[
     reduce = (*([Axis("c", each)] if each != 1 else []), *window.taps)
     weight = ctx.load(w.tensor, "m", channel, *window.tap_indices)
     data = window.load(tensor, ("n", ex.add(ex.mul(group, each), channel)), fill)
-    total = ctx.emit(axes, Op("mul", (_int(data), _int(weight))), reduce, "sum" if reduce else None, "int32", into="sum")
-    value: Expr = ctx.load(total, *[a.name for a in axes])
     folded = _conv_bias(ctx, x, w, bias)
-    if folded is not None:
-        return axes, Op("add", (value, folded))
-    depth = each * int(np.prod(kernel))
-    of_b = _weight_sums(ctx, w, weight, reduce) if x.zero else None
+    of_b = _weight_sums(ctx, w, weight, reduce) if x.zero and folded is None else None
     of_a = None
     if w.zero:
+        # Sums come before the product, so that what follows it may join it.
         rows = (Axis("n", batch), Axis("g", groups), *window.axes)
-        data = window.load(tensor, ("n", ex.add(ex.mul("g" if groups > 1 else ex.integer(0), each), channel)), fill)
-        sums = ctx.emit(rows, _int(data), reduce, "sum" if reduce else None, "int32", into="sums")
+        first = ex.mul("g", each) if groups > 1 else ex.integer(0)
+        codes = window.load(tensor, ("n", ex.add(first, channel)), fill)
+        sums = ctx.emit(rows, _int(codes), reduce, "sum" if reduce else None, "int32", into="sums")
         of_a = ctx.load(sums, "n", group, *[a.name for a in window.axes])
+    total = ctx.emit(axes, Op("mul", (_int(data), _int(weight))), reduce, "sum" if reduce else None, "int32", into="sum")
+    value: Expr = ctx.load(total, *[a.name for a in axes])
+    if folded is not None:
+        return axes, Op("add", (value, folded))
     za, zb = _channel(ctx, x.zero), _channel(ctx, w.zero)
-    value = _corrected(ctx, value, _Sums(of_a, of_b, za, zb, depth))
+    value = _corrected(value, _Sums(of_a, of_b, za, zb, each * int(np.prod(kernel))))
     return axes, Op("add", (value, ctx.load(bias, "m"))) if bias else value
 
 
@@ -328,9 +339,10 @@ def integer_conv(ctx: Lowering) -> None:
 
 @lowering("IntegerConv", domain=DOMAIN)
 def integer_conv_with_bias(ctx: Lowering) -> None:
-    """The same with a bias for each channel."""
-    inputs = _inputs(ctx, 5)
-    _emit_sum(ctx, *_conv_total(ctx, inputs, inputs[4]))
+    """The same with a bias for each channel and, where there is one, times a scale."""
+    inputs = _inputs(ctx, 6)
+    axes, value = _conv_total(ctx, inputs, inputs[4])
+    _emit_scaled(ctx, axes, value, _channel(ctx, inputs[5]))
 
 
 @lowering("QLinearConv")

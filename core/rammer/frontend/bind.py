@@ -265,10 +265,8 @@ class _Binding:
     ) -> bool:
         """Evaluate an operator all of whose operands are known, unless the result is large or random."""
         static = {o: kind for o in proto.output if (kind := nd.tensor_type(inferred.get(o, TypeProto())))}
-        if proto.op_type == "DequantizeLinear" and not _domain(proto):
-            return False  # what reads it decides: weights stay stored as codes
         made = sum(t.nbytes for t in static.values())
-        if nd.is_random(proto) or not limits.may_fold(made, self.stored):
+        if nd.is_random(proto) or nd.is_decoding(proto) or not limits.may_fold(made, self.stored):
             return False
         if any(a.HasField("g") for a in proto.attribute):
             return False

@@ -188,6 +188,11 @@ def plain_node(proto: NodeProto, version: int) -> Node:
     return Node(proto.op_type, tuple(proto.input), tuple(proto.output), attributes, proto.name, domain, version)
 
 
+def is_decoding(node: NodeProto) -> bool:
+    """Whether it makes numbers of codes: what reads those decides whether weights stay stored as codes."""
+    return node.op_type == "DequantizeLinear" and node.domain in ("", "ai.onnx")
+
+
 def is_random(node: Node | NodeProto) -> bool:
     """Whether two runs of the operator may differ."""
     return (node.op if isinstance(node, Node) else node.op_type) in RANDOM

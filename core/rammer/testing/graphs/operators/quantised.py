@@ -1,4 +1,4 @@
-"""Quantised operators and others that run on the host: a graph with one is several segments."""
+"""Quantised operators, groups of them as quantisers write them, and one that runs on the host."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ def grain(d: Draw, op: str, x: DrawnValue) -> Grain:
     return Grain(axis, block, tuple(blocks))
 
 
-@describe("QuantizeLinear", weight=0.7)
+@describe("QuantizeLinear", weight=1.4)
 def quantize(d: Draw, op: str) -> DrawnValue:
+    if d.chance(0.6):
+        return group(d)
     narrow = d.since(op) >= 19 and d.chance(0.2)
     x = d.pick(("float16",) if narrow else ("float32",), (0, 4), where=small)
     if not narrow and d.chance(0.1):  # further than 32 bits reach
@@ -137,3 +139,91 @@ def determinant(d: Draw, op: str) -> DrawnValue:
     n = d.integer(1, 4)
     x = d.fresh("float32", (*d.shape(0, 2), n, n))
     return d.add(op, [x.name])
+
+
+# --- groups as quantisers write them: numbers of codes, operators on them, codes again ----------------------------
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Numbers of codes, and the operands by which they were made of them: scale and zero point."""
+
+    value: DrawnValue
+    scale: str
+    zero: str
+
+
+def numbers(d: Draw, codes: DrawnValue) -> Scaled:
+    """What codes stand for, with one scale."""
+    scale, zero = steps(d), points(d, codes.dtype)
+    return Scaled(d.add("DequantizeLinear", [codes.name, scale, zero]), scale, zero)
+
+
+def weights(d: Draw, kind: str, shape: tuple[int, ...], axis: int) -> DrawnValue:
+    """Numbers of constant codes, with one scale or one for each index of an axis; a zero point more often than not 0."""
+    kind = d.one(["int8", kind])
+    codes = d.fresh(kind, shape, -99 if kind == "int8" else 0, 99, constant=True)
+    each = (shape[axis],) if d.since("DequantizeLinear") >= 13 and shape[axis] and d.chance(0.4) else ()
+    zero = points(d, kind, each) if d.chance(0.4) else d.plain(np.zeros(each, kind))
+    return d.add("DequantizeLinear", [codes.name, steps(d, shape=each), zero], axis=axis if each else None)
+
+
+def group(d: Draw) -> DrawnValue:
+    """DequantizeLinear, one to three operators, QuantizeLinear: of the same scale where elements only move."""
+    x = numbers(d, d.pick(("uint8", "int8"), (1, 4)))
+    y = x.value
+    kind = "uint8" if str(d.value(x.zero).dtype) == "uint8" else "int8"
+    for _ in range(d.integer(1, 2)):
+        y = d.one([_product, _windows, _moves, _moves, _added])(d, y, kind)
+    if d.chance(0.5):
+        y = d.add("Relu", [y.name])
+    same = d.chance(0.4)
+    return d.add("QuantizeLinear", [y.name, x.scale if same else d.scalar("float32", d.one(COARSE)), x.zero])
+
+
+def _product(d: Draw, x: DrawnValue, kind: str) -> DrawnValue:
+    if x.rank < 2 or x.size == 0:
+        raise Reject("no rows")
+    if d.chance(0.3) and x.rank == 2:
+        turned = d.chance(0.5)
+        n = d.integer(1, 6)
+        w = weights(d, kind, (n, x.shape[1]) if turned else (x.shape[1], n), 0 if turned else 1)
+        return d.add("Gemm", [x.name, w.name], transB=int(turned), alpha=d.one([None, 0.5]))
+    return d.add("MatMul", [x.name, weights(d, kind, (x.shape[-1], d.integer(1, 6)), 1).name])
+
+
+def _windows(d: Draw, x: DrawnValue, kind: str) -> DrawnValue:
+    if x.rank < 3 or 0 in x.shape:
+        raise Reject("no image")
+    kernel = [d.integer(1, min(n, 3)) for n in x.shape[2:]]
+    op = d.one(["Conv", "Conv", "MaxPool", "AveragePool", "GlobalAveragePool"])
+    if op == "GlobalAveragePool":
+        return d.add(op, [x.name])
+    given = window(d, op, x.shape[2:], kernel)
+    if op != "Conv":
+        return d.add(op, [x.name], kernel_shape=kernel, **given)
+    group = d.one([g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0])
+    features = group * d.integer(1, 3)
+    names = [x.name, weights(d, kind, (features, x.shape[1] // group, *kernel), 0).name]
+    if d.chance(0.5):
+        bias = d.fresh("int32", (features,), -500, 500, constant=True)
+        names.append(d.add("DequantizeLinear", [bias.name, steps(d)]).name)
+    return d.add(op, names, group=group if group > 1 else None, **given)
+
+
+def _moves(d: Draw, x: DrawnValue, kind: str) -> DrawnValue:
+    op = d.one(["Transpose", "Flatten", "Concat", "Identity", "Expand", "Tile"])
+    if op == "Transpose":
+        return d.add(op, [x.name], perm=[int(i) for i in d.rng.permutation(x.rank)])
+    if op == "Concat":
+        other = numbers(d, d.fresh(kind, x.shape, 0, 99)).value if d.chance(0.5) else x
+        return d.add(op, [x.name, other.name], axis=d.integer(0, x.rank - 1))
+    if op in ("Expand", "Tile"):
+        more = [2, *x.shape] if op == "Expand" else [d.integer(1, 2) for _ in x.shape]
+        return d.add(op, [x.name, d.static(more)])
+    return d.add(op, [x.name])
+
+
+def _added(d: Draw, x: DrawnValue, kind: str) -> DrawnValue:
+    other = numbers(d, d.fresh(kind, x.shape, 0, 99)).value
+    return d.add(d.one(["Add", "Mul", "Sub"]), [x.name, other.name])

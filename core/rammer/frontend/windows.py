@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rammer.frontend.extents import PADDING_MODES, geometry_of
 from rammer.frontend.lowering import CannotLower, Lowering
@@ -69,6 +69,18 @@ class SlidingWindow:
             p > 0 or (o - 1) * s + (k - 1) * d - p >= n
             for n, o, k, s, d, p in zip(self.source, self.out, self.kernel, self.strides, self.dilations, self.begin, strict=True)
         )
+
+    def touching(self) -> tuple[SlidingWindow, tuple[int, ...]]:
+        """The window without the first and last taps that meet nothing but padding, in each dimension, and the first tap that is
+        left: a wide dilation over a small image leaves one of three. One is left where none touches."""
+        ends = list[tuple[int, int]]()
+        for n, o, k, s, d, p in zip(self.source, self.out, self.kernel, self.strides, self.dilations, self.begin, strict=True):
+            starts = ((t, max(0, -(-(p - t * d) // s))) for t in range(k))
+            taps = [t for t, first in starts if first < o and first * s + t * d - p < n] or [0]
+            ends.append((taps[0], taps[-1]))
+        kernel = tuple(last - first + 1 for first, last in ends)
+        begin = tuple(p - first * d for (first, _), p, d in zip(ends, self.begin, self.dilations, strict=True))
+        return replace(self, kernel=kernel, begin=begin), tuple(first for first, _ in ends)
 
     def load(self, tensor: str, batch: Sequence[Expr | int | str], fill: Number) -> Load:
         """``tensor[batch..., window]``, guarded by ``fill`` where a tap can fall outside."""

@@ -34,6 +34,9 @@ CONVS: list[tuple[tuple[int, ...], tuple[int, ...], Config]] = [
     ((1, 3, 10, 7), (4, 3, 3, 4), {"auto_pad": "SAME_LOWER", "strides": [3, 1]}),
     ((1, 3, 10, 7), (4, 3, 3, 4), {"auto_pad": "VALID"}),
     ((1, 1, 4, 4), (3, 1, 1, 1), {}),
+    ((1, 2, 9, 5), (3, 2, 3, 3), {"dilations": [12, 4], "pads": [12, 4, 12, 4]}),
+    ((1, 2, 9, 5), (3, 2, 3, 5), {"dilations": [4, 3], "pads": [9, 12, 3, 6], "strides": [2, 3]}),
+    ((1, 2, 3, 3), (3, 2, 2, 2), {"dilations": [7, 1], "pads": [3, 1, 7, 0]}),
 ]
 
 
@@ -45,6 +48,15 @@ def test_conv(x: tuple[int, ...], w: tuple[int, ...], config: Config, bias: bool
     kinds = [c.kind for c in graph.computes]
     product = "contraction" if w[1:] != (1,) * len(w[1:]) else "map"
     assert kinds == [product] + (["map"] if bias else [])
+
+
+@pytest.mark.parametrize(("dilation", "taps"), [(1, 3), (12, 3), (27, 3), (28, 1), (36, 1)])
+def test_taps_that_meet_only_padding_are_no_work(dilation: int, taps: int, rng: np.random.Generator) -> None:
+    """DeepLab's widest dilations over a small image: each tap outside would multiply zeros, nine times the work of one tap."""
+    inputs = {"x": _data(rng, 1, 2, 28, 29), "w": _data(rng, 2, 2, 3, 3)}
+    graph = check_random("Conv", inputs, dilations=[dilation, 28], pads=[dilation, 28] * 2)
+    product = graph.computes[0]
+    assert [r.extent for r in product.reduce if r.name != "c"] == [n for n in (taps, 3) if n > 1]
 
 
 TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], Config]] = [

@@ -26,13 +26,14 @@ def conv(ctx: Lowering) -> None:
     batch, _, *source = ctx.shape(x)
     features, per_group, *kernel = ctx.shape(w)
     group = int(ctx.attr("group", 1))
-    window = window_of(ctx, source, kernel)
+    window, first = window_of(ctx, source, kernel).touching()
     channel = ex.as_index("c" if per_group != 1 else 0)
     if group > 1:
         channel = ex.add(ex.mul(ex.floordiv("m", features // group), per_group), channel)
     axes = (Axis("n", batch), Axis("m", features), *window.axes)
     reduce = (*([Axis("c", per_group)] if per_group != 1 else []), *window.taps)
-    weight = ctx.load(w, "m", "c" if per_group != 1 else 0, *window.tap_indices)
+    taps = (ex.add(tap, start) for tap, start in zip(window.tap_indices, first, strict=True))
+    weight = ctx.load(w, "m", "c" if per_group != 1 else 0, *taps)
     body = Op("mul", (window.load(x, ("n", channel), 0.0), weight))
     _finish(ctx, axes, body, reduce)
 

@@ -19,6 +19,7 @@ from rammer.passes.fold import Fold
 from rammer.passes.identity import RemoveIdentities
 from rammer.passes.integers import IntegerProducts
 from rammer.passes.sink import SinkReshapes
+from rammer.passes.turn import CancelTranspositions
 
 __all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
 
@@ -134,6 +135,7 @@ def default_passes() -> tuple[Pass, ...]:
         IntegerProducts(),
         Fold(),
         RemoveIdentities(),
+        CancelTranspositions(),
         FoldAffine(),
         FoldFactors(),
         SinkReshapes(),
@@ -147,6 +149,7 @@ _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
     IntegerProducts.name: IntegerProducts,
     Fold.name: Fold,
     RemoveIdentities.name: RemoveIdentities,
+    CancelTranspositions.name: CancelTranspositions,
     FoldAffine.name: FoldAffine,
     FoldFactors.name: FoldFactors,
     SinkReshapes.name: SinkReshapes,

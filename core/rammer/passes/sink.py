@@ -20,7 +20,7 @@ from rammer.passes.rewrite import output_names, producers, rebuilt
 _RESHAPES: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
 _PRODUCTS: Final = frozenset(("MatMul", "Gemm"))
 #: Operators whose every result element depends on the elements at its own place, with operands broadcast.
-_ELEMENTWISE: Final = frozenset(
+ELEMENTWISE: Final = frozenset(
     (
         "Abs",
         "Add",
@@ -99,7 +99,7 @@ class _Sunk:
                 self.behind.update(node.outputs)
 
     def _elementwise(self, node: Node) -> bool:
-        return node.op in _ELEMENTWISE and not node.domain and len(node.outputs) == 1
+        return node.op in ELEMENTWISE and not node.domain and len(node.outputs) == 1
 
     def _sunk(self, node: Node) -> bool:
         """Whether ``node`` now comes before the reshape that it read."""

@@ -23,17 +23,20 @@ _SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "Q": ("uint8", "int8"),
     "P": ("uint8", "int8", "uint16", "int16", "uint4", "int4", "int32"),
     "W": ("uint8", "uint4", "int4"),
-    "X": ("uint8", "int8", *_FLOATS),
+    "X": ("float", "float16", "double", "bfloat16", "uint8", "int8"),
     "I": ("int32", "int64"),
     "M": ("int32",),
     "L": ("int64",),
     "B": ("bool",),
     "A": _ALL,
 }
-#: Attributes that must be given, and lists, which may be left out.
-_REQUIRED: Final = {int: AttributeProto.INT, float: AttributeProto.FLOAT, str: AttributeProto.STRING}
-_LISTS: Final[Mapping[Any, int]] = {
+#: Attributes that must be given, and those that may be left out without a default.
+_REQUIRED: Final[Mapping[Any, int]] = {
+    int: AttributeProto.INT, float: AttributeProto.FLOAT, str: AttributeProto.STRING, tuple[int, ...]: AttributeProto.INTS,
+}  # fmt: skip
+_OPTIONAL: Final[Mapping[Any, int]] = {
     list[int]: AttributeProto.INTS, list[float]: AttributeProto.FLOATS, list[str]: AttributeProto.STRINGS,
+    int | None: AttributeProto.INT, float | None: AttributeProto.FLOAT,
 }  # fmt: skip
 _OWN: Final = dict[tuple[str, str], OpSchema]()
 
@@ -61,7 +64,7 @@ def own() -> Iterator[tuple[str, str]]:
 def add_schema(domain: str, op: str, signature: str, attributes: Mapping[str, Any]) -> None:
     """Define an operator. ``signature`` is as ``"A: T, B?: T, more*: X -> Y: T, Z?: T"``: ``?`` for what may be left out, ``*``
     for any number. ``attributes`` have their default, or their type (int, float, str) where they must be given, or a list's type
-    (``list[int]``)."""
+    (``list[int]``) or ``int | None`` where they may be left out."""
     inputs, outputs = ([_formal(part) for part in side.split(",") if part.strip()] for side in signature.split("->"))
     letters = sorted({p.type_str for p in (*inputs, *outputs)})
     constraints = [(v, [f"tensor({k})" for k in _SETS[v[0]]], "") for v in letters]
@@ -81,4 +84,4 @@ def _attribute(name: str, value: Any) -> OpSchema.Attribute:
     if isinstance(value, str | int | float) and not isinstance(value, type):
         return OpSchema.Attribute(name, helper.make_attribute(name, value))
     required = value in _REQUIRED
-    return OpSchema.Attribute(name, OpSchema.AttrType(_REQUIRED[value] if required else _LISTS[value]), required=required)
+    return OpSchema.Attribute(name, OpSchema.AttrType(_REQUIRED[value] if required else _OPTIONAL[value]), required=required)

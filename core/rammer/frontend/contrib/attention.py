@@ -23,9 +23,9 @@ class Heads:
     total: int
 
 
-def attended(b: Body, q: str, k: str, v: str, mask: str, scale: float) -> str:
+def attended(b: Body, q: str, k: str, v: str, mask: str, scale: str) -> str:
     """``Softmax(q @ k' * scale + mask) @ v``; operands are ``[batch, heads, length, width]``, and so is the result."""
-    scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), b.number(scale))
+    scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), scale)
     return b.MatMul(b.Softmax(b.Add(scores, mask) if mask else scores, axis=-1), v)
 
 
@@ -39,11 +39,11 @@ def joined_heads(b: Body, x: str, batch: int, length: int, hidden: int) -> str:
     return b.reshape(b.Transpose(x, perm=[0, 2, 1, 3]), batch, length, hidden)
 
 
-def causal(b: Body, at: Heads) -> str:
+def causal(b: Body, at: Heads, like: int = 0) -> str:
     """``[1, 1, length, total]``: 0 for keys up to the query's own place, else the least number."""
     seen = np.arange(at.total)[None, :] <= at.past + np.arange(at.length)[:, None]
-    values = np.where(seen, 0.0, _LEAST[b.dtype(0)])[None, None]
-    return b.cast(b.constant(values.astype(np.float32)), b.dtype(0))
+    values = np.where(seen, 0.0, _LEAST[b.dtype(like)])[None, None]
+    return b.cast(b.constant(values.astype(np.float32)), b.dtype(like))
 
 
 def added(b: Body, *masks: str) -> str:
@@ -117,9 +117,10 @@ def attention(b: Body) -> list[str]:
 
 
 def self_attended(
-    b: Body, parts: list[str], sizes: list[int], extents: tuple[int, int, int], places: tuple[int, int, int]
+    b: Body, parts: list[str], sizes: list[int], extents: tuple[int, int, int], places: tuple[int, int, int], like: int = 0
 ) -> list[str]:
-    """Attention of projections, with mask, past and bias at these inputs; the result and the keys and values so far."""
+    """Attention of projections, with mask, past and bias at these inputs; the result and the keys and values so far. Input
+    ``like`` has their element type."""
     (batch, length, heads), (mask, past, bias) = extents, places
     if heads < 1 or len(sizes) != 3 or sizes[0] != sizes[1] or any(n % heads for n in sizes):
         raise Declined(f"{heads} heads share projections of {sizes}")
@@ -132,8 +133,12 @@ def self_attended(
     if b.wants(1):
         present = b.Concat(b.Unsqueeze(k, b.constant([0])), b.Unsqueeze(v, b.constant([0])), axis=0)
     at = Heads(batch, heads, length, before, before + length)
-    masks = [key_mask(b, mask, at), causal(b, at) if b.attr("unidirectional") else "", b.input(bias) if bias >= 0 else ""]
-    y = attended(b, q, k, v, added(b, *masks), default_scale(b, sizes[0] // heads))
+    masks = [
+        key_mask(b, mask, at, like),
+        causal(b, at, like) if b.attr("unidirectional") else "",
+        b.input(bias) if bias >= 0 else "",
+    ]
+    y = attended(b, q, k, v, added(b, *masks), b.number(default_scale(b, sizes[0] // heads), like))
     return [joined_heads(b, y, batch, length, sizes[2]), present]
 
 
@@ -165,7 +170,7 @@ def multi_head_attention(b: Body) -> list[str]:
     heads = b.attr("num_heads")
     at = Heads(batch, heads, length, past, past + keys)
     masks = [key_mask(b, 4, at), causal(b, at) if b.attr("unidirectional") else "", b.input(5)]
-    y = attended(b, q, k, v, added(b, *masks), default_scale(b, width))
+    y = attended(b, q, k, v, added(b, *masks), b.number(default_scale(b, width)))
     return [joined_heads(b, y, batch, length, heads * out), k, v]
 
 

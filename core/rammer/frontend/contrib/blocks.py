@@ -84,6 +84,8 @@ def gather_block_quantized(b: Body) -> str:
     """Rows of a table in blocks of a few bits: bytes, scales and zero points are gathered, then dequantised."""
     shape, bits, kind = b.shape(0), b.attr("bits"), b.dtype(0)
     rank = len(shape)
+    if not rank or len(b.shape(2)) != rank:
+        raise Declined(f"data of {list(shape)} have scales of {list(b.shape(2))}")
     gather, along = b.attr("gather_axis") % rank, b.attr("quantize_axis") % rank
     if gather == along:
         raise Declined(f"axis {along} is gathered and quantised")

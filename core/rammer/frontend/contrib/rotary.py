@@ -47,6 +47,8 @@ def rotary_embedding(b: Body) -> str:
     if b.attr("is_packed_batching"):
         raise Declined("packed batches are not supported")
     shape, half, given = b.shape(0), b.shape(2, 2)[1], b.attr("rotary_embedding_dim")
+    if half < 1:
+        raise Declined("the caches have no columns")
     if len(shape) == 4:
         batch, heads, length, width = shape
         x = b.input(0)

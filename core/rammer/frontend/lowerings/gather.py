@@ -158,7 +158,7 @@ def reverse_sequence(ctx: Lowering) -> None:
     ctx.emit(axes, Load(x, tuple(indices), fill_of(ctx, x)), into=0)
 
 
-@lowering("TopK", "NonZero", "Unique", "Compress", "NonMaxSuppression")
+@lowering("NonZero", "Unique", "Compress", "NonMaxSuppression")
 def data_dependent(ctx: Lowering) -> None:
     """Never lowered: these select or order elements by value."""
     raise CannotLower(f"{ctx.node.op} selects elements by their values, which no tensor expression does")

@@ -30,6 +30,7 @@ from rammer.frontend.later import MOST_DECIDING, Later, Rest, Unknown, check_dec
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
+from rammer.frontend.unroll import branch_taken, unrolled
 from rammer.ir.graph import Graph, Node, Value, verify_graph
 from rammer.ir.names import Names, identifier, shortened
 from rammer.ir.types import KNOWN, TensorType, is_float
@@ -41,7 +42,7 @@ _TYPE_ONLY: Final = frozenset({"Shape", "Size"})
 
 
 @dataclass
-class _Scope:
+class Scope:
     """Where operators are walked: what their names mean, at which opsets, and how results like to be called."""
 
     values: MutableMapping[str, str]
@@ -52,6 +53,10 @@ class _Scope:
     def opset(self, proto: NodeProto) -> int:
         """The version of the operator's domain."""
         return self.opsets[_domain(proto)]
+
+    def inner(self) -> Scope:
+        """For a body, which may read what is known here."""
+        return Scope(ChainMap({}, self.values), self.opsets)
 
 
 def bind(model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container[tuple[str, str]] = REGISTRY) -> Graph:
@@ -74,10 +79,10 @@ def bind_until(
     """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
     waits for it. Without a Rest the Graph is all of the model. Where shapes are some of many (``ranged``), data that
     follows from them stays the result of operators."""
-    walk = _Binding(lowered, model.custom, ranged=ranged)
+    walk = Binding(lowered, model.custom, ranged=ranged)
     graph = model.proto.graph
     extents = bound_shapes(model, shapes)
-    scope = _Scope({}, checks.opset_versions(model.proto.opset_import))
+    scope = Scope({}, checks.opset_versions(model.proto.opset_import))
     inputs = []
     numeric = [port for port in model.inputs if port.numeric]
     for port in numeric:
@@ -108,7 +113,7 @@ def bind_until(
     return _assembled(model, walk, tuple(inputs), outputs), later.rest(model, known, (*(n for n in read if n in given), *made))
 
 
-def _assembled(model: Model, walk: _Binding, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
+def _assembled(model: Model, walk: Binding, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
     read = {name for node in walk.nodes for name in node.inputs}
     constants = {name: array for name, array in walk.known.items() if name in read}
     for name, array in constants.items():
@@ -122,7 +127,7 @@ def _assembled(model: Model, walk: _Binding, inputs: tuple[Value, ...], outputs:
 
 
 @dataclass
-class _Binding:
+class Binding:
     """The walk's state. A scope maps ONNX names to names of the Graph; ``known`` are constants by the latter."""
 
     lowered: Container[tuple[str, str]]
@@ -138,25 +143,25 @@ class _Binding:
     #: Constants that follow from shapes.
     shaped: set[str] = field(default_factory=set)
 
-    def initializers(self, graph: GraphProto, scope: _Scope) -> None:
+    def initializers(self, graph: GraphProto, scope: Scope) -> None:
         """Make the constants of ``graph`` known."""
         for tensor in graph.initializer:
             value = numpy_helper.to_array(tensor)
             self.stored += value.nbytes
             self.constant(tensor.name, value, scope)
 
-    def constant(self, onnx_name: str, value: np.ndarray, scope: _Scope) -> None:
+    def constant(self, onnx_name: str, value: np.ndarray, scope: Scope) -> None:
         """Bind ``onnx_name`` to a known value."""
         name = identifier(scope.titles.get(onnx_name, onnx_name), self.taken)
         scope.values[onnx_name] = name
         self.known[name] = value
 
-    def nodes_of(self, order: Sequence[NodeProto], outputs: Iterable[str], scope: _Scope) -> None:
+    def nodes_of(self, order: Sequence[NodeProto], outputs: Iterable[str], scope: Scope) -> None:
         """Walk over the operators that ``outputs`` need, extending ``scope`` by what they compute."""
         for proto in checks.live_nodes(order, outputs):
             self.step(proto, scope)
 
-    def known_shapes(self, order: Iterable[NodeProto], scope: _Scope, later: Later) -> None:
+    def known_shapes(self, order: Iterable[NodeProto], scope: Scope, later: Later) -> None:
         """Walk over the operators whose shapes can be known; the others, and all that read what those compute, come ``later``."""
         for proto in order:
             reads = checks.node_reads(proto)
@@ -177,12 +182,12 @@ class _Binding:
         """Whether a value is a constant that no device holds."""
         return name in self.known and str(self.known[name].dtype) not in KNOWN
 
-    def step(self, proto: NodeProto, scope: _Scope) -> None:
+    def step(self, proto: NodeProto, scope: Scope) -> None:
         """Fold, inline, expand or keep one operator, whichever is possible first."""
         proto = self.converted(proto, scope)
         reads = {n: scope.values[n] for n in checks.node_reads(proto)}
         operands = {n: self.known[name] for n, name in reads.items() if name in self.known}
-        if self.fold_type_only(proto, scope) or self.take_branch(proto, operands, scope):
+        if self.fold_type_only(proto, scope) or branch_taken(self, proto, scope):
             return
         if (operator := custom.declared(proto, self.custom)) is not None:
             self.keep_custom(proto, operator, scope)
@@ -197,6 +202,8 @@ class _Binding:
         if (_domain(proto), proto.op_type) in FUNCTIONS and self.expand(schema, proto, types, scope):
             return
         inferred = inferred_types(schema, proto, types, operands, scope.opsets)
+        if unrolled(self, proto, scope):
+            return
         if len(operands) == len(reads) and self.fold(schema, proto, operands, inferred, scope):
             return
         if any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
@@ -205,7 +212,7 @@ class _Binding:
             return
         self.keep(schema, proto, inferred, scope)
 
-    def converted(self, proto: NodeProto, scope: _Scope) -> NodeProto:
+    def converted(self, proto: NodeProto, scope: Scope) -> NodeProto:
         """``proto`` with constant operands in the type of its first operand: ONNX's version converter makes them
         float32 where they were attributes."""
         places = [i for i in _MADE_FLOAT.get(proto.op_type, ()) if i < len(proto.input) and proto.input[i]]
@@ -231,7 +238,7 @@ class _Binding:
             return nd.type_proto(self.known[name].dtype, self.known[name].shape)
         return nd.type_proto(np.dtype(self.types[name].dtype), self.types[name].shape)
 
-    def fold_type_only(self, proto: NodeProto, scope: _Scope) -> bool:
+    def fold_type_only(self, proto: NodeProto, scope: Scope) -> bool:
         """Shape and Size of a value whose type is known."""
         if proto.op_type not in _TYPE_ONLY or _domain(proto):
             return False
@@ -241,27 +248,13 @@ class _Binding:
         self.shaped.add(scope.values[proto.output[0]])
         return True
 
-    def take_branch(self, proto: NodeProto, operands: Mapping[str, np.ndarray], scope: _Scope) -> bool:
-        """Inline the branch of an If whose condition is known."""
-        if proto.op_type != "If" or _domain(proto) or proto.input[0] not in operands:
-            return False
-        wanted = "then_branch" if bool(operands[proto.input[0]].all()) else "else_branch"
-        branch = next(a.g for a in proto.attribute if a.name == wanted)
-        inner = _Scope(ChainMap({}, scope.values), scope.opsets)
-        self.initializers(branch, inner)
-        order = checks.sorted_nodes(branch, scope.values)
-        self.nodes_of(order, [o.name for o in branch.output], inner)
-        for outer, result in zip(proto.output, branch.output, strict=True):
-            scope.values[outer] = inner.values[result.name]
-        return True
-
     def fold(
         self,
         schema: defs.OpSchema,
         proto: NodeProto,
         operands: Mapping[str, np.ndarray],
         inferred: Mapping[str, TypeProto],
-        scope: _Scope,
+        scope: Scope,
     ) -> bool:
         """Evaluate an operator all of whose operands are known, unless the result is large or random."""
         static = {o: kind for o in proto.output if (kind := nd.tensor_type(inferred.get(o, TypeProto())))}
@@ -290,10 +283,10 @@ class _Binding:
         return True
 
     def types_by_body(
-        self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: _Scope
+        self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: Scope
     ) -> dict[str, TypeProto]:
         """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
-        trial = _Binding(
+        trial = Binding(
             (),
             self.custom,
             types=ChainMap({}, self.types),
@@ -301,12 +294,12 @@ class _Binding:
             taken=Names(outer=self.taken),
             stored=self.stored,
         )
-        names = _Scope(ChainMap({}, scope.values), scope.opsets)
+        names = Scope(ChainMap({}, scope.values), scope.opsets)
         if not trial.expand(schema, proto, types, names):
             return {}
         return {o: trial.onnx_type(names.values[o]) for o in proto.output if o}
 
-    def expand(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: _Scope) -> bool:
+    def expand(self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: Scope) -> bool:
         """Replace an operator without a lowering by the body that ONNX gives it."""
         if (_domain(proto), proto.op_type) in self.lowered:
             return False
@@ -316,7 +309,7 @@ class _Binding:
         if body is None:
             return False
         actual = {formal: scope.values[n] for formal, n in zip(body.inputs, proto.input, strict=False) if n}
-        inner = _Scope(actual, {**scope.opsets, **body.opsets}, body.titles(proto, scope.titles))
+        inner = Scope(actual, {**scope.opsets, **body.opsets}, body.titles(proto, scope.titles))
         for name, value in body.constants.items():
             self.constant(name, value, inner)
         self.nodes_of(body.local(proto), [r for r, name in zip(body.outputs, proto.output, strict=False) if name], inner)
@@ -325,7 +318,7 @@ class _Binding:
                 scope.values[name] = inner.values[result]
         return True
 
-    def written(self, proto: NodeProto, scope: _Scope) -> functions.Expansion | None:
+    def written(self, proto: NodeProto, scope: Scope) -> functions.Expansion | None:
         """The body of an operator that is a function of ours (``contrib``), for the types and values that its operands have."""
         if (_domain(proto), proto.op_type) not in FUNCTIONS:
             return None
@@ -334,7 +327,7 @@ class _Binding:
         check_decided(proto, [n for n in proto.input if n and scope.values[n] in self.known])
         return expand_use(proto, scope.opset(proto), kinds, [self.known.get(n) for n in inputs])
 
-    def keep(self, schema: defs.OpSchema, proto: NodeProto, inferred: Mapping[str, TypeProto], scope: _Scope) -> None:
+    def keep(self, schema: defs.OpSchema, proto: NodeProto, inferred: Mapping[str, TypeProto], scope: Scope) -> None:
         """Emit the operator as a Node. Unknown for one that is compiled for values that are not known."""
         attributes, captured = nd.attributes_of(proto, scope.opsets, checks.free_values)
         inputs = tuple(scope.values[n] if n else "" for n in (*proto.input, *captured))
@@ -349,7 +342,7 @@ class _Binding:
             check_decided(proto, [n for n in proto.input if n and scope.values[n] in self.known])
         self.add(proto, proto.op_type, inputs, outputs, attributes, schema.since_version)
 
-    def keep_custom(self, proto: NodeProto, operator: CustomOperator, scope: _Scope) -> None:
+    def keep_custom(self, proto: NodeProto, operator: CustomOperator, scope: Scope) -> None:
         """Emit a plugin's operator as a Node, with the types that the plugin infers and the defaults of its attributes."""
         inputs = [scope.values[n] if n else "" for n in proto.input]
         kinds = [nd.tensor_type(self.onnx_type(n)) if n else None for n in inputs]
@@ -371,7 +364,7 @@ class _Binding:
         title = shortened(proto.name) or f"{proto.op_type}_{len(self.nodes)}"
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), attributes, title, _domain(proto), version))
 
-    def result(self, onnx_name: str, kind: TensorType, scope: _Scope) -> str:
+    def result(self, onnx_name: str, kind: TensorType, scope: Scope) -> str:
         """The name of a value that a Node computes: the one kept for a graph output, else a new one."""
         title = scope.titles.get(onnx_name, onnx_name)
         name = self.reserved.get(title, "")
@@ -381,7 +374,7 @@ class _Binding:
         self.types[name] = kind
         return name
 
-    def output(self, onnx_name: str, declared: int, scope: _Scope) -> Value:
+    def output(self, onnx_name: str, declared: int, scope: Scope) -> Value:
         """The Value of a graph output; one that is an input, a constant or another output gets an Identity."""
         name, wanted = scope.values[onnx_name], self.reserved[onnx_name]
         if declared and declared != (made := self.onnx_type(name).tensor_type.elem_type):

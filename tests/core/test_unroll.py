@@ -1,0 +1,121 @@
+"""Loops whose steps are known: they become one program, which gives what going through them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import BOOL, INT64, model, tensor
+from test_control import graph, node
+from test_later import agree, fed
+
+import rammer
+from rammer.errors import BadInput
+from rammer.frontend import unroll
+from rammer.frontend.bind import bind, bind_until
+from rammer.frontend.reader import read_model
+
+
+def whole(number: int) -> onnx.NodeProto:
+    return node("Constant", [], [f"n{number}"], value=helper.make_tensor("", INT64, [], [number]))
+
+
+def one_program(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> None:
+    """One program and nothing on the host, which gives what ONNX Runtime does."""
+    exe = rammer.compile(proto, "toy")
+    agree(proto, exe, inputs)
+    (special,) = exe.cache.values()
+    assert (len(special.compiled.programs), exe.hosted) == (1, [])
+    exe.close()
+
+
+def loop(trips: int, go: onnx.NodeProto) -> onnx.ModelProto:
+    """Adds the step's number and what is outside, and gives every sum: a state, and a scan output of twice the state."""
+    body = [
+        node("Cast", ["i"], ["f"], to=1),
+        node("Add", ["s", "f"], ["t"]),
+        node("Mul", ["t", "w"], ["s_next"]),
+        node("Add", ["s_next", "s_next"], ["row"]),
+        go,
+    ]
+    ends = [tensor("go", [], BOOL), tensor("s_next", [2, 3]), tensor("row", [2, 3])]
+    inner = graph(body, [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [2, 3])], ends)
+    nodes = [whole(trips), node("Loop", [f"n{trips}", "", "x"], ["last", "rows"], body=inner)]
+    return model(nodes, [tensor("x", [2, 3]), tensor("w", [3])], ["last", "rows"])
+
+
+@pytest.mark.parametrize("trips", [1, 4])
+def test_a_loop_of_known_steps(trips: int, rng: np.random.Generator) -> None:
+    one_program(loop(trips, node("Identity", ["c"], ["go"])), {"x": fed(rng, 2, 3), "w": fed(rng, 3)})
+
+
+def test_a_condition_that_the_step_decides(rng: np.random.Generator) -> None:
+    proto = loop(9, node("Less", ["i", "n2"], ["go"]))
+    proto.graph.node.insert(0, whole(2))
+    bound = bind(read_model(proto), {})
+    assert [n.op for n in bound.nodes].count("Mul") == 3
+    one_program(proto, {"x": fed(rng, 2, 3), "w": fed(rng, 3)})
+
+
+@pytest.mark.parametrize("why", ["condition", "length", "host"])
+def test_what_stays_a_loop(why: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A condition of data, more operators than the limit, and a body with an operator that is no expression."""
+    proto = loop(4, node("Identity", ["c"], ["go"]))
+    if why == "condition":
+        body = next(a.g for a in proto.graph.node[1].attribute if a.name == "body")
+        body.node[-1].CopyFrom(node("Less", ["total", "big"], ["go"]))
+        body.node.insert(4, node("ReduceSum", ["s_next"], ["total"], keepdims=0))
+        body.node.insert(4, node("Constant", [], ["big"], value_float=1e9))
+    elif why == "length":
+        monkeypatch.setattr(unroll, "MOST_UNROLLED", 19)
+    else:
+        body = next(a.g for a in proto.graph.node[1].attribute if a.name == "body")
+        body.node[0].CopyFrom(node("Unique", ["s"], ["z"]))
+        body.node.insert(1, node("ReduceMax", ["z"], ["f"], keepdims=0))
+    bound, rest = bind_until(read_model(proto), {})
+    assert rest is not None and [n.op for n in (*bound.nodes, *rest.first)] == ["Loop"]
+    inputs = {"x": fed(rng, 2, 3), "w": fed(rng, 3)}
+    agree(proto, rammer.compile(proto, "toy"), inputs)
+
+
+@pytest.mark.parametrize(("axis", "back", "out", "turned"), [(0, 0, 0, 0), (1, 1, 1, 1), (-1, 0, -1, 1), (0, 1, 1, 0)])
+def test_a_scan(axis: int, back: int, out: int, turned: int, rng: np.random.Generator) -> None:
+    shape = [2, 3]
+    shape.insert(axis if axis >= 0 else 3 + axis, 4)
+    body = graph(
+        [node("Add", ["s", "a"], ["t"]), node("Tanh", ["t"], ["s_next"]), node("Sub", ["s", "a"], ["row"])],
+        [tensor("s", [2, 3]), tensor("a", [2, 3])],
+        [tensor("s_next", [2, 3]), tensor("row", [2, 3])],
+    )
+    ways = {"scan_input_axes": [axis], "scan_input_directions": [back]}
+    ways |= {"scan_output_axes": [out], "scan_output_directions": [turned]}
+    nodes = [node("Scan", ["x", "xs"], ["last", "rows"], num_scan_inputs=1, body=body, **ways)]
+    one_program(
+        model(nodes, [tensor("x", [2, 3]), tensor("xs", shape)], ["last", "rows"]), {"x": fed(rng, 2, 3), "xs": fed(rng, *shape)}
+    )
+
+
+def test_loops_in_loops(rng: np.random.Generator) -> None:
+    deep = graph(
+        [node("Mul", ["u", "w"], ["u_next"]), node("Identity", ["d"], ["on"])],
+        [tensor("j", [], INT64), tensor("d", [], BOOL), tensor("u", [3])],
+        [tensor("on", [], BOOL), tensor("u_next", [3])],
+    )
+    body = graph(
+        [node("Loop", ["n2", "", "s"], ["t"], body=deep), node("Add", ["t", "w"], ["s_next"]), node("Identity", ["c"], ["go"])],
+        [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [3])],
+        [tensor("go", [], BOOL), tensor("s_next", [3])],
+    )
+    nodes = [whole(2), whole(3), node("Loop", ["n3", "", "x"], ["last"], body=body)]
+    one_program(model(nodes, [tensor("x", [3]), tensor("w", [3])], ["last"]), {"x": fed(rng, 3), "w": fed(rng, 3)})
+
+
+def test_a_body_that_does_not_fit_is_bad_input(rng: np.random.Generator) -> None:
+    proto = loop(3, node("Identity", ["c"], ["go"]))
+    body = next(a.g for a in proto.graph.node[1].attribute if a.name == "body")
+    del body.input[2]
+    with pytest.raises(BadInput):
+        rammer.compile(proto, "toy").run({"x": fed(rng, 2, 3), "w": fed(rng, 3)})

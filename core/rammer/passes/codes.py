@@ -6,7 +6,7 @@ left of either. So a quantised network moves bytes, and every product reads code
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
@@ -35,7 +35,7 @@ _LEAST, _MOST = 1e-30, 1e30
 class MoveCodes:
     """``Move(DequantizeLinear(x))`` -> ``DequantizeLinear(Move(x))``, ``QuantizeLinear(Move(x))`` -> ``Move(QuantizeLinear(x))``,
     and ``QuantizeLinear(DequantizeLinear(x))`` with equal parameters -> ``x``. Scales belong to whole tensors; along a Transpose,
-    they may belong to an axis. Codes are of 8 bits."""
+    they may belong to an axis, or to blocks along one. Codes are of 8 bits."""
 
     name: ClassVar[str] = "codes"
 
@@ -150,9 +150,10 @@ class _Moving:
         if node.op == "MaxPool":
             inside[1:] = node.outputs[1:]
         self._append(replace(node, inputs=(*(s.inputs[0] for s in found), *node.inputs[count:]), outputs=tuple(inside)))
+        parameters = first.inputs[1:] if not first.attributes.get("block_size", 0) else self._turned(node, first.inputs[1:])
         for codes, result in zip(inside, node.outputs, strict=True):
             if codes != result:
-                inputs = (codes, *first.inputs[1:])
+                inputs = (codes, *parameters)
                 self._append(replace(first, inputs=inputs, outputs=(result,), attributes=attributes))
         self.changed = True
         return True
@@ -161,11 +162,23 @@ class _Moving:
         """Those of the DequantizeLinear ``source`` behind the mover ``node``; None where its scales do not follow."""
         if self._whole(source):
             return source.attributes
-        if node.op != "Transpose" or source.attributes.get("block_size", 0):
+        if node.op != "Transpose":
             return None
         rank = len(self.types[node.inputs[0]].shape)
         order = tuple(node.attributes.get("perm") or reversed(range(rank)))
         return {**source.attributes, "axis": order.index(int(source.attributes.get("axis", 1)) % rank)}
+
+    def _turned(self, node: Node, names: Sequence[str]) -> list[str]:
+        """Scales and zero points of blocks behind the Transpose ``node``."""
+        result = list[str]()
+        for name in names:
+            kind = self.types[name] if name else None
+            if kind is not None:
+                order = tuple(node.attributes.get("perm") or reversed(range(len(kind.shape))))
+                turned = self._new(name, TensorType(kind.dtype, tuple(kind.shape[i] for i in order)))
+                self._append(replace(node, inputs=(name,), outputs=(turned,)))
+            result.append(turned if kind is not None else "")
+        return result
 
     # --- what both ask ------------------------------------------------------------------------
 

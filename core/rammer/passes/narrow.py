@@ -29,6 +29,12 @@ TYPED: Final = frozenset(
         "QuantizeLinear",
         "DequantizeLinear",
         "DynamicQuantizeLinear",
+        # Scales are no data: rounded, they would move codes.
+        "QLinearConv",
+        "QLinearMatMul",
+        "IntegerConv",
+        "IntegerMatMul",
+        "StoredMatMul",
     }
 )
 #: Operands, by position, that steer the operator and are no data: rounding them would change shapes or places.

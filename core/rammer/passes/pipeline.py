@@ -19,6 +19,7 @@ from rammer.passes.fold import Fold
 from rammer.passes.identity import RemoveIdentities
 from rammer.passes.integers import IntegerProducts
 from rammer.passes.sink import SinkReshapes
+from rammer.passes.stored import StoredWeights
 from rammer.passes.turn import CancelTranspositions
 
 __all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
@@ -133,6 +134,7 @@ def default_passes() -> tuple[Pass, ...]:
     return (
         MoveCodes(),
         IntegerProducts(),
+        StoredWeights(),
         Fold(),
         RemoveIdentities(),
         CancelTranspositions(),
@@ -147,6 +149,7 @@ def default_passes() -> tuple[Pass, ...]:
 _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
     MoveCodes.name: MoveCodes,
     IntegerProducts.name: IntegerProducts,
+    StoredWeights.name: StoredWeights,
     Fold.name: Fold,
     RemoveIdentities.name: RemoveIdentities,
     CancelTranspositions.name: CancelTranspositions,

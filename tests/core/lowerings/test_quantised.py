@@ -15,6 +15,8 @@ from rammer.frontend.reader import read_model
 from rammer.ir.compute import Compute, ComputeGraph, contraction_operands
 from rammer.ir.evaluate import run_graph
 from rammer.ir.expr import Cast, Op
+from rammer.passes.narrow import narrowed
+from rammer.passes.pipeline import default_passes
 from rammer.testing.operators.case import OperandDraw, OperatorCase
 from rammer.testing.some import some
 
@@ -169,6 +171,13 @@ def test_without_zero_points_the_sum_is_the_result() -> None:
     operands = (np.ones((3, 8), np.uint8), np.ones((8, 5), np.int8), np.zeros((), np.uint8), np.zeros((), np.int8))
     graph = lowered(OperatorCase("MatMulInteger", 10, operands, static=frozenset((1, 2, 3))))
     assert [c.name for c in graph.computes] == ["y0"] and contraction_of(graph).name == "y0"
+
+
+@pytest.mark.parametrize("op", ["conv", "matmul"])
+def test_scales_keep_their_precision(op: str) -> None:
+    graph = bind(read_model(known(op, True).model()), {})
+    narrow = narrowed(graph, default_passes())[0]
+    assert len(narrow.nodes) == 1 and "float16" not in {t.dtype for t in narrow.types.values()}, str(narrow)
 
 
 @pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])

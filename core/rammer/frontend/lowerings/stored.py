@@ -5,8 +5,10 @@ from __future__ import annotations
 from rammer.frontend.codes import decode, encode
 from rammer.frontend.lowering import Lowering, lowering
 from rammer.frontend.operands import out_axes, whole_load
-from rammer.ir.expr import Cast
-from rammer.ir.formats import FORMATS
+from rammer.ir import expr as ex
+from rammer.ir.compute import Axis
+from rammer.ir.expr import Cast, Expr, Op
+from rammer.ir.formats import FORMATS, IntegerFormat
 
 #: The domain of these operators, which no model can name.
 DOMAIN = "rammer"
@@ -28,3 +30,28 @@ def encoded(ctx: Lowering) -> None:
     saturate, rounding = bool(ctx.attr("saturate", 1)), str(ctx.attr("round_mode", "up"))
     code = encode(x, source, FORMATS[ctx.attr("format")], saturate, rounding)
     ctx.emit(axes, Cast(ctx.out().dtype, code), into=0)
+
+
+@lowering("StoredMatMul", domain=DOMAIN)
+def stored_matmul(ctx: Lowering) -> None:
+    """``sum[k] x[.., k] * ((number(codes[n, k]) - zero[n, k // block]) * scale[n, k // block])``; codes of fewer than 8 bits lie
+    along ``k``, the first of a byte in its lowest bits."""
+    x, codes, scale = (ctx.input(i) for i in range(3))
+    bits, block, shape = int(ctx.attr("bits")), int(ctx.attr("block")), ctx.out().shape
+    axes, inner = tuple(Axis(f"i{d}", n) for d, n in enumerate(shape)), Axis("k", ctx.shape(x)[-1])
+    rows, column = [a.name for a in axes[:-1]], axes[-1].name
+    each = 8 // bits
+    load: Expr = ctx.load(codes, column, ex.floordiv("k", each))
+    if each > 1:
+        place = Cast("int32", ex.mul(ex.mod("k", each), bits))
+        load = decode(Op("shr", (Cast("int32", load), place)), IntegerFormat("codes", "", bits, bool(ctx.attr("signed"))))
+
+    def grain(name: str) -> Expr:
+        columns, blocks = ctx.shape(name)
+        return ctx.load(name, column if columns > 1 else 0, ex.floordiv("k", block) if blocks > 1 else 0)
+
+    number: Expr = Cast("int32", load) if each == 1 else load
+    if ctx.has(3):
+        number = Op("sub", (number, Cast("int32", grain(ctx.input(3)))))
+    weight = Op("mul", (Cast("float32", number), grain(scale)))
+    ctx.emit(axes, Op("mul", (ctx.load(x, *rows, "k"), weight)), (inner,), "sum", into=0)

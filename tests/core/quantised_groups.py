@@ -15,6 +15,8 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from rammer.testing.some import some
+
 Array = np.ndarray[Any, np.dtype[Any]]
 #: A quotient so near to a tie, relative to the terms that it was made of, is one.
 TIE = 2e-5
@@ -22,13 +24,16 @@ TIE = 2e-5
 
 @dataclass
 class Group:
-    """An ONNX graph under construction; ``quotients`` are (codes, what was quantised, scale) of its results."""
+    """An ONNX graph under construction; ``quotients`` are (codes, what was quantised, scale) of its results, ``others`` results
+    without a rounding. ``floats`` says that some product must stay one of floats."""
 
     random: Random
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
     inputs: dict[str, Array] = field(default_factory=dict)
     quotients: list[tuple[str, str, float]] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    floats: bool = False
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.random.getrandbits(63))
@@ -62,7 +67,8 @@ class Group:
         """An input of codes, all of them, and the numbers that they stand for."""
         ends, name = np.iinfo(kind), f"x{len(self.inputs)}"
         self.inputs[name] = self.rng.integers(ends.min, int(ends.max) + 1, shape).astype(kind)
-        return name, self.dequantized(name, self.scale(), self.point(kind))
+        scale = self.scale() * np.float32(-1 if self.chance(0.3) else 1)
+        return name, self.dequantized(name, scale, self.point(kind))
 
     def weights(self, shape: tuple[int, ...], kind: str, axis: int, plain: bool = False) -> tuple[str, Array]:
         """Constant codes with one scale, or one for each index along ``axis``; their numbers, and the scales."""
@@ -86,12 +92,17 @@ class Group:
         codes = self.node("QuantizeLinear", x, self.constant(scale), self.constant(self.point(kind)))
         self.quotients.append((codes, x, float(scale)))
 
+    @property
+    def results(self) -> list[str]:
+        """Names of all results."""
+        return [*(c for c, _, _ in self.quotients), *self.others]
+
     def model(self, inside: bool = False) -> onnx.ModelProto:
         """The model; ``inside``, also what is quantised is a result."""
         ports = [
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in self.inputs.items()
         ]
-        names = [c for c, _, _ in self.quotients] + [x for _, x, _ in self.quotients] * inside
+        names = self.results + [x for _, x, _ in self.quotients] * inside
         results = [onnx.ValueInfoProto(name=n) for n in dict.fromkeys(names)]
         graph = helper.make_graph(self.nodes, "group", ports, results, self.constants)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=9)
@@ -103,8 +114,12 @@ class Group:
         session = ort.InferenceSession(self.model(True).SerializeToString(), options, providers=["CPUExecutionProvider"])
         names = [o.name for o in session.get_outputs()]
         want = dict(zip(names, session.run(None, self.inputs), strict=True))
-        for codes, x, scale in self.quotients:
+        for name in self.others:
+            if not np.array_equal(have[name], want[name]):
+                return f"{name} differs"
+        for codes, x, scale in some(self.quotients):
             quotient = want[x].astype(np.float64) / scale
+            assert np.isfinite(quotient).all()
             slack = TIE * (1 + np.abs(quotient) + float(np.abs(quotient).max(initial=0)))
             tie = np.abs(np.abs(quotient - np.floor(quotient)) - 0.5) <= slack
             away = np.abs(have[codes].astype(int) - want[codes].astype(int))
@@ -157,6 +172,12 @@ def product(g: Group) -> Group:
         _, a = g.data((*batch, m, k), kind)
         _, b = g.data((*g.random.choice([(), batch]), k, n), kind)
         return behind(g, g.node("MatMul", a, b), (*batch, m, n), k, kind)
+    if g.chance(0.1):  # scales along the sum do not leave it
+        g.floats = k > 1
+        _, a = g.data((m, k), kind)
+        codes = g.constant(g.rng.integers(-9, 9, (k, n)).astype(np.int8))
+        scale = g.rng.uniform(0.001, 0.02, k).astype(np.float32)
+        return behind(g, g.node("MatMul", a, g.node("DequantizeLinear", codes, g.constant(scale), axis=0)), (m, n), k, kind)
     if g.chance():
         _, a = g.data((*batch, m, k), kind)
         b, _ = g.weights((k, n), g.random.choice(["int8", kind]), 1, g.chance(0.7))
@@ -178,21 +199,26 @@ def moved(g: Group) -> Group:
     """What moves elements, takes the greatest of some or joins them, between codes of one or of two scales."""
     kind = g.random.choice(["uint8", "int8"])
     _, x = g.data((1, g.random.choice([2, 4]), 4, 6), kind)
-    size = float(_scale_of(g, x)) * 120
+    size = abs(float(_scale_of(g, x))) * 120
     for _ in range(g.random.randint(1, 3)):
         x = g.random.choice(_MOVES)(g, x, kind)
     made = next(n for n in g.nodes if n.op_type == "DequantizeLinear")
     if g.chance():  # as quantisers write it: the scale does not change
-        zero = made.input[2] if len(made.input) > 2 else g.constant(np.array(0, np.uint8))
+        zero = made.input[2] if len(made.input) > 2 and g.chance(0.5) else g.constant(g.point(kind))
         result = g.node("QuantizeLinear", x, made.input[1], zero)
-        g.quotients.append((result, x, size / 120))
+        g.quotients.append((result, x, float(_scale_of(g, made.output[0]))))
     else:
         g.result(x, size, kind)
     return g
 
 
 def _pooled(g: Group, x: str, kind: str) -> str:
-    return g.node("MaxPool", x, kernel_shape=[2, 2], pads=[1, 0, 0, 1]) if g.chance() else g.node("Identity", x)
+    if g.chance(0.3):
+        g.others.append(f"places{len(g.nodes)}")
+        made = helper.make_node("MaxPool", [x], [f"v{len(g.nodes)}", g.others[-1]], kernel_shape=[2, 2], pads=[1, 0, 0, 1])
+        g.nodes.append(made)
+        return made.output[0]
+    return g.node("MaxPool", x, kernel_shape=[2, 2], pads=[1, 0, 0, 1]) if g.chance(0.7) else g.node("Identity", x)
 
 
 def _joined(g: Group, x: str, kind: str) -> str:

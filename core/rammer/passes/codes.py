@@ -80,14 +80,17 @@ class _Moving:
 
     def _returned(self, node: Node) -> bool:
         """Whether ``node`` quantises what was dequantised alike, and is nothing."""
-        if not _is(node, _QUANTIZE) or node.outputs[0] in self.outputs:
+        if not _is(node, _QUANTIZE):
             return False
         source = self.made.get(node.inputs[0])
         if source is None or not _is(source, _DEQUANTIZE) or not self._alike(source, node):
             return False
         if self.types[source.inputs[0]] != self.types[node.outputs[0]]:
             return False
-        self.names[node.outputs[0]] = source.inputs[0]
+        if node.outputs[0] in self.outputs:
+            self._append(Node("Identity", (source.inputs[0],), node.outputs, {}, node.name, "", 19))
+        else:
+            self.names[node.outputs[0]] = source.inputs[0]
         self.changed = True
         return True
 

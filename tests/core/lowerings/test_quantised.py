@@ -192,6 +192,11 @@ def test_codes_and_numbers(op: str, seed: int) -> None:
             grain = tuple(-(-n // block) if d == axis % len(shape) else n for d, n in enumerate(shape))
         scale, zero = scales(draw, grain) * 9, draw.array(grain, kind, 0.4, -9, 9)
         x = draw.array(shape, "float32", 0.2, -40, 40) if op == "QuantizeLinear" else draw.array(shape, kind, 0.4, -99, 99)
+        if op == "QuantizeLinear" and draw.chance(0.3):  # ties
+            scale, x = (
+                np.full(grain, draw.pick(0.25, 0.5), np.float32),
+                np.round(np.nan_to_num(np.clip(x, -99, 99)) * 8) / np.float32(8),
+            )
         attributes = {"axis": axis, "block_size": block or None}
         case = OperatorCase(op, 21, (x, scale, zero), attributes, static=draw.pick(frozenset(), frozenset((1, 2))))
         graph = lowered(case)

@@ -120,6 +120,18 @@ def _conv(net: Net, s: Sizes) -> onnx.ModelProto:
     return net.finish(y, shape, s["off"])
 
 
+def _transposed(net: Net, s: Sizes) -> onnx.ModelProto:
+    x = net.source((s["n"], s["c"], s["h"], s["w"]), s["off"])
+    operands = [x, net.weight(s["c"], s["m"], s["k"], s["k"]), *([net.some(s["m"])] if "bias" in net.tags else [])]
+    y = net.node("ConvTranspose", *operands, strides=[s["s"]] * 2, pads=[s["p"]] * 4)
+    return net.finish(y, (s["n"], s["m"], *(_back(s[n], s) for n in "hw")), s["off"])
+
+
+def _back(size: int, s: Sizes) -> int:
+    """Elements of a transposed convolution's result along a dimension."""
+    return (size - 1) * s["s"] + s["k"] - 2 * s["p"]
+
+
 def _depthwise(net: Net, s: Sizes) -> onnx.ModelProto:
     x = net.source((s["n"], s["c"], s["h"], s["w"]), s["off"])
     operands = [x, net.weight(s["c"], 1, s["k"], s["k"]), *([net.some(s["c"])] if "bias" in net.tags else [])]
@@ -250,6 +262,7 @@ IMAGE = ("slice", "bn")
 SIZES: Mapping[str, tuple[str, ...]] = {
     "conv": ("n", "c", "m", "h", "w", "k", "s", "d", "p", "q", "g", "off"),
     "depthwise": ("n", "c", "h", "w", "k", "s", "d", "p", "q", "off"),
+    "transposed": ("n", "c", "m", "h", "w", "k", "s", "p", "off"),
     "pool": ("n", "c", "h", "w", "k", "s", "p", "q", "off"),
     "matmul": ("b", "m", "depth", "width", "off"),
     "gemv": ("t", "depth", "width", "off"),
@@ -290,6 +303,12 @@ KINDS: Mapping[str, NetKind] = {
         lambda s: max(_area(s) * s["c"] * s["m"] * s["g"], 50 * s["n"] * s["c"] * s["g"] * s["h"] * s["w"]),
     ),
     "depthwise": NetKind(_depthwise, (*AFTER, *IMAGE, "bias", "free"), _fits, lambda s: 40 * _area(s) * s["c"]),
+    "transposed": NetKind(
+        _transposed,
+        (*AFTER, *IMAGE, "bias", "free"),
+        lambda s: s["p"] < s["k"] and min(_back(s["h"], s), _back(s["w"], s)) > 0,
+        lambda s: _volume("n", "c", "m")(s) * _back(s["h"], s) * _back(s["w"], s) * max(1, s["k"] // s["s"]) ** 2,
+    ),
     "pool": NetKind(
         _pool,
         (*AFTER, *IMAGE, "average"),

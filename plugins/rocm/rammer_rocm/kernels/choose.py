@@ -133,6 +133,11 @@ def _smallest(operator: ROperator, veus: int) -> int:
     return min(flops, max(flops // (veus * MOST_ROUNDS), SMALLEST_TASK))
 
 
+def _readers(operator: ROperator, axis: str) -> set[str]:
+    """The operands that an axis of the contraction runs through."""
+    return {str(load) for load in operator.main.loads if axis in ex.axes_of(load)}
+
+
 def _tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, ...]]:
     """One axis for rows (or none), a split suffix of the others for columns, 1 elsewhere; tasks of ``smallest`` FLOP or more."""
     shape = operator.main.shape
@@ -140,8 +145,11 @@ def _tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, ...]]:
         return
     live = [d for d, n in enumerate(shape) if n > 1] or [len(shape) - 1]
     work = operator.main.flops / max(1, math.prod(shape))
+    readers = [_readers(operator, a.name) for a in operator.main.axes]
     for row, groups in _row_axes(operator):
-        columns = [d for d in live if d != row]
+        # What else runs through the rows' operand alone is fixed in a task: phases of a transposed convolution, beside features.
+        fixed = readers[row] if row is not None and len(readers[row]) == 1 else set()
+        columns = [d for d in live if d != row and not (fixed and readers[d] == fixed)]
         for tile_row in _splits(shape[row], groups) if row is not None else [1]:
             for depth in range(1, len(columns) + 1):
                 whole = math.prod(shape[d] for d in columns[len(columns) - depth + 1 :])

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import put
@@ -346,6 +347,25 @@ class Panel:
             below = f"{below} * e_{axis}" if below else f"e_{axis}"
         return " + ".join(parts) or "0"
 
+    def _walk(self, steps: Access) -> None:
+        """Open a block with the address ``at`` of column ``col``, relative to column 0, and where in its runs it is: a division
+        for a vector instead of one for each of its lanes."""
+        self.text.line(f"{{ int at = {self._scattered(steps, 'col')};")
+        below = ""
+        for axis in reversed(self.p.columns[1:]):
+            index = f"col / ({below})" if below else "col"
+            self.text.line(f"int i_{axis} = {index} % e_{axis};")
+            below = f"{below} * e_{axis}" if below else f"e_{axis}"
+
+    def _advance(self, steps: Access) -> None:
+        """Step ``at`` to the next column."""
+        inner = [a for a in reversed(self.p.columns)]
+        text = f"at += {steps.step(inner[0])};"
+        for axis, outer in pairwise(inner):
+            back = f"{steps.step(outer)} - e_{axis} * {steps.step(axis)}"
+            text += f" if (++i_{axis} == e_{axis}) {{ i_{axis} = 0; at += {back};"
+        self.text.lines.append("  " * self.text.depth + text + " }" * (len(inner) - 1))
+
     def _store(self, name: str, names: Mapping[str, str]) -> None:
         p = self.p
         if name not in p.operator.outputs:
@@ -362,10 +382,13 @@ class Panel:
             self.text.line("else {")
             place = f"{base} + col + n"
         else:
-            self.text.line("{")
-            place = f"{base} + {self._scattered(steps, 'col + n')}"
+            self._walk(steps)
+            lane, place = f"{lane} {{", f"{base} + at"
         self.text.line(f"{self.loaded(name)} lane[{self.lanes}]; vstore{self.lanes}({value}, 0, lane);")
         self.text.line(f"{lane} {put(CPU_DIALECT, pointer, place, kind, 'lane[n]')}")
+        if lane.endswith("{"):
+            self._advance(steps)
+            self.text.line("}")
         self.text.line("}")
 
 

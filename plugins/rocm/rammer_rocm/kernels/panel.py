@@ -25,7 +25,7 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import Access, PanelProduct, access, contiguous, dense_axes
+from rammer_rocm.kernels.contraction import Access, PanelProduct, access, contiguous, dense_axes, merged
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
@@ -390,16 +390,3 @@ class Panel:
             self._advance(steps)
             self.text.line("}")
         self.text.line("}")
-
-
-def merged(axes: list[tuple[str, int, int, int]]) -> list[tuple[int, int, int]]:
-    """Join neighbouring reduction axes (extent, step of A, step of B) wherever both steps allow it."""
-    result: list[tuple[int, int, int]] = []
-    for _, extent, a, b in axes:
-        if extent == 1:
-            continue
-        if result and result[-1][1] == a * extent and result[-1][2] == b * extent:
-            result[-1] = (result[-1][0] * extent, a, b)
-        else:
-            result.append((extent, a, b))
-    return result

@@ -192,7 +192,11 @@ def operators() -> str:
     theirs = sorted(op for domain, op in FUNCTIONS if domain == MICROSOFT)
     count = f"\nThese {len(theirs)} of ONNX Runtime's own (`com.microsoft`)"
     functions = f"{count} are functions over those, and so on every device, too:\n\n"
-    return head + textwrap.fill(", ".join(lowered), 110) + tail + functions + textwrap.fill(", ".join(theirs), 110) + "\n"
+    classical = sorted(op for domain, op in FUNCTIONS if domain not in ("", MICROSOFT) and op != "SVMClassifier")
+    more = (
+        f"\n\nSo are these {len(classical)} for classical models (`ai.onnx.ml`):\n\n{textwrap.fill(', '.join(classical), 110)}\n"
+    )
+    return head + textwrap.fill(", ".join(lowered), 110) + tail + functions + textwrap.fill(", ".join(theirs), 110) + more
 
 
 def commands() -> str:

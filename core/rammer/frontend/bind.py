@@ -28,6 +28,7 @@ from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_constant, check_types
 from rammer.frontend.later import MOST_DECIDING, Later, Rest, Unknown, check_decided, no_tensor, untyped
 from rammer.frontend.lowering import REGISTRY
+from rammer.frontend.ml.internal import INTERNAL
 from rammer.frontend.reader import Model
 from rammer.frontend.shapes import bound_shapes
 from rammer.frontend.unroll import branch_taken, unrolled
@@ -189,7 +190,7 @@ class Binding:
         operands = {n: self.known[name] for n, name in reads.items() if name in self.known}
         if self.fold_type_only(proto, scope) or branch_taken(self, proto, scope):
             return
-        if (operator := custom.declared(proto, self.custom)) is not None:
+        if operator := custom.declared(proto, self.custom) or INTERNAL.get((proto.domain, proto.op_type)):
             self.keep_custom(proto, operator, scope)
             return
         types = {n: self.onnx_type(name) for n, name in reads.items()}
@@ -303,7 +304,7 @@ class Binding:
         """Replace an operator without a lowering by the body that ONNX gives it."""
         if (_domain(proto), proto.op_type) in self.lowered:
             return False
-        body = self.written(proto, scope)
+        body = self.written(proto, scope) if (_domain(proto), proto.op_type) in FUNCTIONS else None
         if body is None and functions.has_function(schema):
             body = functions.expand_function(proto, types, scope.opset(proto))
         if body is None:
@@ -320,8 +321,6 @@ class Binding:
 
     def written(self, proto: NodeProto, scope: Scope) -> functions.Expansion | None:
         """The body of an operator that is a function of ours (``contrib``), for the types and values that its operands have."""
-        if (_domain(proto), proto.op_type) not in FUNCTIONS:
-            return None
         inputs = [scope.values[n] if n else "" for n in proto.input]
         kinds = [nd.tensor_type(self.onnx_type(n)) if n else None for n in inputs]
         check_decided(proto, [n for n in proto.input if n and scope.values[n] in self.known])

@@ -36,6 +36,10 @@ _MODEL_FIELDS: Final = {
 }
 
 
+#: Where two operators of trees are withdrawn, and written by everybody.
+ML: Final = "ai.onnx.ml"
+
+
 def parse_model(data: bytes, where: str) -> ModelProto:
     """The model in ``data``; BadInput if it is empty, truncated or not ONNX."""
     if not data:
@@ -189,7 +193,7 @@ def _known(op: str, domain: str, version: int) -> bool:
         return False
     schema = schemas.get_schema(op, version, domain)
     # GroupNormalization 18 is deprecated but exported, and its body still says what it means.
-    return not schema.deprecated or bool(schema.has_context_dependent_function or schema.has_function)
+    return not schema.deprecated or bool(schema.has_context_dependent_function or schema.has_function) or domain == ML
 
 
 def _unknown_operator(node: NodeProto, domain: str, version: int, plugins: CustomOperators) -> BadInput:

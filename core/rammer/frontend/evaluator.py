@@ -111,7 +111,7 @@ def evaluate(
 
 def _own(node: Node, values: Arrays) -> dict[str, np.ndarray] | None:
     """The outputs by NumPy of our own; None where there is none, or none for these types."""
-    if node.domain or node.op not in OPERATORS:
+    if node.declared or node.op not in OPERATORS:
         return None
     with np.errstate(all="ignore"):
         found = OPERATORS[node.op](node.attributes, [values[n] if n else None for n in node.inputs])

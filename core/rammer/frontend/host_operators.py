@@ -85,9 +85,21 @@ def _optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequenc
     return [operands[0] if operands else None]
 
 
-#: Standard operator -> what runs it.
+def _zip_map(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Any]:
+    """ "Creates a map from the input and the attributes": one for each row, of numbers or words. The reference has none."""
+    rows = operands[0]
+    assert rows is not None
+    keys = attributes.get("classlabels_strings") or attributes.get("classlabels_int64s") or ()
+    rows = rows.reshape(-1, rows.shape[-1])
+    if rows.shape[1] != len(keys):
+        raise ValueError(f"{rows.shape[1]} columns for {len(keys)} keys")
+    return [[dict(zip(keys, row.tolist(), strict=True)) for row in rows]]
+
+
+#: Standard operator -> what runs it. Names of other domains are no others'.
 OPERATORS: Final[Mapping[str, _Operator]] = {
     "Optional": _optional,
+    "ZipMap": _zip_map,
     "Unique": _unique,
     "NonMaxSuppression": _non_max_suppression,
     "BitCast": _bit_cast,

@@ -214,7 +214,7 @@ def untyped(schema: defs.OpSchema, proto: NodeProto, output: str, inferred: Type
     elif dtype not in (*KNOWN, "undefined"):
         what = f"{proto.op_type} gives {output!r} the element type {dtype}, which is not supported"
         hint = f"supported are tensors of {', '.join(KNOWN)}"
-    elif not schema.has_type_and_shape_inference_function:
+    elif not schema.has_type_and_shape_inference_function and (proto.domain, proto.op_type) not in FUNCTIONS:
         what = f"ONNX cannot infer the shape of {output!r}, the result of {proto.op_type}"
         hint = f"export the model without {proto.op_type}"
     else:

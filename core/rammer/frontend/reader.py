@@ -18,6 +18,7 @@ from rammer.frontend.contrib.place import placed
 from rammer.frontend.custom import NONE, used
 from rammer.frontend.functions import with_defaults
 from rammer.frontend.kinds import check_kinds
+from rammer.frontend.ml.labels import counted
 from rammer.frontend.nodes import first_line
 from rammer.frontend.sparse import dense_model
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
@@ -79,6 +80,7 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
         raise BadInput(f"function {function.name} calls itself", where, "export the model without functions")
     proto = dense_model(_ordered(proto))
     _ports(proto)  # ONNX's converter does not survive an input without a type
+    proto = counted(proto)
     mine = used((n for g in checks.all_graphs(proto) for n in g.node), plugins)
     check_kinds(proto, mine)
     proto = open_extents(proto)

@@ -90,4 +90,6 @@ def own(value: Any, copied: bool = True) -> Any:
         return [own(v, copied) for v in value]
     if value is None:
         return None
+    if isinstance(value, dict):  # a map stays one
+        return dict(value)
     return np.array(value) if copied else np.asarray(value, order="C")

@@ -20,8 +20,8 @@ from rammer.frontend.schemas import MICROSOFT, add_schema, get_schema
 from rammer.ir.types import TensorType
 from rammer.ir.use import Use
 
-#: The opset of bodies.
-OPSET: Final = 23
+#: The opset of bodies, and the domain of operators that only bodies hold.
+OPSET, INTERNAL_DOMAIN = 23, "rammer"
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: A value of a body: the name of a tensor, or a number to make a constant of, in the type of the operand beside it.
@@ -172,7 +172,8 @@ def expand_use(
     # ``Identity`` lets a result be an operand or a constant.
     same = [helper.make_node("Identity", [name], [f"out{i}"]) for i, name in enumerate(outputs) if name]
     outs = tuple(f"out{i}" if name else "" for i, name in enumerate(outputs))
-    return Expansion((*body.nodes, *same), inputs, outs, {"": OPSET, domain: 1} if domain else {"": OPSET}, body.constants)
+    opsets = {"": OPSET, domain: version, INTERNAL_DOMAIN: 1}
+    return Expansion((*body.nodes, *same), inputs, outs, opsets, body.constants)
 
 
 def attributes_with_defaults(proto: NodeProto, version: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ SPECIAL = (
 
 
 #: Versions of domains besides ONNX's own.
-VERSIONS = {"com.microsoft": 1, "ai.onnx.ml": 5}
+VERSIONS = {"com.microsoft": 1, "ai.onnx.ml": 3, "ai.onnx.ml.TreeEnsemble": 5}
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class OperatorCase:
         return self.op.rpartition(".")[0]
 
     @property
+    def version(self) -> int:
+        """The version of the operator's domain."""
+        return VERSIONS.get(self.op) or VERSIONS.get(self.domain) or self.opset
+
+    @property
     def results(self) -> list[str]:
         """Names of the outputs."""
         return [f"y{i}" for i in range(self.outputs) if i not in self.absent]
@@ -81,7 +86,7 @@ class OperatorCase:
     @property
     def schema(self) -> defs.OpSchema:
         """How the operator may be used, at the case's opset."""
-        return schemas.get_schema(self.op.rpartition(".")[2], VERSIONS.get(self.domain, self.opset), self.domain)
+        return schemas.get_schema(self.op.rpartition(".")[2], self.version, self.domain)
 
     @property
     def kinds(self) -> list[int]:
@@ -93,7 +98,8 @@ class OperatorCase:
         made = []
         for name in self.results:
             kind = schema.outputs[int(name[1:])].type_str
-            text = alone.get(kind, [kind])[0][7:-1]
+            texts = alone.get(kind, [kind])
+            text = next((t for t in texts if t != "tensor(string)"), texts[0])[7:-1]
             code = getattr(onnx.TensorProto, text.upper())
             made.append(helper.np_dtype_to_tensor_dtype(bound[kind]) if kind in bound else code)
         return made
@@ -122,7 +128,8 @@ class OperatorCase:
         names = [f"x{i}" if a is not None else "" for i, a in enumerate(self.operands)]
         while names and not names[-1]:
             names.pop()
-        attributes = {k: v for k, v in self.attributes.items() if v is not None}
+        given = {k: v for k, v in self.attributes.items() if v is not None}
+        attributes = {k: numpy_helper.from_array(v, k) if isinstance(v, np.ndarray) else v for k, v in given.items()}
         made = [f"y{i}" if i not in self.absent else "" for i in range(self.outputs)]
         node = helper.make_node(
             self.op.rpartition(".")[2], names, made, name="node", domain=self.domain or None, **attributes
@@ -141,7 +148,7 @@ class OperatorCase:
         # An older IR version goes with older opsets, in which initializers are inputs, too.
         imports = [
             helper.make_opsetid("", self.opset),
-            *([helper.make_opsetid(self.domain, VERSIONS[self.domain])] if self.domain else ()),
+            *([helper.make_opsetid(self.domain, self.version)] if self.domain else ()),
         ]
         return helper.make_model(graph, opset_imports=imports, ir_version=8)
 

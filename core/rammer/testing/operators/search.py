@@ -7,11 +7,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from rammer.testing.operators import attention, contrib, contrib_quantised, elementwise, hosted, places, recurrent, rows, windows
+from rammer.testing.operators import (
+    attention,
+    classical,
+    contrib,
+    contrib_quantised,
+    elementwise,
+    hosted,
+    places,
+    recurrent,
+    rows,
+    windows,
+)
 from rammer.testing.operators.case import FAMILIES, drawn
 from rammer.testing.operators.voices import VoicesVerdict, judge, judge_device
 
-MODULES = (attention, contrib, contrib_quantised, elementwise, hosted, places, recurrent, rows, windows)
+MODULES = (attention, classical, contrib, contrib_quantised, elementwise, hosted, places, recurrent, rows, windows)
 
 
 def verdicts(

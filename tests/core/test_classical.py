@@ -1,0 +1,136 @@
+"""Classical models (``ai.onnx.ml``): forests on the device, words and maps on the host, and what is declined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+import rammer
+from rammer.errors import BadInput
+from rammer.frontend.bind import bind
+from rammer.frontend.contrib import FUNCTIONS
+from rammer.frontend.lower import can_lower
+from rammer.frontend.reader import read_model
+from rammer.testing.operators.case import FAMILIES, drawn
+from rammer.testing.operators.search import MODULES
+from rammer.testing.operators.voices import onnxruntime, ours
+
+ML = "ai.onnx.ml"
+#: What has no body at all.
+NONE = {"SVMClassifier"}
+
+
+def forest(trees: int, depth: int, features: int, rng: np.random.Generator) -> dict[str, Any]:
+    """The nodes of full trees, with one weight for each leaf."""
+    inner, count = 2**depth - 1, 2 ** (depth + 1) - 1
+    below = [2 * np.arange(inner) + side for side in (1, 2)]
+    ends = [np.concatenate([b, np.zeros(count - inner, np.int64)]) for b in below]
+    modes = ["BRANCH_LEQ"] * inner + ["LEAF"] * (count - inner)
+    nodes = {
+        "nodes_treeids": np.repeat(np.arange(trees), count).tolist(),
+        "nodes_nodeids": np.tile(np.arange(count), trees).tolist(),
+        "nodes_featureids": rng.integers(0, features, trees * count).tolist(),
+        "nodes_values": rng.normal(size=trees * count).tolist(),
+        "nodes_modes": modes * trees,
+        "nodes_truenodeids": np.tile(ends[0], trees).tolist(),
+        "nodes_falsenodeids": np.tile(ends[1], trees).tolist(),
+    }
+    leaves = {"treeids": np.repeat(np.arange(trees), count - inner), "nodeids": np.tile(np.arange(inner, count), trees)}
+    return {"nodes": nodes, "leaves": {n: a.tolist() for n, a in leaves.items()}}
+
+
+def model_of(op: str, outputs: dict[str, int], features: int, **attributes: Any) -> ModelProto:
+    """A model of one operator over rows of features."""
+    node = helper.make_node(op, ["x"], list(outputs), "node", domain=ML, **attributes)
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", features])]
+    results = [helper.make_tensor_value_info(n, kind, None) for n, kind in outputs.items()]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(ML, 3)]
+    return helper.make_model(helper.make_graph([node], "g", ports, results), opset_imports=imports, ir_version=8)
+
+
+def regressor(trees: int, depth: int, features: int, rng: np.random.Generator) -> ModelProto:
+    """A forest of one target."""
+    made = forest(trees, depth, features, rng)
+    leaves = {f"target_{n}": a for n, a in made["leaves"].items()}
+    count = len(leaves["target_nodeids"])
+    leaves |= {"target_ids": [0] * count, "target_weights": rng.normal(size=count).tolist()}
+    return model_of("TreeEnsembleRegressor", {"y": TensorProto.FLOAT}, features, n_targets=1, **made["nodes"], **leaves)
+
+
+def classifier(words: list[str], rng: np.random.Generator, zipped: bool = False) -> ModelProto:
+    """A forest that tells three classes with names."""
+    made = forest(4, 3, 5, rng)
+    leaves = {f"class_{n}": np.repeat(a, 3).tolist() for n, a in made["leaves"].items()}
+    count = len(leaves["class_nodeids"])
+    leaves |= {"class_ids": [0, 1, 2] * (count // 3), "class_weights": rng.uniform(size=count).tolist()}
+    outputs = {"label": TensorProto.STRING, "scores": TensorProto.FLOAT}
+    model = model_of("TreeEnsembleClassifier", outputs, 5, classlabels_strings=words, **made["nodes"], **leaves)
+    if zipped:
+        model.graph.node.append(helper.make_node("ZipMap", ["scores"], ["maps"], domain=ML, classlabels_strings=words))
+        inner = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+        model.graph.output[1].CopyFrom(helper.make_value_info("maps", helper.make_sequence_type_proto(inner)))
+    return model
+
+
+def said(model: ModelProto, x: np.ndarray) -> list[Any]:
+    """ONNX Runtime's results."""
+    return list(ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x}))
+
+
+def test_every_function_is_searched_against_onnx_runtime() -> None:
+    assert MODULES
+    names = {op for domain, op in FUNCTIONS if domain == ML}
+    assert len(names) > 10
+    assert names - NONE == {op.rpartition(".")[2] for op in FAMILIES if op.startswith(ML)}
+
+
+@pytest.mark.parametrize("op", sorted(op for op in FAMILIES if op.startswith(ML)))
+def test_no_operator_of_a_drawn_case_runs_on_the_host(op: str, seed: int) -> None:
+    judged = 0
+    for number in range(8):
+        case = drawn(op, seed, number)
+        mine = ours(case)
+        assert mine.values is not None and not mine.host, f"{case}: {mine.why} {mine.host}"
+        judged += onnxruntime(case).values is not None
+    assert judged >= 2
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("trees", "depth"), [(1, 1), (5, 3), (2, 14)])
+def test_forests_padded_and_linked(rows: int, trees: int, depth: int, rng: np.random.Generator) -> None:
+    """The deep ones are not padded to one depth; both have the shapes of their results."""
+    model = regressor(trees, depth, 4, rng)
+    x = rng.normal(size=(rows, 4)).astype(np.float32)
+    graph = bind(read_model(model), {"x": x.shape})
+    assert [n.op for n in graph.nodes if can_lower(graph, n)] == []
+    assert next(n for n in graph.nodes if n.bare == "Walk").attributes["padded"] == (depth < 14)
+    have = rammer.compile(model, device="toy").run({"x": x})["y"]
+    np.testing.assert_allclose(have, said(model, x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_labels_that_are_words_are_made_on_the_host_of_places_from_the_device(rng: np.random.Generator) -> None:
+    words = ["no", "perhaps", "yes"]
+    model, x = classifier(words, rng), rng.normal(size=(6, 5)).astype(np.float32)
+    have, want = rammer.compile(model, device="toy").run({"x": x}), said(model, x)
+    assert have["label"].tolist() == want[0].tolist()
+    np.testing.assert_allclose(have["scores"], want[1], rtol=1e-4)
+
+
+def test_maps_of_scores(rng: np.random.Generator) -> None:
+    words = ["no", "perhaps", "yes"]
+    model, x = classifier(words, rng, zipped=True), rng.normal(size=(4, 5)).astype(np.float32)
+    have, want = rammer.compile(model, device="toy").run({"x": x})["maps"], said(model, x)[1]
+    assert len(want) == 4 and [list(row) for row in have] == [words] * 4
+    for mine, theirs in zip(have, want, strict=True):
+        np.testing.assert_allclose(list(mine.values()), list(theirs.values()), rtol=1e-4)
+
+
+def test_a_machine_that_classifies_is_declined() -> None:
+    model = model_of("SVMClassifier", {"y": TensorProto.INT64, "z": TensorProto.FLOAT}, 2, classlabels_ints=[0, 1])
+    with pytest.raises(BadInput, match="SVMClassifier: there is no trustworthy implementation") as caught:
+        bind(read_model(model), {"x": (1, 2)})
+    assert "node" in caught.value.where

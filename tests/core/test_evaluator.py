@@ -30,8 +30,8 @@ from rammer.testing.operators.voices import judge, onnxruntime, ours
 
 F32 = np.float32
 #: Judged operators without a generator, and what judges them: control flow below, constants by their own words, optionals
-#: in test_foreign and ONNX's own tests, bits in tests/devices/test_stored_types.
-ELSEWHERE = {"If", "Loop", "Scan", "Constant", "CastLike", "Optional", "BitCast"}
+#: in test_foreign and ONNX's own tests, maps in test_classical, bits in tests/devices/test_stored_types.
+ELSEWHERE = {"If", "Loop", "Scan", "Constant", "CastLike", "Optional", "BitCast", "ZipMap"}
 #: Of these only the outermost use has no implementation at all, or a decision refuses some uses.
 MAY_REFUSE = {"MaxRoiPool", "Erf"}
 

@@ -23,6 +23,9 @@ from rammer.ir.types import itemsize
 
 #: Suffix of the pseudo-axis that stands for ``axis // d``.
 QUOTIENT = "__over__"
+#: Element types that products of ``BYTE`` take, which are summed in int32; operands may differ in their signs.
+BYTES = ("uint8", "int8")
+BYTE = "int8"
 #: Element offsets within a tensor are kept in 32 bits.
 MAX_SPAN = 2**31 - 2**20
 
@@ -41,7 +44,7 @@ class Operand:
     """An operand's element address ``constant + sum(steps[axis] * axis)`` from the tensor's first element, and guards.
 
     ``aligned`` says that the tensor's first element lies at a multiple of 16 bytes. The operand is what ``prologue`` makes
-    of the elements, and 0 where a guard fails.
+    of the elements, and ``fill`` where a guard fails (bytes; 0 of all others). ``signed`` says that bytes are.
     """
 
     load: Load
@@ -51,6 +54,8 @@ class Operand:
     packable: bool
     aligned: bool
     prologue: Prologue | None = None
+    fill: int = 0
+    signed: bool = False
 
     @property
     def tensor(self) -> str:
@@ -103,9 +108,9 @@ class Product:
 
 
 def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prologue: bool = False) -> Roles:
-    """The roles of a contraction of ``dtype`` operands with element-wise followers: float32 throughout, or float16 with
-    followers of either; with ``prologue`` also of one whose operand passes through maps first. Unsuited says why it is
-    none."""
+    """The roles of a contraction of ``dtype`` operands with element-wise followers: float32 throughout, float16 with
+    followers of either, or bytes, summed in int32, with followers of any type; with ``prologue`` also of one whose operand
+    passes through maps first. Unsuited says why it is none."""
     parts = parts_of(operator, binding)
     main, operands = parts.main, parts.operands
     if not main.reduce or 0 in main.shape or any(r.extent == 0 for r in main.reduce):
@@ -115,7 +120,7 @@ def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prol
     if operand_type(operands, binding) != dtype:
         raise Unsuited(f"operands are not {dtype}")
     kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes))}
-    if not kinds <= {dtype, "float32"}:
+    if main.dtype != "int32" if dtype == BYTE else not kinds <= {dtype, "float32"}:
         raise Unsuited(f"a mixture of {', '.join(sorted(kinds))}")
     check_followers(main, parts.after)
     live = [d for d, a in enumerate(main.axes) if a.extent > 1]
@@ -124,13 +129,20 @@ def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prol
         changed = {first: "a", second: "b"}.get(parts.changed, "")
         found = _roles(main, operands[first], operands[second], live)
         choices.append(replace(found, after=parts.after, prologue=parts.prologue, changed=changed))
-    return max(choices, key=lambda r: (bool(live) and live[-1] in r.columns, _cells(main, r.columns)))
+    last = _innermost(operator, binding, live) if dtype == BYTE else live[-1:]
+    return max(choices, key=lambda r: (bool(last) and last[0] in r.columns, _cells(main, r.columns)))
+
+
+def _innermost(operator: ROperator, binding: Binding, live: list[int]) -> list[int]:
+    """Which of the axes ``live`` has its neighbours next to each other in the result."""
+    storage = binding.storages.get(operator.outputs[-1])
+    return sorted(live, key=lambda d: (abs(storage.strides[d]), -d))[:1] if storage else live[-1:]
 
 
 def operand_type(operands: tuple[Load, Load], binding: Binding) -> str:
-    """The element type of both operands, "" where they differ."""
+    """The element type of both operands, ``BYTE`` for bytes of either sign, "" where they differ."""
     a, b = (binding.types[load.tensor].dtype for load in operands)
-    return a if a == b else ""
+    return BYTE if a in BYTES and b in BYTES else a if a == b else ""
 
 
 def _cells(main: Compute, axes: tuple[int, ...]) -> int:
@@ -244,7 +256,8 @@ def address(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int]:
 
 def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
     """How ``load`` of a task of ``main`` addresses its tensor. Unsuited where that is not affine or too far."""
-    if load.fill not in (None, 0, 0.0):
+    dtype = binding.types[load.tensor].dtype
+    if load.fill not in (None, 0, 0.0) and dtype not in BYTES:
         raise Unsuited("padding with another value than 0")
     storage, shape = binding.storages[load.tensor], binding.types[load.tensor].shape
     low, high = storage.span()
@@ -264,6 +277,6 @@ def operand_of(load: Load, main: Compute, binding: Binding) -> Operand:
         if load.fill is not None and (reach[0] < 0 or reach[1] >= extent):
             guards.append(PaddedAxis(form[0], form[1], extent))
     packable = load.tensor in binding.constants and not any(QUOTIENT in n for n in ex.axes_of(load))
-    return Operand(
-        load, steps, constant, tuple(guards), packable, storage.offset % (16 // itemsize(binding.types[load.tensor].dtype)) == 0
-    )
+    aligned = storage.offset % (16 // itemsize(dtype)) == 0
+    fill = int(load.fill or 0) if dtype in BYTES else 0
+    return Operand(load, steps, constant, tuple(guards), packable, aligned, fill=fill, signed=dtype == "int8")

@@ -37,11 +37,21 @@ template <class T> static void rm_later(T *to, const T *from, bool valid, int by
   rm_late().back().push_back([=] { rm_move(to, from, valid, bytes); });
 }
 #define rm_copy4 rm_later4
+#define rm_copy8 rm_later8
 #define rm_copy16 rm_later16
 #define rm_commit rm_late_commit
 #define rm_arrived rm_late_arrived
 static void rm_later4(float *to, const float *from, bool valid) { rm_later(to, from, valid, 4); }
 template <class T> static void rm_later16(T *to, const T *from, bool valid) { rm_later(to, from, valid, 16); }
+static void rm_later4(unsigned char *to, const unsigned char *from, bool valid) { rm_later(to, from, valid, 4); }
+static void rm_later8(unsigned char *to, const unsigned char *from, bool valid) { rm_later(to, from, valid, 8); }
+#define RM_FILLED(bytes) \
+  static void rm_later##bytes(unsigned char *to, const unsigned char *from, bool valid, unsigned fill) { \
+    if (valid) rm_later##bytes(to, from, true); else memset(to, (int)(fill & 255), bytes); \
+  }
+RM_FILLED(4)
+RM_FILLED(8)
+RM_FILLED(16)
 static void rm_late_commit() { rm_late().emplace_back(); }
 template <int N> static void rm_late_arrived() {
   while ((int)rm_late().size() - 1 > N) {

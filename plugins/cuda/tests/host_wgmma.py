@@ -25,7 +25,9 @@ _HOST = """
 #define LATE_PRODUCTS rm_switches[1]
 #define RM_COPIES
 #define RM_CLUSTER
+#define RM_COPIES_I8
 #define RM_WGMMA
+#define RM_PIN_I32
 #define __forceinline__ inline
 static char rm_arena[232448] __attribute__((aligned(1024)));
 static std::atomic<bool> rm_stuck{false};
@@ -44,6 +46,9 @@ static void rm_copy(void *to, const void *from, bool valid, int bytes) {
 }
 template <class T> static void rm_copy4(T *to, const T *from, bool valid) { rm_copy(to, from, valid, 4); }
 template <class T> static void rm_copy16(T *to, const T *from, bool valid) { rm_copy(to, from, valid, 16); }
+template <class T> static void rm_copy16(T *to, const T *from, bool valid, unsigned fill) {
+  if (valid) rm_copy(to, from, true, 16); else memset(to, (int)(fill & 255), 16);
+}
 static void rm_commit() { rm_copies().emplace_back(); }
 template <int N> static void rm_arrived() {
   while ((int)rm_copies().size() - 1 > N) {
@@ -111,13 +116,13 @@ static const char *rm_element(unsigned long long matrix, int row, int k, int byt
 }
 // "Register Fragments": a thread has rows 16 warp + lane / 4 (+ 8) and columns 8 j + 2 (lane % 4) (+ 1) of the result; of
 // operand A of 8 products the same rows and products lane % 4 (+ 4).
-template <int N, class A, class B> static void rm_accumulate(float (&d)[N], int deep, A a, B b) {
+template <class V, int N, class A, class B> static void rm_accumulate(V (&d)[N], int deep, A a, B b) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   for (int i = 0; i < N; ++i) {
     const int row = warp * 16 + lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     double sum = d[i];
     for (int k = 0; k < deep; ++k) sum += (double)a(row, k) * b(column, k);
-    d[i] = (float)sum;
+    d[i] = (V)sum;
   }
 }
 template <int N> static void rm_one_tf32(float (&d)[N], unsigned (&a)[4], unsigned long long b) {
@@ -159,6 +164,17 @@ template <int S, int ASTEP, int BSTEP> static void rm_products_{name}(float (&d)
   }});
 }}
 """
+_BYTES = """
+#define RM_WGMMA_{name}
+template <int S, int ASTEP, int BSTEP> static void rm_products_{name}(int (&d)[{count}], unsigned long long a,
+                                                                      unsigned long long b) {{
+  rm_multiply_later([&d, a, b] {{
+    for (int s = 0; s < S; ++s)
+      rm_accumulate(d, 32, [=](int row, int k) {{ return *(const {ta} char *)rm_element(a + s * ASTEP, row, k, 1, false); }},
+                    [=](int column, int k) {{ return *(const {tb} char *)rm_element(b + s * BSTEP, column, k, 1, false); }});
+  }});
+}}
+"""
 
 
 def run_warpgroups(
@@ -188,6 +204,11 @@ def on_host(kernel: TaskKernel) -> str:
         n = int(name.split("_")[1])
         ((ta, tb),) = re.findall(rf"m64n{n}k16\.f32\.f16\.f16 .*, p, 1, 1, ([01]), ([01]);", kernel.text)
         head += _HALF.format(name=name, count=n // 2, ta=ta, tb=tb)
+    for name in set(re.findall(r"#define RM_WGMMA_(i8_\d+_[us]{2})\n", kernel.text)):
+        n = int(name.split("_")[1])
+        ((ta, tb),) = re.findall(rf"m64n{n}k32\.s32\.([us])8\.([us])8 .*, p;", kernel.text)
+        signs = {"u": "unsigned", "s": "signed"}
+        head += _BYTES.format(name=name, count=n // 2, ta=signs[ta], tb=signs[tb])
     text = kernel.text.replace("extern __shared__ __align__(16) float shared[];", "float *const shared = (float *)rm_arena;")
     assert "extern __shared__" not in text
     start = text.index("{", text.index('extern "C" __global__')) + 1

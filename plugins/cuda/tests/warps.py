@@ -15,7 +15,7 @@ import numpy as np
 from rammer.device.manifest import Binding
 from rammer.testing.host_c import Array
 
-from rammer_cuda.contraction.instruction import MMA_BF16, MMA_F16, MMA_TF32, Mma
+from rammer_cuda.contraction.instruction import MMA_BF16, MMA_F16, MMA_I8, MMA_TF32, Mma
 from rammer_cuda.emulator.launch import HostKernel, find_race, run_on_host
 from rammer_cuda.kernels.task import TaskKernel
 
@@ -28,6 +28,10 @@ WARPS = """
 #define RM_MMA
 #define RM_BF16
 #define RM_PAIR
+#define RM_I8
+#define RM_COPIES_I8
+struct int2 { int x, y; };
+static int2 make_int2(int x, int y) { return {x, y}; }
 struct float2 { float x, y; };
 static float2 make_float2(float x, float y) { return {x, y}; }
 alignas(128) static char memory[@BYTES@];
@@ -42,11 +46,31 @@ template <class T> static void rm_move(T *to, const T *from, bool valid, int byt
 static void rm_copy2(unsigned short *to, const unsigned short *from, bool valid) { rm_move(to, from, valid, 2); }
 static void rm_copy4(float *to, const float *from, bool valid) { rm_move(to, from, valid, 4); }
 template <class T> static void rm_copy16(T *to, const T *from, bool valid) { rm_move(to, from, valid, 16); }
+template <class T> static void rm_filled(T *to, const T *from, bool valid, int bytes, unsigned fill) {
+  rm_move(to, from, valid, bytes);
+  if (!valid) memset(to, (int)(fill & 255), bytes);
+}
+static void rm_copy1(unsigned char *to, const unsigned char *from, bool valid, unsigned fill = 0) {
+  rm_filled(to, from, valid, 1, fill);
+}
+static void rm_copy4(unsigned char *to, const unsigned char *from, bool valid, unsigned fill = 0) {
+  rm_filled(to, from, valid, 4, fill);
+}
+static void rm_copy8(unsigned char *to, const unsigned char *from, bool valid, unsigned fill = 0) {
+  rm_filled(to, from, valid, 8, fill);
+}
+static void rm_copy16(unsigned char *to, const unsigned char *from, bool valid, unsigned fill) {
+  rm_filled(to, from, valid, 16, fill);
+}
 static void rm_commit() {}
 template <int N> static void rm_arrived() {}
 static float rm_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
 static void rm_split(float x, unsigned &big, unsigned &small) { memcpy(&big, &x, 4); small = 0; }
 static float rm_part(unsigned word, int high) { const unsigned short h = word >> 16 * high; return rm_load_f16(&h); }
+template <bool S> static int rm_byte(unsigned word, int e) {
+  const unsigned char b = word >> 8 * e;
+  return S ? (signed char)b : b;
+}
 static float rm_part_bf16(unsigned word, int high) { return rm_float(high ? word & 0xffff0000u : word << 16); }
 static unsigned rm_bf16(float x) {
   unsigned r; memcpy(&r, &x, 4);
@@ -62,6 +86,10 @@ static unsigned rm_pair(float low, float high) {
   unsigned short h[2]; unsigned r;
   rm_store_f16(h, low); rm_store_f16(h + 1, high); memcpy(&r, h, 4);
   return r;
+}
+template <bool SA, bool SB> static void rm_mma_i8(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const unsigned b[2] = {b0, b1};
+  rm_mma_i8<SA, SB>(c, a, b);
 }
 template <bool TURN> static void rm_blocks4(unsigned (&r)[4], const unsigned short *at) {
   const int me = threadIdx.x, warp = me / 32 * 32, l = me % 32;
@@ -82,7 +110,7 @@ template <bool TURN> static void rm_blocks4(unsigned (&r)[4], const unsigned sho
 
 #: A warp's product: who holds an element of A and of B, and which elements of C a thread holds.
 _MMA = """
-static void @name@(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+@template@static void @name@(@number@ (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   static const unsigned short A[@m@][@k@] = {@a@}, B[@k@][@n@] = {@b@}, C[32][4] = {@c@};
   const int me = threadIdx.x, warp = me / 32 * 32, each = @each@;
   memcpy(rm_sent[me], a, 16); memcpy(rm_sent[me] + 4, b, 8);
@@ -90,8 +118,8 @@ static void @name@(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]
   for (int e = 0; e < 4; ++e)
     for (int k = 0; k < @k@; ++k) {
       const int at = C[me % 32][e], x = A[at / @n@][k], y = B[k][at % @n@];
-      const unsigned *const left = rm_sent[warp + x / 8], *const right = rm_sent[warp + y / 8] + 4;
-      c[e] += @value@(left[x % 8 / each]@x@) * @value@(right[y % 8 / each]@y@);
+      const unsigned *const left = rm_sent[warp + x / 16], *const right = rm_sent[warp + y / 16] + 4;
+      c[e] += @left@(left[x % 16 / each]@x@) * @right@(right[y % 16 / each]@y@);
     }
   rm_meet();
 }
@@ -103,7 +131,7 @@ def instruction(name: str, i: Mma, value: str) -> str:
     assert i.form.a is not None and i.form.b is not None
     holder: dict[str, dict[tuple[int, int], int]] = {"a": {}, "b": {}, "c": {}}
     for side, fragment in (("a", i.form.a), ("b", i.form.b)):
-        holder[side] = {(r, c): thread * 8 + e for thread, e, r, c in fragment.places(i.form.threads)}
+        holder[side] = {(r, c): thread * 16 + e for thread, e, r, c in fragment.places(i.form.threads)}
     holder["c"] = {(thread, e): r * i.form.n + c for thread, e, r, c in i.form.c.places(i.form.threads)}
     tables = {
         n: "}, {".join(
@@ -119,14 +147,22 @@ def instruction(name: str, i: Mma, value: str) -> str:
         "k": i.form.k,
         "each": each,
         **{n: f"{{{t}}}" for n, t in tables.items()},
-        "value": value,
-        **{p: f", {p} % 2" if each == 2 else "" for p in "xy"},
+        "template": "template <bool SA, bool SB> " if i.number == "int" else "",
+        "number": i.number,
+        "left": f"{value}<SA>" if i.number == "int" else value,
+        "right": f"{value}<SB>" if i.number == "int" else value,
+        **{p: f", {p} % {each}" if each > 1 else "" for p in "xy"},
     }
     return re.sub(r"@(\w+)@", lambda m: str(values[m[1]]), _MMA)
 
 
 #: Instructions by name, and how an element is read from a register.
-READ = (("rm_mma", MMA_TF32, "rm_float"), ("rm_mma_f16", MMA_F16, "rm_part"), ("rm_mma_bf16", MMA_BF16, "rm_part_bf16"))
+READ = (
+    ("rm_mma", MMA_TF32, "rm_float"),
+    ("rm_mma_f16", MMA_F16, "rm_part"),
+    ("rm_mma_bf16", MMA_BF16, "rm_part_bf16"),
+    ("rm_mma_i8", MMA_I8, "rm_byte"),
+)
 WARPS = WARPS.replace("@INSTRUCTIONS@", "".join(instruction(*read) for read in READ))
 
 

@@ -101,10 +101,12 @@ class WarpgroupShape(Shape):
         return (self.stages - 2) // self.producers
 
 
-def warpgroup_shape(rows: int, width: int, config: dict[str, int], down: bool) -> WarpgroupShape:
-    """The block of a task of ``rows x width``; Unsuited where the undivided side is too long."""
+def warpgroup_shape(rows: int, width: int, config: dict[str, int], down: bool, sixteens: bool = False) -> WarpgroupShape:
+    """The block of a task of ``rows x width``; Unsuited where the undivided side is too long. With ``sixteens`` instructions
+    have at most 24 of its elements or whole sixteens."""
     through, fixed = (rows, width) if down else (width, rows)
     through, fixed = -(-through // GROUP) * GROUP, -(-fixed // 8) * 8
+    fixed = -(-fixed // 16) * 16 if sixteens and fixed > 24 else fixed
     if fixed > MOST:
         raise Unsuited(f"{fixed} results of a thread's row")
     bm, bn = (through, fixed) if down else (fixed, through)

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from rammer.codegen.contraction import Roles, operand_of, roles_of, with_quotients
+from rammer.codegen.contraction import BYTE, BYTES, Operand, Roles, operand_of, roles_of, with_quotients
 from rammer.codegen.family import Choice
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
@@ -45,7 +45,7 @@ SPLITS = (1, 2, 3, 4, 6, 8)
 #: Buffers of a tensor-core kernel's ring, and the blocks an SM should have room for, at least by bytes an element: kernels
 #: in float16 are so short that room beside them, for parallel branches and for dependents that start early, is worth
 #: more than depth (BERT-base on an H200: 0.43 ms with rings of 3, 0.51 ms with rings of 8).
-MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, {4: 2, 2: 4}, 6
+MOST_STAGES, LEAST_RESIDENT, MOST_RESIDENT = 8, {4: 2, 2: 4, 1: 4}, 6
 #: Threads of a tensor-core block that hide latency without crowding shared memory.
 BEST_THREADS = 192
 #: Even parts of an axis that are tried.
@@ -68,8 +68,9 @@ Seconds: TypeAlias = Callable[[ROperator, Binding, Gpu], float]
 
 def _roles(i: Instruction, operator: ROperator, binding: Binding) -> Roles | None:
     """The roles of a contraction of the instruction's operands in a precision that it serves; None where it is none."""
-    narrow = any(binding.types[n].dtype == "float16" for n in operator.computes[0].reads)
-    if i.dtype != ("float16" if narrow else "float32") or not i.serves(binding.precision):
+    read = {binding.types[n].dtype for n in operator.computes[0].reads}
+    kind = BYTE if read <= set(BYTES) else "float16" if "float16" in read else "float32"
+    if i.dtype != kind or not i.serves(binding.precision):
         return None
     try:
         return roles_of(operator, binding, i.dtype, prologue=i.prologue)
@@ -129,7 +130,8 @@ def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding, gpu
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
-    work = Work(tasks, rows * width, roles.changed, _together(roles, binding))
+    lots = _lots(roles, binding) if cost.item == 1 else (0, 0)
+    work = Work(tasks, rows * width, roles.changed, _together(roles, binding), lots=lots)
     seconds = ring_seconds(cost, s, walk, work, gpu)
     ranked = np.where(possible, seconds, np.inf)
     stages = np.broadcast_to(s.stages, ranked.shape)
@@ -160,6 +162,31 @@ def _together(roles: Roles, binding: Binding) -> bool:
     columns = math.prod(roles.main.shape[d] for d in roles.columns)
     deep = roles.main.reduce[-1].extent
     return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
+
+
+def _lots(roles: Roles, binding: Binding) -> tuple[int, int]:
+    """Bytes of rows and of columns that are probably copied at a time."""
+    main = roles.main
+    found = list[int]()
+    for load in (roles.a, roles.b):
+        try:
+            operand = operand_of(with_quotients(load, {a.name: 1 for a in main.axes}), main, binding)
+        except Unsuited:
+            operand = None
+        found.append(1 if operand is None else _lot(operand, depth_of(main.reduce, 64)))
+    return found[0], found[1]
+
+
+def _lot(operand: Operand, depth: Depth) -> int:
+    """Bytes of an operand that are copied at a time."""
+    if operand.packable:
+        return 16
+    inner = depth.inner
+    together = operand.steps.get(inner.name, 0) == 1 and not any(inner.name in g.steps for g in operand.guards)
+    if depth.flat or not together or not operand.aligned:
+        return 1
+    steps = (*(s for a, s in operand.steps.items() if a != inner.name), operand.constant, inner.extent)
+    return next((n for n in (16, 8, 4) if all(s % n == 0 for s in steps)), 1)
 
 
 def ring(shape: Shape, item: int, blocks: Numbers, per_sm: Numbers, gpu: Gpu) -> Numbers:
@@ -221,7 +248,8 @@ def ring_time(cost: RingCost, operator: ROperator, binding: Binding, gpu: Gpu) -
     p = cost.instruction.product(operator, binding)
     s = cost.instruction.block(p)
     changed = "a" if p.a.prologue else "b" if p.b.prologue else ""
-    work = Work(operator.task_count, p.row_count * p.width, changed, together=not p.b.guards)
+    lots = _lot(p.a, depth_of(p.main.reduce, s.bk)), _lot(p.b, depth_of(p.main.reduce, s.bk))
+    work = Work(operator.task_count, p.row_count * p.width, changed, together=not p.b.guards, lots=lots)
     return float(ring_seconds(cost, s, DepthWalk.of(depth_of(p.main.reduce, s.bk)), work, gpu)) - gpu.launch
 
 
@@ -266,6 +294,8 @@ def _by_16_bytes(cost: WarpgroupCost, load: Load, side: tuple[int, ...], roles: 
         return True
     depth, lot = depth_of(main.reduce, cost.blocks[0]), 16 // cost.item
     deep = operand.steps.get(depth.inner.name, 0) == 1 and depth.inner.extent % lot == 0 and not depth.flat
+    if cost.item == 1:
+        return _lot(operand, depth) == lot
     return operand.aligned and (deep or (not operand.guards and any(operand.steps.get(main.axes[d].name) == 1 for d in side)))
 
 
@@ -281,7 +311,7 @@ def _predictions(cost: WarpgroupCost, roles: Roles, down: bool, gpu: Gpu) -> Ite
         key = (rows, width, tasks, halo)
         if key not in known:
             known[key], work = [], Work(tasks, rows * width, roles.changed, halo=halo)
-            block = partial(warpgroup_shape, rows, width, down=down)
+            block = partial(warpgroup_shape, rows, width, down=down, sixteens=cost.item == 1)
             for config in _configs(cost, block, halo, depths, gpu):
                 shape = block(dict(config))
                 known[key].append((warpgroup_seconds(cost, shape, depths[shape.bk], work, gpu), config))

@@ -23,8 +23,8 @@ from rammer.ir.expr import Load
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape
 from rammer_cuda.contraction.depth import Depth
-from rammer_cuda.contraction.instruction import FFMA, MMA_BF16, MMA_F16, MMA_TF32, MMA_TF32X3, Instruction
-from rammer_cuda.contraction.warpgroup import WGMMA_F16, WGMMA_TF32, WGMMA_TF32X3, Wgmma
+from rammer_cuda.contraction.instruction import FFMA, MMA_BF16, MMA_F16, MMA_I8, MMA_TF32, MMA_TF32X3, Instruction
+from rammer_cuda.contraction.warpgroup import WGMMA_F16, WGMMA_I8, WGMMA_TF32, WGMMA_TF32X3, Wgmma
 from rammer_cuda.gpu import Gpu
 
 #: A number, or an array of numbers for many blocks at once.
@@ -36,6 +36,7 @@ FRAGMENTS = ((1, 2), (1, 4), (1, 7), (2, 2), (2, 4), (2, 7), (4, 4))
 #: Block depths with their slices.
 BLOCKS = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4))
 HALF_BLOCKS = ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))
+BYTE_BLOCKS = ((32, 1), (64, 1), (64, 2), (128, 1), (128, 2), (128, 4))
 #: Cycles of maps before the contraction, per step and per element of a thread, of a ring's busiest scheduler: a shared-memory
 #: read, two dependent operations and a write before the step's barrier; and of a producer, of which nothing hides those of
 #: the first block. Counted from the instructions, not measured.
@@ -68,14 +69,15 @@ class DepthWalk:
 @dataclass(frozen=True)
 class Work:
     """What a launch has to do, or many: its tasks, the results of each (``cells``), which operand passes through maps first ("a",
-    "b" or ""), whether 16 bytes of columns are copied at a time where elements are float16, and elements of one channel under a
-    task's windows."""
+    "b" or ""), whether 16 bytes of columns are copied at a time where elements are float16, elements of one channel under a
+    task's windows, and the elements of rows and of columns that are copied at a time where they are bytes."""
 
     tasks: Numbers
     cells: Numbers
     changed: str = ""
     together: bool = True
     halo: int = 0
+    lots: tuple[int, int] = (16, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +181,8 @@ class WarpgroupCost:
         return self.instruction.staged[0].item
 
     def copies(self, elements: float) -> float:
-        """Copies of one thread for so many elements: of 16 bytes in float16, else of 4, as the figures were fitted."""
-        return elements / THREADS / (8 if self.item == 2 else 1)
+        """Copies of one thread for so many elements: of 16 bytes in float16 and bytes, else of 4, as the figures were fitted."""
+        return elements / THREADS / (16 // self.item if self.item < 4 else 1)
 
     def registers(self, s: WarpgroupShape) -> Any:
         """Registers of a thread: sums (on the tensor cores and, of products in parts, outside), operands, addresses."""
@@ -211,6 +213,11 @@ F16_COST = RingCost(
 BF16_COST = RingCost(
     MMA_BF16, FRAGMENTS, ((16, 1), (32, 1), (32, 2)), LaunchCycles(2300, 30, 1600), 72, 5.5, 6.5, 8.4, 11.3, 0.08, 0.09, (8, 4)
 )
+#: Not fitted: that of float16, with instructions for twice the products in the same time (1,979 TOPS of bytes and 989 TFLOP/s of
+#: float16, dense: NVIDIA H200 datasheet).
+I8_COST = RingCost(MMA_I8, FRAGMENTS, BYTE_BLOCKS, LaunchCycles(1910, 0, 1600), 190, 9.5, 12.0, 11.5, 12.0, 0.5, 0.075, (1, 0.5))
+#: Cycles that a copy of one byte takes of a thread besides: it loads, waits and stores.
+BYTE_COPY = 2.0
 
 #: Of warpgroups, all fitted to 450 kernels of 60 layers on an H200, the faster ones of a layer weighing more: the measured
 #: time over the predicted has a standard deviation of 0.14, and the fastest of the three best predicted is 0.3% slower than
@@ -230,10 +237,12 @@ WGMMA_TF32_COST = WarpgroupCost(WGMMA_TF32, (32, 64), 1, 460, 42, 0.0, COPY, L2_
 #: The same without anything to convert, and without a wait for its own products, which is taken as 160 of a step; an
 #: instruction has 16 products in the same time.
 WGMMA_F16_COST = WarpgroupCost(WGMMA_F16, (64, 128), 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0, True)
+#: Of bytes, with 32 products an instruction.
+WGMMA_I8_COST = WarpgroupCost(WGMMA_I8, (64, 128), 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0, True)
 
 #: In the order in which families are asked.
-RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST, BF16_COST)
-WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST)
+RING_COSTS: Final = (FFMA_COST, TF32X3_COST, TF32_COST, F16_COST, BF16_COST, I8_COST)
+WARPGROUP_COSTS: Final = (WGMMA_TF32X3_COST, WGMMA_TF32_COST, WGMMA_F16_COST, WGMMA_I8_COST)
 
 
 def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu) -> Numbers:
@@ -241,6 +250,8 @@ def ring_seconds(cost: RingCost, s: Shape, walk: DepthWalk, work: Work, gpu: Gpu
     threads, part, cells = s.threads, s.bk / s.slice_k, work.cells
     warps, steps, lot = threads / 32, -(-walk.blocks // s.split_k), 16 // cost.item
     copies = (s.bm / lot + s.bn / (lot if cost.item == 2 and work.together else 1)) * s.bk / threads
+    if cost.item == 1:
+        copies = sum((1 + BYTE_COPY * (n == 1)) * e / n for n, e in zip(work.lots, (s.bm, s.bn), strict=True)) * s.bk / threads
     per_sm = -(-work.tasks * s.split_k // _filled(s.split_k, gpu.sms))
     resident = np.minimum(per_sm, _resident(cost, s, gpu))
     busiest = np.ceil(resident * warps / 4)

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Final
 
-from rammer.codegen.contraction import Product, product_of
+from rammer.codegen.contraction import BYTE, Product, product_of
 from rammer.codegen.task import Unsuited
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
 from rammer_cuda.contraction.block import Shape, shape_of
-from rammer_cuda.contraction.operand import HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staged, Staging
+from rammer_cuda.contraction.operand import BYTES, HALVES, PLAIN, TF32_TURNED, TF32_WORDS, WORDS, Staged, Staging
 from rammer_cuda.contraction.packing import Turned
 from rammer_cuda.device import source
 from rammer_cuda.gpu import Gpu
@@ -77,8 +77,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """``name`` is the kernel family's, ``dtype`` that of operands in memory, ``staged`` how both get into shared memory,
-    ``precisions`` those of products that it is offered for."""
+    """``name`` is the kernel family's, ``dtype`` that of operands in memory ("int8": bytes of either sign), ``staged`` how both
+    get into shared memory, ``precisions`` those of products that it is offered for."""
 
     name: str
     dtype: str
@@ -95,6 +95,16 @@ class Instruction:
     def serves(self, precision: str) -> bool:
         """Whether it computes what a user asks for who allows ``precision``: float16 says nothing of float32 operands."""
         return (precision if precision in LOWER else "float32") in self.precisions
+
+    @property
+    def number(self) -> str:
+        """The C type of sums: those of bytes are exact."""
+        return "int" if self.dtype == BYTE else "float"
+
+    @property
+    def totals(self) -> str:
+        """Sums in shared memory, as C text."""
+        return "totals" if self.dtype == BYTE else "shared"
 
     @property
     def prologue(self) -> bool:
@@ -195,10 +205,11 @@ class Mma(Instruction):
             # The blocks of A are (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8); those of B (k, n), (k + 8, n), (k, n + 8)
             # and (k + 8, n + 8): which lane names which row follows from how they lie.
             lines.append("const int l8 = tid % 8, lb = tid / 8 % 2 * 8, lc = tid / 16 % 2 * 8;")
-            for stage, own, across_, along in ((a, "ty", "lb", "lc"), (b, "tx", "lc", "lb")):
+            wide = " * 2" if self.dtype == BYTE else ""  # 16 bytes of products
+            for stage, own, across_, along in ((a, "ty", "lb", f"lc{wide}"), (b, "tx", "lc", f"lb{wide}")):
                 row = f"({own} + l8 + {across_}) * {stage.pitch} + slice * {part} + {along}"
                 turned = f"(slice * {part} + l8 + {along}) * {stage.pitch} + {own} + {across_}"
-                lines.append(f"const int {stage.name}at = {row if stage.deep else turned};")
+                lines.append(f"const int {stage.name}at = {row if isinstance(stage.arrangement, Turned) else turned};")
         elif isinstance(a.arrangement, Turned):
             lines.append(f"const int aat = (ty + tid % 16) * {a.pitch} + slice * {part} + tid / 16 % 2 * 4;")
         return lines
@@ -220,7 +231,7 @@ class Mma(Instruction):
 
     def leave(self, s: Shape, line: int) -> list[str]:
         """Leave the registers in shared memory, two neighbours at a time."""
-        (row, _), (column, _) = self.form.c.rows, self.form.c.columns
+        (row, _), (column, _), pair = self.form.c.rows, self.form.c.columns, f"{self.number}2"
         return [
             "#pragma unroll",
             f"for (int i = 0; i < {s.tm}; ++i)",
@@ -228,8 +239,8 @@ class Mma(Instruction):
             f"for (int j = 0; j < {s.tn}; ++j)",
             "#pragma unroll",
             "for (int h = 0; h < 2; ++h)",
-            f"  *(float2 *)(shared + (slice * {s.bm} + ty + i * 16 + h * 8 + {row}) * {line} + tx + j * 8 + {column})"
-            " = make_float2(acc[i][j][2 * h], acc[i][j][2 * h + 1]);",
+            f"  *({pair} *)({self.totals} + (slice * {s.bm} + ty + i * 16 + h * 8 + {row}) * {line} + tx + j * 8 + {column})"
+            f" = make_{pair}(acc[i][j][2 * h], acc[i][j][2 * h + 1]);",
         ]
 
 
@@ -242,6 +253,10 @@ PAIRS_A = Fragment(("lg", "e / 2 % 2 * 8"), ("lt * 2", "e % 2 + e / 4 * 8"), 8)
 PAIRS_B = Fragment(("lt * 2", "e % 2 + e / 2 * 8"), ("lg", "0"), 4)
 OF_WORDS = Form(16, 8, 8, 32, WORDS_A, WORDS_B, RESULTS)
 OF_PAIRS = Form(16, 8, 16, 32, PAIRS_A, PAIRS_B, RESULTS)
+#: Operands of 32 products of a byte ("Matrix Fragments for mma.m16n8k32").
+FOURS_A = Fragment(("lg", "e / 4 % 2 * 8"), ("lt * 4", "e % 4 + e / 8 * 16"), 16)
+FOURS_B = Fragment(("lt * 4", "e % 4 + e / 4 * 16"), ("lg", "0"), 8)
+OF_FOURS = Form(16, 8, 32, 32, FOURS_A, FOURS_B, RESULTS)
 
 FFMA = Ffma("gemm", "float32", Form(1, 1, 1, 1, ONE, ONE, ONE), (PLAIN, PLAIN), EVERY)
 #: Three tf32 products for one of fp32: an error of fp32's size.
@@ -273,6 +288,18 @@ MMA_F16 = Mma(
 )
 #: Where the user allows it: float32 operands, rounded to bfloat16 on their way to registers; float32 sums.
 MMA_BF16 = Mma("gemm_bf16", "float32", OF_PAIRS, (WORDS, WORDS), ("bfloat16",), "rm_multiply_bf16", ("mma_bf16",))
+#: Bytes with or without signs, of either operand; exact sums in int32.
+MMA_I8 = Mma(
+    "gemm_i8",
+    BYTE,
+    OF_FOURS,
+    (BYTES, BYTES),
+    EVERY,
+    "rm_multiply_i8",
+    ("mma", "mma_i8"),
+    lambda a, b: (a.operand.signed, b.operand.signed),
+    blocks=True,
+)
 
 #: By family.
-RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16, MMA_BF16)}
+RING: Final[Mapping[str, Any]] = {i.name: i for i in (FFMA, MMA_TF32X3, MMA_TF32, MMA_F16, MMA_BF16, MMA_I8)}

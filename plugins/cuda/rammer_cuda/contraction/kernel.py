@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rammer.codegen.contraction import Product
-from rammer.codegen.task import Argument
+from rammer.codegen.contraction import BYTE, Product
+from rammer.codegen.task import Argument, Unsuited
 from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
@@ -56,6 +56,8 @@ class Contraction:
         wide = isinstance(shape, WarpgroupShape)
         threads, staged = THREADS if wide else shape.threads, instruction.staged
         first, second = staged[::-1] if isinstance(shape, WarpgroupShape) and not shape.down else staged
+        if product.a.fill and product.b.fill:
+            raise Unsuited("padding of both operands with another value than 0")
         self.a = Staged("a", product, product.a, product.rows, shape.bm, self.depth, threads, first)
         self.b = Staged("b", product, product.b, product.columns, shape.bn, self.depth, threads, second)
         self.prologue = prologue_of("a", product.a, binding) or prologue_of("b", product.b, binding)
@@ -85,8 +87,10 @@ class Contraction:
         self._origins()
         self.pipeline.declare()
         self._sum()
-        end = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split_k, self.line, self.i.unroll)
-        before = source("copies", *["cluster"] * (self.split_k > 1)), self.pipeline.device, end.write()
+        i, bytes_ = self.i, self.i.dtype == BYTE
+        end = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split_k, self.line, i.unroll, i.number, i.totals)
+        copies = ["copies", *["copies_i8"] * bytes_, *["cluster", *["cluster_i32"] * bytes_] * (self.split_k > 1)]
+        before = source(*copies), self.pipeline.device, end.write()
         kinds = [CUDA.types[types[a.tensor].dtype] for a in self.arguments]
         parameters = tuple(parameter(t, a, k, self.binding) for k, (t, a) in enumerate(zip(kinds, self.arguments, strict=True)))
         shape = s.threads, self.dynamic, self.dynamic, self.split_k
@@ -102,8 +106,11 @@ class Contraction:
 
     def pointers(self) -> list[str]:
         """Shared memory, and both operands."""
-        kind = self.a.staging.ctype
-        return ["extern __shared__ __align__(16) float shared[];", f"const {kind} *const ag = p0; const {kind} *const bg = p1;"]
+        kind, memory = self.a.staging.ctype, "extern __shared__ __align__(16) float shared[];"
+        if self.i.dtype == BYTE:  # of either sign
+            a, b = (f"const {kind} *const {n}g = (const {kind} *)p{k};" for k, n in enumerate("ab"))
+            return [memory, "int *const totals = (int *)shared;", a, b]
+        return [memory, f"const {kind} *const ag = p0; const {kind} *const bg = p1;"]
 
     def copy_tables(self, thread: str, threads: int) -> None:
         """Start copying the constants of the maps before the contraction, if there are any."""
@@ -146,7 +153,7 @@ class Contraction:
         else:
             text.line(f"const int begin = 0, end = {blocks}, low = 0, high = {rows};")
         text.line("// This block's share of the sums.")
-        text.line(f"float acc{self.i.sums(s)} = {{}};")
+        text.line(f"{self.i.number} acc{self.i.sums(s)} = {{}};")
         self.pipeline.start()
         self.pipeline.loop()
         text.all(["// Sums to shared memory, where operands were.", "rm_arrived<0>();", "__syncthreads();"])
@@ -157,6 +164,6 @@ class Contraction:
             return
         if s.slice_k > 1:  # the others of the cluster then read one: their way is far slower than this block's
             text.all(["// Slices of the same sums.", "__syncthreads();"])
-            text.line(f"rm_gather_slices<{s.slice_k}, {s.bm * self.line}, {s.threads}>(shared, tid);")
+            text.line(f"rm_gather_slices<{s.slice_k}, {s.bm * self.line}, {s.threads}>({self.i.totals}, tid);")
         text.all(["// Rows of this block, from the shared memories of all of the cluster.", "rm_cluster_arrive();"])
-        text.line(f"rm_gather_blocks<{self.split_k}, {self.line}, {s.threads}>(shared, tid, low, high);")
+        text.line(f"rm_gather_blocks<{self.split_k}, {self.line}, {s.threads}>({self.i.totals}, tid, low, high);")

@@ -24,10 +24,12 @@ from rammer_cuda.contraction.prologue import OperandPrologue, Piece
 @dataclass(frozen=True, slots=True)
 class Staging:
     """How an instruction wants an operand in shared memory: elements of ``kind`` ("float32", "tf32": constants are rounded
-    when packed, "float16"); the arrangement of constants, of deep and of other copies; products of a deep copy.
+    when packed, "float16", "int8": bytes of either sign); the arrangement of constants, of deep and of other copies; products
+    of a deep copy, at most.
 
     Of threads, ``down`` neighbours take neighbouring products before others take their next elements. ``whole``: copies of
-    16 bytes alone will do.
+    16 bytes alone will do. Without ``across`` products of one element are next to each other however it is copied, so
+    copies of several elements will not.
     """
 
     kind: str
@@ -37,16 +39,17 @@ class Staging:
     products: int = 1
     down: int = 1
     whole: bool = False
+    across: bool = True
 
     @property
     def ctype(self) -> str:
         """The C type of an element."""
-        return "unsigned short" if self.kind == "float16" else "float"
+        return {"float16": "unsigned short", "int8": "unsigned char"}.get(self.kind, "float")
 
     @property
     def item(self) -> int:
         """Bytes of an element."""
-        return 2 if self.kind == "float16" else 4
+        return {"float16": 2, "int8": 1}.get(self.kind, 4)
 
     @property
     def lot(self) -> int:
@@ -64,6 +67,9 @@ TF32_CORES = Staging("tf32", Cores(4), Rows(least=4), Rows())
 #: For ldmatrix, and core matrices whatever the operand: eight threads write one of them, so that they write different banks.
 HALVES = Staging("float16", Rows(True), Turned(8), Rows(True), 8)
 HALF_CORES = Staging("float16", Cores(8), Cores(8), Cores(8, across=True), 8, 8, True)
+#: Bytes: tensor cores want four products of an element in a register, whichever way the operand lies.
+BYTES = Staging("int8", Turned(16), Turned(16), Turned(16), 16, 4, across=False)
+BYTE_CORES = Staging("int8", Cores(16), Cores(16), Cores(16), 16, 8, True, across=False)
 
 
 @dataclass
@@ -89,8 +95,13 @@ class Staged:
         if self.operand.packable and len(self.axes) <= 1:
             blocks = Blocks(self.unit, self.depth, s.constant, s.kind)
             self.packing, self.coordinates = pack(self.p, self.operand, self.along, blocks)
-        self.deep = self.packing is None and self._deep()
-        self.vector = s.products if self.deep else s.lot if self.packing is None and self._vector() else 1
+        lots = (16, 8, 4) if s.kind == "int8" and not s.whole else (s.products,)
+        deep = next((n for n in lots if self._deep(n)), 0) if self.packing is None else 0
+        #: Products of a deep copy, and elements of any.
+        self.products = deep or s.products
+        self.deep = deep > 0
+        self.down = s.down if s.whole or not self.deep else 1
+        self.vector = deep or (s.lot if s.across and self.packing is None and self._vector() else 1)
         if s.whole and self.packing is None and self.vector != s.lot:
             raise Unsuited(f"{self.operand.load} cannot be copied by 16 bytes")
 
@@ -119,10 +130,10 @@ class Staged:
         """Where product ``row`` of element ``element`` lies in shared memory."""
         return self.arrangement.place(row, element, self.unit, self.depth.block)
 
-    def _deep(self) -> bool:
-        """Whether neighbours along the inner reduction axis lie together: as many as a copy takes, always aligned and valid
-        or not together."""
-        o, inner, lot = self.operand, self.depth.inner, self.staging.products
+    def _deep(self, lot: int) -> bool:
+        """Whether neighbours along the inner reduction axis lie together: ``lot`` of them, always aligned and valid or not
+        together."""
+        o, inner = self.operand, self.depth.inner
         if o.steps.get(inner.name, 0) != 1:
             return False
         if lot == 1:
@@ -168,14 +179,14 @@ class Staged:
 
     def _lanes(self) -> tuple[int, int, int]:
         """(copies in a row of the block, rows a pass, groups of copies a thread has in a row)."""
-        across, threads = self.unit // self.vector, self.threads // self.staging.down
+        across, threads = self.unit // self.vector, self.threads // self.down
         if across <= threads:
-            return across, threads // across * self.staging.down, 1
-        return across, self.staging.down, -(-across // threads)
+            return across, threads // across * self.down, 1
+        return across, self.down, -(-across // threads)
 
     def _setup_along(self, text: Text) -> None:
         across, rows, groups = self._lanes()
-        n, down, lanes = self.name, self.staging.down, self.threads // self.staging.down
+        n, down, lanes = self.name, self.down, self.threads // self.down
         thread, below = ("tid", "") if down == 1 else (f"(tid / {down})", f" * {down} + tid % {down}")
         text.line(f"const int {n}k = {f'{thread} / {across}' if groups == 1 else '0'}{below};")
         for g in range(groups):
@@ -186,14 +197,14 @@ class Staged:
 
     def _words(self) -> int:
         """Copies along the reduction that neighbouring threads make of a *deep* operand's block."""
-        return self.depth.block // self.staging.products
+        return self.depth.block // self.products
 
     def _step(self) -> int:
         """Elements of the unit that all threads copy at a time where the operand is *deep*."""
         return self.threads // self._words()
 
     def _setup_deep(self, text: Text) -> None:
-        n, down, words, lot = self.name, self.staging.down, self._words(), self.staging.products
+        n, down, words, lot = self.name, self.down, self._words(), self.products
         thread, below = ("tid", "") if down == 1 else (f"tid / {down}", f" * {down} + tid % {down}")
         text.line(f"const int {n}k = {thread} % {words}{f' * {lot}' if lot > 1 else ''};")
         for i in range(-(-self.unit // self._step())):
@@ -250,7 +261,7 @@ class Staged:
                 yield f"{n}k", str(i), [f"{n}j{i} < {self.unit}"] if (i + 1) * step > self.unit else []
             return
         _, rows, groups = self._lanes()
-        across, lanes = self.unit // self.vector, self.threads // self.staging.down
+        across, lanes = self.unit // self.vector, self.threads // self.down
         for i in range(-(-self.depth.block // rows)):
             for g in range(groups):
                 row = f"({n}k + {i * rows})" if i else f"{n}k"
@@ -277,8 +288,9 @@ class Staged:
     def _copy(self, text: Text, row: str, element: str, target: str, tests: Sequence[str], taps: Mapping[str, str]) -> None:
         _, offset, valid = self._element_at(row, element, taps)
         guard = f"if ({' && '.join(tests)}) " if tests else ""
-        call = f"rm_copy{16 if self.vector == self.staging.lot else self.staging.item}"
-        text.line(f"{guard}{call}({target}, {self.name}g + ({offset}), {' && '.join(valid)});")
+        fill = f", {self.operand.fill % 256 * 0x01010101}u" if self.operand.fill else ""
+        call = f"rm_copy{self.vector * self.staging.item}"
+        text.line(f"{guard}{call}({target}, {self.name}g + ({offset}), {' && '.join(valid)}{fill});")
 
     def _element_at(self, row: str, element: str, taps: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
         """Spelling of the reduction axes in row ``row`` of the block, the element's offset, and tests that it is inside."""

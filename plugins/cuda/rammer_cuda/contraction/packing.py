@@ -109,18 +109,21 @@ class Cores:
 
 def cores(values: Array, order: Sequence[int] = range(DEEP)) -> Array:
     """``values[..., k, n]`` as wgmma's operand B, ``[..., k / 8, 8 / w, n / 8, 8, w]``: core matrices of 8 columns by the
-    ``w`` products that make 16 bytes (4 of float32, 8 of float16). Place i of 8 products holds product ``order[i]``."""
+    ``w`` products that make 16 bytes (4 of float32, 8 of float16; 16 bytes lie ``[..., k / 16, 1, n / 8, 8, 16]``). Place i of 8
+    products holds product ``order[i]``."""
     *outer, deep, columns = values.shape
     wide = 16 // values.itemsize
     split = values.reshape(*outer, deep // DEEP, DEEP, columns)[..., list(order), :]
-    matrices = split.reshape(*outer, deep // DEEP, DEEP // wide, wide, columns // CORE, CORE)
+    # Core matrices of bytes have 16 products, two times DEEP.
+    eights = (deep // DEEP, DEEP // wide) if wide <= DEEP else (deep // wide, 1)
+    matrices = split.reshape(*outer, *eights, wide, columns // CORE, CORE)
     return np.ascontiguousarray(np.moveaxis(matrices, -3, -1))
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Blocks of products of ``unit`` elements, in the order of ``depth``, so arranged, of ``kind`` "float32", "tf32" (float32
-    rounded to it) or "float16"."""
+    rounded to it), "float16" or "int8" (bytes of the constant's own sign)."""
 
     unit: int
     depth: Depth
@@ -153,7 +156,7 @@ def pack(p: Product, operand: Operand, along: int | None, blocks: Blocks) -> tup
         return arrangement.packed(rounded_to_tf32(turned) if kind == "tf32" else turned)
 
     read, facts = (*axes, line, *depth.outer, depth.inner, *dead), (kind, str(arrangement), tile, unit, str(depth))
-    dtype = "float16" if kind == "float16" else "float32"
+    dtype = {"float16": "float16", "int8": "int8" if operand.signed else "uint8"}.get(kind, "float32")
     return packing(operand.load, read, size, arrange, *facts, dtype=dtype), fixed
 
 

@@ -91,7 +91,7 @@ class Producers:
         self.k, self.s, self.i, self.text = kernel, kernel.s, kernel.i, kernel.text
         s = self.s
         self.read, self.matrix = (kernel.a, kernel.b) if s.down else (kernel.b, kernel.a)
-        self.device = self.i.products(s.fixed, self.turned)
+        self.device = self.i.products(s.fixed, self.turned, self.signed)
         self.halo: InputHalo | None = None
         if s.halo:
             self.halo = halo_of(self.read, kernel.binding)
@@ -110,6 +110,11 @@ class Producers:
         """Whether rows (columns), not products, are contiguous in a core matrix."""
         read, matrix = (isinstance(x.arrangement, Cores) and x.arrangement.across for x in (self.read, self.matrix))
         return read, matrix
+
+    @property
+    def signed(self) -> tuple[bool, bool]:
+        """Whether bytes have signs."""
+        return self.read.operand.signed, self.matrix.operand.signed
 
     def declare(self) -> None:
         """Shared memory and the barriers: of every buffer that it is full, that it is empty; of the halos the same."""

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from rammer.codegen.contraction import Product
+from rammer.codegen.contraction import BYTE, Product
 from rammer.codegen.task import Array, Unsuited
 
 from rammer_cuda.contraction.block import GROUP, THREADS, Shape, WarpgroupShape, warpgroup_shape
 from rammer_cuda.contraction.instruction import EVERY, LOWER, Form, Fragment, Instruction
-from rammer_cuda.contraction.operand import FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
-from rammer_cuda.contraction.packing import CORE
+from rammer_cuda.contraction.operand import BYTE_CORES, FLOAT32_CORES, HALF_CORES, TF32_CORES, WORDS
 from rammer_cuda.device import filled, source
 from rammer_cuda.gpu import Gpu
 
@@ -66,7 +65,7 @@ class Wgmma(Instruction):
 
     def block(self, p: Product) -> WarpgroupShape:
         """The block of a tiled product under its config."""
-        return warpgroup_shape(p.row_count, p.width, dict(p.operator.config), self.runs_down(p))
+        return warpgroup_shape(p.row_count, p.width, dict(p.operator.config), self.runs_down(p), self.dtype == BYTE)
 
     def check(self, s: Shape) -> None:
         """Unsuited where ``s`` is no possible block."""
@@ -84,8 +83,10 @@ class Wgmma(Instruction):
         """The extents of a thread's sums."""
         return f"[1][{s.tn}]"
 
-    def products(self, fixed: int, turned: tuple[bool, bool]) -> str:
-        """Device functions, of ``fixed`` columns and operands that are ``turned`` or not."""
+    def products(self, fixed: int, turned: tuple[bool, bool], signed: tuple[bool, bool]) -> str:
+        """Device functions, of ``fixed`` columns and operands that are ``turned`` or not, and ``signed`` or not (bytes)."""
+        if self.dtype == BYTE:
+            return byte_preamble(fixed, signed)
         return half_preamble(fixed, turned) if self.form.a is None else preamble([fixed])
 
     def leave(self, s: Shape, line: int) -> list[str]:
@@ -99,7 +100,7 @@ class Wgmma(Instruction):
             f"for (int j = 0; j < {s.fixed // 8}; ++j)",
             "#pragma unroll",
             "for (int e = 0; e < 4; ++e)",
-            f"  shared[{place}] = acc[0][j * 4 + e];",
+            f"  {self.totals}[{place}] = acc[0][j * 4 + e];",
         ]
 
 
@@ -210,14 +211,15 @@ def one_product(k: Producers) -> None:
 def from_shared(k: Producers) -> None:
     """Both operands in shared memory: start a block's products, and wait for those of the one before."""
     text, s, r, m = k.text, k.s, k.read, k.matrix
-    call = f"rm_products_{half_name(s.fixed, k.turned)}<{s.bk // 16}, {2 * s.through}, {2 * s.fixed}>"
+    name = byte_name(s.fixed, k.signed) if k.i.dtype == BYTE else half_name(s.fixed, k.turned)
+    call = f"rm_products_{name}<{s.bk // k.i.form.k}, {2 * s.through}, {2 * s.fixed}>"
     text.line("rm_pin(acc[0]);")  # the zeros have to be in registers before the first products, which the compiler cannot know
     with k.blocks():
         text.all(
             [
                 *k.complete(),
                 f"{call}(acc[0],",
-                f"  rm_matrix({r.name}shared + slot * {r.size} + tid / {THREADS} * {GROUP * CORE}, {s.through}),",
+                f"  rm_matrix({r.name}shared + slot * {r.size} + tid / {THREADS} * {GROUP * r.staging.lot}, {s.through}),",
                 f"  rm_matrix({m.name}shared + slot * {k.whole}, {s.fixed}));",
                 "rm_warpgroup_wait<1>();",
                 k.release(),
@@ -263,9 +265,31 @@ def half_preamble(n: int, turned: tuple[bool, bool]) -> str:
     )
 
 
-def _results(count: int) -> dict[str, str]:
-    """The sums as operands of an instruction."""
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+def byte_preamble(n: int, signed: tuple[bool, bool]) -> str:
+    """Device function ``rm_products_{byte_name}``: products of bytes of ``n`` columns, of either sign."""
+    count = n // 2
+    return source("wgmma") + filled(
+        "wgmma_i8",
+        n=n,
+        count=count,
+        name=byte_name(n, signed),
+        first=count,
+        second=count + 1,
+        last=count + 2,
+        ta="us"[signed[0]] + "8",
+        tb="us"[signed[1]] + "8",
+        **_results(count, "r"),
+    )
+
+
+def byte_name(n: int, signed: tuple[bool, bool]) -> str:
+    """The end of the name of that function."""
+    return f"i8_{n}_{'us'[signed[0]]}{'us'[signed[1]]}"
+
+
+def _results(count: int, kind: str = "f") -> dict[str, str]:
+    """The sums as operands of an instruction, in registers of ``kind``."""
+    outputs = ", ".join(f'"+{kind}"(d[{i}])' for i in range(count))
     return {"results": ",".join(f"%{i}" for i in range(count)), "outputs": outputs}
 
 
@@ -288,10 +312,12 @@ WORDS_A = Fragment(("warp * 16 + lg", "e % 2 * 8"), ("lt", "e / 2 * 4"), 4)
 OF_WORDS = Form(64, 8, 8, THREADS, WORDS_A, None, RESULTS)
 #: Both operands in shared memory.
 OF_PAIRS = Form(64, 8, 16, THREADS, None, None, RESULTS)
+OF_FOURS = Form(64, 8, 32, THREADS, None, None, RESULTS)
 
 WGMMA_TF32X3 = Wgmma("gemm_wgmma3", "float32", OF_WORDS, (WORDS, FLOAT32_CORES), ("float32",), three_products, True, 2)
 WGMMA_TF32 = Wgmma("gemm_wgmma1", "float32", OF_WORDS, (WORDS, TF32_CORES), LOWER, one_product, True, 1, 8)
 WGMMA_F16 = Wgmma("gemm_wgmma_f16", "float16", OF_PAIRS, (HALF_CORES, HALF_CORES), EVERY, from_shared, False, 1)
+WGMMA_I8 = Wgmma("gemm_wgmma_i8", BYTE, OF_FOURS, (BYTE_CORES, BYTE_CORES), EVERY, from_shared, False, 1)
 
 #: By family.
-WARPGROUPS: Final[Mapping[str, Wgmma]] = {i.name: i for i in (WGMMA_TF32X3, WGMMA_TF32, WGMMA_F16)}
+WARPGROUPS: Final[Mapping[str, Wgmma]] = {i.name: i for i in (WGMMA_TF32X3, WGMMA_TF32, WGMMA_F16, WGMMA_I8)}

@@ -52,7 +52,8 @@ def finish(block: Block, places: Mapping[str, Place], product: Load, value: str,
 @dataclass
 class Epilogue:
     """Writes the epilogue of ``p`` into ``text``: arguments from ``arguments[2]`` on are read or written here. A row of the
-    tile in shared memory has ``line`` elements; ``split_k`` blocks share its rows; a thread has ``unroll`` rows in flight."""
+    tile in shared memory, which ``totals`` points to, has ``line`` elements of the C type ``number``; ``split_k`` blocks share
+    its rows; a thread has ``unroll`` rows in flight."""
 
     p: Product
     s: Tile
@@ -62,6 +63,8 @@ class Epilogue:
     split_k: int
     line: int
     unroll: int
+    number: str = "float"
+    totals: str = "shared"
 
     def __post_init__(self) -> None:
         places = {a.tensor: place_of(a.tensor, f"p{k}", self.binding) for k, a in enumerate(self.arguments) if k >= 2}
@@ -142,7 +145,7 @@ class Epilogue:
         """The maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter."""
         s, p, text = self.s, self.p, self.text
         with text.block(f"if ({' && '.join([*tests, *self._coordinates(p.rows, 'i')]) or 'true'})"):
-            parts = (f"shared[(i + {q * s.bm}) * {self.line} + j]" for q in range(s.slice_k if self.split_k == 1 else 1))
-            text.line(f"const float sum = {' + '.join(parts)};")
+            parts = (f"{self.totals}[(i + {q * s.bm}) * {self.line} + j]" for q in range(s.slice_k if self.split_k == 1 else 1))
+            text.line(f"const {self.number} sum = {' + '.join(parts)};")
             finish(block, self.unit.places, Load(p.main.name, self.point), "sum", p.main.dtype, p.operator.outputs)
             text.all(block.lines)

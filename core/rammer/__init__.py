@@ -43,11 +43,11 @@ def compile(
     ``float32`` (the default), ``tf32`` (matrix products and
     convolutions round their operands to 10 bits of mantissa) or ``float16`` (tensors are stored in 16 bits; inputs and
     outputs keep their types, sums are float32); a device without it is bad input, and so is another one than that of a
-    file that was compiled before. ``layout`` is the order of images' axes inside the program: ``keep`` (the model's),
-    ``nhwc`` (channels last) or ``auto`` (what the device's kernels are faster with, tensor by tensor); for a compiled file
-    it is settled. ``shapes`` are ranges of open dimensions, ``{"seq": (1, 512)}``: one program serves all lengths of a part
-    of it, so that a new length needs no compiling. Raises ``rammer.errors.BadInput``, ``DeviceUnavailable`` or
-    ``DeviceFailure``."""
+    file that was compiled before. ``layout`` is the order of images' axes inside the program: ``keep`` (the model's; of
+    8-bit codes channels last where that is faster), ``nhwc`` (channels last) or ``auto`` (what the device's kernels are
+    faster with, tensor by tensor); for a compiled file it is settled. ``shapes`` are ranges of open dimensions,
+    ``{"seq": (1, 512)}``: one program serves all lengths of a part of it, so that a new length needs no compiling. Raises
+    ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``."""
     from rammer.compiled.options import Request
     from rammer.runtime.session import open_executable
 

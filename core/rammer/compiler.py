@@ -202,10 +202,12 @@ class Compiler:
         return Binding(plan.graph.types, plan.storages, constants, reused, self.options.precision)
 
     def _layouts(self, plan: StoragePlan, tile: TileGraph) -> list[StoragePlan]:
-        """The plans to choose from: one, or with ``auto`` the model's layout and the cheapest operator by operator."""
-        if self.options.layout == "keep":
-            return [plan]
+        """The plans to choose from: the model's layout, and the one with images of 8-bit codes moved where there are any; with
+        ``nhwc`` one, with ``auto`` the model's layout and the cheapest operator by operator."""
         with self.step("layouts"):
+            if self.options.layout == "keep":
+                moved = assign_layouts(plan, tile.operators, codes=True)
+                return [plan, moved] if moved.storages != plan.storages else [plan]
             if self.options.layout == "nhwc":
                 return [assign_layouts(plan, tile.operators)]
             cheapest = assign_layouts(plan, tile.operators, self._price(self._binding(plan, tile.operators)))

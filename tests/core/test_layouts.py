@@ -235,3 +235,19 @@ def test_what_does_not_fit_is_not_chosen(some: bool, monkeypatch: pytest.MonkeyP
         return
     with pytest.raises(DeviceFailure, match="no tile fits"):
         permuted(rng, Registry().open("toy"), "auto")
+
+
+def test_without_a_layout_images_of_codes_move_alone() -> None:
+    """All 8-bit ones, and no buffer in which a number lies."""
+    shape = (1, 4, 5, 6)
+    storages = [dense("x", "x", shape), dense("b", "b", shape), dense("c", "c", shape), dense("d", "d", shape)]
+    have, operators = (
+        plan_of(storages),
+        [convolution("b", "x", shape), convolution("c", "b", shape), convolution("d", "c", shape)],
+    )
+    types = {**have.graph.types, "b": TensorType("uint8", shape), "d": TensorType("int8", shape)}
+    have = replace(have, graph=replace(have.graph, types=types))
+    assert moved_in(assign_layouts(have, operators, codes=True).storages) == {"b", "d"}
+    assert moved_in(assign_layouts(have, operators).storages) == {"b", "c", "d"}
+    shared = replace(have, storages={**have.storages, "d": replace(have.storages["d"], buffer="c")})
+    assert moved_in(assign_layouts(shared, operators, codes=True).storages) == {"b"}

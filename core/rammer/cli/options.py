@@ -50,7 +50,8 @@ def compile_options(fn: F) -> F:
             type=click.Choice(LAYOUTS),
             default="keep",
             show_default=True,
-            help="Images inside the program: in the model's order, channels last, or by tensor what is faster.",
+            help="Images inside the program: in the model's order (of 8-bit codes what is faster), channels last, or by tensor "
+            "what is faster.",
         ),
         click.option(
             "--precision",

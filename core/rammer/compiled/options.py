@@ -10,7 +10,8 @@ from rammer.errors import BadInput
 from rammer.ir.device import VDevice
 from rammer.ir.parts import PRECISIONS as PRECISIONS  # where commands look for it
 
-#: The order of images' axes inside a program: the model's (NCHW in ONNX), channels last, or by tensor what is faster.
+#: The order of images' axes inside a program: the model's (NCHW in ONNX), but all images of 8-bit codes channels last where that
+#: is faster; channels last; or by tensor what is faster.
 LAYOUTS: Final = ("keep", "nhwc", "auto")
 
 #: Sets of input shapes whose programs stay on the device, where nothing is said.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -28,12 +28,16 @@ Price: TypeAlias = Callable[[ROperator, Mapping[str, Storage]], float]
 #: measurements repeat no better. Without it, two tunings of MobileNetV2 on a CPU moved three buffers each, not the same
 #: ones, and the model took 0.4 and 3% longer.
 LEAST_GAIN = 0.05
+#: Types of 8-bit codes. Instructions that multiply them take four neighbours of the sum or more, which channels are.
+CODES: Final = ("uint8", "int8")
 
 
-def assign_layouts(plan: StoragePlan, operators: Sequence[ROperator], price: Price | None = None) -> StoragePlan:
+def assign_layouts(
+    plan: StoragePlan, operators: Sequence[ROperator], price: Price | None = None, codes: bool = False
+) -> StoragePlan:
     """``plan`` with buffers of images in NHWC: those with which the operators are fastest by ``price``, or without a price
-    all that can."""
-    moves = _Moves(plan, operators)
+    all that can; with ``codes`` of those that hold 8-bit codes."""
+    moves = _Moves(plan, operators, codes)
     return replace(plan, storages=moves.storages(moves.buffers if price is None else moves.cheapest(price)))
 
 
@@ -49,6 +53,7 @@ class _Moves:
 
     plan: StoragePlan
     operators: Sequence[ROperator]
+    codes: bool = False
     prices: dict[tuple[str, frozenset[str]], float] = field(default_factory=dict)
 
     @cached_property
@@ -61,12 +66,16 @@ class _Moves:
         graph = self.plan.graph
         fixed = {self.plan.storages[t].buffer for t in (*graph.inputs, *graph.outputs, *graph.constants)}
         found = {}
-        for buffer in (b for b in tenants if b in images - fixed):
+        for buffer in (b for b in tenants if b in images - fixed and not (self.codes and self._numbers(tenants[b]))):
             moved = [_followed(s, self.plan.storages[buffer].shape) for s in tenants[buffer]]
             known = [m for m in moved if m is not None]
             if len(known) == len(moved):
                 found[buffer] = {m.tensor: m for m in known}
         return found
+
+    def _numbers(self, storages: Sequence[Storage]) -> bool:
+        """Whether a tensor there has no 8-bit codes."""
+        return any(self.plan.graph.types[s.tensor].dtype not in CODES for s in storages)
 
     @property
     def buffers(self) -> frozenset[str]:

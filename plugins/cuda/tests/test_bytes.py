@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 pytest.importorskip("cuda.bindings")
 
@@ -14,13 +16,18 @@ from families import operator
 
 from rammer.codegen.contraction import roles_of
 from rammer.codegen.task import Unsuited
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler import Compiler
 from rammer.device.manifest import Array, Binding, OpenOptions
+from rammer.frontend.reader import read_model
 from rammer.ir import expr as ex
 from rammer.ir.evaluate import evaluate
 from rammer.ir.expr import Cast
 from rammer.ir.operator import ROperator
 from rammer.ir.types import TensorType
 from rammer.plan.layouts import channels_last
+from rammer.profile.store import KernelStore
 from rammer.testing.some import some
 
 from .cuda_choices import choices
@@ -249,3 +256,43 @@ def test_every_family_agrees_with_integers(case: str, rng: np.random.Generator) 
             loaded.close()
             assert not wrong(have, reference(tiled, values)), tiled.head()
             assert have.tobytes() == again.tobytes()
+
+
+def block_of(batch: int, channels: int, size: int) -> onnx.ModelProto:
+    """A residual block of codes: two convolutions and an addition between QuantizeLinear and DequantizeLinear."""
+    rng, nodes, constants = np.random.default_rng(1), list[onnx.NodeProto](), dict[str, Array]()
+
+    def node(op: str, *inputs: object, **attributes: object) -> str:
+        names = [i if isinstance(i, str) else f"c{len(constants) + n}" for n, i in enumerate(inputs)]
+        constants.update((n, np.asarray(i)) for n, i in zip(names, inputs, strict=True) if not isinstance(i, str))
+        nodes.append(helper.make_node(op, names, [f"v{len(nodes)}"], **attributes))
+        return nodes[-1].output[0]
+
+    s, z = np.float32(0.05), np.uint8(120)
+    first = y = node("QuantizeLinear", "x", s, z)
+    for k in (3, 1):
+        w = rng.integers(-127, 128, (channels, channels, k, k)).astype(np.int8)
+        f = np.full(channels, 0.02 / (k * channels**0.5), np.float32)
+        bias = rng.integers(-500, 500, channels).astype(np.int32)
+        y = node("QLinearConv", y, s, z, w, f, np.zeros(channels, np.int8), s, z, bias, pads=[k // 2] * 4)
+    total = node("Add", node("DequantizeLinear", y, s, z), node("DequantizeLinear", first, s, z))
+    node("DequantizeLinear", node("QuantizeLinear", node("Relu", total), s, z), s, z)
+    ports = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, (batch, channels, size, size)) for n in ("x", "y")]
+    nodes[-1].output[0] = "y"
+    tensors = [numpy_helper.from_array(v, n) for n, v in constants.items()]
+    graph = helper.make_graph(nodes, "block", ports[:1], ports[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_block_of_codes_is_two_products_with_channels_last() -> None:
+    """What a quantised residual network compiles to where nothing is asked: nothing between products is a tensor of floats."""
+    compiler = Compiler(backend(), CompileOptions(), KernelStore(None))
+    (segment,) = compiler.compile_model(read_model(block_of(1, 128, 28)), {}).segments
+    assert isinstance(segment, ProgramSegment)
+    program = segment.program
+    products = [o for o in program.operators if o.family in FAMILIES]
+    assert len(products) == 2 and len(program.operators) == 3, "codes of the input, and two products"
+    assert "v0" in products[1].inputs and products[1].outputs == (program.outputs[0].tensor,), "the residual is added behind it"
+    between = [program.storage[t] for o in products for t in (*o.inputs, *o.outputs) if len(program.types[t].shape) == 4]
+    codes = [s for s in between if program.buffer[s.buffer].kind == "arena"]
+    assert len(codes) == 4 and all(s.strides[1] == 1 and program.types[s.tensor].dtype == "uint8" for s in codes)

@@ -154,7 +154,7 @@ class Sampler:
 
     def _case(self, kind: str, tags: tuple[str, ...], precision: str, views: str, even: bool) -> NetCase:
         r = self.random
-        layout = r.choice(self.layouts) if kind in ("conv", "depthwise", "pool") else "keep"
+        layout = r.choice(self.layouts) if kind in ("conv", "depthwise", "pool", "iconv") else "keep"
         tries = 0
         while True:
             sizes = {name: self._size(name, even and tries < PATIENCE) for name in SIZES[kind]}

@@ -37,6 +37,15 @@ class Net:
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         return name
 
+    def codes(self, kind: str, *shape: int, free: bool = True) -> str:
+        """An input of 8-bit codes, "uint8" or "int8", or a constant unless they are ``free``."""
+        if not free:
+            ends = np.iinfo(kind)
+            return self.constant(self.rng.integers(ends.min, ends.max, shape, kind, endpoint=True))
+        name = f"x{len(self.inputs)}"
+        self.inputs.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), shape))
+        return name
+
     def weight(self, *shape: int) -> str:
         """A constant, or an input where the case says so."""
         return self.input(*shape) if "free" in self.tags else self.constant(self.rng.standard_normal(shape).astype(np.float32))
@@ -168,6 +177,52 @@ def _matmul(net: Net, s: Sizes) -> onnx.ModelProto:
     return net.finish(y, (*batch, m, n), s["off"], len(batch) + 1)
 
 
+def _integer_matmul(net: Net, s: Sizes) -> onnx.ModelProto:
+    b, m, k, n = (s[x] for x in ("b", "m", "depth", "width"))
+    batch, kinds = (b,) if b > 1 else (), _kinds_of_codes(net)
+    x = _codes(net, kinds[0], *batch, m, k)
+    w = net.codes(kinds[1], k, n, free="free" in net.tags)
+    total = net.node("MatMulInteger", x, w, *([net.constant(np.array(17, kinds[0]))] if "moved" in net.tags else []))
+    return _requantised(net, total, (*batch, m, n), s["off"], len(batch) + 1)
+
+
+def _integer_conv(net: Net, s: Sizes) -> onnx.ModelProto:
+    c, m, kinds = s["c"] * s["g"], s["m"] * s["g"], _kinds_of_codes(net)
+    x = _codes(net, kinds[0], s["n"], c, s["h"], s["w"])
+    w = net.codes(kinds[1], m, s["c"], s["k"], s["k"], free="free" in net.tags)
+    zero = [net.constant(np.array(17, kinds[0]))] if "moved" in net.tags else []
+    pads = [s["p"], s["p"], _end(s), _end(s)]
+    attributes = {"strides": [s["s"]] * 2, "dilations": [s["d"]] * 2, "group": s["g"], "pads": pads}
+    total = net.node("ConvInteger", x, w, *zero, **attributes)
+    return _requantised(net, total, (s["n"], m, _out(s["h"], s), _out(s["w"], s)), s["off"])
+
+
+def _codes(net: Net, kind: str, *shape: int) -> str:
+    """An input of codes, or (``made``) codes of one of floats, which may lie in any order."""
+    if "made" not in net.tags:
+        return net.codes(kind, *shape)
+    grain = net.constant(np.float32(2**-5)), net.constant(np.array(100 if kind == "uint8" else -3, kind))
+    return net.node("QuantizeLinear", net.input(*shape), *grain)
+
+
+def _kinds_of_codes(net: Net) -> tuple[str, str]:
+    return ("int8" if "signed" in net.tags else "uint8"), ("uint8" if "unsigned" in net.tags else "int8")
+
+
+def _requantised(net: Net, total: str, shape: tuple[int, ...], off: int, axis: int = 1) -> onnx.ModelProto:
+    """A sum in int32 as floats, or as codes again (``codes``), which end the model where nothing stands behind them."""
+    if "bare" in net.tags:
+        return net.model(total)
+    y = net.node("Mul", net.node("Cast", total, to=TensorProto.FLOAT), net.constant(np.float32(2**-6)))
+    if "codes" in net.tags:
+        grain = net.constant(np.float32(0.5)), net.constant(np.uint8(100))
+        y = net.node("QuantizeLinear", y, *grain)
+        if not set(net.tags) & set(AFTER):
+            return net.model(y)
+        y = net.node("DequantizeLinear", y, *grain)
+    return net.finish(y, shape, off, axis)
+
+
 def _heads(net: Net, x: str, heads: int, depth: int, tokens: int) -> list[str]:
     """Queries, keys and values as views of one tensor [n, tokens, 3 * heads * depth], as ViT has them."""
     shape = net.constant(np.array([0, tokens, 3, heads, depth], np.int64))
@@ -259,12 +314,15 @@ class NetKind:
 
 AFTER = ("relu", "add", "sigmoid", "swish", "mul", "twice", "concat")
 IMAGE = ("slice", "bn")
+CODED = ("made", "free", "signed", "unsigned", "moved", "codes", "bare")
 SIZES: Mapping[str, tuple[str, ...]] = {
     "conv": ("n", "c", "m", "h", "w", "k", "s", "d", "p", "q", "g", "off"),
     "depthwise": ("n", "c", "h", "w", "k", "s", "d", "p", "q", "off"),
     "transposed": ("n", "c", "m", "h", "w", "k", "s", "p", "off"),
     "pool": ("n", "c", "h", "w", "k", "s", "p", "q", "off"),
     "matmul": ("b", "m", "depth", "width", "off"),
+    "iconv": ("n", "c", "m", "h", "w", "k", "s", "d", "p", "q", "g", "off"),
+    "imatmul": ("b", "m", "depth", "width", "off"),
     "gemv": ("t", "depth", "width", "off"),
     "attention": ("n", "heads", "m", "keys", "depth", "width", "off"),
     "rows": ("b", "m", "depth", "t", "off"),
@@ -321,6 +379,10 @@ KINDS: Mapping[str, NetKind] = {
         _always,
         _volume("b", "m", "depth", "width"),
     ),
+    "iconv": NetKind(
+        _integer_conv, (*AFTER, *CODED), _fits, lambda s: max(_area(s) * s["c"] * s["m"] * s["g"], 50 * s["n"] * s["c"] * s["g"])
+    ),
+    "imatmul": NetKind(_integer_matmul, (*AFTER, *CODED), _always, _volume("b", "m", "depth", "width")),
     "gemv": NetKind(_gemv, (*AFTER, "slice", "bias", "free", "turnb", "reader"), _always, _volume("t", "depth", "width")),
     "attention": NetKind(
         _attention,

@@ -59,6 +59,8 @@ DEEP: Kind = (WIDE, "gemm_f16", False, {"bk": 64})
 FIXED: Kind = (WIDE, "gemm_wgmma_f16", False, {"down": 0})
 RELU: Kind = ("matmul b=1 m=20 depth=37 width=13 off=1 +relu @float32 seed=6", *GEMM[1:])
 CELL: Kind = ("gemv t=1 depth=128 width=3 off=1 @float32 seed=1", "cell", False, {})
+BYTE: Kind = ("imatmul b=1 m=20 depth=77 width=21 off=1 +signed +bare seed=5", "gemm_i8", True, {})
+PADDED: Kind = ("iconv n=1 c=8 m=8 h=5 w=5 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +moved +bare seed=5", "gemm_i8", False, {})
 #: A kernel, what to do to its text, and what is then said of it.
 PLANTS: dict[str, tuple[Kind, Callable[[str], str], str]] = {
     "a dropped barrier": (GEMM, lambda t: edited(t, "__syncthreads();", "", last=True), "wrong"),
@@ -68,6 +70,8 @@ PLANTS: dict[str, tuple[Kind, Callable[[str], str], str]] = {
     "an unaligned copy": (DEEP, lambda t: edited(t, "rm_copy16(as + ", "rm_copy16(as + 1 + "), "misaligned"),
     "a missed NaN": (RELU, lambda t: edited(t, "rm_max_f32(", "fmaxf("), "wrong"),
     "an early fetch": (FIXED, too_early, "wrong"),
+    "a sign too few": (BYTE, lambda t: edited(t, ", true, true>(", ", false, true>("), "wrong"),
+    "padding with 0": (PADDED, lambda t: edited(t, "286331153u", "0u"), "wrong"),
     "no wait": (GEMM, lambda t: edited(t, "rm_after();", ""), "wrong"),
 }
 
@@ -83,7 +87,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     assert says in problem
 
 
-@pytest.mark.parametrize("kind", [GEMM, HALF, BFLOAT, FIXED, CELL], ids=lambda k: k[1])
+@pytest.mark.parametrize("kind", [GEMM, HALF, BFLOAT, FIXED, BYTE, PADDED, CELL], ids=lambda k: k[0].split()[0] + " " + k[1])
 def test_they_are_right_without_the_faults(kind: Kind) -> None:
     """Of ``FIXED``, the operand that is no constant is the one that is otherwise fetched before the wait; the cell is one bare
     product, whose sums no map stores."""
@@ -96,5 +100,5 @@ def test_they_are_right_without_the_faults(kind: Kind) -> None:
 def test_a_sample_is_right(seed: int) -> None:
     """A small fresh case, one candidate of each family."""
     search, random = HostSearch("sm_90a"), Random(seed)
-    case = Sampler(random, 1_000, ("float32", "tf32", "float16", "bfloat16"), ("matmul", "gemv", "rows")).next()
+    case = Sampler(random, 1_000, ("float32", "tf32", "float16", "bfloat16"), ("matmul", "gemv", "rows", "imatmul")).next()
     assert run_cases(search, case, random)[1] == []

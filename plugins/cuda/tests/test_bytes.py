@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import gcd
 
 import numpy as np
 import onnx
@@ -302,3 +303,15 @@ def test_a_block_of_codes_is_two_products_with_channels_last() -> None:
     between = [program.storage[t] for o in products for t in (*o.inputs, *o.outputs) if len(program.types[t].shape) == 4]
     codes = [s for s in between if program.buffer[s.buffer].kind == "arena"]
     assert len(codes) == 4 and all(s.strides[1] == 1 and program.types[s.tensor].dtype == "uint8" for s in codes)
+
+
+def test_codes_are_stored_by_words() -> None:
+    """Four columns at a time where they lie together at whole words, also residuals; else one after another."""
+    for case, column, stored in (("image", 1, 4), ("linear", 1, 4), ("image", 1, 2), ("channels first", 3, 1), ("odd", 1, 1)):
+        tiled = next(o for o in offered(case, "gemm_i8") if gcd(o.tile[column], 4) == stored)
+        assert ("*(unsigned *)(p" in task_kernel(tiled, CASES[case][1]).text) == (stored == 4), (case, tiled.tile)
+    residual = next(o for o in offered("image", "gemm_i8") if o.tile[1] % 4 == 0)
+    assert "= *(const unsigned *)(p4" in task_kernel(residual, CASES["image"][1]).text
+    shifted, binding = CASES["image"]
+    moved = replace(binding, storages={**binding.storages, "r": replace(binding.storages["r"], offset=2)})
+    assert "*(unsigned *)(p" not in task_kernel(replace(residual, computes=shifted.computes), moved).text

@@ -31,6 +31,8 @@ WARPS = """
 #define RM_I8
 #define RM_COPIES_I8
 struct int2 { int x, y; };
+struct int4 { int x, y, z, w; };
+static int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static int2 make_int2(int x, int y) { return {x, y}; }
 struct float2 { float x, y; };
 static float2 make_float2(float x, float y) { return {x, y}; }

@@ -29,6 +29,7 @@ from rammer_cuda.contraction.warpgroup import WARPGROUPS
 from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.kernels.epilogue import Epilogue
+from rammer_cuda.kernels.quads import Quads
 from rammer_cuda.kernels.task import TaskKernel, origins, parameter
 
 #: Largest cluster every GPU with clusters can schedule (CUDA C++ programming guide, "Thread Block Clusters").
@@ -87,14 +88,23 @@ class Contraction:
         self._origins()
         self.pipeline.declare()
         self._sum()
-        i, bytes_ = self.i, self.i.dtype == BYTE
-        end = Epilogue(self.p, s, self.binding, self.arguments, self.text, self.split_k, self.line, i.unroll, i.number, i.totals)
+        bytes_ = self.i.dtype == BYTE
+        end = self._epilogue()
         copies = ["copies", *["copies_i8"] * bytes_, *["cluster", *["cluster_i32"] * bytes_] * (self.split_k > 1)]
         before = source(*copies), self.pipeline.device, end.write()
         kinds = [CUDA.types[types[a.tensor].dtype] for a in self.arguments]
         parameters = tuple(parameter(t, a, k, self.binding) for k, (t, a) in enumerate(zip(kinds, self.arguments, strict=True)))
         shape = s.threads, self.dynamic, self.dynamic, self.split_k
         return TaskKernel("", "".join(before), parameters, str(self.text), tuple(self.arguments), *shape).named("g_")
+
+    def _epilogue(self) -> Epilogue:
+        """What writes the maps behind the sums and the stores."""
+        i, known = self.i, (self.p, self.s, self.binding, self.arguments, self.text, self.split_k, self.line)
+        if i.dtype == BYTE:
+            quads = Quads(*known, i.unroll, i.number, i.totals)
+            if quads.possible:
+                return quads
+        return Epilogue(*known, i.unroll, i.number, i.totals)
 
     def _origins(self) -> None:
         text = self.text

@@ -1,0 +1,183 @@
+"""The epilogue of products of bytes, four neighbouring columns a thread: codes are stored by words.
+
+One byte a thread, a warp's stores would be 32 bytes, and every code would cost an instruction of its own for its place, its test
+and its store. So it is where four columns lie together in the results and in what other kernels wrote, at whole words; elsewhere
+``Epilogue`` writes column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from rammer.codegen import operations as ops
+from rammer.codegen.bounds import tidy
+from rammer.codegen.operations import Val
+from rammer.codegen.preload import preload, stored_loads
+from rammer.codegen.scalar import Block
+from rammer.ir import expr as ex
+from rammer.ir.expr import Load, Ref, integer
+
+from rammer_cuda.dialect import CUDA
+from rammer_cuda.kernels.epilogue import HELD, Epilogue
+
+#: Columns of a thread.
+WIDE: Final = 4
+#: How four elements are read and written at once: type of the word, the elements of one, and a word of four.
+_BYTES: Final = "{0} & 255u | ({1} & 255u) << 8 | ({2} & 255u) << 16 | (unsigned){3} << 24"
+_WORDS: Final = {
+    "uint8": ("unsigned", [f"(unsigned char)({{0}} >> {8 * e})" for e in range(WIDE)], _BYTES),
+    "int8": ("unsigned", [f"(signed char)({{0}} >> {8 * e})" for e in range(WIDE)], _BYTES),
+    "int32": ("int4", [f"{{0}}.{c}" for c in "xyzw"], "make_int4({0}, {1}, {2}, {3})"),
+    "float32": ("float4", [f"{{0}}.{c}" for c in "xyzw"], "make_float4({0}, {1}, {2}, {3})"),
+}
+
+
+@dataclass
+class Quads(Epilogue):
+    """An epilogue of four columns a thread."""
+
+    def __post_init__(self) -> None:
+        Epilogue.__post_init__(self)
+        self.across = min(-(-self.s.bn // WIDE), self.s.threads)
+        self.rows = self.s.threads // self.across
+
+    @cached_property
+    def column(self) -> int:
+        """The axis of the columns that is innermost."""
+        return self.p.columns[-1]
+
+    @cached_property
+    def points(self) -> list[tuple[ex.Expr, ...]]:
+        """The four elements of a thread."""
+        shifted = [tidy(ex.add(Ref(f"x{self.column}"), integer(e))) for e in range(WIDE)]
+        return [(*self.point[: self.column], x, *self.point[self.column + 1 :]) for x in shifted]
+
+    @cached_property
+    def loads(self) -> list[list[Load]]:
+        """What the maps read, distinct, of each element: in one order."""
+        return [
+            list(dict.fromkeys(ld for n in self.p.operator.outputs for ld in self._stored(n, point))) for point in self.points
+        ]
+
+    def _stored(self, name: str, point: tuple[ex.Expr, ...]) -> list[Load]:
+        return [ld for ld in stored_loads(Load(name, point), self.unit.inlined) if ld.tensor in self.unit.places]
+
+    @property
+    def possible(self) -> bool:
+        """Whether four columns are whole words wherever they are stored, and what other kernels wrote is read by words or is one
+        number for all four."""
+        p, tile = self.p, self.p.operator.tile
+        whole = bool(p.columns) and tile[self.column] % WIDE == 0 and p.axis(self.column).extent % WIDE == 0
+        if not whole or len({len(found) for found in self.loads}) != 1 or not all(map(self._word, p.operator.outputs)):
+            return False
+        return all(self._same(k) or self._in_words(self.loads[0][k]) for k in self.late)
+
+    def _in_words(self, load: Load) -> bool:
+        return load.fill is None and load.indices == self.points[0] and self._word(load.tensor)
+
+    def _word(self, tensor: str) -> bool:
+        """Whether four neighbouring columns of ``tensor`` are a word, at a place of its own."""
+        storage = self.binding.storages[tensor]
+        others = (s for d, s in enumerate(storage.strides) if d != self.column)
+        known = self.binding.types[tensor].dtype in _WORDS and len(storage.strides) == len(self.p.main.axes)
+        return known and storage.strides[self.column] == 1 and all(s % WIDE == 0 for s in (*others, storage.offset))
+
+    @cached_property
+    def late(self) -> list[int]:
+        """Of ``loads``, what other kernels wrote."""
+        return [k for k, ld in enumerate(self.loads[0]) if ld.tensor not in self.binding.constants]
+
+    def _same(self, k: int) -> bool:
+        """Whether all four read one element."""
+        return len({found[k] for found in self.loads}) == 1
+
+    def write(self) -> str:
+        """The epilogue; returns the tables that the maps need."""
+        s, p, text, across, rows = self.s, self.p, self.text, self.across, self.rows
+        text.line("// Maps behind the sums, and stores, four columns at a time.")
+        with text.block(f"for (int g = 0; g < {-(-s.bn // (WIDE * across))}; ++g)"):
+            text.line(f"const int j = (tid % {across} + g * {across}) * {WIDE}, i0 = tid / {across};")
+            tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])
+            tests += self._coordinates(p.columns, "j")
+            text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
+            with text.block(f"if ({' && '.join(tests)})"):
+                fixed = self._fixed()
+                if self.late:
+                    self._together(fixed)
+                else:
+                    text.line(f"#pragma unroll {self.unroll}")
+                    with text.block(f"for (int i = low + i0; i < high; i += {rows})"):
+                        self._quad(Block(self.unit, fixed), [])
+        if self.split_k > 1:
+            text.line("rm_cluster_wait();")
+        return "".join(self.unit.tables.values())
+
+    def _fixed(self) -> Block:
+        """Constants that are those of a column: loaded once for all rows."""
+        moving = {f"x{d}" for d in self.p.rows}
+        block = Block(self.unit)
+        found = [
+            ld for loads in self.loads for ld in loads if ld.tensor in self.binding.constants and not ex.axes_of(ld) & moving
+        ]
+        preload(block, dict.fromkeys(found))
+        self.text.all(block.lines)
+        return Block(self.unit, block)
+
+    def _together(self, fixed: Block) -> None:
+        """The rows in groups: what other kernels wrote for all of a group, then the maps and stores."""
+        text, rows = self.text, self.rows
+        group, whole = self._group(max(1, min(self.unroll, HELD // (2 * len(self.late)))))
+        each, place = f"for (int u = 0; u < {group}; ++u)", f"row + u * {rows}"
+        read, maps = Block(self.unit, fixed), Block(self.unit, fixed)
+        words = [self._read(read, maps, k) for k in self.late]
+        text.line("#pragma unroll 1")
+        with text.block(f"for (int row = low + i0; row < high; row += {rows * group})"):
+            text.all(f"{kind} held{k}[{group}];" for k, (kind, _) in zip(self.late, words, strict=True))
+            text.line("#pragma unroll")
+            with text.block(each):
+                text.line(f"const int i = {place if whole else f'min({place}, high - 1)'};")
+                with text.block(f"if ({' && '.join(self._coordinates(self.p.rows, 'i')) or 'true'})"):
+                    text.all([*read.lines, *(f"held{k}[u] = {value};" for k, (_, value) in zip(self.late, words, strict=True))])
+            text.line("#pragma unroll")
+            with text.block(each):
+                text.line(f"const int i = {place};")
+                self._quad(maps, [] if whole else ["i < high"])
+
+    def _read(self, read: Block, maps: Block, k: int) -> tuple[str, str]:
+        """C type and text of load number ``k``, of all four or of one for all; the maps find its elements."""
+        ld = self.loads[0][k]
+        dtype = self.binding.types[ld.tensor].dtype
+        if self._same(k):
+            value = read.load(ld)
+            maps.memo[ld] = Val(f"held{k}[u]", value.dtype, value.small, True)
+            return ops.ctype(CUDA, value.cdtype), value.text
+        kind, elements, _ = _WORDS[dtype]
+        for found, element in zip(self.loads, elements, strict=True):
+            maps.memo[found[k]] = Val(f"({element.format(f'held{k}[u]')})", dtype, atom=True)
+        place = self.unit.places[ld.tensor]
+        return kind, f"*(const {kind} *)({place.pointer} + {read.address(place, ld.indices)})"
+
+    def _quad(self, block: Block, tests: Sequence[str]) -> None:
+        """The maps and stores of row ``i`` at the four points."""
+        s, p, text = self.s, self.p, self.text
+        with text.block(f"if ({' && '.join([*tests, *self._coordinates(p.rows, 'i')]) or 'true'})"):
+            slices = s.slice_k if self.split_k == 1 else 1
+            parts = [f"*(const int4 *)({self.totals} + (i + {q * s.bm}) * {self.line} + j)" for q in range(slices)]
+            text.line(f"int4 sum = {parts[0]};")
+            text.all(f"{{ const int4 v = {v}; {' '.join(f'sum.{c} += v.{c};' for c in 'xyzw')} }}" for v in parts[1:])
+            own = Block(self.unit, block)
+            for point, c in zip(self.points, "xyzw", strict=True):
+                own.memo[Load(p.main.name, point)] = Val(f"sum.{c}", p.main.dtype, atom=True)
+            for name in p.operator.outputs:
+                self._store(own, name)
+            text.all(own.lines)
+
+    def _store(self, block: Block, name: str) -> None:
+        """The four elements of a result, as one word."""
+        place = self.unit.places[name]
+        values = [block.let(ops.convert(CUDA, block.load(Load(name, point)), place.dtype)).text for point in self.points]
+        kind, _, word = _WORDS[place.dtype]
+        block.line(f"*({kind} *)({place.pointer} + {block.address(place, self.points[0])}) = {word.format(*values)};")

@@ -82,7 +82,7 @@ class Epilogue:
         with text.block(f"for (int g = 0; g < {-(-s.bn // across)}; ++g)"):
             text.line(f"const int j = tid % {across} + g * {across}, i0 = tid / {across};")
             tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])
-            tests += self._coordinates(p.columns, "j")
+            tests += self.coordinates(p.columns, "j")
             text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
             with text.block(f"if ({' && '.join(tests)})"):
                 ahead = self._ahead()
@@ -96,7 +96,7 @@ class Epilogue:
             text.line("rm_cluster_wait();")
         return "".join(self.unit.tables.values())
 
-    def _coordinates(self, axes: Sequence[int], index: str) -> list[str]:
+    def coordinates(self, axes: Sequence[int], index: str) -> list[str]:
         """Define where ``index`` of the tile is along ``axes``; returns the tests that this is inside."""
         p, tests = self.p, list[str]()
         for d, place in zip(axes, digits(index, [p.operator.tile[d] for d in axes]), strict=True):
@@ -112,7 +112,7 @@ class Epilogue:
     def _rows_together(self, ahead: Sequence[Load]) -> None:
         """The rows in groups: the loads ``ahead`` of all of a group's, then the maps and stores."""
         text, rows = self.text, self.rows
-        group, whole = self._group(max(1, min(self.unroll, HELD // len(ahead))))
+        group, whole = self.in_groups(max(1, min(self.unroll, HELD // len(ahead))))
         each, place = f"for (int u = 0; u < {group}; ++u)", f"row + u * {rows}"
         loads, maps = Block(self.unit), Block(self.unit)
         found = [loads.load(ld) for ld in ahead]
@@ -124,14 +124,14 @@ class Epilogue:
             with text.block(each):
                 # Of rows that are not there the last one's values are loaded: with so many tests predicates would run out.
                 text.line(f"const int i = {place if whole else f'min({place}, high - 1)'};")
-                with text.block(f"if ({' && '.join(self._coordinates(self.p.rows, 'i')) or 'true'})"):
+                with text.block(f"if ({' && '.join(self.coordinates(self.p.rows, 'i')) or 'true'})"):
                     text.all([*loads.lines, *(f"held{k}[u] = {v.text};" for k, v in enumerate(found))])
             text.line("#pragma unroll")
             with text.block(each):
                 text.line(f"const int i = {place};")
                 self._row(maps, [] if whole else ["i < high"])
 
-    def _group(self, most: int) -> tuple[int, bool]:
+    def in_groups(self, most: int) -> tuple[int, bool]:
         """How many rows, at most ``most``, a thread loads together, and whether its rows are whole groups of so many."""
         own, rest = divmod(self.p.row_count, self.split_k * self.rows)
         if not rest:
@@ -144,7 +144,7 @@ class Epilogue:
     def _row(self, block: Block, tests: Sequence[str]) -> None:
         """The maps and the stores of row ``i`` at the point ``x0, x1, ...``, by the core's emitter."""
         s, p, text = self.s, self.p, self.text
-        with text.block(f"if ({' && '.join([*tests, *self._coordinates(p.rows, 'i')]) or 'true'})"):
+        with text.block(f"if ({' && '.join([*tests, *self.coordinates(p.rows, 'i')]) or 'true'})"):
             parts = (f"{self.totals}[(i + {q * s.bm}) * {self.line} + j]" for q in range(s.slice_k if self.split_k == 1 else 1))
             text.line(f"const {self.number} sum = {' + '.join(parts)};")
             finish(block, self.unit.places, Load(p.main.name, self.point), "sum", p.main.dtype, p.operator.outputs)

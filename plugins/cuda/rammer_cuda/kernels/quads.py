@@ -101,7 +101,7 @@ class Quads(Epilogue):
         with text.block(f"for (int g = 0; g < {-(-s.bn // (WIDE * across))}; ++g)"):
             text.line(f"const int j = (tid % {across} + g * {across}) * {WIDE}, i0 = tid / {across};")
             tests = [f"j < {p.width}"] + ([f"i0 < {rows}"] if across * rows < s.threads else [])
-            tests += self._coordinates(p.columns, "j")
+            tests += self.coordinates(p.columns, "j")
             text.all(f"const int x{d} = o{d};" for d in range(len(p.main.axes)) if d not in (*p.rows, *p.columns))
             with text.block(f"if ({' && '.join(tests)})"):
                 fixed = self._fixed()
@@ -129,7 +129,7 @@ class Quads(Epilogue):
     def _together(self, fixed: Block) -> None:
         """The rows in groups: what other kernels wrote for all of a group, then the maps and stores."""
         text, rows = self.text, self.rows
-        group, whole = self._group(max(1, min(self.unroll, HELD // (2 * len(self.late)))))
+        group, whole = self.in_groups(max(1, min(self.unroll, HELD // (2 * len(self.late)))))
         each, place = f"for (int u = 0; u < {group}; ++u)", f"row + u * {rows}"
         read, maps = Block(self.unit, fixed), Block(self.unit, fixed)
         words = [self._read(read, maps, k) for k in self.late]
@@ -139,7 +139,7 @@ class Quads(Epilogue):
             text.line("#pragma unroll")
             with text.block(each):
                 text.line(f"const int i = {place if whole else f'min({place}, high - 1)'};")
-                with text.block(f"if ({' && '.join(self._coordinates(self.p.rows, 'i')) or 'true'})"):
+                with text.block(f"if ({' && '.join(self.coordinates(self.p.rows, 'i')) or 'true'})"):
                     text.all([*read.lines, *(f"held{k}[u] = {value};" for k, (_, value) in zip(self.late, words, strict=True))])
             text.line("#pragma unroll")
             with text.block(each):
@@ -163,7 +163,7 @@ class Quads(Epilogue):
     def _quad(self, block: Block, tests: Sequence[str]) -> None:
         """The maps and stores of row ``i`` at the four points."""
         s, p, text = self.s, self.p, self.text
-        with text.block(f"if ({' && '.join([*tests, *self._coordinates(p.rows, 'i')]) or 'true'})"):
+        with text.block(f"if ({' && '.join([*tests, *self.coordinates(p.rows, 'i')]) or 'true'})"):
             slices = s.slice_k if self.split_k == 1 else 1
             parts = [f"*(const int4 *)({self.totals} + (i + {q * s.bm}) * {self.line} + j)" for q in range(slices)]
             text.line(f"int4 sum = {parts[0]};")

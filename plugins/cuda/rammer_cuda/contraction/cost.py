@@ -238,8 +238,8 @@ WGMMA_TF32_COST = WarpgroupCost(WGMMA_TF32, (32, 64), 1, 460, 42, 0.0, COPY, L2_
 #: The same without anything to convert, and without a wait for its own products, which is taken as 160 of a step; an
 #: instruction has 16 products in the same time.
 WGMMA_F16_COST = WarpgroupCost(WGMMA_F16, (64, 128), 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0, True)
-#: Of bytes, with 32 products an instruction. In 26 of 27 products of ResNet-50 (batch 1, H200) the fastest of them took 0.3 to 1.9
-#: us longer than the fastest of I8_COST, however the two had been predicted: ``start``.
+#: Of bytes, with 32 products an instruction. In 26 of 27 products of ResNet-50 (batch 1, H200) the fastest of them took 0.3 to
+#: 1.9 us longer than the fastest of I8_COST, however the two had been predicted: ``start``.
 WGMMA_I8_COST = WarpgroupCost(WGMMA_I8, (64, 128), 1, 300, 0.0, 0.0, COPY, L2_BYTES, 0, True, 2000)
 
 #: In the order in which families are asked.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import interval_within, linear, tidy
 from rammer.codegen.operations import Val
 from rammer.codegen.target import CTarget
+from rammer.codegen.vectors import CODES, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Const, Expr, Interval, Op, Ref, Table
@@ -76,6 +78,12 @@ class FunctionContext:
     def __post_init__(self) -> None:
         self.shapes: Mapping[str, tuple[int, ...]] = _Of(self.types, "shape")
         self.dtypes: Mapping[str, str] = _Of(self.types, "dtype")
+
+    @cached_property
+    def lanes(self) -> Mapping[str, str]:
+        """What vectors may be in memory here, by letter: floats, and whole numbers where there are bytes among them."""
+        kinds = {self.dtypes[n] for n in (*self.places, *self.inlined)}
+        return {**STORED, **CODES} if kinds & {"uint8", "int8"} else STORED
 
     def fresh(self, letter: str) -> str:
         """A new variable name."""

@@ -20,7 +20,7 @@ from rammer.codegen.bounds import tidy
 from rammer.codegen.context import INT32, Place
 from rammer.codegen.operations import Val
 from rammer.codegen.scalar import Block
-from rammer.codegen.vectors import MATH, STORED
+from rammer.codegen.vectors import CODES, MATH, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
@@ -29,6 +29,14 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<="}
 _LOGIC = {"and_": "&", "or_": "|", "xor": "^"}
 _CALLS = frozenset((*MATH, "max", "min"))
+#: Operations on vectors of whole numbers, and what cuts them to bytes.
+_WHOLE = {
+    **{n: f"rm_wrap{{w}}({{}}, {sign}, {{}})" for n, sign in (("add", "+"), ("sub", "-"), ("mul", "*"))},
+    **{"max": "rm_isel{w}({0} > {1}, {0}, {1})", "min": "rm_isel{w}({0} < {1}, {0}, {1})"},
+}
+_CUT = {"uint8": "({} & 255)", "int8": "(({} << 24) >> 24)"}
+#: What copies a scalar to every lane, and loads an array of 32 bits each, by the kind of value.
+_SPREAD, _ARRAYS = {"bool": "every", "float32": "splat"}, {"bool": "mask", "int32": "iload"}
 
 
 @dataclass
@@ -58,7 +66,8 @@ class LaneBlock(Block):
 
     def _kind(self, e: Expr) -> str:
         if e not in self.kinds:
-            self.kinds[e] = ops.compute_type(ex.dtype_of(e, self.unit.dtypes))
+            kind = ops.compute_type(ex.dtype_of(e, self.unit.dtypes))
+            self.kinds[e] = "int32" if kind in CODES and kind in self.unit.lanes else kind
         return self.kinds[e]
 
     def let(self, value: Val) -> Val:
@@ -66,7 +75,7 @@ class LaneBlock(Block):
         if value.atom or not value.lanes:
             return super().let(value)
         name = self.unit.fresh("v")
-        self.line(f"const rm_{'i' if value.dtype == 'bool' else 'f'}{self.width} {name} = {value.text};")
+        self.line(f"const rm_{'f' if value.dtype == 'float32' else 'i'}{self.width} {name} = {value.text};")
         return Val(name, value.dtype, atom=True, lanes=self.width)
 
     def value(self, e: Expr) -> Val:
@@ -74,12 +83,16 @@ class LaneBlock(Block):
         if not self._varies(e):
             return super().value(e)
         kind = self._kind(e)
+        if kind == "int32" and "int32" in self.unit.lanes:
+            return self._number(e)
         if kind not in ("float32", "bool"):
             return self._each(Cast("float32", e))
         if isinstance(e, Load) and kind == "float32":
             return self.load(e)
         if isinstance(e, Cast) and kind == self._kind(e.arg) == "float32":
             return self.value(e.arg)
+        if isinstance(e, Cast) and (kind, self._kind(e.arg)) == ("float32", "int32") and "int32" in self.unit.lanes:
+            return Val(f"rm_float{self.width}({self.vector(e.arg)})", "float32", lanes=self.width)
         if not isinstance(e, Op) or any(self._kind(a) not in ("float32", "bool") for a in _typed(e)):
             return self._each(e)
         return self._operation(e)
@@ -92,7 +105,21 @@ class LaneBlock(Block):
         """``value`` as a vector."""
         if value.lanes:
             return value.text
-        return f"rm_{'every' if value.dtype == 'bool' else 'splat'}{self.width}({value.text})"
+        return f"rm_{_SPREAD.get(value.dtype, 'isplat')}{self.width}({value.text})"
+
+    def _number(self, e: Expr) -> Val:
+        """A whole number: a vector of 32 bits each."""
+        w = self.width
+        if isinstance(e, Load):
+            return self.load(e)
+        if isinstance(e, Cast) and e.dtype in CODES and self._kind(e.arg) in ("int32", "float32"):
+            text = self.vector(e.arg)
+            text = f"rm_int{w}({text})" if self._kind(e.arg) == "float32" else text
+            return Val(_CUT.get(e.dtype, "{}").format(text), "int32", lanes=w)
+        if isinstance(e, Op) and e.fn in _WHOLE and all(self._kind(a) == "int32" for a in _typed(e)):
+            left, right = (self.let(Val(self.vector(_literal(a, "int32")), "int32", lanes=w)).text for a in e.args)
+            return Val(_WHOLE[e.fn].format(left, right, w=w), "int32", lanes=w)
+        return self._each(e)
 
     def _operation(self, e: Op) -> Val:
         w, fn = self.width, e.fn
@@ -124,9 +151,10 @@ class LaneBlock(Block):
 
     def _each(self, e: Expr) -> Val:
         """``e`` lane by lane, through a small array."""
-        mask = self._kind(e) == "bool"
+        kind = self._kind(e)
+        mask = kind == "bool"
         name, lane, k = self.unit.fresh("t"), self.unit.fresh("y"), self.unit.fresh("k")
-        self.line(f"{self.unit.target.types['int32' if mask else 'float32']} {name}[{self.width}];")
+        self.line(f"{self.unit.target.types['int32' if kind in ('bool', 'int32') else 'float32']} {name}[{self.width}];")
         self.unit.ranges[lane] = self.unit.ranges[self.lane]
         inner = Block(self.unit, self)
         inner.line(f"const {self.unit.axis_type(self.unit.ranges[lane][1])} {lane} = {self.lane} + {k};")
@@ -137,7 +165,7 @@ class LaneBlock(Block):
             *(f"  {t}" for t in inner.lines),
             "}",
         ]
-        return self.let(Val(f"rm_{'mask' if mask else 'vload'}{self.width}({name})", self._kind(e), lanes=self.width))
+        return self.let(Val(f"rm_{_ARRAYS.get(kind, 'vload')}{self.width}({name})", kind, lanes=self.width))
 
     # --- loads --------------------------------------------------------------------------------
 
@@ -151,7 +179,7 @@ class LaneBlock(Block):
             return seen
         producer = self.unit.inlined.get(e.tensor)
         straight = all(not self._varies(i) or self._rises(i) for i in e.indices)
-        if not straight or self.unit.dtypes[e.tensor] not in STORED:
+        if not straight or self.unit.dtypes[e.tensor] not in self.unit.lanes:
             value = self._each(e)
         elif producer is None:
             value = self._stored(e)
@@ -189,13 +217,14 @@ class LaneBlock(Block):
         if tests:
             return self._masked(e, guard, step, tests)
         text = self._row(place, self.address(place, e.indices, None if guard else self.unit.shapes[e.tensor]), step)
-        return Val(f"({guard} ? {text} : {self._fill(e)})" if guard else text, "float32", lanes=self.width)
+        return Val(f"({guard} ? {text} : {self._fill(e)})" if guard else text, self._kind(e), lanes=self.width)
 
     def _row(self, place: Place, address: str, step: int) -> str:
-        return f"rm_{STORED[place.dtype]}{'load' if step == 1 else 'even'}{self.width}({place.pointer} + {address})"
+        return f"rm_{self.unit.lanes[place.dtype]}{'load' if step == 1 else 'even'}{self.width}({place.pointer} + {address})"
 
     def _fill(self, e: Load) -> str:
-        return f"rm_splat{self.width}({ops.literal(self.unit.target, e.fill or 0, 'float32')})"
+        kind = self._kind(e)
+        return f"rm_{_SPREAD.get(kind, 'isplat')}{self.width}({ops.literal(self.unit.target, e.fill or 0, kind)})"
 
     def _masked(self, e: Load, guard: str, step: int, tests: list[tuple[Expr, int]]) -> Val:
         """A row that may reach into padding: read whole where the tensor's memory allows, then masked."""
@@ -207,19 +236,20 @@ class LaneBlock(Block):
         for index, extent in tests:
             lane_step = (ex.affine(index) or ({}, 0))[0].get(self.lane, 0)
             masks.append(f"rm_within{w}({self.unit.index(index).text}, {lane_step}, {extent})")
-        mask, fill = " & ".join(masks), self._fill(e)
+        mask, fill, kind = " & ".join(masks), self._fill(e), self._kind(e)
+        letter, select = ("f", "vsel") if kind == "float32" else ("i", "isel")
         if self.whole:
-            text = f"rm_vsel{w}({mask}, {self._row(place, self.address(place, e.indices), step)}, {fill})"
-            return Val(f"({guard} ? {text} : {fill})" if guard else text, "float32", lanes=w)
+            text = f"rm_{select}{w}({mask}, {self._row(place, self.address(place, e.indices), step)}, {fill})"
+            return Val(f"({guard} ? {text} : {fill})" if guard else text, kind, lanes=w)
         name = self.unit.fresh("v")
-        self.line(f"rm_f{w} {name} = {fill};")
+        self.line(f"rm_{letter}{w} {name} = {fill};")
         with self.nest(f"if ({guard})" if guard else "") as inner:
             at = inner.let(Val(self.address(place, e.indices), "int64", small=reach <= INT32 // 2)).text
             with inner.nest(f"if ({at} >= 0 && {at} + {(w - 1) * step} < {reach})") as inside:
-                inside.line(f"{name} = rm_vsel{w}({mask}, {self._row(place, at, step)}, {name});")
+                inside.line(f"{name} = rm_{select}{w}({mask}, {self._row(place, at, step)}, {name});")
             with inner.nest("else") as lanes:
                 lanes.line(f"{name} = {lanes._each(e).text};")
-        return Val(name, "float32", atom=True, lanes=w)
+        return Val(name, kind, atom=True, lanes=w)
 
     def stride(self, tensor: str, indices: tuple[Expr, ...]) -> int:
         """Elements between the addresses of two neighbouring lanes."""
@@ -233,11 +263,11 @@ class LaneBlock(Block):
             return self._each(e)
         if not guard:
             return self.inline(producer, e.indices)
-        name = self.unit.fresh("v")
-        self.line(f"rm_f{self.width} {name} = {self._fill(e)};")
+        name, kind = self.unit.fresh("v"), self._kind(e)
+        self.line(f"rm_{'f' if kind == 'float32' else 'i'}{self.width} {name} = {self._fill(e)};")
         with self.nest(f"if ({guard})") as inner:
             inner.line(f"{name} = {inner.spread(inner.inline(producer, e.indices))};")
-        return Val(name, "float32", atom=True, lanes=self.width)
+        return Val(name, kind, atom=True, lanes=self.width)
 
     def store(self, place: Place, point: tuple[Expr, ...], value: Val, tests: Sequence[tuple[Expr, str]]) -> None:
         """Write a row: one vector where the lanes are neighbours in memory, else lane by lane."""
@@ -246,12 +276,13 @@ class LaneBlock(Block):
         prefix, address = f"if ({shared}) " if shared else "", self.address(place, point)
         step = next(s for s, x in zip(place.strides, point, strict=True) if self._varies(x))
         if step == 1 and not single:
-            store = f"rm_{STORED[place.dtype]}store{self.width}"
+            store = f"rm_{self.unit.lanes[place.dtype]}store{self.width}"
             self.line(f"{prefix}{store}({place.pointer} + {address}, {self.spread(value)});")
             return
         name = self.unit.fresh("t")
-        self.line(f"float {name}[{self.width}];")
-        self.line(f"rm_vstore{self.width}({name}, {self.spread(value)});")
+        floats = place.dtype in STORED
+        self.line(f"{'float' if floats else self.unit.target.types['int32']} {name}[{self.width}];")
+        self.line(f"rm_{'v' if floats else 'i'}store{self.width}({name}, {self.spread(value)});")
         body = ops.put(self.unit.target, place.pointer, f"{address} + k * {step}", place.dtype, f"{name}[k]")
         self.line(f"{prefix}for (int k = 0; k < {self.width}; ++k) {f'if ({single}) ' if single else ''}{body}")
 
@@ -270,19 +301,25 @@ class LaneBlock(Block):
         """A vector accumulator where ``c`` at ``axes`` depends on the lane."""
         if not any(self._varies(i) for i in axes.values()):
             return super().accumulator(c, axes)
-        total = self.unit.fresh("a")
-        self.line(f"rm_f{self.width} {total} = rm_splat{self.width}({ops.start(self.unit.target, c)});")
+        total, floats = self.unit.fresh("a"), c.dtype in STORED
+        kind, splat = ("rm_f", "splat") if floats else ("rm_i", "isplat")
+        self.line(f"{kind}{self.width} {total} = rm_{splat}{self.width}({ops.start(self.unit.target, c)});")
         self.unit.wide.add(total)
-        return Val(total, "float32", atom=True, lanes=self.width)
+        return Val(total, "float32" if floats else "int32", atom=True, lanes=self.width)
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines a row into the accumulator."""
         if total not in self.unit.wide:
             return super().combine(c, total, value)
-        if c.combiner in ("sum", "prod"):
+        whole = c.dtype in CODES
+        if c.combiner in ("sum", "prod") and not whole:
             # A value that is the same in every lane is spread by the operator itself.
             return f"{total} {'+' if c.combiner == 'sum' else '*'}= {value.text};"
-        return f"{total} = rm_v{c.combiner}{self.width}({total}, {self.spread(value)});"
+        text = self.spread(value)
+        if whole:
+            fn = {"sum": "add", "prod": "mul"}.get(str(c.combiner), str(c.combiner))
+            return f"{total} = {_WHOLE[fn].format(total, f'({text})', w=self.width)};"
+        return f"{total} = rm_v{c.combiner}{self.width}({total}, {text});"
 
 
 @dataclass

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from rammer.codegen import rowform
 from rammer.codegen.context import FunctionContext
-from rammer.codegen.vectors import STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Interval, Load, Ref
@@ -90,7 +89,7 @@ def access_cost(unit: FunctionContext, load: Load, lane: str, width: int) -> flo
     """Cost of a load for one vector of lanes, in vector accesses; nothing where it is one scalar."""
     if load.tensor in unit.inlined or lane not in ex.axes_of(load):
         return 0.0
-    if unit.dtypes[load.tensor] not in STORED:
+    if unit.dtypes[load.tensor] not in unit.lanes:
         return 2.0 * width
     return vector_cost(step(unit, load, lane), width)
 

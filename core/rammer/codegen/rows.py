@@ -76,7 +76,7 @@ def _choose_row(
     unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], stores: Sequence[Place]
 ) -> tuple[float, LaneAxis | None]:
     best, axis = float("inf"), -1
-    if any(c.dtype not in STORED for c in stage.computes):
+    if any(c.dtype not in unit.lanes or _wraps(c) for c in stage.computes):
         return best, None
     for d in reversed(range(len(stage.extents))):
         count = stage.extents[d]
@@ -89,6 +89,11 @@ def _choose_row(
         if cost < best:
             best, axis = cost, d
     return best, _row(unit, stage, found, axis) if axis >= 0 else None
+
+
+def _wraps(c: Compute) -> bool:
+    """Whether a reduction is one modulo less than 32 bits, which vectors of whole numbers are not."""
+    return c.combiner in ("sum", "prod") and c.dtype in ("uint8", "int8")
 
 
 def _choose_columns(

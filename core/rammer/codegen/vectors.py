@@ -34,6 +34,9 @@ WIDTHS = (4, 8, 16)
 #: What vectors of a dialect may be in memory, by the letter in the names of their loads and stores, which convert and round.
 STORED: Final[Mapping[str, str]] = {"float32": "v", "float16": "h"}
 
+#: Whole numbers in memory, likewise: vectors of them are of 32 bits, and stores cut them.
+CODES: Final[Mapping[str, str]] = {"uint8": "u", "int8": "s", "int32": "i"}
+
 _GNU = """
 typedef float rm_f{w} __attribute__((vector_size({bytes})));
 typedef int rm_i{w} __attribute__((vector_size({bytes})));
@@ -53,6 +56,23 @@ typedef int rm_j{w} __attribute__((vector_size({bytes}), aligned(4), may_alias))
 #define rm_heven{w}(p) rm_halves{w}(p, 2)
 #define rm_hstore{w}(p, v) do {{ \
   rm_f{w} r_ = (v); _Float16 *p_ = (p); for (int k_ = 0; k_ < {w}; ++k_) p_[k_] = (_Float16)r_[k_]; }} while (0)
+#define rm_codes{w}(p, s) __extension__ ({{ \
+  rm_i{w} r_; __typeof__(p) p_ = (p); for (int k_ = 0; k_ < {w}; ++k_) r_[k_] = (int)p_[k_ * (s)]; r_; }})
+#define rm_uload{w}(p) rm_codes{w}(p, 1)
+#define rm_sload{w}(p) rm_codes{w}(p, 1)
+#define rm_iload{w}(p) rm_mask{w}(p)
+#define rm_ueven{w}(p) rm_codes{w}(p, 2)
+#define rm_seven{w}(p) rm_codes{w}(p, 2)
+#define rm_ieven{w}(p) rm_codes{w}(p, 2)
+#define rm_ustore{w}(p, v) do {{ \
+  rm_i{w} r_ = (v); __typeof__(p) p_ = (p); for (int k_ = 0; k_ < {w}; ++k_) p_[k_] = r_[k_]; }} while (0)
+#define rm_sstore{w}(p, v) rm_ustore{w}(p, v)
+#define rm_istore{w}(p, v) (*(rm_j{w} *)(p) = (v))
+#define rm_isplat{w}(x) ((int)(x) - (rm_i{w}){{0}})
+#define rm_isel{w}(m, a, b) (((a) & (m)) | ((b) & ~(m)))
+#define rm_wrap{w}(a, op, b) ((rm_i{w})((rm_w{w})(a) op (rm_w{w})(b)))
+#define rm_float{w}(v) __builtin_convertvector(v, rm_f{w})
+#define rm_int{w}(v) __builtin_convertvector(v, rm_i{w})
 static inline rm_f{w} rm_veven{w}(const float *p) {{
 #ifdef __clang__
   return __builtin_shufflevector(rm_vload{w}(p), rm_vload{w}(p + {last}), {even});

@@ -178,3 +178,36 @@ def test_long_sums_wrap_nowhere(backend: Any, a: str, b: str, end: str) -> None:
     one = case([line], {"x": x, "w": w}, {"x"}, x.astype(np.int64) @ w.astype(np.int64))
     found = [o for o in backend.offered(one.operator, one.binding) if o.family == "dots"]
     assert not one.wrong(backend, next(some(found)))
+
+
+def depthwise(rng: np.random.Generator, kinds: tuple[str, str]) -> Case:
+    """A convolution of each channel alone, its codes, and an activation of what they stand for: nothing for ``dots``."""
+    c, h, w, k, s = (int(rng.integers(*ends)) for ends in ((2, 9), (8, 30), (8, 40), (2, 6), (1, 3)))
+    p, pad = int(rng.integers(0, k)), int(drawn(rng, kinds[0], 1)[0])
+    oh, ow = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
+    x, weights = drawn(rng, kinds[0], 1, c, h, w), drawn(rng, kinds[1], c, 1, k, k)
+    axes, point = f"n:1, m:{c}, h:{oh}, w:{ow}", "n, m, h, w"
+    load = f"pad(x[n, m, (h * {s} + kh) + {-p}, (w * {s} + kw) + {-p}], {pad})"
+    lines = [f"acc: i32[{axes}] = sum[kh:{k}, kw:{k}] cast(int32, {load}) * cast(int32, w[m, 0, kh, kw])"]
+    framed = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (p, p), (p, p)), constant_values=pad)
+    taps = (
+        framed[..., i : i + (oh - 1) * s + 1 : s, j : j + (ow - 1) * s + 1 : s]
+        * weights[:, 0, i, j].astype(np.int64)[:, None, None]
+        for i, j in np.ndindex(k, k)
+    )
+    values = {"x": x, "w": weights}
+    more, codes = requantised(rng, axes, point, sum(taps, np.zeros((1, c, oh, ow), np.int64)), values)
+    lines += [*more, f"r: i8[{axes}] = cast(int8, max(cast(int32, y[{point}]) - cast(int32, zero[()]), -7))"]
+    return case(lines, values, {"x"}, np.maximum(codes.astype(np.int64) - int(values["zero"]), -7).astype(np.int8))
+
+
+@pytest.mark.parametrize("kinds", PAIRS)
+def test_channels_alone_are_computed_in_vectors_of_whole_numbers(
+    backend: Any, kinds: tuple[str, str], rng: np.random.Generator
+) -> None:
+    """By the generic kernel: bytes are widened as they are loaded, sums are of 32 bits, conversions to bytes wrap."""
+    one = depthwise(rng, kinds)
+    offered = [o for o in backend.offered(one.operator, one.binding) if not o.family]
+    tiled = offered[int(rng.integers(len(offered)))]
+    assert any("rm_i" in backend.writer.written(o, one.binding).text for o in offered[:8])
+    assert not one.wrong(backend, tiled), (str(one.operator), tiled.tile)

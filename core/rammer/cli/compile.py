@@ -10,6 +10,7 @@ from rammer.cli.common import cannot_write, check_writable, opened, progress
 from rammer.cli.options import compile_options, parse_shapes, target_option
 from rammer.compiled.options import Request
 from rammer.ir.operator import RKernel
+from rammer.report.hosted import grouped
 from rammer.report.table import duration, plain, size
 
 
@@ -37,6 +38,8 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
     tasks, hosted = sum(p.task_count for p in compiled.programs), len(compiled.host_nodes)
     where = exe.backend.hardware.name
     click.echo(f"{where}: {len(chosen)} kernels, arena {size(arena)}, {tasks} tasks, {hosted} operators on the host")
+    for line in grouped(compiled.host_nodes):
+        click.echo(f"on host: {line}")
     click.echo("steps: " + ", ".join(f"{name} {duration(s)}" for name, s in compiled.seconds.items()))
     if compiled.rest is not None:
         click.echo(f"later: {compiled.rest}")

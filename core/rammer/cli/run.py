@@ -25,6 +25,7 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Tracer
 from rammer.errors import BadInput, Mismatch, printable
 from rammer.report.compare import HEADERS, differences, rows
+from rammer.report.hosted import grouped
 from rammer.report.measured import measured_trace, summarise
 from rammer.report.table import duration, plain
 from rammer.runtime.executable import Executable
@@ -123,6 +124,7 @@ def build_report(exe: Executable, special: Specialised, outputs: dict[str, Array
         "kernels": special.kernels,
         "tasks": sum(p.task_count for p in special.compiled.programs),
         "host_nodes": [f"{s.node} ({s.why})" for s in special.host_nodes],
+        "host_types": grouped(special.host_nodes),
         "later": str(special.compiled.rest or ""),
         "device_seconds": median(t.device for t in timings),
         "host_seconds": median(t.host for t in timings),
@@ -145,7 +147,8 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
         f"{_layout(report)}{report['kernels']} launches, {report['tasks']} tasks)",
         f"latency   {duration(report['device_seconds'])} on the device ({clock}); "
         f"{duration(report['latency_seconds'])} wall time with host copies, median of {report['iterations']}",
-        f"on host   {len(report['host_nodes'])} operators" + "".join(f"\n          {n}" for n in report["host_nodes"]),
+        f"on host   {len(report['host_nodes'])} operators{_share(report)}"
+        + "".join(f"\n          {n}" for n in report["host_types"]),
     ]
     if report["later"]:
         lines.append(f"later     {report['later']}")
@@ -153,6 +156,12 @@ def show(report: dict[str, Any], quiet: bool = False) -> None:
     click.echo(printable("\n".join(lines)), err=quiet)
     table = [[o["name"], o["type"], o["min"], o["max"], o["nan"]] for o in report["outputs"]]
     click.echo(plain(table, ["output", "type", "min", "max", "NaN"]), err=quiet)
+
+
+def _share(report: dict[str, Any]) -> str:
+    """How much of the time operators on the host take, where there are some."""
+    total = report["latency_seconds"]
+    return f", {report['host_seconds'] / total:.0%} of the time" if report["host_nodes"] and total else ""
 
 
 def _layout(report: dict[str, Any]) -> str:

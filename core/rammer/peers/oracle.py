@@ -65,8 +65,9 @@ def reference_operators(plugins: CustomOperators) -> list[type[Any]]:
     return [type(op, (Declared,), {"op_domain": domain}) for domain, op in plugins]
 
 
-def onnxruntime_session(model: Model, threads: int = 0) -> Any:
-    """A CPU inference session; ``threads`` 0 leaves ONNX Runtime's default (all cores)."""
+def onnxruntime_session(model: Model, threads: int = 0, optimised: bool = True) -> Any:
+    """A CPU inference session; ``threads`` 0 leaves ONNX Runtime's default (all cores). Not ``optimised``, it computes the
+    operators as they stand."""
     try:
         import onnxruntime
     except ImportError as problem:
@@ -74,14 +75,17 @@ def onnxruntime_session(model: Model, threads: int = 0) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = str(model.path) if model.path else model.proto.SerializeToString()
     with _refusals("ONNX Runtime", model):
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def run_onnxruntime(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs of ONNX Runtime's CPU provider by name; BadInput where it refuses the model or the inputs."""
-    session = onnxruntime_session(model)
+    """Outputs of ONNX Runtime's CPU provider by name, without its optimisations, which could hide a difference or be one;
+    BadInput where it refuses the model or the inputs."""
+    session = onnxruntime_session(model, optimised=False)
     names = [o.name for o in session.get_outputs()]
     with _refusals("ONNX Runtime"):
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rammer.device.manifest import Hardware
 from rammer.errors import MissingDependency
@@ -27,8 +28,14 @@ CPU_LAUNCH, GPU_LAUNCH = 3e-6, 5e-6
 GPU_THREADS = 256
 
 
+#: Whether the environment has been prepared.
+_READY: Final = list[bool]()
+
+
 def opencl() -> Any:
     """The pyopencl module, with every driver of this machine reachable. Raises MissingDependency."""
+    if _READY and (module := sys.modules.get("pyopencl")) is not None:
+        return module  # every call of a program asks; looking at the environment took a tenth of a small one's time
     prepare_icd()
     # A task on a CPU is one work-item: Intel's work-item vectoriser (mode 1 = off) could only cost build time, and
     # it cost four fifths of it.
@@ -39,6 +46,7 @@ def opencl() -> Any:
         import pyopencl
     except ImportError as problem:
         raise MissingDependency("pyopencl", f"pip install pyopencl ({problem})") from problem
+    _READY.append(True)
     return pyopencl
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from rammer.codegen.contraction import quotients
 from rammer.codegen.family import Choice, Forms
@@ -149,8 +150,10 @@ def _tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, ...]]:
     for row, groups in _row_axes(operator):
         # What else runs through the rows' operand alone is fixed in a task: phases of a transposed convolution, beside features.
         fixed = readers[row] if row is not None and len(readers[row]) == 1 else set()
-        columns = [d for d in live if d != row and not (fixed and readers[d] == fixed)]
-        for tile_row in _splits(shape[row], groups) if row is not None else [1]:
+        free = [d for d in live if d != row]
+        through = [d for d in free if not (fixed and readers[d] == fixed)]
+        sizes = _splits(shape[row], groups) if row is not None else [1]
+        for columns, tile_row in product((free, through) if through != free else (free,), sizes):
             for depth in range(1, len(columns) + 1):
                 whole = math.prod(shape[d] for d in columns[len(columns) - depth + 1 :])
                 for tile in _splits(shape[columns[-depth]], set()):

@@ -185,7 +185,7 @@ def operators() -> str:
     head = f"These {len(lowered)} operators become tensor expressions, and so kernels on every device:\n\n"
     tail = (
         "\n\nIn rare forms they run on the host instead: MaxPool with its Indices, a scatter of many updates,\n"
-        "Dropout and BatchNormalization in training mode, operators whose operands must be constants and are not.\n"
+        "Dropout in training mode, operators whose operands must be constants and are not.\n"
         f"\nThese always run on the host: {', '.join(hosted)}. So does an\n"
         "operator that is not listed. Operators on the host are counted and named in the output.\n"
     )

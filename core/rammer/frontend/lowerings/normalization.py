@@ -13,6 +13,7 @@ import numpy as np
 
 from rammer.frontend.lowering import CannotLower, Lowering, lowering
 from rammer.frontend.lowerings.pool import raised, root
+from rammer.frontend.lowerings.training import batch_statistics
 from rammer.frontend.operands import emit_narrowed, widened
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
@@ -66,6 +67,9 @@ def _channel_axes(ctx: Lowering) -> tuple[Axis, ...]:
 @lowering("BatchNormalization")
 def batch_normalization(ctx: Lowering) -> None:
     """Inference with stored statistics: ``x * a[c] + b[c]``, folded where constant; in float32 where these cancel."""
+    if ctx.attr("training_mode", 0) and not any(ctx.wants(i) for i in range(3, 5)):
+        batch_statistics(ctx)
+        return
     if ctx.attr("training_mode", 0) or any(ctx.wants(i) for i in range(1, 5)):
         raise CannotLower("BatchNormalization in training mode")
     if not ctx.attr("spatial", 1):

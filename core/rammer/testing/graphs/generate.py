@@ -14,7 +14,7 @@ from rammer.testing.graphs.draw import Draw, Reject, schema_of
 from rammer.testing.graphs.operators import DESCRIBED
 
 #: The opsets that graphs are drawn from.
-OPSETS: Final = range(7, 27)
+OPSETS: Final = range(7, 28)
 #: Operators that meet in some graphs more often than chance has it: what only moves elements, then what sums or windows them.
 MOVES: Final = (
     "Reshape",

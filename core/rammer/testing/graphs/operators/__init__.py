@@ -13,6 +13,7 @@ from rammer.testing.graphs.operators import (
     reductions,
     sampled,
     shapes,
+    signals,
 )
 from rammer.testing.graphs.operators.registry import DESCRIBED, LEFT_OUT, describe
 
@@ -30,4 +31,5 @@ __all__ = [
     "reductions",
     "sampled",
     "shapes",
+    "signals",
 ]

@@ -18,7 +18,21 @@ from rammer.cli.main import cli
 from rammer.errors import BadInput, DeviceUnavailable, Mismatch
 from rammer.testing.suite.cases import SuiteCase, load, names
 from rammer.testing.suite.run import grouped, scores
-from rammer.testing.suite.score import DECLINED, FAILED, HOSTED, PASSED, RANDOM, WRONG, Score, differs, score, tally
+from rammer.testing.suite.score import (
+    DECLINED,
+    FAILED,
+    HOSTED,
+    NEARER,
+    PASSED,
+    RANDOM,
+    WRONG,
+    Score,
+    differs,
+    score,
+    tally,
+    without_arithmetic,
+)
+from rammer.testing.suite.wide import exactly, nearer
 
 
 def test_all_kinds_load() -> None:
@@ -50,6 +64,27 @@ def test_a_wrong_output_is_wrong_and_a_broken_one_has_failed(monkeypatch: pytest
     assert score(wrong, "toy", {}).verdict == WRONG
     monkeypatch.setattr("rammer.compile", lambda *args, **given: 1 / 0)
     assert score(case, "toy", {}).verdict == FAILED
+
+
+@pytest.mark.parametrize("name", ["test_attention_4d_causal_fp16", "test_dft_inverse"])
+def test_a_test_farther_from_float64_than_the_result_is_no_judge(name: str) -> None:
+    """One test is rounded at every step of its sums, the other holds a transform's noise where 0 is exact."""
+    case = load(name)
+    found = score(case, "toy", {})
+    assert (found.verdict, found.why) == (PASSED, NEARER)
+    for inputs, outputs in case.sets:
+        exact = exactly(case.model, inputs)
+        assert exact is not None and exact[0].dtype == np.float64
+        moved = np.asarray(outputs[0]) * np.asarray(1.01, outputs[0].dtype)
+        assert not nearer(moved, outputs[0], exact[0], case.rtol, case.atol)
+        assert not nearer(np.full_like(moved, np.nan), outputs[0], exact[0], case.rtol, case.atol)
+
+
+def test_arithmetic_on_the_host_is_counted() -> None:
+    assert load("test_add").float32 and not load("test_loop11").float32 and not load("test_nonzero_example").float32
+    sure = [Score("a", PASSED, float32=True), Score("b", HOSTED, "", ("Compress",), True), Score("c", RANDOM, float32=True)]
+    others = [Score("d", HOSTED, "", ("Compress", "MelWeightMatrix"), True), Score("e", DECLINED, "why", (), True)]
+    assert without_arithmetic([*sure, *others, Score("f", PASSED)]) == (3, 5)
 
 
 @pytest.mark.parametrize(

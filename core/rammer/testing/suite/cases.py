@@ -39,6 +39,18 @@ class SuiteCase:
         """Whether an operator of it draws random numbers, of which ONNX promises types and shapes."""
         return any(is_random(node) for graph in all_graphs(self.model) for node in graph.node)
 
+    @property
+    def float32(self) -> bool:
+        """Whether a result is of float32, and nothing of it runs the bodies of If, Loop, Scan or SequenceMap."""
+        bodies = any(node.op_type in ("If", "Loop", "Scan", "SequenceMap") for g in all_graphs(self.model) for node in g.node)
+        return not bodies and any(_of_float32(v.type) for v in self.model.graph.output)
+
+
+def _of_float32(kind: onnx.TypeProto) -> bool:
+    inner = {"sequence_type": kind.sequence_type.elem_type, "optional_type": kind.optional_type.elem_type}
+    held = inner.get(kind.WhichOneof("value") or "")
+    return kind.tensor_type.elem_type == onnx.TensorProto.FLOAT if held is None else _of_float32(held)
+
 
 def names(pattern: str = "") -> list[str]:
     """Names of the tests that ``pattern`` (a regular expression) is found in, in order."""

@@ -19,7 +19,7 @@ from rammer.frontend.evaluator import JUDGED, check_host, evaluate, evaluate_pro
 from rammer.frontend.functions import has_function
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.lowering import REGISTRY
-from rammer.frontend.nodes import RANDOM
+from rammer.frontend.nodes import RANDOM, is_random
 from rammer.frontend.reader import read_model
 from rammer.frontend.voices import BY_OPERATOR
 from rammer.ir.graph import Node
@@ -262,3 +262,20 @@ def test_blocks_are_counted_from_either_end(axis: int, dtype: Any) -> None:
     (again,) = evaluate(Node("DequantizeLinear", ("y", "s", "z"), ("x",), attributes), {**given, "y": made}, types).values()
     assert again.dtype == dtype
     np.testing.assert_allclose(again, (made - moved).astype(float) * whole, rtol=1e-3)
+
+
+def test_a_dropout_that_trains_draws(rng: np.random.Generator) -> None:
+    x = rng.uniform(1, 2, 2000).astype(F32)
+    operands = [x, np.array(0.25, F32), np.array(True)]
+    once, mask = OPERATORS["Dropout"]({}, operands)
+    again, _ = OPERATORS["Dropout"]({}, operands)
+    assert once.dtype == F32 and 0.6 < mask.mean() < 0.9 and not np.array_equal(once, again)
+    np.testing.assert_allclose(once, np.where(mask, x / 0.75, 0), rtol=1e-6)
+    seeded = [OPERATORS["Dropout"]({"seed": 5}, operands)[0] for _ in range(2)]
+    np.testing.assert_array_equal(seeded[0], seeded[1])
+    plain, everywhere = OPERATORS["Dropout"]({}, [x, None, np.array(False)])
+    np.testing.assert_array_equal(plain, x)
+    assert everywhere.all()
+    names = ("x", "r", "t")
+    assert is_random(Node("Dropout", names, ("y",))) and not is_random(Node("Dropout", names, ("y",), {"seed": 5}))
+    assert not is_random(Node("Dropout", names[:2], ("y",)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper, version_converter
 from onnx_models import bound, message, model, tensor
 
+import rammer
 from rammer.frontend import upgrade
 from rammer.frontend.bind import bind
 from rammer.frontend.reader import TARGET_OPSET, read_model
@@ -116,3 +118,34 @@ def test_what_has_not_changed_is_as_the_converter_leaves_it(monkeypatch: pytest.
         assert (quick.opset, quick.notes) == (slow.opset, slow.notes)
         assert quick.proto.SerializeToString(deterministic=True) == slow.proto.SerializeToString(deterministic=True)
     assert 10 < asked < (len(calls) - asked) - 10
+
+
+def _ran(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    executable = rammer.compile(model, "toy")
+    try:
+        (y,) = executable.run(feeds).values()
+        return np.asarray(y)
+    finally:
+        executable.close()
+
+
+def test_a_slope_of_opset_6_belongs_to_channels(rng: np.random.Generator) -> None:
+    for shape in some([(2, 3), (2, 3, 4), (1, 3, 2, 5)]):
+        x, slope = rng.standard_normal(shape).astype(np.float32), rng.uniform(0.1, 2, 3).astype(np.float32)
+        node, port = helper.make_node("PRelu", ["x", "s"], ["y"]), helper.make_tensor_value_info
+        known = [onnx.numpy_helper.from_array(slope, "s")]
+        graph = helper.make_graph([node], "g", [port("x", 1, shape)], [port("y", 1, shape)], known)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=4)
+        wanted = np.where(x < 0, x * slope.reshape(1, 3, *[1] * (len(shape) - 2)), x)
+        np.testing.assert_allclose(_ran(model, {"x": x}), wanted, rtol=1e-6)
+
+
+def test_scales_of_an_upsample_may_come_with_the_run(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((1, 2, 3, 2)).astype(np.float32)
+    node, port = helper.make_node("Upsample", ["x", "s"], ["y"]), helper.make_tensor_value_info
+    graph = helper.make_graph([node], "g", [port("x", 1, x.shape), port("s", 1, [4])], [port("y", 1, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=4)
+    for by in some([(1, 1, 2, 3), (1, 1, 1.5, 1)]):
+        scales = np.array(by, np.float32)
+        rows, columns = (np.floor(np.arange(int(n * s)) / s).astype(int) for n, s in zip(x.shape[2:], by[2:], strict=True))
+        np.testing.assert_array_equal(_ran(model, {"x": x, "s": scales}), x[:, :, rows][:, :, :, columns])

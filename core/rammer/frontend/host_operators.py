@@ -51,6 +51,18 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
     return (np.array(chosen, np.int64).reshape(-1, 3),)
 
 
+def _dropout(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
+    """ "output = scale * data * mask, where scale = 1. / (1. - ratio)" in training mode; the numbers of a seed are those that
+    ONNX's own tests were made with."""
+    x, ratio, training = operands[0], _scalar(operands, 1), _scalar(operands, 2)
+    assert x is not None
+    share = 0.5 if ratio is None else float(ratio)
+    if not training or share == 0:
+        return x, np.ones(x.shape, bool)
+    mask = np.asarray(np.random.RandomState(attributes.get("seed")).uniform(0, 1, x.shape)) >= share
+    return np.where(mask, x * np.asarray(1 / (1 - share), x.dtype), np.asarray(0, x.dtype)), mask
+
+
 def _bit_cast(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
     """ "preserves the exact bit pattern": what no lowering takes, which is of bool or float16."""
     x = operands[0]
@@ -103,6 +115,7 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "Unique": _unique,
     "NonMaxSuppression": _non_max_suppression,
     "BitCast": _bit_cast,
+    "Dropout": _dropout,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
 }

@@ -194,8 +194,11 @@ def is_decoding(node: NodeProto) -> bool:
 
 
 def is_random(node: Node | NodeProto) -> bool:
-    """Whether two runs of the operator may differ."""
-    return (node.op if isinstance(node, Node) else node.op_type) in RANDOM
+    """Whether two runs of the operator may differ: those that always draw, and a Dropout that may train without a seed."""
+    op, inputs = (node.op, node.inputs) if isinstance(node, Node) else (node.op_type, node.input)
+    if op == "Dropout" and len(inputs) > 2 and inputs[2]:
+        return "seed" not in (node.attributes if isinstance(node, Node) else {a.name for a in node.attribute})
+    return op in RANDOM
 
 
 def shape_or_size(proto: NodeProto, shape: tuple[int, ...]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 from typing import Final
 
@@ -114,21 +114,23 @@ def _prepared(model: ModelProto, opset: int) -> ModelProto:
     flattened tail, as Softmax does, which is the only one of the two that the converter rewrites.
     Pad up to opset 10 may have a value that its mode does not use, which the converter leaves behind.
     Clip up to opset 10 limits values to what float32 holds where an attribute is missing.
-    GroupNormalization up to opset 20 has a scale per group, then one per channel.
+    GroupNormalization up to opset 20 has a scale per group, then one per channel. PRelu up to opset 6 has a slope per channel,
+    then one that is broadcast.
     """
     names = {node.op_type for graph in checks.all_graphs(model) for node in graph.node if not node.domain}
     stale = {op for op, last in _CHANGED_AFTER.items() if opset <= last}
     if not names & (stale | {"Upsample"}):
         return model
     result = ModelProto()
+    larger = {o for graph in checks.all_graphs(model) for n in graph.node if n.op_type == "Upsample" for o in n.output}
     # The converter drops the attributes of Upsample, but at opset 10 it is a Resize.
     result.CopyFrom(_converted(model, 10) if "Upsample" in names and opset < 10 else model)
     for graph in checks.all_graphs(result):
         constants = [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" and not n.domain for a in n.attribute]
         known = {**{t.name: t for t in graph.initializer}, **dict(constants)}
-        nodes = [
-            new for node in graph.node for new in (_said(node, known) if node.op_type in stale and not node.domain else [node])
-        ]
+        nodes = list[NodeProto]()
+        for node in graph.node:
+            nodes += _said(node, known, larger) if node.op_type in stale and not node.domain else [node]
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)
@@ -136,13 +138,15 @@ def _prepared(model: ModelProto, opset: int) -> ModelProto:
 
 
 #: Operator -> the last opset at which it means something else than at the target.
-_CHANGED_AFTER: Final = {"Resize": 10, "Hardmax": 12, "GroupNormalization": 20, "Clip": 10, "Pad": 10}
+_CHANGED_AFTER: Final = {"Resize": 10, "Hardmax": 12, "GroupNormalization": 20, "Clip": 10, "Pad": 10, "PRelu": 6}
 
 
-def _said(node: NodeProto, known: Mapping[str, TensorProto]) -> list[NodeProto]:
-    """What replaces a node that is in _CHANGED_AFTER."""
+def _said(node: NodeProto, known: Mapping[str, TensorProto], larger: Set[str]) -> list[NodeProto]:
+    """What replaces a node that is in _CHANGED_AFTER; ``larger`` are results of what was an Upsample."""
     if node.op_type == "Resize":
-        return [_asymmetric_resize(node, known)]
+        return [_asymmetric_resize(node, known, larger)]
+    if node.op_type == "PRelu":
+        return _by_channel(node)
     if node.op_type == "Clip":
         return [_bounded_clip(node)]
     if node.op_type == "Pad":
@@ -171,6 +175,25 @@ def _said(node: NodeProto, known: Mapping[str, TensorProto]) -> list[NodeProto]:
     ]
 
 
+def _by_channel(node: NodeProto) -> list[NodeProto]:
+    """PRelu whose slope has an extent of 1 for each axis behind the channels."""
+    source, slope, result = node.input[0], node.input[1], node.output[0]
+    parts = ("shape", "behind", "ones", "each", "wide", "slope")
+    shape, behind, ones, each, wide, spread = (f"{result}:{part}" for part in parts)
+    moved = NodeProto()
+    moved.CopyFrom(node)
+    moved.input[1] = spread
+    return [
+        helper.make_node("Shape", [source], [shape]),
+        helper.make_node("Slice", [shape], [behind], starts=[2], ends=[(1 << 31) - 1]),
+        helper.make_node("Div", [behind, behind], [ones]),
+        helper.make_node("Constant", [], [each], value=helper.make_tensor("each", TensorProto.INT64, [1], [-1])),
+        helper.make_node("Concat", [each, ones], [wide], axis=0),
+        helper.make_node("Reshape", [slope, wide], [spread]),
+        moved,
+    ]
+
+
 def _bounded_clip(node: NodeProto) -> NodeProto:
     """Clip of opset 10 with the bounds that its attributes have by default: infinities become finite."""
     result = NodeProto()
@@ -193,7 +216,7 @@ def _plain_pad(node: NodeProto) -> NodeProto:
     return result
 
 
-def _asymmetric_resize(node: NodeProto, known: Mapping[str, TensorProto]) -> NodeProto:
+def _asymmetric_resize(node: NodeProto, known: Mapping[str, TensorProto], larger: Set[str]) -> NodeProto:
     """Resize of opset 10 with the attributes that opset 11 needs; the converter carries them along unseen.
 
     Nearest rounds down where it enlarges and up where it shrinks (the examples of Resize-10, ONNX
@@ -206,6 +229,8 @@ def _asymmetric_resize(node: NodeProto, known: Mapping[str, TensorProto]) -> Nod
     if scales is not None:
         values = numpy_helper.to_array(scales)
         shrinks, enlarges = bool((values < 1).any()), bool((values > 1).any())
+    elif node.output[0] in larger:  # Upsample: 'values greater than or equal to 1'
+        shrinks = False
     nearest = not any(a.name == "mode" and a.s != b"nearest" for a in node.attribute)
     if nearest and shrinks and enlarges:
         what = "Resize of opset 10 to the nearest pixel needs constant scales, all at least 1 or all at most 1"

@@ -48,10 +48,11 @@ class Entry:
 
     @cached_property
     def session(self) -> Any:
-        """ONNX Runtime's, of one thread."""
+        """ONNX Runtime's, of one thread and without optimisations, which replace quantised products by less exact ones."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads, options.log_severity_level = 1, 3
         return onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import corpus_forms
 import corpus_layers
 import corpus_learn
+import corpus_sight
 import corpus_text
 import corpus_vision
 import numpy as np
@@ -32,7 +33,12 @@ from corpus_recipe import Made, Torch, entry_of, exported, stripped
 
 HERE = Path(__file__).parent
 #: Recipes of torch models; each gives a file for each exporter.
-TORCH: dict[str, Callable[[], Torch]] = {**corpus_text.RECIPES, **corpus_vision.RECIPES, **corpus_layers.RECIPES}
+TORCH: dict[str, Callable[[], Torch]] = {
+    **corpus_text.RECIPES,
+    **corpus_sight.RECIPES,
+    **corpus_vision.RECIPES,
+    **corpus_layers.RECIPES,
+}
 #: Recipes of other models, and of other forms of the models above: they are given the folder of models.
 OTHERS: dict[str, Callable[[dict[str, Made]], Made]] = {**corpus_learn.RECIPES, **corpus_forms.RECIPES}
 PACKAGES = "torch torchvision transformers timm onnx onnxscript onnxruntime onnxconverter-common scikit-learn skl2onnx lightgbm xgboost onnxmltools tensorflow tf2onnx"  # noqa: E501
@@ -91,6 +97,17 @@ def checked(name: str, made: Made) -> Made:
     return made
 
 
+def saved(name: str, made: Made) -> None:
+    """The file, and one with its weights where the entry says so."""
+    path = HERE / "models" / f"{name}.onnx"
+    if not made.entry.get("external"):
+        onnx.save(made.proto, path)
+        return
+    path.with_suffix(".data").unlink(missing_ok=True)
+    copy = onnx.ModelProto.FromString(made.proto.SerializeToString())
+    onnx.save(copy, path, save_as_external_data=True, location=f"{name}.data", size_threshold=256)
+
+
 def quiet() -> onnxruntime.SessionOptions:
     """Errors only."""
     options = onnxruntime.SessionOptions()
@@ -131,7 +148,7 @@ def written(made: dict[str, Made], failed: dict[str, str]) -> None:
     whys = ",\n".join(f"    {json.dumps(n)}: {json.dumps(w)}" for n, w in fails.items())
     held = json.dumps(old.get("versions", {}) | versions())
     path.write_text(f'{{\n  "versions": {held},\n  "models": {{\n{rows}\n  }},\n  "failed": {{\n{whys}\n  }}\n}}\n')
-    for file in (HERE / "models").glob("*.onnx"):
+    for file in (HERE / "models").iterdir():
         if file.stem not in models:
             file.unlink()
     table = "".join(f"| {n} | {w} |\n" for n, w in fails.items())
@@ -153,7 +170,7 @@ def main() -> int:
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 made[name] = checked(name, make(made))
-            onnx.save(made[name].proto, HERE / "models" / f"{name}.onnx")
+            saved(name, made[name])
             print(f"{name}: {made[name].proto.ByteSize()} bytes, {time.monotonic() - start:.0f} s", flush=True)
         except Unwanted:
             continue

@@ -169,9 +169,6 @@ RECIPES: dict[str, Callable[[], Torch]] = {
     "dinov2": lambda: sight(T.Dinov2Config, T.Dinov2Model, **SIZES, **IMAGE),
     "beit": lambda: sight(T.BeitConfig, T.BeitModel, **SIZES, **IMAGE, use_relative_position_bias=True),
     "deit": lambda: sight(T.DeiTConfig, T.DeiTForImageClassification, "logits", **SIZES, **IMAGE),
-    "swin_v2": lambda: sight(
-        T.Swinv2Config, T.Swinv2Model, image_size=32, patch_size=4, embed_dim=8, depths=[2, 2], num_heads=[2, 4], window_size=4
-    ),
     "convnext_v2": lambda: sight(
         T.ConvNextV2Config, T.ConvNextV2Model, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], image_size=32
     ),

@@ -55,7 +55,11 @@ def entry_of(torch_model: Torch) -> dict[str, Any]:
         kind = torch_model.values.get(name, "normal" if value.is_floating_point() else "below 100")
         shape = [axes.get(a, size) for a, size in enumerate(value.shape)]
         inputs[name] = [str(value.dtype).removeprefix("torch."), shape, kind]
-    return {"inputs": inputs, "sizes": [sizes, *map(dict, torch_model.further)], "kind": torch_model.kind}
+    return {
+        "inputs": inputs,
+        "sizes": [sizes, *({n: f[n] for n in sizes} for f in torch_model.further)],
+        "kind": torch_model.kind,
+    }
 
 
 def sane(model: nn.Module) -> nn.Module:

@@ -33,7 +33,7 @@ def compile(
     target: str = "",
     options: Mapping[str, str] | None = None,
     resident: int = 8,
-    shapes: Mapping[str, tuple[int, int]] | None = None,
+    shapes: Mapping[str, tuple[int, int] | str] | None = None,
 ) -> Executable:
     """Prepare ``model`` (a path, bytes or ModelProto) for ``device`` (``NAME[:INDEX]``).
 
@@ -46,8 +46,10 @@ def compile(
     file that was compiled before. ``layout`` is the order of images' axes inside the program: ``keep`` (the model's; of
     8-bit codes channels last where that is faster), ``nhwc`` (channels last) or ``auto`` (what the device's kernels are
     faster with, tensor by tensor); for a compiled file it is settled. ``shapes`` are ranges of open dimensions,
-    ``{"seq": (1, 512)}``: one program serves all lengths of a part of it, so that a new length needs no compiling. Raises
-    ``rammer.errors.BadInput``, ``DeviceUnavailable`` or ``DeviceFailure``."""
+    ``{"seq": (1, 512)}``: one program serves all lengths of a part of it, so that a new length needs no compiling;
+    ``{"past": (0, 63), "total": "past + 1"}`` where one follows from another. Raises ``rammer.errors.BadInput``,
+    ``DeviceUnavailable`` or ``DeviceFailure``.
+    """
     from rammer.compiled.options import Request
     from rammer.runtime.session import open_executable
 

@@ -27,6 +27,7 @@ from rammer.frontend.ranges import probes, shapes_at
 from rammer.frontend.reader import Model
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
+from rammer.ir.extent import NONE, Extent
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, Storage
@@ -95,14 +96,18 @@ class Compiler:
             return replace(self.compile(graph), rest=rest)
 
     def compile_range(
-        self, model: Model, shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, tuple[int, int]]
+        self,
+        model: Model,
+        shapes: Mapping[str, tuple[int, ...]],
+        spans: Mapping[str, tuple[int, int]],
+        derived: Mapping[str, Extent] = NONE,
     ) -> Compiled:
         """One program for all lengths in ``spans`` of open dimensions; ``shapes`` tell the other ones. NoRange where it is
         none."""
         self.seconds = {}
         points = probes(spans)
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
-            graphs = [self._static(model, shapes_at(model, shapes, p)) for p in points]
+            graphs = [self._static(model, shapes_at(model, shapes, p, derived)) for p in points]
             with self.step("lower"):
                 compute, ranged = generalised(points, [lower(g, self.lowerings) for g in graphs])
             lengths = tuple(Value(t, compute.types[t], compute.aliases[t]) for t in ranged.lengths.values())

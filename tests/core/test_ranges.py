@@ -19,7 +19,7 @@ from rammer.ir.evaluate import run_graph
 from rammer.ir.extent import Extent, Ranged
 from rammer.ir.port import InputPort
 from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
-from rammer.runtime.lengths import BUCKETS, bucket, check_spans
+from rammer.runtime.lengths import BUCKETS, Lengths, bucket
 from rammer.testing.some import some
 
 
@@ -106,8 +106,25 @@ def test_an_extent_is_affine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("span", "why"), [({"other": (1, 9)}, "open dimension"), ({"seq": (9, 1)}, "range"), ({"seq": (0, 2)}, "range")]
+    ("said", "why"),
+    [
+        ({"other": (1, 9)}, "open dimension"),
+        ({"seq": (9, 1)}, "range"),
+        ({"seq": (0, 2)}, "range"),
+        ({"seq": (1, 9), "all": "seq * seq"}, "sum"),
+        ({"all": "seq + 1"}, "sum"),
+    ],
 )
-def test_ranges_that_cannot_be_are_refused(span: dict[str, tuple[int, int]], why: str) -> None:
+def test_what_no_length_can_be_is_refused(said: dict[str, tuple[int, int] | str], why: str) -> None:
     with pytest.raises(BadInput, match=why):
-        check_spans((InputPort("x", "float32", (1, "seq")),), span)
+        Lengths.of((InputPort("x", "float32", (1, "seq", "all")),), said)
+
+
+def test_a_length_may_follow_from_others() -> None:
+    ports = (InputPort("x", "float32", ("past", "tokens")), InputPort("mask", "int64", ("total",)))
+    lengths = Lengths.of(ports, {"past": (0, 64), "tokens": (1, 8), "total": "past + 2*tokens + 3"})
+    assert lengths.whole({"past": 5, "tokens": 2}) == {"past": 5, "tokens": 2, "total": 12}
+    spans = lengths.buckets(ports, {"x": (5, 2), "mask": (12,)})
+    assert spans == {"past": (5, 8), "tokens": (1, 4)}
+    assert lengths.longest(ports, {"x": (5, 2), "mask": (12,)}, spans) == {"x": (8, 4), "mask": (19,)}
+    assert lengths.buckets(ports, {"x": (5, 2), "mask": (11,)}) == {}

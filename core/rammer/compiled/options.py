@@ -45,7 +45,7 @@ DEFAULT = CompileOptions()
 class Request:
     """What a user asks for when a model is opened: CompileOptions, where None is the precision that a compiled file has and
     float32 for a model; the kind of hardware that it needs ("" for any); the device's own options; how many sets of input shapes
-    stay on the device; least and greatest lengths of open dimensions, of which programs serve a range each."""
+    stay on the device; least and greatest lengths of open dimensions, or how they follow from others."""
 
     policy: str = DEFAULT.policy
     tune: str = DEFAULT.tune
@@ -55,7 +55,7 @@ class Request:
     require: str = ""
     device_options: Mapping[str, str] = field(default_factory=dict)
     resident: int = RESIDENT
-    lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    lengths: Mapping[str, tuple[int, int] | str] = field(default_factory=dict)
 
     @property
     def chosen(self) -> CompileOptions:

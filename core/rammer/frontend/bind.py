@@ -26,7 +26,7 @@ from rammer.frontend.contrib import FUNCTIONS, expand_use
 from rammer.frontend.evaluator import Unjudged, evaluate, host_node
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_constant, check_types
-from rammer.frontend.later import MOST_DECIDING, Later, Rest, Unknown, check_decided, no_tensor, untyped
+from rammer.frontend.later import Later, Rest, Unknown, check_decided, deciding, no_tensor, untyped
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.ml.internal import INTERNAL
 from rammer.frontend.reader import Model
@@ -78,8 +78,7 @@ def bind_until(
     model: Model, shapes: Mapping[str, tuple[int, ...]], lowered: Container[tuple[str, str]] = REGISTRY, *, ranged: bool = False
 ) -> tuple[Graph, Rest | None]:
     """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
-    waits for it. Without a Rest the Graph is all of the model. Where shapes are some of many (``ranged``), data that
-    follows from them stays the result of operators."""
+    waits for it. Without a Rest the Graph is all of the model. ``ranged``: data that follows from shapes stays computed."""
     walk = Binding(lowered, model.custom, ranged=ranged)
     graph = model.proto.graph
     extents = bound_shapes(model, shapes)
@@ -246,7 +245,7 @@ class Binding:
         name = scope.values[proto.input[0]]
         shape = self.known[name].shape if name in self.known else self.types[name].shape
         self.constant(proto.output[0], nd.shape_or_size(proto, shape), scope)
-        self.shaped.add(scope.values[proto.output[0]])
+        self.shaped.update([] if name in self.known else [scope.values[proto.output[0]]])
         return True
 
     def fold(
@@ -265,7 +264,8 @@ class Binding:
         if any(a.HasField("g") for a in proto.attribute):
             return False
         shaped = not self.shaped.isdisjoint(scope.values[n] for n in operands)
-        if self.ranged and shaped and any(is_float(t.dtype) or t.size > MOST_DECIDING for t in static.values()):
+        counted = shaped and any(is_float(t.dtype) for t in static.values())  # no extents, but numbers that follow from them
+        if self.ranged and (counted or not self.shaped.isdisjoint(scope.values[n] for n in deciding(proto))):
             return False
         try:
             values = evaluate(nd.plain_node(proto, schema.since_version), operands, static)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rammer.ir.extent import LEAST, Point
+from rammer.ir.extent import LEAST, NONE, Extent, Point
 from rammer.ir.port import InputPort
 
 if TYPE_CHECKING:
@@ -29,8 +29,12 @@ def probes(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
     return [*points, joint] if joint not in points else points
 
 
-def shapes_at(model: Model, shapes: Mapping[str, tuple[int, ...]], point: Point) -> dict[str, tuple[int, ...]]:
-    """Input name -> shape where the open dimensions are those of ``point``, and the others those of ``shapes``."""
+def shapes_at(
+    model: Model, shapes: Mapping[str, tuple[int, ...]], point: Point, derived: Mapping[str, Extent] = NONE
+) -> dict[str, tuple[int, ...]]:
+    """Input name -> shape where the open dimensions are those of ``point``, or follow from
+    it as ``derived`` says, and the others are those of ``shapes``."""
+    point = {**point, **{name: extent.at(point) for name, extent in derived.items()}}
     return {port.name: _at(port, shapes[port.name], point) for port in model.inputs if port.name in shapes}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 #: The least length that a model is bound at to find a program of all: where an axis has one element, ONNX's operators may
@@ -29,6 +30,8 @@ class Extent:
         return self.offset + sum(factor * point[name] for name, factor in self.terms)
 
 
+#: Where no dimension follows from others.
+NONE: Final[Mapping[str, Extent]] = MappingProxyType({})
 #: A dimension of a tensor: a number of elements, or one that follows from lengths.
 Dim: TypeAlias = "int | Extent"
 

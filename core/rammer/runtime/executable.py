@@ -30,7 +30,7 @@ from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.bodies import BodyPrograms
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.continuation import Continuation
-from rammer.runtime.lengths import Lengths, longest
+from rammer.runtime.lengths import Lengths
 from rammer.runtime.residents import Residents
 from rammer.runtime.source import Head, ModelSource
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing
@@ -66,7 +66,7 @@ class Executable:
     device_options: Mapping[str, str] = field(default_factory=dict)
     timing: Timing = NO_RUN  #: Of the run that ended last.
     resident: int = RESIDENT
-    lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    lengths: Lengths = field(default_factory=Lengths)
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
 
     def __post_init__(self) -> None:
@@ -146,8 +146,8 @@ class Executable:
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
-        spans = Lengths(self.lengths).buckets(self.head.inputs, shapes)
-        key = tuple(sorted(longest(self.head.inputs, shapes, spans).items()))
+        spans = self.lengths.buckets(self.head.inputs, shapes)
+        key = tuple(sorted(self.lengths.longest(self.head.inputs, shapes, spans).items()))
         ranged = (*key, *sorted(spans.items()))
         found = self.residents.find(ranged)
         if found is None:
@@ -161,10 +161,10 @@ class Executable:
 
         start = time.perf_counter()
         try:
-            return self._load(key, self.compiler.compile_range(self.source.model, shapes, spans), start)
+            return self._load(key, self.compiler.compile_range(self.source.model, shapes, spans, self.lengths.derived), start)
         except NoRange as problem:
             warn(f"{problem}")
-        self.lengths = {}
+        self.lengths = Lengths()
         return self.specialise(shapes)
 
     def _made(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:

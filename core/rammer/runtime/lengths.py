@@ -1,16 +1,15 @@
-"""Runs of a program for a range of lengths: which range a run needs, its inputs in arrays of the longest, its outputs cut to
-size."""
+"""Runs of a program for a range of lengths: the range that a run needs, its inputs in arrays of the longest, outputs cut."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from rammer.errors import BadInput
-from rammer.ir.extent import LEAST, Point, Ranged
+from rammer.ir.extent import LEAST, Extent, Point, Ranged
 from rammer.ir.graph import Graph
 from rammer.ir.port import InputPort
 
@@ -23,9 +22,7 @@ BUCKETS: Final = 5
 
 
 def bucket(span: Span, value: int) -> Span:
-    """The least and greatest length of the programs for ``value``, which lies in ``span``: a range that is halved up to
-    BUCKETS - 1
-    times."""
+    """The least and greatest length of the program for ``value``, which lies in ``span``: it is halved BUCKETS - 1 times."""
     low, high = span
     for _ in range(BUCKETS - 1):
         half = high // 2
@@ -37,39 +34,69 @@ def bucket(span: Span, value: int) -> Span:
     return low, high
 
 
-def check_spans(ports: tuple[InputPort, ...], spans: Mapping[str, Span]) -> None:
-    """BadInput for a range of something else than an open dimension, or of lengths that cannot be."""
-    names = list(dict.fromkeys(d for p in ports for d in p.shape if isinstance(d, str)))
-    for name, (low, high) in spans.items():
-        if name not in names:
-            known = f"its open dimensions are {', '.join(names)}" if names else "it has none"
-            raise BadInput(f"the model has no open dimension {name!r}", f"range {name}={low}..{high}", known)
-        if not 0 <= low < high or high <= LEAST:
-            raise BadInput(f"{low}..{high} is no range of lengths", f"range {name}={low}..{high}", "for example 1..512")
-
-
 @dataclass(frozen=True)
 class Lengths:
-    """The ranges that a user gave for open dimensions, least and greatest length of each."""
+    """What a user said of open dimensions: least and greatest length of some, and how others follow from these."""
 
-    spans: Mapping[str, Span]
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    derived: Mapping[str, Extent] = field(default_factory=dict)
+
+    @staticmethod
+    def of(ports: tuple[InputPort, ...], given: Mapping[str, Span | str]) -> Lengths:
+        """``{"past": (0, 63), "total": "past + 1"}`` for a model with these inputs. BadInput for what is no open dimension of it,
+        for lengths that cannot be and for what is no sum of lengths."""
+        names = list(dict.fromkeys(d for p in ports for d in p.shape if isinstance(d, str)))
+        for name in given:
+            if name not in names:
+                known = f"its open dimensions are {', '.join(names)}" if names else "it has none"
+                raise BadInput(f"the model has no open dimension {name!r}", f"shapes of {name}", known)
+        spans = {name: _span(name, said) for name, said in given.items() if not isinstance(said, str)}
+        return Lengths(spans, {name: _sum(name, said, spans) for name, said in given.items() if isinstance(said, str)})
+
+    def whole(self, point: Point) -> dict[str, int]:
+        """The lengths of ``point`` and those that follow from them."""
+        return {**point, **{name: extent.at(point) for name, extent in self.derived.items()}}
 
     def buckets(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
         """Dimension -> the range of the program for inputs of these ``shapes``; {} where a length lies in no range."""
         found = {d: n for p in ports for d, n in zip(p.shape, shapes.get(p.name, ()), strict=False) if isinstance(d, str)}
-        lengths = {name: found[name] for name in self.spans if name in found}
-        if any(not low <= lengths.get(name, low - 1) <= high for name, (low, high) in self.spans.items()):
+        lengths = {name: found.get(name, -1) for name in self.spans}
+        if any(not low <= lengths[name] <= high for name, (low, high) in self.spans.items()):
+            return {}
+        if any(found.get(name, -1) != extent for name, extent in self.whole(lengths).items()):
             return {}
         return {name: bucket(self.spans[name], length) for name, length in lengths.items()}
 
+    def longest(
+        self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
+    ) -> dict[str, tuple[int, ...]]:
+        """Input name -> shape with the open dimensions at the greatest length of ``spans``."""
+        high = self.whole({name: span[1] for name, span in spans.items()}) if spans else {}
+        by_name = {p.name: p for p in ports}
+        return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].shape, s, strict=True)) for n, s in shapes.items()}
 
-def longest(
-    ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
-) -> dict[str, tuple[int, ...]]:
-    """Input name -> shape with the open dimensions at the greatest length of ``spans``."""
-    high = {name: span[1] for name, span in spans.items()}
-    by_name = {p.name: p for p in ports}
-    return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].shape, s, strict=True)) for n, s in shapes.items()}
+
+def _span(name: str, said: Span) -> Span:
+    low, high = said
+    if not 0 <= low < high or high <= LEAST:
+        raise BadInput(f"{low}..{high} is no range of lengths", f"shapes of {name}", "for example (1, 512)")
+    return low, high
+
+
+def _sum(name: str, said: str, spans: Mapping[str, Span]) -> Extent:
+    """``past + 1`` -> an extent."""
+    terms = dict[str, int]()
+    offset = 0
+    for part in said.split("+"):
+        factor, _, symbol = part.rpartition("*")
+        if part.strip().isdigit():
+            offset += int(part)
+        elif symbol.strip() in spans and (not factor or factor.strip().isdigit()):
+            terms[symbol.strip()] = terms.get(symbol.strip(), 0) + int(factor or 1)
+        else:
+            hint = f"for example {next(iter(spans), 'past')} + 1, of lengths that have a range"
+            raise BadInput(f"{said!r} is no sum of lengths and numbers", f"shapes of {name}", hint)
+    return Extent(tuple(terms.items()), offset)
 
 
 def widened(ranged: Ranged, graph: Graph, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:
@@ -78,9 +105,8 @@ def widened(ranged: Ranged, graph: Graph, inputs: Mapping[str, Array]) -> tuple[
     tensors = {v.external or v.name: v for v in graph.inputs}
     for name, array in inputs.items():
         for dim, extent in zip(ranged.shapes[tensors[name].name], array.shape, strict=True):
-            if not isinstance(dim, int):
-                ((symbol, _),) = dim.terms  # an input's open dimension is a length itself
-                point[symbol] = extent
+            if not isinstance(dim, int) and [f for _, f in dim.terms] == [1] and not dim.offset:
+                point[dim.terms[0][0]] = extent  # others follow from these
     wide = {name: _wide(array, tensors[name].type.shape) for name, array in inputs.items()}
     scalars = {tensor: point[symbol] for symbol, tensor in ranged.lengths.items()}
     wide |= {v.external or v.name: np.array(scalars[v.name], np.int64) for v in graph.inputs if v.name in scalars}

@@ -30,7 +30,7 @@ from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED
 from rammer.runtime.executable import Executable, check_resident, warn
-from rammer.runtime.lengths import check_spans
+from rammer.runtime.lengths import Lengths
 from rammer.runtime.source import Head, ModelSource, open_source
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def open_executable(
     backend, chosen = registry.open(spec, request.require, request.target, request.device_options), request.chosen
     with closed_where_refused(backend):
         check_precision(chosen.precision, spec, backend.vdevice)
-        check_spans(source.head.inputs, request.lengths)
+        lengths = Lengths.of(source.head.inputs, request.lengths)
     name = spec if ":" in spec else f"{spec}:0"
     return Executable(
         source,
@@ -85,7 +85,7 @@ def open_executable(
         cache_folder() / "programs",
         request.device_options,
         resident=request.resident,
-        lengths=request.lengths,
+        lengths=lengths,
         owner=True,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -36,6 +38,30 @@ def test_every_length_is_right(device: str, name: str, rng: np.random.Generator)
             assert got[output.name].shape == value.shape, point
             np.testing.assert_allclose(got[output.name], value, 1e-4, 1e-5, err_msg=f"{output.name} at {point}")
     assert len(exe.cache) == 2
+    exe.close()
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["gpt2_script", "llama_script"])
+def test_exported_decoders_grow_their_caches(device: str, name: str) -> None:
+    """Twelve tokens from no past on, each chosen by the one before."""
+    path = Path(__file__).parents[1] / "corpus" / "models" / f"{name}.onnx"
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    exe = rammer.compile(path, device, shapes={"past": (0, 24), "total": "past + 1"}, options=OPTIONS.get(device))
+    fixed = {"batch": 1, "past": 0}
+    cached = [i for i in session.get_inputs() if "past" in i.shape]
+    state = {i.name: np.zeros([fixed.get(d, d) for d in i.shape], np.float32) for i in cached}
+    outputs, token = [o.name for o in session.get_outputs()], 3
+    for past in range(12):
+        inputs = {"input_ids": np.array([[token]]), "attention_mask": np.ones((1, past + 1), np.int64), **state}
+        got, expected = exe.run(inputs), dict(zip(outputs, session.run(None, inputs), strict=True))
+        for output in some(outputs):
+            np.testing.assert_allclose(got[output], expected[output], 1e-3, 1e-4, err_msg=f"{output} at {past}")
+        token = int(expected[outputs[0]][0, -1].argmax())
+        state = dict(zip(state, (expected[o] for o in outputs[1:]), strict=True))
+    assert len(exe.cache) <= BUCKETS
+    assert all(s.compiled.ranged is not None for s in some(exe.cache.values()))
     exe.close()
 
 

@@ -108,7 +108,7 @@ def convolution(rng: np.random.Generator, kinds: tuple[str, str], least: int) ->
     g = int(rng.choice([1, 1, 1, 2, 3]))
     c, m = int(rng.integers(1, 20)) * g, int(rng.integers(1, 24)) * g
     h, w, k, s = int(rng.integers(6, 30)), int(rng.integers(6, 40)), int(rng.choice([1, 2, 3, 5])), int(rng.integers(1, 3))
-    p = int(rng.integers(0, (k + 1) // 2 + 1))
+    p = int(rng.integers(0, (k + 1) // 2 + 1))  # a window of one, too, may meet nothing but padding
     h = max(h, -(-least // (w * c * m * k * k // (g * s * s) or 1)) // 2)
     oh, ow = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
     x, weights = drawn(rng, kinds[0], 1, c, h, w), drawn(rng, kinds[1], m, c // g, k, k)
@@ -130,7 +130,7 @@ def convolution(rng: np.random.Generator, kinds: tuple[str, str], least: int) ->
     if rng.random() < 0.5:
         more, wanted = requantised(rng, axes, "n, m, h, w", wanted, values)
         lines += more
-    return case(lines, values, {"x"}, wanted)
+    return case(lines, values, {"x", "w"} if k == 1 and rng.integers(2) else {"x"}, wanted)
 
 
 def product(rng: np.random.Generator, kinds: tuple[str, str], least: int) -> Case:
@@ -211,3 +211,14 @@ def test_channels_alone_are_computed_in_vectors_of_whole_numbers(
     tiled = offered[int(rng.integers(len(offered)))]
     assert any("rm_i" in backend.writer.written(o, one.binding).text for o in offered[:8])
     assert not one.wrong(backend, tiled), (str(one.operator), tiled.tile)
+
+
+def test_padding_ends_with_the_sum(backend: Any, rng: np.random.Generator) -> None:
+    """Behind two bytes of a row come two of another one: where an image is padded, too, they count nothing."""
+    x, w = drawn(rng, "uint8", 1, 2, 9, 17), drawn(rng, "int8", 3, 2, 1, 1)
+    load = "pad(x[n, c, h + -1, w + -1], 17)"
+    line = f"acc: i32[n:1, m:3, h:11, w:19] = sum[c:2] cast(int32, {load}) * cast(int32, w[m, c, 0, 0])"
+    framed = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=17)
+    one = case([line], {"x": x, "w": w}, {"x", "w"}, np.einsum("mc,nchw->nmhw", w[..., 0, 0].astype(np.int64), framed))
+    found = (o for o in backend.offered(one.operator, one.binding) if o.family == "dots" and backend.fits(o, one.binding))
+    assert not one.wrong(backend, next(some(found)))

@@ -272,7 +272,12 @@ class Fours(Gather):
         """Four bytes of what lies outside the tensor."""
         byte = int(self.region.load.fill or 0) & 255
         word = byte * 0x01010101 ^ (0x80808080 if self.flipped else 0)
-        return str(word - (1 << 32) if word >= 1 << 31 else word)
+        text, q = str(word - (1 << 32) if word >= 1 << 31 else word), self.quads
+        if not word or q.extent % 4 == 0:
+            return text
+        # Beyond the sum's end there is nothing, padding neither: the other operand may have anything there.
+        live = f"({q.extent} - k_{q.axis} * 4)"
+        return f"({text} & ({live} < 4 ? (1 << (8 * {live})) - 1 : -1))"
 
     def assign(self, value: Expr, width: int) -> Iterator[str]:
         """Columns ``i .. i + width - 1``."""

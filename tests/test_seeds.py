@@ -50,6 +50,10 @@ def test_the_search_finds(code: str) -> None:
     assert len(list(unseeded(ast.parse(code)))) == 1
 
 
+#: What a failure says of its seed: the number, and the test.
+TOLD = r"^python -m pytest --seed (\d+) '.*::(.*)'$"
+
+
 def test_a_test_draws_the_same_under_one_seed_and_other_numbers_under_another(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,8 +85,10 @@ def test_a_test_draws_the_same_under_one_seed_and_other_numbers_under_another(
         assert len({*found.values()}) == len(found) == 3
         return found
 
+    shared = run("-n", "2")  # the run's seed is that of all its processes
+    assert {s for s, _ in re.findall(TOLD, shared, re.MULTILINE)} == {*re.findall(r"^seed (\d+)$", shared, re.MULTILINE)}
     first = run()
     (seed,) = re.findall(r"^seed (\d+)$", first, re.MULTILINE)
-    assert re.findall(r"^python -m pytest --seed (\d+) '.*::(.*)'$", first, re.MULTILINE) == [(seed, "test_it[1]")]
+    assert re.findall(TOLD, first, re.MULTILINE) == [(seed, "test_it[1]")]
     assert drawn(run("--seed", seed, "-n", "1")) == drawn(first)
     assert drawn(run("--seed", str(int(seed) + 1))) != drawn(first)

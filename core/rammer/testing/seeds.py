@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,9 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """The run's seed is drawn once, before processes that share its tests are given its options."""
-    if config.option.seed is None:
-        config.option.seed = int(np.random.SeedSequence().generate_state(1)[0])
+    """The run's seed is drawn once; a process that shares its tests is told it."""
+    told = getattr(config, "workerinput", {}).get("seed", config.option.seed)
+    config.option.seed = int(np.random.SeedSequence().generate_state(1)[0]) if told is None else told
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist the run's seed: what it is given of options may not hold those of plugins."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 @pytest.hookimpl(wrapper=True)

@@ -36,7 +36,7 @@ _WHOLE = {
 }
 _CUT = {"uint8": "({} & 255)", "int8": "(({} << 24) >> 24)"}
 #: What copies a scalar to every lane, and loads an array of 32 bits each, by the kind of value.
-_SPREAD, _ARRAYS = {"bool": "every", "float32": "splat"}, {"bool": "mask", "int32": "iload"}
+_SPREAD, _ARRAYS = {"bool": "every", **dict.fromkeys(STORED, "splat")}, {"bool": "mask", "int32": "iload"}
 
 
 @dataclass

@@ -15,12 +15,15 @@ from rammer.runtime.executable import Executable
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.subject import Subject
 
-#: A program, an operator that runs on the host, and a program that reads both.
+#: A program, an operator that runs on the host (determinants of more than 64 rows do), and a program that reads both. The scale keeps
+#: the determinant near 1: its logarithm is about the number of rows times that of the scale, the rows and one over e.
 HOSTED = SmallModel(
     "hosted",
-    """(float[4,4] x, float[4,4] w) => (float[4] s, float[4,4] y) {
+    """(float[65,65] x, float[65,65] w) => (float[65] s, float[65,65] y) {
     a = MatMul(x, w)
-    d = Det(a)
+    scale = Constant<value = float {0.042}>()
+    b = Mul(a, scale)
+    d = Det(b)
     y = Mul(d, x)
     axis = Constant<value = int64[1] {0}>()
     s = ReduceSum<keepdims=0>(a, axis)

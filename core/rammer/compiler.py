@@ -27,7 +27,7 @@ from rammer.frontend.ranges import probes, shapes_at
 from rammer.frontend.reader import Model
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.extent import NONE, Extent
+from rammer.ir.extent import NONE, AffineExtent
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, Storage
@@ -100,7 +100,7 @@ class Compiler:
         model: Model,
         shapes: Mapping[str, tuple[int, ...]],
         spans: Mapping[str, tuple[int, int]],
-        derived: Mapping[str, Extent] = NONE,
+        derived: Mapping[str, AffineExtent] = NONE,
     ) -> Compiled:
         """One program for all lengths in ``spans`` of open dimensions; ``shapes`` tell the other ones. NoRange where it is
         none."""

@@ -16,7 +16,7 @@ from rammer.frontend.ranges import probes
 from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
-from rammer.ir.extent import Extent, Ranged
+from rammer.ir.extent import AffineExtent, Ranged
 from rammer.ir.port import InputPort
 from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
 from rammer.runtime.lengths import BUCKETS, Lengths, bucket
@@ -101,7 +101,7 @@ def test_probes_reach_both_ends() -> None:
 
 
 def test_an_extent_is_affine() -> None:
-    extent = Extent((("seq", 2), ("past", 1)), 3)
+    extent = AffineExtent((("seq", 2), ("past", 1)), 3)
     assert (str(extent), extent.at({"seq": 5, "past": 7})) == ("2*seq + past + 3", 20)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute, identity
 from rammer.ir.expr import Const, Expr, Load, Number, Op, Ref
-from rammer.ir.extent import Dim, Extent
+from rammer.ir.extent import AffineExtent, Dim
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import is_float
 
@@ -58,9 +58,9 @@ class Ends:
 
     def _asked(self, c: Compute) -> list[str]:
         """Note what the reduction needs of what it reads; the axes for which it has to ask itself."""
-        return [r for r, dim in self.deep.get(c.name, {}).items() if isinstance(dim, Extent) and not self._read(c, r, dim)]
+        return [r for r, dim in self.deep.get(c.name, {}).items() if isinstance(dim, AffineExtent) and not self._read(c, r, dim)]
 
-    def _read(self, c: Compute, axis: str, dim: Extent) -> bool:
+    def _read(self, c: Compute, axis: str, dim: AffineExtent) -> bool:
         """Whether everything that ``c`` reads along ``axis`` can hold what changes no result."""
         operands = c.body.args if c.combiner == "sum" and isinstance(c.body, Op) and c.body.fn == "mul" else (c.body,)
         places = list[Place]()
@@ -77,7 +77,7 @@ class Ends:
         self.needs |= dict.fromkeys(able, neutral)
         return True
 
-    def _place(self, operand: Expr, axis: str, dim: Extent) -> Place | None:
+    def _place(self, operand: Expr, axis: str, dim: AffineExtent) -> Place | None:
         """The dimension of a tensor along which ``operand`` walks with ``axis``, where it was made; None if there is none."""
         if not isinstance(operand, Load) or operand.fill is not None:
             return None
@@ -146,7 +146,7 @@ class Ends:
 
     def _beyond(self, c: Compute, d: int) -> Number | str | None:
         """What a map holds beyond the length along its dimension ``d``, where that follows from what it reads."""
-        if c.combiner is not None or not isinstance(self.shapes[c.name][d], Extent):
+        if c.combiner is not None or not isinstance(self.shapes[c.name][d], AffineExtent):
             return None
         return self._worth(c.body, c.axes[d].name, self.shapes[c.name][d])
 

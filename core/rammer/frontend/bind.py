@@ -79,7 +79,7 @@ def bind_until(
 ) -> tuple[Graph, Rest | None]:
     """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
     waits for it. Without a Rest the Graph is all of the model. ``ranged``: data that follows from shapes stays computed."""
-    walk = Binding(lowered, model.custom, ranged=ranged)
+    walk = Binder(lowered, model.custom, ranged=ranged)
     graph = model.proto.graph
     extents = bound_shapes(model, shapes)
     scope = Scope({}, checks.opset_versions(model.proto.opset_import))
@@ -113,7 +113,7 @@ def bind_until(
     return _assembled(model, walk, tuple(inputs), outputs), later.rest(model, known, (*(n for n in read if n in given), *made))
 
 
-def _assembled(model: Model, walk: Binding, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
+def _assembled(model: Model, walk: Binder, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
     read = {name for node in walk.nodes for name in node.inputs}
     constants = {name: array for name, array in walk.known.items() if name in read}
     for name, array in constants.items():
@@ -127,7 +127,7 @@ def _assembled(model: Model, walk: Binding, inputs: tuple[Value, ...], outputs: 
 
 
 @dataclass
-class Binding:
+class Binder:
     """The walk's state. A scope maps ONNX names to names of the Graph; ``known`` are constants by the latter."""
 
     lowered: Container[tuple[str, str]]
@@ -287,7 +287,7 @@ class Binding:
         self, schema: defs.OpSchema, proto: NodeProto, types: Mapping[str, TypeProto], scope: Scope
     ) -> dict[str, TypeProto]:
         """Output types of an operator that ONNX cannot infer (GroupNormalization), from a trial walk over its body."""
-        trial = Binding(
+        trial = Binder(
             (),
             self.custom,
             types=ChainMap({}, self.types),

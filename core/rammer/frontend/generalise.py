@@ -21,7 +21,7 @@ from rammer.frontend.beyond import Ends
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
-from rammer.ir.extent import Dim, Extent, Point, Ranged, spelled
+from rammer.ir.extent import AffineExtent, Dim, Point, Ranged, spelled
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType, is_float
 
@@ -87,7 +87,7 @@ class _Generalisation:
             if factor:
                 terms.append((name, factor))
                 offset -= factor * start[name]
-        found = Extent(tuple(terms), offset)
+        found = AffineExtent(tuple(terms), offset)
         if any(found.at(p) != v for p, v in zip(self.points, values, strict=True)):
             raise self._refusal(where, values)
         return found
@@ -194,7 +194,7 @@ class _Generalisation:
     def _padded(self, load: Load, where: str) -> Expr:
         """Padding begins where the tensor ends, which is within its memory."""
         ends = self.shapes.get(load.tensor, ())
-        tests = [Op("lt", (i, self.value(d))) for i, d in zip(load.indices, ends, strict=False) if isinstance(d, Extent)]
+        tests = [Op("lt", (i, self.value(d))) for i, d in zip(load.indices, ends, strict=False) if isinstance(d, AffineExtent)]
         if not tests:
             return load
         inside: Expr = tests[0]

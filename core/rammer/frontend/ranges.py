@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rammer.ir.extent import LEAST, NONE, Extent, Point
+from rammer.ir.extent import LEAST, NONE, AffineExtent, Point
 from rammer.ir.port import InputPort
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def probes(spans: Mapping[str, tuple[int, int]]) -> list[Point]:
 
 
 def shapes_at(
-    model: Model, shapes: Mapping[str, tuple[int, ...]], point: Point, derived: Mapping[str, Extent] = NONE
+    model: Model, shapes: Mapping[str, tuple[int, ...]], point: Point, derived: Mapping[str, AffineExtent] = NONE
 ) -> dict[str, tuple[int, ...]]:
     """Input name -> shape where the open dimensions are those of ``point``, or follow from
     it as ``derived`` says, and the others are those of ``shapes``."""

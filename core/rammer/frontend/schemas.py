@@ -43,7 +43,7 @@ _OWN: Final = dict[tuple[str, str], OpSchema]()
 
 def has(op: str, version: int, domain: str) -> bool:
     """Whether the domain has the operator at this version."""
-    return (domain, op) in _OWN or bool(defs.has(op, version, domain))
+    return (domain, op) in _OWN or (version < 1 << 31 and bool(defs.has(op, version, domain)))
 
 
 def get_schema(op: str, version: int, domain: str) -> OpSchema:

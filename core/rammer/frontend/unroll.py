@@ -19,13 +19,13 @@ from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.control import CONTROL
 
 if TYPE_CHECKING:
-    from rammer.frontend.bind import Binding, Scope
+    from rammer.frontend.bind import Binder, Scope
 
 #: Most operators that all steps of a loop may be.
 MOST_UNROLLED: Final = 1024
 
 
-def unrolled(walk: Binding, proto: NodeProto, scope: Scope) -> bool:
+def unrolled(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
     """Put the steps of a Loop or Scan that ONNX's inference takes in its place; False where it has to stay. What it adds to
     ``walk`` is then taken back."""
     if proto.op_type not in ("Loop", "Scan") or proto.domain not in ("", "ai.onnx"):
@@ -41,7 +41,7 @@ def unrolled(walk: Binding, proto: NodeProto, scope: Scope) -> bool:
     return done
 
 
-def branch_taken(walk: Binding, proto: NodeProto, scope: Scope) -> bool:
+def branch_taken(walk: Binder, proto: NodeProto, scope: Scope) -> bool:
     """Put the branch of an If whose condition is known in its place."""
     if proto.op_type != "If" or proto.domain not in ("", "ai.onnx"):
         return False
@@ -63,7 +63,7 @@ def branch_taken(walk: Binding, proto: NodeProto, scope: Scope) -> bool:
 class _Steps:
     """One loop on its way: its body, whose constants are in ``base``, and what each step gave."""
 
-    walk: Binding
+    walk: Binder
     proto: NodeProto
     scope: Scope
     body: GraphProto
@@ -72,7 +72,7 @@ class _Steps:
     most: int
 
     @staticmethod
-    def of(walk: Binding, proto: NodeProto, scope: Scope) -> _Steps | None:
+    def of(walk: Binder, proto: NodeProto, scope: Scope) -> _Steps | None:
         """None for a body with operators that are no expressions."""
         body = next(a.g for a in proto.attribute if a.name == "body")
         # Scan 8 has its lengths first, which may be left out; ONNX's converter makes it 9 and leaves them there.
@@ -183,7 +183,7 @@ class _Steps:
         return True
 
 
-def _expressed(walk: Binding, node: NodeProto, scope: Scope) -> bool:
+def _expressed(walk: Binder, node: NodeProto, scope: Scope) -> bool:
     """Whether an operator becomes tensor expressions, as far as its name tells."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     if (domain, node.op_type) in walk.lowered or (domain, node.op_type) in FUNCTIONS or (not domain and node.op_type in CONTROL):

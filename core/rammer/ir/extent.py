@@ -15,7 +15,7 @@ Point: TypeAlias = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class AffineExtent:
     """``offset`` and the sum of ``factor * length`` over ``terms``, by names of dimensions (elements)."""
 
     terms: tuple[tuple[str, int], ...]
@@ -31,9 +31,9 @@ class Extent:
 
 
 #: Where no dimension follows from others.
-NONE: Final[Mapping[str, Extent]] = MappingProxyType({})
+NONE: Final[Mapping[str, AffineExtent]] = MappingProxyType({})
 #: A dimension of a tensor: a number of elements, or one that follows from lengths.
-Dim: TypeAlias = "int | Extent"
+Dim: TypeAlias = "int | AffineExtent"
 
 
 @dataclass(frozen=True)

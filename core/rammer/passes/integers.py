@@ -49,7 +49,7 @@ class IntegerProducts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Codes:
+class _CodeOperand:
     """An operand by its codes: ``scale`` and ``zero`` ("" for 0) are tensors, of one number or (``each``) of channels."""
 
     tensor: str
@@ -97,7 +97,7 @@ class _Integers:
         self.changed = True
         return True
 
-    def _codes(self, name: str, along: int | None) -> _Codes | None:
+    def _codes(self, name: str, along: int | None) -> _CodeOperand | None:
         """The codes that ``name`` was made of, with one scale or one for each index of the axis ``along``."""
         node = self.made.get(name)
         if node is None or node.domain or node.op != "DequantizeLinear" or node.attributes.get("block_size", 0):
@@ -108,9 +108,9 @@ class _Integers:
         rank = len(self.types[name].shape)
         if self.types[codes].dtype not in _BYTES or self.types[scale].dtype != "float32" or len(self.types[scale].shape) > 1:
             return None
-        return None if each and (along is None or axis % rank != along) else _Codes(codes, scale, zero, each)
+        return None if each and (along is None or axis % rank != along) else _CodeOperand(codes, scale, zero, each)
 
-    def _fits(self, node: Node, data: _Codes, weights: _Codes, along: int) -> bool:
+    def _fits(self, node: Node, data: _CodeOperand, weights: _CodeOperand, along: int) -> bool:
         """Whether no sum leaves 32 bits: what the codes themselves allow, of weights that are known what they are."""
         known, zero = self.constants.get(weights.tensor), self._known(weights.zero)
         shape = self.types[weights.tensor].shape
@@ -135,7 +135,7 @@ class _Integers:
         kind = self.types[name]
         return self._node("Transpose", (name,), replace(kind, shape=kind.shape[::-1]), {"perm": (1, 0)}, version=13)
 
-    def _scale(self, node: Node, data: _Codes, weights: _Codes) -> str:
+    def _scale(self, node: Node, data: _CodeOperand, weights: _CodeOperand) -> str:
         """``alpha * sa * sb``: one number, or one for each channel."""
         alpha = float(node.attributes.get("alpha", 1.0)) if node.op == "Gemm" else 1.0
         known = [self.constants.get(c.scale) for c in (data, weights)]

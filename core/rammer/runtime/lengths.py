@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput
-from rammer.ir.extent import LEAST, Extent, Point, Ranged
+from rammer.ir.extent import LEAST, AffineExtent, Point, Ranged
 from rammer.ir.graph import Graph
 from rammer.ir.port import InputPort
 
@@ -39,7 +39,7 @@ class Lengths:
     """What a user said of open dimensions: least and greatest length of some, and how others follow from these."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
-    derived: Mapping[str, Extent] = field(default_factory=dict)
+    derived: Mapping[str, AffineExtent] = field(default_factory=dict)
 
     @staticmethod
     def of(ports: tuple[InputPort, ...], given: Mapping[str, Span | str]) -> Lengths:
@@ -83,7 +83,7 @@ def _span(name: str, said: Span) -> Span:
     return low, high
 
 
-def _sum(name: str, said: str, spans: Mapping[str, Span]) -> Extent:
+def _sum(name: str, said: str, spans: Mapping[str, Span]) -> AffineExtent:
     """``past + 1`` -> an extent."""
     terms = dict[str, int]()
     offset = 0
@@ -96,7 +96,7 @@ def _sum(name: str, said: str, spans: Mapping[str, Span]) -> Extent:
         else:
             hint = f"for example {next(iter(spans), 'past')} + 1, of lengths that have a range"
             raise BadInput(f"{said!r} is no sum of lengths and numbers", f"shapes of {name}", hint)
-    return Extent(tuple(terms.items()), offset)
+    return AffineExtent(tuple(terms.items()), offset)
 
 
 def widened(ranged: Ranged, graph: Graph, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Point]:

@@ -15,8 +15,8 @@ from rammer.runtime.executable import Executable
 from rammer.testing.small_models import MODELS, SmallModel
 from rammer.testing.subject import Subject
 
-#: A program, an operator that runs on the host (determinants of more than 64 rows do), and a program that reads both. The scale keeps
-#: the determinant near 1: its logarithm is about the number of rows times that of the scale, the rows and one over e.
+#: A program, an operator that runs on the host (determinants of more than 64 rows do), and a program that reads both. The scale
+#: keeps the determinant near 1: its logarithm is about the number of rows times that of the scale, the rows and one over e.
 HOSTED = SmallModel(
     "hosted",
     """(float[65,65] x, float[65,65] w) => (float[65] s, float[65,65] y) {

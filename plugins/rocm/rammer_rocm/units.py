@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Final
+
+import platformdirs
 
 from rammer.device.manifest import Hardware
 from rammer.errors import MissingDependency
@@ -46,8 +51,24 @@ def opencl() -> Any:
         import pyopencl
     except ImportError as problem:
         raise MissingDependency("pyopencl", f"pip install pyopencl ({problem})") from problem
+    _prepare_calls()
     _READY.append(True)
     return pyopencl
+
+
+def _prepare_calls() -> None:
+    """pyopencl keeps how kernels are called in the user's cache folder, from an import on that its first kernel makes; where
+    nobody
+    can write there, in a folder that goes with the process."""
+    try:
+        Path(platformdirs.user_cache_dir("pytools", "pytools")).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder, before = tempfile.TemporaryDirectory(prefix="rammer_"), os.environ.get("XDG_CACHE_HOME")
+        atexit.register(folder.cleanup)
+        os.environ["XDG_CACHE_HOME"] = folder.name
+        importlib.import_module("pyopencl.invoker")
+        os.environ.pop("XDG_CACHE_HOME")
+        os.environ.update({"XDG_CACHE_HOME": before} if before is not None else {})
 
 
 def units() -> list[Any]:

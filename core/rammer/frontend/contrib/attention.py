@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rammer.frontend.contrib.function import Body, Declined, function
+from rammer.frontend.contrib.function import Declined, FunctionBody, function
 
 #: What a key that is out of sight for good is given.
 _LEAST = {"float32": -3.4028234663852886e38, "float16": -65504.0, "bfloat16": -3.3895313892515355e38}
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadShapes:
     """Extents of one use: batch, heads, queries, earlier keys and all keys."""
 
     batch: int
@@ -23,30 +23,30 @@ class Heads:
     total: int
 
 
-def attended(b: Body, q: str, k: str, v: str, mask: str, scale: str) -> str:
+def attended(b: FunctionBody, q: str, k: str, v: str, mask: str, scale: str) -> str:
     """``Softmax(q @ k' * scale + mask) @ v``; operands are ``[batch, heads, length, width]``, and so is the result."""
     scores = b.Mul(b.MatMul(q, b.Transpose(k, perm=[0, 1, 3, 2])), scale)
     return b.MatMul(b.Softmax(b.Add(scores, mask) if mask else scores, axis=-1), v)
 
 
-def split_heads(b: Body, x: str, batch: int, length: int, heads: int, width: int) -> str:
+def split_heads(b: FunctionBody, x: str, batch: int, length: int, heads: int, width: int) -> str:
     """``x [batch, length, heads * width]`` as ``[batch, heads, length, width]``."""
     return b.Transpose(b.reshape(x, batch, length, heads, width), perm=[0, 2, 1, 3])
 
 
-def joined_heads(b: Body, x: str, batch: int, length: int, hidden: int) -> str:
+def joined_heads(b: FunctionBody, x: str, batch: int, length: int, hidden: int) -> str:
     """The inverse."""
     return b.reshape(b.Transpose(x, perm=[0, 2, 1, 3]), batch, length, hidden)
 
 
-def causal(b: Body, at: Heads, like: int = 0) -> str:
+def causal(b: FunctionBody, at: HeadShapes, like: int = 0) -> str:
     """``[1, 1, length, total]``: 0 for keys up to the query's own place, else the least number."""
     seen = np.arange(at.total)[None, :] <= at.past + np.arange(at.length)[:, None]
     values = np.where(seen, 0.0, _LEAST[b.dtype(like)])[None, None]
     return b.cast(b.constant(values.astype(np.float32)), b.dtype(like))
 
 
-def added(b: Body, *masks: str) -> str:
+def added(b: FunctionBody, *masks: str) -> str:
     """The sum of those that are given, "" for none."""
     given = [m for m in masks if m]
     total = given[0] if given else ""
@@ -55,12 +55,12 @@ def added(b: Body, *masks: str) -> str:
     return total
 
 
-def hidden(b: Body, seen: str, like: int = 0) -> str:
+def hidden(b: FunctionBody, seen: str, like: int = 0) -> str:
     """0 where ``seen`` (of bool) is true, else the filter value."""
     return b.Where(seen, b.number(0.0, like), b.number(b.attr("mask_filter_value"), like))
 
 
-def key_mask(b: Body, index: int, at: Heads, like: int = 0) -> str:
+def key_mask(b: FunctionBody, index: int, at: HeadShapes, like: int = 0) -> str:
     """The mask that input ``index`` says, as ``[batch or 1, 1, length or 1, total]``; "" where there is none. It has a number
     for each key (rank 2), for each query and key (3 and 4), or where keys end in each row, and perhaps where they begin (1)."""
     if not b.has(index):
@@ -79,7 +79,7 @@ def key_mask(b: Body, index: int, at: Heads, like: int = 0) -> str:
     return hidden(b, b.Greater(seen, b.constant(0, "int32")), like)
 
 
-def _between(b: Body, mask: str, count: int, at: Heads) -> str:
+def _between(b: FunctionBody, mask: str, count: int, at: HeadShapes) -> str:
     """Whether a key is before the end of its row, and not before its beginning."""
     if count not in (at.batch, 2 * at.batch):
         raise Declined(f"a mask of {count} numbers for {at.batch} rows")
@@ -92,7 +92,7 @@ def _between(b: Body, mask: str, count: int, at: Heads) -> str:
     return seen
 
 
-def default_scale(b: Body, width: int) -> float:
+def default_scale(b: FunctionBody, width: int) -> float:
     """The attribute, or one by the root of the width."""
     return float(b.attr("scale")) or 1.0 / float(np.sqrt(max(width, 1)))
 
@@ -104,7 +104,7 @@ def default_scale(b: Body, width: int) -> float:
     num_heads=int, unidirectional=0, qkv_hidden_sizes=list[int], do_rotary=0, rotary_embedding_dim=0, mask_filter_value=-10000.0,
     scale=0.0, past_present_share_buffer=0,
 )  # fmt: skip
-def attention(b: Body) -> list[str]:
+def attention(b: FunctionBody) -> list[str]:
     """Projections and attention in one."""
     _check_plain(b, 6)
     (batch, length, _), heads = b.shape(0, 3), b.attr("num_heads")
@@ -117,7 +117,12 @@ def attention(b: Body) -> list[str]:
 
 
 def self_attended(
-    b: Body, parts: list[str], sizes: list[int], extents: tuple[int, int, int], places: tuple[int, int, int], like: int = 0
+    b: FunctionBody,
+    parts: list[str],
+    sizes: list[int],
+    extents: tuple[int, int, int],
+    places: tuple[int, int, int],
+    like: int = 0,
 ) -> list[str]:
     """Attention of projections, with mask, past and bias at these inputs; the result and the keys and values so far. Input
     ``like`` has their element type."""
@@ -132,7 +137,7 @@ def self_attended(
         k, v = b.Concat(earlier[0], k, axis=2), b.Concat(earlier[1], v, axis=2)
     if b.wants(1):
         present = b.Concat(b.Unsqueeze(k, b.constant([0])), b.Unsqueeze(v, b.constant([0])), axis=0)
-    at = Heads(batch, heads, length, before, before + length)
+    at = HeadShapes(batch, heads, length, before, before + length)
     masks = [
         key_mask(b, mask, at, like),
         causal(b, at, like) if b.attr("unidirectional") else "",
@@ -142,7 +147,7 @@ def self_attended(
     return [joined_heads(b, y, batch, length, sizes[2]), present]
 
 
-def _check_plain(b: Body, shared: int) -> None:
+def _check_plain(b: FunctionBody, shared: int) -> None:
     if b.attr("do_rotary"):
         raise Declined("rotary embedding inside of it is not supported")
     if b.use.attr("past_present_share_buffer", 0) or b.has(shared):
@@ -155,7 +160,7 @@ def _check_plain(b: Body, shared: int) -> None:
     " past_sequence_length?: M, cache_indirection?: M -> output: T, present_key?: T, present_value?: T, qk?: T2",
     num_heads=int, mask_filter_value=-10000.0, scale=0.0, unidirectional=0,
 )  # fmt: skip
-def multi_head_attention(b: Body) -> list[str]:
+def multi_head_attention(b: FunctionBody) -> list[str]:
     """Attention of projections that are there, packed or not."""
     if b.has(8) or b.has(9):
         raise Declined("keys and values in a shared buffer are not supported")
@@ -168,13 +173,13 @@ def multi_head_attention(b: Body) -> list[str]:
         past = b.shape(6, 4)[2]
         k, v = b.Concat(b.input(6), k, axis=2), b.Concat(b.input(7), v, axis=2)
     heads = b.attr("num_heads")
-    at = Heads(batch, heads, length, past, past + keys)
+    at = HeadShapes(batch, heads, length, past, past + keys)
     masks = [key_mask(b, 4, at), causal(b, at) if b.attr("unidirectional") else "", b.input(5)]
     y = attended(b, q, k, v, added(b, *masks), b.number(default_scale(b, width)))
     return [joined_heads(b, y, batch, length, heads * out), k, v]
 
 
-def _operands(b: Body) -> tuple[str, str, str, tuple[int, int, int]]:
+def _operands(b: FunctionBody) -> tuple[str, str, str, tuple[int, int, int]]:
     """Queries, keys and values by heads, with bias; and batch, queries and the width of a head."""
     heads, shape = b.attr("num_heads"), b.shape(0)
     if len(shape) == 5:
@@ -204,7 +209,7 @@ def _operands(b: Body) -> tuple[str, str, str, tuple[int, int, int]]:
     return q, k, v, (batch, length, width)
 
 
-def _key_extents(b: Body, length: int, width: int) -> tuple[int, int]:
+def _key_extents(b: FunctionBody, length: int, width: int) -> tuple[int, int]:
     """Keys besides those of the past, and the width of a head's values."""
     if len(b.shape(0)) == 5:
         return length, width
@@ -216,24 +221,24 @@ def _key_extents(b: Body, length: int, width: int) -> tuple[int, int]:
     return shape[1], b.shape(2, 3)[2] // int(b.attr("num_heads"))
 
 
-def _biases(b: Body, total: int) -> list[str]:
+def _biases(b: FunctionBody, total: int) -> list[str]:
     if not b.has(3):
         return ["", "", ""]
     size = b.shape(3, 1)[0]
     return b.split(b.input(3), 0, [total, total, size - 2 * total])
 
 
-def _plus(b: Body, x: str, bias: str) -> str:
+def _plus(b: FunctionBody, x: str, bias: str) -> str:
     return b.Add(x, bias) if bias else x
 
 
-def _by_heads(b: Body, x: str, bias: str) -> str:
+def _by_heads(b: FunctionBody, x: str, bias: str) -> str:
     if bias:
         raise Declined("keys and values by heads with a bias are not supported")
     return x
 
 
-def _unpacked(b: Body, x: str, which: int, count: int) -> str:
+def _unpacked(b: FunctionBody, x: str, which: int, count: int) -> str:
     """One of ``count`` packed tensors of ``[batch, length, heads, count, width]``, by heads."""
     part = b.split(x, 3, [1] * count)[which]
     return b.Transpose(b.Squeeze(part, b.constant([3])), perm=[0, 2, 1, 3])

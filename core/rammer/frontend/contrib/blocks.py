@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from rammer.frontend.contrib.function import Body, Declined, function
+from rammer.frontend.contrib.function import Declined, FunctionBody, function
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -27,7 +27,7 @@ def unpacked(packed: Array, bits: int, count: int) -> Array:
     "MatMulNBits", "A: T, B: A2, scales: T, zero_points?: X3, g_idx?: M, bias?: T -> Y: T",
     K=int, N=int, bits=4, block_size=int, accuracy_level=0, weight_prepacked=0,
 )  # fmt: skip
-def mat_mul_n_bits(b: Body) -> str:
+def mat_mul_n_bits(b: FunctionBody) -> str:
     """``A @ dequantised(B)' + bias``: ``B [N, blocks, bytes]``, a scale and perhaps a zero point for each block."""
     bits, block, rows, depth = b.attr("bits"), b.attr("block_size"), b.attr("N"), b.attr("K")
     packed = b.known(1)
@@ -63,7 +63,7 @@ def mat_mul_n_bits(b: Body) -> str:
     return b.Add(y, b.input(5)) if b.has(5) else y
 
 
-def _zero_points(b: Body, shape: tuple[int, int], bits: int) -> Array | str:
+def _zero_points(b: FunctionBody, shape: tuple[int, int], bits: int) -> Array | str:
     """One for each block: integers, or the name of floats; half of the range where they are left out."""
     rows, blocks = shape
     if not b.has(3):
@@ -80,7 +80,7 @@ def _zero_points(b: Body, shape: tuple[int, int], bits: int) -> Array | str:
     "GatherBlockQuantized", "data: W, indices: I, scales: T, zero_points?: W -> output: T",
     gather_axis=0, quantize_axis=1, block_size=128, bits=4,
 )  # fmt: skip
-def gather_block_quantized(b: Body) -> str:
+def gather_block_quantized(b: FunctionBody) -> str:
     """Rows of a table in blocks of a few bits: bytes, scales and zero points are gathered, then dequantised."""
     shape, bits, kind = b.shape(0), b.attr("bits"), b.dtype(0)
     rank = len(shape)
@@ -99,13 +99,13 @@ def gather_block_quantized(b: Body) -> str:
     return b.DequantizeLinear(data, scales, zero, axis=axis, block_size=b.attr("block_size"))
 
 
-def _gathered(b: Body, gather: int) -> tuple[str, str]:
+def _gathered(b: FunctionBody, gather: int) -> tuple[str, str]:
     """Integers of 4 bits go through 8, since ONNX's Gather takes none."""
     wide = "int8" if b.dtype(0) == "int4" else "uint8"
     return b.Gather(b.cast(b.input(0), wide), b.input(1), axis=gather), b.Gather(b.input(2), b.input(1), axis=gather)
 
 
-def _gathered_points(b: Body, gather: int, bits: int, kind: str) -> str:
+def _gathered_points(b: FunctionBody, gather: int, bits: int, kind: str) -> str:
     """The zero points of what is gathered, in 8 bits."""
     blocks = b.shape(2)[-1]
     wide = "int8" if kind == "int4" else "uint8"
@@ -117,7 +117,7 @@ def _gathered_points(b: Body, gather: int, bits: int, kind: str) -> str:
     return b.Gather(b.cast(b.input(3), wide), b.input(1), axis=gather)
 
 
-def opened(b: Body, packed: str, bits: int, count: int) -> str:
+def opened(b: FunctionBody, packed: str, bits: int, count: int) -> str:
     """Bytes as integers of ``bits`` along the last axis, on the device: ``unpacked`` of what is not known."""
     if bits == 8:
         return packed

@@ -33,7 +33,7 @@ class Declined(Exception):
 
 
 @dataclass
-class Body:
+class FunctionBody:
     """The body of one use, written operator by operator; ``b.Add(x, y)`` appends one and gives the name of its result."""
 
     use: Use
@@ -112,11 +112,11 @@ class Body:
         return self.use.value(index)
 
 
-Writer: TypeAlias = "Callable[[Body], str | Sequence[str]]"
+Writer: TypeAlias = "Callable[[FunctionBody], str | Sequence[str]]"
 
 
 @dataclass(frozen=True)
-class Function:
+class OperatorFunction:
     """What writes the bodies of an operator; where ``hosted``, a use that has none runs on the host."""
 
     write: Writer
@@ -126,7 +126,7 @@ class Function:
 
 
 #: (domain, operator) -> function.
-FUNCTIONS: Final = dict[tuple[str, str], Function]()
+FUNCTIONS: Final = dict[tuple[str, str], OperatorFunction]()
 _CODES: Final[Mapping[str, int]] = {
     nd.element_type(code): code
     for code in TensorProto.DataType.values()
@@ -140,7 +140,7 @@ def function(op: str, signature: str, *, deciding: tuple[int, ...] = (), **attri
 
     def register(write: Writer) -> Writer:
         add_schema(MICROSOFT, op, signature, attributes)
-        FUNCTIONS[MICROSOFT, op] = Function(write, deciding=deciding)
+        FUNCTIONS[MICROSOFT, op] = OperatorFunction(write, deciding=deciding)
         return write
 
     return register
@@ -156,7 +156,7 @@ def expand_use(
     if found is None:
         return None
     attributes = attributes_with_defaults(proto, version)
-    body = Body(Use(proto.op_type, version, attributes, types, [bool(o) for o in proto.output], values))
+    body = FunctionBody(Use(proto.op_type, version, attributes, types, [bool(o) for o in proto.output], values))
     try:
         results = found.write(body)
     except Declined as reason:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rammer.frontend.contrib.function import Body, Declined, function
+from rammer.frontend.contrib.function import Declined, FunctionBody, function
 
 _WINDOW: dict[str, Any] = {
     "auto_pad": "NOTSET", "kernel_shape": list[int], "strides": list[int], "pads": list[int], "dilations": list[int],
@@ -20,7 +20,7 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-def activated(b: Body, x: str, name: str, parameters: Sequence[float]) -> str:
+def activated(b: FunctionBody, x: str, name: str, parameters: Sequence[float]) -> str:
     """``x`` behind an activation by its name in ONNX. Declined for one that is not known."""
     if name not in _ACTIVATIONS:
         raise Declined(f"the activation {name!r} is not supported; {', '.join(n for n in _ACTIVATIONS if n)} are")
@@ -35,7 +35,7 @@ def activated(b: Body, x: str, name: str, parameters: Sequence[float]) -> str:
     return b.op(name, x, **named)[0]
 
 
-def given(b: Body, names: Sequence[str]) -> dict[str, Any]:
+def given(b: FunctionBody, names: Sequence[str]) -> dict[str, Any]:
     """The attributes of these names that are not left out."""
     return {n: b.attr(n) for n in names if b.attr(n) != ()}
 
@@ -43,7 +43,7 @@ def given(b: Body, names: Sequence[str]) -> dict[str, Any]:
 @function(
     "FusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW
 )  # fmt: skip
-def fused_conv(b: Body) -> str:
+def fused_conv(b: FunctionBody) -> str:
     """``activation(Conv(X, W, B) + Z)``."""
     y = b.op("Conv", b.input(0), b.input(1), b.input(2), group=b.attr("group"), **given(b, tuple(_WINDOW)))[0]
     if b.has(3):
@@ -52,7 +52,7 @@ def fused_conv(b: Body) -> str:
 
 
 @function("NhwcFusedConv", "X: T, W: T, B?: T, Z?: T -> Y: T", group=1, activation="", activation_params=list[float], **_WINDOW)
-def nhwc_fused_conv(b: Body) -> str:
+def nhwc_fused_conv(b: FunctionBody) -> str:
     """The same with channels last; weights as ever."""
     x = channels_first(b, b.input(0), len(b.shape(0)))
     y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given(b, tuple(_WINDOW)))[0]
@@ -63,30 +63,30 @@ def nhwc_fused_conv(b: Body) -> str:
 
 
 @function("NhwcConv", "X: T, W: T, B?: T -> Y: T", group=1, **_WINDOW)
-def nhwc_conv(b: Body) -> str:
+def nhwc_conv(b: FunctionBody) -> str:
     """Conv with channels last."""
     x = channels_first(b, b.input(0), len(b.shape(0)))
     y = b.op("Conv", x, b.input(1), b.input(2), group=b.attr("group"), **given(b, tuple(_WINDOW)))[0]
     return channels_last(b, y, len(b.shape(0)))
 
 
-def channels_first(b: Body, x: str, rank: int) -> str:
+def channels_first(b: FunctionBody, x: str, rank: int) -> str:
     """``x [n, .., c]`` as ``[n, c, ..]``."""
     return b.Transpose(x, perm=[0, rank - 1, *range(1, rank - 1)])
 
 
-def channels_last(b: Body, x: str, rank: int) -> str:
+def channels_last(b: FunctionBody, x: str, rank: int) -> str:
     """``x [n, c, ..]`` as ``[n, .., c]``."""
     return b.Transpose(x, perm=[0, *range(2, rank), 1])
 
 
 @function("FusedMatMul", "A: T, B: T -> Y: T", transA=0, transB=0, transBatchA=0, transBatchB=0, alpha=1.0)
-def fused_mat_mul(b: Body) -> str:
+def fused_mat_mul(b: FunctionBody) -> str:
     """``alpha * op(A) @ op(B)``; ``transBatch`` moves the first axis behind the other batch axes, before ``trans``."""
     return transposed_product(b)
 
 
-def transposed_product(b: Body) -> str:
+def transposed_product(b: FunctionBody) -> str:
     """The body of both names."""
     sides = []
     for index, side in enumerate("AB"):
@@ -102,7 +102,7 @@ def transposed_product(b: Body) -> str:
 
 
 @function("TransposeMatMul", "A: T, B: T -> Y: T", transA=0, transB=0, alpha=1.0)
-def transpose_mat_mul(b: Body) -> str:
+def transpose_mat_mul(b: FunctionBody) -> str:
     """The older name."""
     return transposed_product(b)
 
@@ -111,7 +111,7 @@ def transpose_mat_mul(b: Body) -> str:
     "FusedGemm", "A: T, B: T, C?: T -> Y: T", transA=0, transB=0, alpha=1.0, beta=1.0, activation="",
     activation_alpha=0.0, activation_beta=0.0, activation_gamma=0.0,
 )  # fmt: skip
-def fused_gemm(b: Body) -> str:
+def fused_gemm(b: FunctionBody) -> str:
     """``activation(Gemm(A, B, C))``."""
     names = ("transA", "transB", "alpha", "beta")
     y = b.op("Gemm", b.input(0), b.input(1), b.input(2), **{n: b.attr(n) for n in names})[0]
@@ -121,33 +121,33 @@ def fused_gemm(b: Body) -> str:
 
 
 @function("Gelu", "X: T -> Y: T")
-def gelu(b: Body) -> str:
+def gelu(b: FunctionBody) -> str:
     """ONNX's Gelu."""
     return b.Gelu(b.input(0))
 
 
 @function("BiasGelu", "A: T, B: T -> C: T")
-def bias_gelu(b: Body) -> str:
+def bias_gelu(b: FunctionBody) -> str:
     """``Gelu(A + B)``."""
     return b.Gelu(b.Add(b.input(0), b.input(1)))
 
 
 @function("FastGelu", "X: T, bias?: T -> Y: T")
-def fast_gelu(b: Body) -> str:
+def fast_gelu(b: FunctionBody) -> str:
     """Gelu by a hyperbolic tangent."""
     x = b.Add(b.input(0), b.input(1)) if b.has(1) else b.input(0)
     return b.Gelu(x, approximate="tanh")
 
 
 @function("QuickGelu", "X: T -> Y: T", alpha=1.702)
-def quick_gelu(b: Body) -> str:
+def quick_gelu(b: FunctionBody) -> str:
     """``x * Sigmoid(alpha * x)``."""
     x = b.input(0)
     return b.Mul(x, b.Sigmoid(b.Mul(x, b.number(b.attr("alpha")))))
 
 
 @function("BiasSplitGelu", "X: T, bias: T -> Y: T")
-def bias_split_gelu(b: Body) -> str:
+def bias_split_gelu(b: FunctionBody) -> str:
     """The first half of ``X + bias`` along the last axis, times the Gelu of the other."""
     width, axis = b.shape(0)[-1], len(b.shape(0)) - 1
     one, two = b.split(b.Add(b.input(0), b.input(1)), axis, [width // 2, width - width // 2])
@@ -155,13 +155,13 @@ def bias_split_gelu(b: Body) -> str:
 
 
 @function("BiasAdd", "X: T, bias: T, skip: T -> Y: T")
-def bias_add(b: Body) -> str:
+def bias_add(b: FunctionBody) -> str:
     """``X + bias + skip``."""
     return b.Add(b.Add(b.input(0), b.input(1)), b.input(2))
 
 
 @function("BiasSoftmax", "data: T, bias: T -> output: T", axis=1, is_inner_broadcast=int)
-def bias_softmax(b: Body) -> str:
+def bias_softmax(b: FunctionBody) -> str:
     """Softmax of ``data + bias`` over all axes from ``axis`` on; the bias has fewer batches, outer or inner ones."""
     shape, given_shape = b.shape(0), b.shape(1)
     axis = b.attr("axis") % max(len(shape), 1)
@@ -176,19 +176,19 @@ def bias_softmax(b: Body) -> str:
 
 
 @function("Trilu", "X: A, k?: L -> Y: A", upper=1)
-def trilu(b: Body) -> str:
+def trilu(b: FunctionBody) -> str:
     """ONNX's Trilu."""
     return b.op("Trilu", *(b.input(i) for i in range(2) if b.has(i)), upper=b.attr("upper"))[0]
 
 
 @function("GatherND", "data: A, indices: I -> output: A")
-def gather_nd(b: Body) -> str:
+def gather_nd(b: FunctionBody) -> str:
     """ONNX's GatherND."""
     return b.GatherND(b.input(0), b.cast(b.input(1), "int64"))
 
 
 @function("ExpandDims", "X: A, axis: M -> Y: A")
-def expand_dims(b: Body) -> str:
+def expand_dims(b: FunctionBody) -> str:
     """ONNX's Unsqueeze, of one axis."""
     axis = b.known(1)
     if axis is None:
@@ -197,13 +197,13 @@ def expand_dims(b: Body) -> str:
 
 
 @function("Range", "start: A, limit: A, delta?: A -> Y: A")
-def arange(b: Body) -> str:
+def arange(b: FunctionBody) -> str:
     """ONNX's Range, in steps of 1 where they are left out."""
     return b.Range(b.input(0), b.input(1), b.input(2) if b.has(2) else b.number(1))
 
 
 @function("Pad", "data: T, pads: L, value?: T -> output: T", mode="constant")
-def pad(b: Body) -> str:
+def pad(b: FunctionBody) -> str:
     """ONNX's Pad; ``pads`` may have a first axis of one."""
     count = 2 * len(b.shape(0))
     value = [b.reshape(b.input(2))] if b.has(2) else []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rammer.frontend.contrib.attention import default_scale, joined_heads, split_heads
-from rammer.frontend.contrib.function import Body, Declined, function
+from rammer.frontend.contrib.function import Declined, FunctionBody, function
 from rammer.frontend.contrib.rotary import angles, rotated
 
 #: Inputs and attributes of forms that have no body.
@@ -16,7 +16,7 @@ _DECLINED_FLAGS = {"sliding_window_cache": "a cache that slides", "qk_output": "
 
 
 @dataclass(frozen=True)
-class Group:
+class QueryGroup:
     """Extents of one use: ``groups`` heads share each of ``shared`` keys and values; a call has ``length`` queries, ``buffer``
     places of earlier keys (0 in the first call, which does not read them), and gives ``total`` places."""
 
@@ -29,7 +29,7 @@ class Group:
     total: int
 
     @staticmethod
-    def of(b: Body) -> Group:
+    def of(b: FunctionBody) -> QueryGroup:
         """The extents that operands and attributes say."""
         heads, shared = b.attr("num_heads"), b.attr("kv_num_heads")
         if shared < 1 or heads < 1 or heads % shared:
@@ -48,14 +48,14 @@ class Group:
             raise Declined(f"total_sequence_length has {known.size} elements")
         total = int(known.reshape(()))
         before = b.shape(3, 4)[2] if b.has(3) else 0
-        return Group(batch, shared, heads // shared, length, width, 0 if total == length else before, max(before, total))
+        return QueryGroup(batch, shared, heads // shared, length, width, 0 if total == length else before, max(before, total))
 
     @property
     def first(self) -> bool:
         """Whether there is nothing before."""
         return not self.buffer
 
-    def operands(self, b: Body) -> list[str]:
+    def operands(self, b: FunctionBody) -> list[str]:
         """Queries, keys and values by heads."""
         heads, width = self.shared * self.groups, self.width
         sizes, counts = [heads * width, self.shared * width, self.shared * width], [heads, self.shared, self.shared]
@@ -66,14 +66,14 @@ class Group:
                 made[i] = b.RMSNormalization(made[i], b.input(place), axis=-1, epsilon=b.attr("qk_norm_epsilon"))
         return made
 
-    def past(self, b: Body) -> str:
+    def past(self, b: FunctionBody) -> str:
         """How many keys each row has from before, ``[batch, 1]``: ``seqlens_k`` is the last one's place."""
         if self.first:
             return b.constant(np.zeros((self.batch, 1), np.int64))
         last = b.reshape(b.cast(b.input(5), "int64"), self.batch, 1)
         return b.Max(b.Sub(last, b.constant(self.length - 1)), b.constant(0))
 
-    def present(self, b: Body, new: str, index: int, past: str) -> str:
+    def present(self, b: FunctionBody, new: str, index: int, past: str) -> str:
         """``[batch, shared, total, width]``: those before, of input ``index``, then ``new`` ones, then zeros."""
         places = b.constant(np.arange(self.total)[None, None, :, None])
         before = b.reshape(past, self.batch, 1, 1, 1)
@@ -87,13 +87,13 @@ class Group:
         old = self._padded(b, b.input(index), self.buffer)
         return b.Where(b.Less(places, before), old, b.Where(inside, new, b.number(0.0)))
 
-    def _padded(self, b: Body, x: str, length: int) -> str:
+    def _padded(self, b: FunctionBody, x: str, length: int) -> str:
         if self.total == length:
             return x
         zeros = np.zeros((self.batch, self.shared, self.total - length, self.width), np.float32)
         return b.Concat(x, b.cast(b.constant(zeros), b.dtype(0)), axis=2)
 
-    def mask(self, b: Body, past: str) -> str:
+    def mask(self, b: FunctionBody, past: str) -> str:
         """``[batch, 1, 1, length, total]``: 0 for the keys that a query sees, and the least number for others."""
         keys = b.constant(np.arange(self.total)[None, None, None, None, :])
         ahead = np.arange(self.length) if b.attr("causal") else np.full(self.length, self.length - 1)
@@ -104,7 +104,7 @@ class Group:
             seen = b.And(seen, b.Greater(keys, b.Sub(own, b.constant(window))))
         return b.Where(seen, b.number(0.0), b.number(-65504.0 if b.dtype() == "float16" else -3.0e38))
 
-    def attended(self, b: Body, q: str, k: str, v: str, past: str) -> str:
+    def attended(self, b: FunctionBody, q: str, k: str, v: str, past: str) -> str:
         """The values that queries look at, ``[batch, heads, length, width]``."""
         q = b.reshape(q, self.batch, self.shared, self.groups, self.length, self.width)
         k, v = (b.reshape(x, self.batch, self.shared, 1, self.total, self.width) for x in (k, v))
@@ -117,7 +117,7 @@ class Group:
         shares = self._shares(b, b.Add(scores, self.mask(b, past)))
         return b.reshape(b.MatMul(shares, v), self.batch, self.shared * self.groups, self.length, self.width)
 
-    def _bias(self, b: Body) -> str:
+    def _bias(self, b: FunctionBody) -> str:
         """The bias for the keys that there are, by groups."""
         batch, heads, length, total = b.shape(10, 4)
         bias = b.input(10)
@@ -130,7 +130,7 @@ class Group:
         shared, groups = (1, 1) if heads == 1 else (self.shared, self.groups)
         return b.reshape(bias, batch, shared, groups, length, self.total)
 
-    def _shares(self, b: Body, scores: str) -> str:
+    def _shares(self, b: FunctionBody, scores: str) -> str:
         """Softmax; with a sink, as if there were one more key."""
         if not b.has(11) and not b.attr("smooth_softmax"):
             return b.Softmax(scores, axis=-1)
@@ -150,9 +150,9 @@ class Group:
     smooth_softmax=0, qk_output=0, k_quant_type="NONE", v_quant_type="NONE", kv_cache_bit_width=0, sliding_window_cache=0,
     causal=1, qk_norm_epsilon=1e-6,
 )  # fmt: skip
-def group_query_attention(b: Body) -> list[str]:
+def group_query_attention(b: FunctionBody) -> list[str]:
     """Causal attention, over keys and values that several heads share."""
-    at = Group.of(b)
+    at = QueryGroup.of(b)
     q, k, v = at.operands(b)
     past = at.past(b)
     if b.attr("do_rotary"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rammer.frontend.contrib.function import Body, Declined, function
+from rammer.frontend.contrib.function import Declined, FunctionBody, function
 
 
-def normalised(b: Body, x: str, gamma: str, beta: str, stats: bool = False) -> list[str]:
+def normalised(b: FunctionBody, x: str, gamma: str, beta: str, stats: bool = False) -> list[str]:
     """Layer normalisation over the last axis: the result, and where asked for mean and inverse deviation."""
     made = b.op(
         "LayerNormalization", x, gamma, *([beta] if beta else []), outputs=3 if stats else 1, axis=-1, epsilon=b.attr("epsilon")
@@ -13,7 +13,7 @@ def normalised(b: Body, x: str, gamma: str, beta: str, stats: bool = False) -> l
     return made if stats else [made[0], "", ""]
 
 
-def simplified(b: Body, x: str, gamma: str, axis: int = -1, stats: bool = False) -> list[str]:
+def simplified(b: FunctionBody, x: str, gamma: str, axis: int = -1, stats: bool = False) -> list[str]:
     """Division by the root of the mean square, computed in float32; and where asked for the inverse of that root."""
     if not stats:
         return [b.RMSNormalization(x, gamma, axis=axis, epsilon=b.attr("epsilon")), ""]
@@ -25,7 +25,7 @@ def simplified(b: Body, x: str, gamma: str, axis: int = -1, stats: bool = False)
     return [y, inverse]
 
 
-def _summed(b: Body, bias: int) -> str:
+def _summed(b: FunctionBody, bias: int) -> str:
     """``input + skip + bias``; ``skip`` may lack the batch, or have one of it."""
     x, skip = b.shape(0), b.shape(1)
     if len(x) not in (2, 3) or (x[-len(skip) :] != skip and not (len(skip) == len(x) == 3 and skip == (1, *x[1:]))):
@@ -38,7 +38,7 @@ def _summed(b: Body, bias: int) -> str:
     "SkipLayerNormalization", "input: T, skip: T, gamma: T, beta?: T, bias?: T -> output: T, mean?: F, inv?: F, sum?: T",
     epsilon=1e-12,
 )  # fmt: skip
-def skip_layer_normalization(b: Body) -> list[str]:
+def skip_layer_normalization(b: FunctionBody) -> list[str]:
     """Layer normalisation of a sum, and the sum."""
     total = _summed(b, 4)
     y, mean, inverse = normalised(b, total, b.input(2), b.input(3), b.wants(1) or b.wants(2))
@@ -49,7 +49,7 @@ def skip_layer_normalization(b: Body) -> list[str]:
     "SkipSimplifiedLayerNormalization", "input: T, skip: T, gamma: T, bias?: T -> output: T, mean?: F, inv?: F, sum?: T",
     epsilon=1e-12,
 )  # fmt: skip
-def skip_simplified_layer_normalization(b: Body) -> list[str]:
+def skip_simplified_layer_normalization(b: FunctionBody) -> list[str]:
     """The same without a mean."""
     total = _summed(b, 3)
     y, inverse = simplified(b, total, b.input(2), stats=b.wants(2))
@@ -57,7 +57,7 @@ def skip_simplified_layer_normalization(b: Body) -> list[str]:
 
 
 @function("SimplifiedLayerNormalization", "X: T, scale: T2 -> Y: T2, inv_std_var?: F", axis=-1, epsilon=1e-5, stash_type=1)
-def simplified_layer_normalization(b: Body) -> list[str]:
+def simplified_layer_normalization(b: FunctionBody) -> list[str]:
     """RMSNormalization, which ONNX Runtime has in ONNX's own domain under this name."""
     if b.dtype(0) != b.dtype(1):
         raise Declined(f"X is {b.dtype(0)} and the scale {b.dtype(1)}")
@@ -70,7 +70,7 @@ def simplified_layer_normalization(b: Body) -> list[str]:
     " -> output: T, mask_index?: M, sum?: T",
     epsilon=1e-12, mask_index_type=0,
 )  # fmt: skip
-def embed_layer_normalization(b: Body) -> list[str]:
+def embed_layer_normalization(b: FunctionBody) -> list[str]:
     """Words, positions and segments, added and normalised; and how many of the mask's numbers are not 0 in each row."""
     batch, length = b.shape(0, 2)
     words = b.Gather(b.input(2), b.input(0))
@@ -87,7 +87,7 @@ def embed_layer_normalization(b: Body) -> list[str]:
 
 
 @function("LayerNormalization", "X: T, scale: T, B?: T -> Y: T, mean?: F, inv?: F", axis=-1, epsilon=1e-5, stash_type=1)
-def layer_normalization(b: Body) -> list[str]:
+def layer_normalization(b: FunctionBody) -> list[str]:
     """ONNX's, in models of an opset before ONNX had it."""
     given = [b.input(i) for i in range(3) if b.has(i)]
     count = 3 if b.wants(1) or b.wants(2) else 1

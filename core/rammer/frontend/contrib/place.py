@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnx import ModelProto, defs, helper
+from onnx import ModelProto, helper
 
-from rammer.frontend import checks
+from rammer.frontend import checks, schemas
 from rammer.frontend.schemas import MICROSOFT
 
 _MISPLACED: Final = ("SimplifiedLayerNormalization", "LayerNormalization")
@@ -15,7 +15,7 @@ _MISPLACED: Final = ("SimplifiedLayerNormalization", "LayerNormalization")
 def placed(model: ModelProto) -> ModelProto:
     """``model`` with these operators in ONNX Runtime's domain: itself, if it has none."""
     opset = checks.opset_versions(model.opset_import).get("", 0)
-    lacking = {op for op in _MISPLACED if not defs.has(op, max(opset, 1), "")}
+    lacking = {op for op in _MISPLACED if not schemas.has(op, max(opset, 1), "")}
     if not any(n.op_type in lacking and not n.domain for g in checks.all_graphs(model) for n in g.node):
         return model
     result = ModelProto.FromString(model.SerializeToString())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rammer.frontend.contrib.attention import self_attended
-from rammer.frontend.contrib.function import Body, Declined, function
+from rammer.frontend.contrib.function import Declined, FunctionBody, function
 from rammer.frontend.contrib.fused import channels_first, channels_last, given
 from rammer.frontend.contrib.norms import normalised
 
@@ -22,7 +22,7 @@ _TWO = "A: Q, A_scale: F, A_zero_point?: Q, B: Q, B_scale: F, B_zero_point?: Q, 
 _ONE = "X: Q, X_scale: F, X_zero_point?: Q, Y_scale: F, Y_zero_point?: Q -> Y: Q"
 
 
-def _single(b: Body, index: int) -> str:
+def _single(b: FunctionBody, index: int) -> str:
     """An input of one element as a scalar, "" where it is left out. Declined for more."""
     if not b.has(index):
         return ""
@@ -32,38 +32,38 @@ def _single(b: Body, index: int) -> str:
     return b.reshape(b.input(index)) if shape else b.input(index)
 
 
-def numbers(b: Body, index: int, scale: int = 0) -> str:
+def numbers(b: FunctionBody, index: int, scale: int = 0) -> str:
     """What the integers of an input stand for; ``scale`` is the place of its scale, which the zero point follows."""
     place = scale or index + 1
     return b.op("DequantizeLinear", b.input(index), _single(b, place), _single(b, place + 1))[0]
 
 
-def quantised(b: Body, y: str, scale: int) -> str:
+def quantised(b: FunctionBody, y: str, scale: int) -> str:
     """Integers for ``y``, of input 0's type."""
     zero = _single(b, scale + 1) or b.constant(0, b.dtype(0))
     return b.QuantizeLinear(y, _single(b, scale), zero)
 
 
 @function("QLinearAdd", _TWO)
-def q_linear_add(b: Body) -> str:
+def q_linear_add(b: FunctionBody) -> str:
     """``A + B``."""
     return quantised(b, b.Add(numbers(b, 0), numbers(b, 3)), 6)
 
 
 @function("QLinearMul", _TWO)
-def q_linear_mul(b: Body) -> str:
+def q_linear_mul(b: FunctionBody) -> str:
     """``A * B``."""
     return quantised(b, b.Mul(numbers(b, 0), numbers(b, 3)), 6)
 
 
 @function("QLinearSigmoid", _ONE)
-def q_linear_sigmoid(b: Body) -> str:
+def q_linear_sigmoid(b: FunctionBody) -> str:
     """Sigmoid."""
     return quantised(b, b.Sigmoid(numbers(b, 0)), 3)
 
 
 @function("QLinearLeakyRelu", _ONE, alpha=0.01)
-def q_linear_leaky_relu(b: Body) -> str:
+def q_linear_leaky_relu(b: FunctionBody) -> str:
     """LeakyRelu."""
     return quantised(b, b.LeakyRelu(numbers(b, 0), alpha=b.attr("alpha")), 3)
 
@@ -71,7 +71,7 @@ def q_linear_leaky_relu(b: Body) -> str:
 @function(
     "QLinearGlobalAveragePool", "X: Q, x_scale: F, x_zero_point: Q, y_scale: F, y_zero_point: Q -> Y: Q", channels_last=0
 )  # fmt: skip
-def q_linear_global_average_pool(b: Body) -> str:
+def q_linear_global_average_pool(b: FunctionBody) -> str:
     """The mean over all places of an image."""
     rank = len(b.shape(0))
     axes = range(1, rank - 1) if b.attr("channels_last") else range(2, rank)
@@ -79,7 +79,7 @@ def q_linear_global_average_pool(b: Body) -> str:
 
 
 @function("QLinearAveragePool", _ONE.replace("X_", "x_").replace("Y_", "y_"), channels_last=0, count_include_pad=0, **_POOL)
-def q_linear_average_pool(b: Body) -> str:
+def q_linear_average_pool(b: FunctionBody) -> str:
     """AveragePool."""
     rank, last = len(b.shape(0)), b.attr("channels_last")
     x = numbers(b, 0)
@@ -89,7 +89,7 @@ def q_linear_average_pool(b: Body) -> str:
 
 
 @function("QLinearConcat", "Y_scale: F, Y_zero_point: Q, inputs*: X -> Y: Q", axis=int)
-def q_linear_concat(b: Body) -> str:
+def q_linear_concat(b: FunctionBody) -> str:
     """Concat of tensors that each have a scale and a zero point behind them."""
     count = len(b.use.inputs) - 2
     if count < 3 or count % 3:
@@ -99,7 +99,7 @@ def q_linear_concat(b: Body) -> str:
 
 
 @function("QLinearSoftmax", "X: Q, X_scale: F, x_zero_point?: Q, y_scale: F, y_zero_point: Q -> Y: Q", axis=-1, opset=int)
-def q_linear_softmax(b: Body) -> str:
+def q_linear_softmax(b: FunctionBody) -> str:
     """Softmax, up to opset 12 over all axes from ``axis`` on."""
     shape, x = b.shape(0), numbers(b, 0)
     if not shape:
@@ -115,25 +115,25 @@ def q_linear_softmax(b: Body) -> str:
     "QLinearWhere",
     "condition: B, X: Q, x_scale: F, x_zero_point: Q, Y: Q, y_scale: F, y_zero_point: Q, z_scale: F, z_zero_point: Q -> Z: Q",
 )
-def q_linear_where(b: Body) -> str:
+def q_linear_where(b: FunctionBody) -> str:
     """Where."""
     return b.QuantizeLinear(b.Where(b.input(0), numbers(b, 1), numbers(b, 4)), _single(b, 7), _single(b, 8))
 
 
 @function("QuantizeLinear", "x: T, y_scale: T, y_zero_point?: P -> y: P", axis=1)
-def quantize_linear(b: Body) -> str:
+def quantize_linear(b: FunctionBody) -> str:
     """ONNX's, before ONNX had these types."""
     return b.op("QuantizeLinear", b.input(0), b.input(1), b.input(2), axis=b.attr("axis"))[0]
 
 
 @function("DequantizeLinear", "x: P, x_scale: T, x_zero_point?: P -> y: T", axis=1)
-def dequantize_linear(b: Body) -> str:
+def dequantize_linear(b: FunctionBody) -> str:
     """The same."""
     return b.op("DequantizeLinear", b.input(0), b.input(1), b.input(2), axis=b.attr("axis"))[0]
 
 
 @function("NhwcMaxPool", "x: Q -> y: Q", dilations=list[int], **_POOL)
-def nhwc_max_pool(b: Body) -> str:
+def nhwc_max_pool(b: FunctionBody) -> str:
     """MaxPool with channels last."""
     rank = len(b.shape(0))
     y = b.op("MaxPool", channels_first(b, b.input(0), rank), **given(b, (*_POOL, "dilations")))[0]
@@ -145,7 +145,7 @@ def nhwc_max_pool(b: Body) -> str:
     "x: Q, x_scale: F, x_zero_point: Q, w: Q2, w_scale: F, w_zero_point: Q2, y_scale: F, y_zero_point: Q3, B?: M -> y: Q3",
     channels_last=0, group=1, dilations=list[int], auto_pad="NOTSET", kernel_shape=list[int], strides=list[int], pads=list[int],
 )  # fmt: skip
-def q_linear_conv(b: Body) -> str:
+def q_linear_conv(b: FunctionBody) -> str:
     """ONNX's, perhaps with channels last."""
     rank, last = len(b.shape(0)), b.attr("channels_last")
     x = channels_first(b, b.input(0), rank) if last else b.input(0)
@@ -154,14 +154,14 @@ def q_linear_conv(b: Body) -> str:
     return channels_last(b, y, rank) if last else y
 
 
-def scaled(b: Body, total: str, *scales: str) -> str:
+def scaled(b: FunctionBody, total: str, *scales: str) -> str:
     """Sums of products of integers as numbers."""
     factor = scales[0] if len(scales) == 1 else b.Mul(*scales)
     return b.Mul(b.cast(total, "float32"), factor)
 
 
 @function("DynamicQuantizeMatMul", "A: F, B: Q, b_scale: F, b_zero_point?: Q, bias?: F -> Y: F")
-def dynamic_quantize_mat_mul(b: Body) -> str:
+def dynamic_quantize_mat_mul(b: FunctionBody) -> str:
     """``A``, quantised as it comes, times integers."""
     codes, scale, zero = b.op("DynamicQuantizeLinear", b.input(0), outputs=3)
     total = b.op("MatMulInteger", codes, b.input(1), zero, b.input(3))[0]
@@ -172,7 +172,7 @@ def dynamic_quantize_mat_mul(b: Body) -> str:
 @function(
     "MatMulIntegerToFloat", "A: Q, B: Q2, a_scale: T, b_scale: T, a_zero_point?: Q, b_zero_point?: Q2, bias?: T -> Y: T"
 )  # fmt: skip
-def mat_mul_integer_to_float(b: Body) -> str:
+def mat_mul_integer_to_float(b: FunctionBody) -> str:
     """A product of integers as numbers."""
     total = b.op("MatMulInteger", b.input(0), b.input(1), b.input(4), b.input(5))[0]
     y = scaled(b, total, b.cast(_single(b, 2), "float32"), b.cast(b.input(3), "float32"))
@@ -185,7 +185,7 @@ def mat_mul_integer_to_float(b: Body) -> str:
     "A: Q, a_scale: F, a_zero_point: Q, B: Q2, b_scale: F, b_zero_point: Q2, C?: M, y_scale?: F, y_zero_point?: Q3 -> Y: X",
     transA=0, transB=0, alpha=1.0,
 )  # fmt: skip
-def q_gemm(b: Body) -> str:
+def q_gemm(b: FunctionBody) -> str:
     """``alpha * A @ B + C`` of integers, whose sum has the scale of the product; numbers, or integers again."""
     x = b.Transpose(b.input(0), perm=[1, 0]) if b.attr("transA") else b.input(0)
     w = b.Transpose(b.input(3), perm=[1, 0]) if b.attr("transB") else b.input(3)
@@ -196,7 +196,7 @@ def q_gemm(b: Body) -> str:
     return b.op("QuantizeLinear", y, _single(b, 7), _single(b, 8))[0] if b.has(7) else y
 
 
-def _spread(b: Body, index: int) -> str:
+def _spread(b: FunctionBody, index: int) -> str:
     """One element as a scalar, or one for each column."""
     return _single(b, index) if int(np.prod(b.shape(index))) == 1 else b.input(index)
 
@@ -207,7 +207,7 @@ def _spread(b: Body, index: int) -> str:
     " weight_zero_point?: Q2, past?: T -> output: T, present?: T",
     num_heads=int, unidirectional=0, do_rotary=0, past_present_share_buffer=0, mask_filter_value=-10000.0, scale=0.0,
 )  # fmt: skip
-def q_attention(b: Body) -> list[str]:
+def q_attention(b: FunctionBody) -> list[str]:
     """Attention whose projections are a product of integers."""
     if b.attr("do_rotary") or b.attr("past_present_share_buffer") or b.dtype(2) != "float32":
         raise Declined("rotary embedding, shared buffers and other numbers than float32 are not supported")
@@ -227,7 +227,7 @@ def q_attention(b: Body) -> list[str]:
     " segment_zero?: Q, gamma_zero: Q, beta_zero: Q -> output: F, mask_index: M",
     epsilon=1e-12,
 )
-def q_embed_layer_normalization(b: Body) -> list[str]:
+def q_embed_layer_normalization(b: FunctionBody) -> list[str]:
     """Words, positions and segments of integers, added as numbers and normalised."""
     batch, length = b.shape(0, 2)
     rows = {2: b.Gather(b.input(2), b.input(0)), 3: b.slice(b.input(3), 0, 0, length)}
@@ -248,7 +248,7 @@ def q_embed_layer_normalization(b: Body) -> list[str]:
     activation_alpha=list[float], activation_beta=list[float], activations=list[str], clip=float | None, direction="forward",
     hidden_size=int | None, input_forget=0,
 )  # fmt: skip
-def dynamic_quantize_lstm(b: Body) -> list[str]:
+def dynamic_quantize_lstm(b: FunctionBody) -> list[str]:
     """ONNX's LSTM with the weights that integers stand for; inputs and state are not rounded to 8 bits before the products."""
     weights = [b.Transpose(_recurrent(b, i, 8 + 2 * n), perm=[0, 2, 1]) for n, i in enumerate((1, 2))]
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size", "input_forget")
@@ -256,7 +256,7 @@ def dynamic_quantize_lstm(b: Body) -> list[str]:
     return b.op("LSTM", *operands, outputs=3, **given(b, names))
 
 
-def _recurrent(b: Body, index: int, scale: int) -> str:
+def _recurrent(b: FunctionBody, index: int, scale: int) -> str:
     """``[directions, rows, columns]`` as numbers: one scale for each direction, or for each of its columns."""
     directions, _, columns = b.shape(index, 3)
     shape = b.shape(scale)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from rammer.frontend.contrib.attention import joined_heads, split_heads
-from rammer.frontend.contrib.function import Body, Declined, function
+from rammer.frontend.contrib.function import Declined, FunctionBody, function
 
 
-def rotated(b: Body, x: str, angles: tuple[str, str], widths: tuple[int, int], interleaved: bool) -> str:
+def rotated(b: FunctionBody, x: str, angles: tuple[str, str], widths: tuple[int, int], interleaved: bool) -> str:
     """``x [batch, heads, length, width]`` turned by cosines and sines that meet ``[batch, 1, length, rotary / 2]``; only the
     first ``rotary`` columns (``widths`` are both). Pairs are neighbours where ``interleaved``, else halves."""
     (width, rotary), (cos, sin) = widths, angles
@@ -28,11 +28,11 @@ def rotated(b: Body, x: str, angles: tuple[str, str], widths: tuple[int, int], i
     return b.Concat(turned, rest, axis=-1) if rest else turned
 
 
-def _turned(b: Body, x: str, y: str, cos: str, sin: str) -> tuple[str, str]:
+def _turned(b: FunctionBody, x: str, y: str, cos: str, sin: str) -> tuple[str, str]:
     return b.Sub(b.Mul(x, cos), b.Mul(y, sin)), b.Add(b.Mul(x, sin), b.Mul(y, cos))
 
 
-def angles(b: Body, caches: tuple[int, int], places: str) -> tuple[str, str]:
+def angles(b: FunctionBody, caches: tuple[int, int], places: str) -> tuple[str, str]:
     """Cosines and sines at ``places [batch or 1, length]``, with an axis for heads."""
     one, two = (b.Unsqueeze(b.Gather(b.input(i), places), b.constant([1])) for i in caches)
     return one, two
@@ -42,7 +42,7 @@ def angles(b: Body, caches: tuple[int, int], places: str) -> tuple[str, str]:
     "RotaryEmbedding", "input: T, position_ids: L, cos_cache: T, sin_cache: T -> output: T",
     interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
 )  # fmt: skip
-def rotary_embedding(b: Body) -> str:
+def rotary_embedding(b: FunctionBody) -> str:
     """Turns pairs of columns by angles that grow with the place; heads are an axis of their own or lie side by side."""
     if b.attr("is_packed_batching"):
         raise Declined("packed batches are not supported")

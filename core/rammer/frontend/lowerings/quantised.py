@@ -24,7 +24,7 @@ _EXTREMES: Final[tuple[Combiner, ...]] = ("min", "max")
 
 
 @dataclass(frozen=True)
-class Grain:
+class Granularity:
     """What of a tensor shares a scale: everything, an index along ``axis``, or (``block``) as many in a row."""
 
     axis: int
@@ -43,8 +43,8 @@ class Grain:
         return ctx.load(name, *([place if d == axis else a.name for d, a in enumerate(axes)] if self.block else [place]))
 
 
-def _grain(ctx: Lowering) -> Grain:
-    return Grain(int(ctx.attr("axis", 1)), int(ctx.attr("block_size", 0)))
+def _grain(ctx: Lowering) -> Granularity:
+    return Granularity(int(ctx.attr("axis", 1)), int(ctx.attr("block_size", 0)))
 
 
 def nonzero(ctx: Lowering, name: str) -> bool:

@@ -35,7 +35,7 @@ _BOOL_STEPS: Final = {"max": "or_", "min": "and_"}
 
 
 @dataclass(frozen=True)
-class _Reduction:
+class _Combining:
     """How updates combine (None: the last one stays), in which element type."""
 
     word: str
@@ -118,8 +118,8 @@ def _check_steps(ctx: Lowering, count: int) -> None:
         raise CannotLower(f"{ctx.node.op} would take {count} steps, each place through its updates; most are {MOST_STEPS}")
 
 
-def _reduction(ctx: Lowering) -> _Reduction:
-    return _Reduction(ctx.attr("reduction", "none"), ctx.out().dtype)
+def _reduction(ctx: Lowering) -> _Combining:
+    return _Combining(ctx.attr("reduction", "none"), ctx.out().dtype)
 
 
 # --- known indices ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _write(ctx: Lowering, which: Expr, depth: int) -> None:
     ctx.emit(axes, apply("where", apply("lt", which, ex.integer(0)), kept, _update(ctx, which, depth)), into=0)
 
 
-def _combine(ctx: Lowering, how: _Reduction, update: Expr, each: Axis) -> None:
+def _combine(ctx: Lowering, how: _Combining, update: Expr, each: Axis) -> None:
     """The data with the updates of every place, ``update`` for each point of axis ``each``."""
     axes = out_axes(ctx)
     if each.extent == 1:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rammer.frontend.contrib.function import Body, Declined
+from rammer.frontend.contrib.function import Declined, FunctionBody
 from rammer.frontend.lowerings.stored import DOMAIN
 from rammer.frontend.ml.forest import PADDED_FREE, PADDED_GROWTH, PADDED_LEVELS, Array, Forest, classic, modern, numbers
 from rammer.frontend.ml.scores import binary, chosen, labelled, transformed
@@ -15,7 +15,7 @@ from rammer.frontend.ml.table import standard
 _COMBINERS = {"SUM": "sum", "AVERAGE": "sum", "MIN": "min", "MAX": "max"}
 
 
-def rows_of(b: Body) -> str:
+def rows_of(b: FunctionBody) -> str:
     """``X [rows, features]`` as floats; one row where it has one axis."""
     shape = b.shape(0)
     if len(shape) not in (1, 2):
@@ -24,11 +24,11 @@ def rows_of(b: Body) -> str:
     return x if len(shape) == 2 else b.reshape(x, 1, shape[0])
 
 
-def _kind(b: Body) -> np.dtype[np.floating]:
+def _kind(b: FunctionBody) -> np.dtype[np.floating]:
     return np.dtype(np.float64 if b.dtype() == "float64" else np.float32)
 
 
-def aggregated(b: Body, forest: Forest, targets: int, how: str) -> str:
+def aggregated(b: FunctionBody, forest: Forest, targets: int, how: str) -> str:
     """The targets of every row."""
     if how not in _COMBINERS:
         raise Declined(f"the aggregate function {how!r} is not known")
@@ -51,7 +51,7 @@ def aggregated(b: Body, forest: Forest, targets: int, how: str) -> str:
     return total
 
 
-def _rows(b: Body) -> int:
+def _rows(b: FunctionBody) -> int:
     shape = b.shape(0)
     return shape[0] if len(shape) == 2 else 1
 
@@ -87,7 +87,7 @@ def _reached(forest: Forest, root: int) -> set[int]:
     return found
 
 
-def _walked(b: Body, forest: Forest, targets: int, how: str) -> tuple[str, Array, bool]:
+def _walked(b: FunctionBody, forest: Forest, targets: int, how: str) -> tuple[str, Array, bool]:
     """The leaves that rows reach, the table of weights that they index, and whether leaves are counted tree by tree."""
     kind, depth, trees = _kind(b), forest.depth(), len(forest.roots)
     table = _weights(forest, targets, how, kind)
@@ -136,7 +136,7 @@ def _weights(forest: Forest, targets: int, how: str, kind: np.dtype[np.floating]
     return (table if targets else table[:, 0]).astype(kind)
 
 
-def _based(b: Body, y: str, targets: int) -> str:
+def _based(b: FunctionBody, y: str, targets: int) -> str:
     """``y`` with base values."""
     base = numbers(b.use.attributes, "base_values")
     if not len(base):
@@ -147,7 +147,7 @@ def _based(b: Body, y: str, targets: int) -> str:
 
 
 @standard("TreeEnsembleRegressor")
-def regressor(b: Body) -> str:
+def regressor(b: FunctionBody) -> str:
     """Sums, means, least or greatest weights of leaves."""
     targets = int(b.attr("n_targets") or 1)
     y = aggregated(b, classic(b.use.attributes, "target", _kind(b)), targets, b.attr("aggregate_function") or "SUM")
@@ -155,7 +155,7 @@ def regressor(b: Body) -> str:
 
 
 @standard("TreeEnsemble")
-def ensemble(b: Body) -> str:
+def ensemble(b: FunctionBody) -> str:
     """The same, as ONNX has it since version 5."""
     if b.dtype() == "float16":
         raise Declined("X is float16")
@@ -169,7 +169,7 @@ def ensemble(b: Body) -> str:
 
 
 @standard("TreeEnsembleClassifier")
-def classifier(b: Body) -> list[str]:
+def classifier(b: FunctionBody) -> list[str]:
     """Scores of classes, and the label of the greatest one."""
     labels = list(b.attr("classlabels_int64s"))
     if not labels:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.frontend.contrib.function import Array, Body, Declined
+from rammer.frontend.contrib.function import Array, Declined, FunctionBody
 from rammer.frontend.ml.scores import binary, labelled, transformed
 from rammer.frontend.ml.table import standard
 
 
-def _rows(b: Body, floats: bool = True) -> tuple[str, int, int]:
+def _rows(b: FunctionBody, floats: bool = True) -> tuple[str, int, int]:
     """``X [rows, features]``, and both extents; one row where it has one axis."""
     shape = b.shape(0)
     if len(shape) not in (1, 2):
@@ -19,7 +19,7 @@ def _rows(b: Body, floats: bool = True) -> tuple[str, int, int]:
     return (x if len(shape) == 2 else b.reshape(x, rows, features)), rows, features
 
 
-def _linear(b: Body, targets: int) -> str:
+def _linear(b: FunctionBody, targets: int) -> str:
     """``X @ coefficients' + intercepts``."""
     x, _, features = _rows(b)
     coefficients, intercepts = np.array(b.attr("coefficients"), np.float32), np.array(b.attr("intercepts"), np.float32)
@@ -30,13 +30,13 @@ def _linear(b: Body, targets: int) -> str:
 
 
 @standard("LinearRegressor")
-def linear_regressor(b: Body) -> str:
+def linear_regressor(b: FunctionBody) -> str:
     """A product."""
     return transformed(b, _linear(b, int(b.attr("targets") or 1)), str(b.attr("post_transform") or "NONE"))
 
 
 @standard("LinearClassifier")
-def linear_classifier(b: Body) -> list[str]:
+def linear_classifier(b: FunctionBody) -> list[str]:
     """Scores of classes, and the label of the greatest one; of two classes one may have no row of its own."""
     labels = list(b.attr("classlabels_ints"))
     if not labels:
@@ -54,7 +54,7 @@ def linear_classifier(b: Body) -> list[str]:
 
 
 @standard("Scaler")
-def scaler(b: Body) -> str:
+def scaler(b: FunctionBody) -> str:
     """``(X - offset) * scale``."""
     x = b.input(0) if b.dtype() == "float32" else b.cast(b.input(0), "float32")
     features = b.shape(0)[-1] if b.shape(0) else 0
@@ -68,7 +68,7 @@ def scaler(b: Body) -> str:
 
 
 @standard("Normalizer")
-def normalizer(b: Body) -> str:
+def normalizer(b: FunctionBody) -> str:
     """Rows over their greatest element, their sum of magnitudes, or their length."""
     x, _, _ = _rows(b)
     how, axis = str(b.attr("norm") or "MAX"), b.constant([1])
@@ -84,14 +84,14 @@ def normalizer(b: Body) -> str:
 
 
 @standard("Binarizer")
-def binarizer(b: Body) -> str:
+def binarizer(b: FunctionBody) -> str:
     """1 above the threshold, else 0."""
     limit = b.number(float(b.use.attr("threshold", 0.0)))
     return b.cast(b.Greater(b.input(0), limit), b.dtype())
 
 
 @standard("Imputer")
-def imputer(b: Body) -> str:
+def imputer(b: FunctionBody) -> str:
     """Other values for those that are missing."""
     if b.dtype() == "int64":
         values, missing = b.attr("imputed_value_int64s"), b.use.attr("replaced_value_int64", 0)
@@ -108,7 +108,7 @@ def imputer(b: Body) -> str:
 
 
 @standard("ArrayFeatureExtractor")
-def array_feature_extractor(b: Body) -> str:
+def array_feature_extractor(b: FunctionBody) -> str:
     """Columns of the last axis, of numbers."""
     shape = b.shape(0)
     if not b.dtype() or not shape:
@@ -119,7 +119,7 @@ def array_feature_extractor(b: Body) -> str:
 
 
 @standard("FeatureVectorizer")
-def feature_vectorizer(b: Body) -> str:
+def feature_vectorizer(b: FunctionBody) -> str:
     """Features side by side, as floats."""
     parts = list[str]()
     sizes = list(b.attr("inputdimensions"))
@@ -136,7 +136,7 @@ def feature_vectorizer(b: Body) -> str:
 
 
 @standard("SVMRegressor")
-def svm_regressor(b: Body) -> str:
+def svm_regressor(b: FunctionBody) -> str:
     """A weighted sum of kernels of rows and support vectors, or a product."""
     x, _, features = _rows(b)
     count, rho = int(b.use.attr("n_supports", 0)), np.array(b.attr("rho") or [0.0], np.float32)
@@ -154,7 +154,7 @@ def svm_regressor(b: Body) -> str:
     return transformed(b, b.Add(scores, b.constant(rho)), str(b.attr("post_transform") or "NONE"))
 
 
-def _kernel(b: Body, x: str, vectors: Array) -> str:
+def _kernel(b: FunctionBody, x: str, vectors: Array) -> str:
     """``[rows, vectors]``, by the kernel that attributes name."""
     gamma, offset, degree = (b.constant(float(v), "float32") for v in (*b.attr("kernel_params"), 0.0, 0.0, 0.0)[:3])
     kind = str(b.attr("kernel_type") or "LINEAR")
@@ -173,6 +173,6 @@ def _kernel(b: Body, x: str, vectors: Array) -> str:
 
 
 @standard("SVMClassifier", hosted=False)
-def svm_classifier(b: Body) -> str:
+def svm_classifier(b: FunctionBody) -> str:
     """Nothing: neither a body nor what is there for the host gives ONNX Runtime's probabilities."""
     raise Declined("there is no trustworthy implementation")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rammer.frontend.contrib.function import Body, Declined
+from rammer.frontend.contrib.function import Declined, FunctionBody
 
 
-def transformed(b: Body, y: str, how: str) -> str:
+def transformed(b: FunctionBody, y: str, how: str) -> str:
     """``y [rows, targets]`` behind a post transform."""
     if how == "NONE":
         return y
@@ -28,11 +28,11 @@ def transformed(b: Body, y: str, how: str) -> str:
     raise Declined(f"the post transform {how!r} is not known")
 
 
-def _like(b: Body, value: float, y: str) -> str:
+def _like(b: FunctionBody, value: float, y: str) -> str:
     return b.CastLike(b.constant(value, "float32"), y)
 
 
-def _probit(b: Body, y: str) -> str:
+def _probit(b: FunctionBody, y: str) -> str:
     """The inverse of the normal distribution, by Winitzki's approximation of the inverse error function."""
     x = b.Sub(b.Mul(y, _like(b, 2.0, y)), _like(b, 1.0, y))
     log = b.Log(b.Mul(b.Sub(_like(b, 1.0, y), x), b.Add(_like(b, 1.0, y), x)))
@@ -41,18 +41,18 @@ def _probit(b: Body, y: str) -> str:
     return b.Mul(b.Mul(b.Sign(x), b.Sqrt(inner)), _like(b, math.sqrt(2), y))
 
 
-def labelled(b: Body, y: str, labels: Sequence[int]) -> str:
+def labelled(b: FunctionBody, y: str, labels: Sequence[int]) -> str:
     """The label of the greatest score of each row, the first of equal ones."""
     return b.Gather(b.constant(np.array(labels, np.int64)), b.ArgMax(y, axis=1, keepdims=0))
 
 
-def chosen(b: Body, score: str, limit: float, labels: Sequence[int]) -> str:
+def chosen(b: FunctionBody, score: str, limit: float, labels: Sequence[int]) -> str:
     """The second of two labels where ``score [rows, 1]`` is above ``limit``, else the first."""
     above = b.Squeeze(b.Greater(score, _like(b, limit, score)), b.constant([1]))
     return b.Where(above, b.constant(int(labels[1])), b.constant(int(labels[0])))
 
 
-def binary(b: Body, score: str, labels: Sequence[int], transform: str, positive: bool) -> list[str]:
+def binary(b: FunctionBody, score: str, labels: Sequence[int], transform: str, positive: bool) -> list[str]:
     """Labels and both scores, given that of the second class: a probability where no weight is below 0, else a distance."""
     label = chosen(b, score, 0.5 if positive else 0.0, labels)
     if transform == "PROBIT":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rammer.frontend.contrib.function import FUNCTIONS, Function, Writer
+from rammer.frontend.contrib.function import FUNCTIONS, OperatorFunction, Writer
 
 DOMAIN = "ai.onnx.ml"
 
@@ -14,7 +14,7 @@ def standard(op: str, hosted: bool = True) -> Callable[[Writer], Writer]:
     ``hosted``."""
 
     def register(write: Writer) -> Writer:
-        FUNCTIONS[DOMAIN, op] = Function(write, hosted)
+        FUNCTIONS[DOMAIN, op] = OperatorFunction(write, hosted)
         return write
 
     return register

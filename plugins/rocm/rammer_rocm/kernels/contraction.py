@@ -37,7 +37,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Quads:
+class FourBytes:
     """Four bytes along the reduction axis ``axis`` make one element of a product of bytes: ``axis`` then counts fours, of which
     the last one may have fewer (``extent`` bytes in all). ``a`` and ``b`` are the operands' loads byte by byte, ``types`` their
     types."""
@@ -66,7 +66,7 @@ class PanelProduct:
     columns: tuple[str, ...]
     before: Mapping[str, Compute]
     after: tuple[Compute, ...]
-    quads: Quads | None = None
+    quads: FourBytes | None = None
 
     @cached_property
     def tile(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import PanelProduct, Quads, access, check_form, product_of
+from rammer_rocm.kernels.contraction import FourBytes, PanelProduct, access, check_form, product_of
 from rammer_rocm.kernels.gather import Gather, Region
 from rammer_rocm.kernels.packing import pack_quads
 from rammer_rocm.kernels.panel import Panel, PanelOperand
@@ -70,7 +70,7 @@ def bytes_product(operator: ROperator, binding: Binding) -> PanelProduct:
     fours = ex.mul(best.name, 4)
     a, b = (_moved(load, best.name, fours) for load in (p.a, p.b))
     reduce = tuple(Axis(r.name, -(-r.extent // 4)) if r == best else r for r in p.main.reduce)
-    return replace(p, main=replace(p.main, reduce=reduce), a=a, b=b, quads=Quads(best.name, best.extent, p.a, p.b, types))
+    return replace(p, main=replace(p.main, reduce=reduce), a=a, b=b, quads=FourBytes(best.name, best.extent, p.a, p.b, types))
 
 
 def _moved(load: Load, axis: str, place: Expr) -> Load:
@@ -129,7 +129,7 @@ class Dots(Panel):
     family, element, sum = "dots", "int", "int"
 
     @property
-    def quads(self) -> Quads:
+    def quads(self) -> FourBytes:
         """How bytes are fours."""
         assert self.p.quads is not None
         return self.p.quads
@@ -263,7 +263,7 @@ class Dots(Panel):
 class Fours(Gather):
     """Gathers bytes of four neighbours along the sum into one ``int``, ``flipped`` or not; bytes beyond the sum's end are 0."""
 
-    quads: Quads
+    quads: FourBytes
     flipped: bool
     element: ClassVar[str] = "int"
     zero: ClassVar[str] = "0"

@@ -41,12 +41,17 @@ def test_outputs_that_are_inputs_or_constants(rng: np.random.Generator) -> None:
     exe.close()
 
 
+def near_one(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A matrix near the identity: its determinant is of the order of 1 and well conditioned."""
+    return (np.eye(size) + 0.05 * normal(rng, size, size)).astype(np.float32)
+
+
 def test_operators_on_the_host_read_the_callers_arrays(rng: np.random.Generator) -> None:
-    exe = executable("toy", SmallModel("first", "(float[3,3] x) => (float y, float d) { d = Det(x)\n y = Neg(d) }"))
-    x, d = normal(rng, 3, 3), np.zeros((), np.float32)
+    exe = executable("toy", SmallModel("first", "(float[65,65] x) => (float y, float d) { d = Det(x)\n y = Neg(d) }"))
+    x, d = near_one(rng, 65), np.zeros((), np.float32)
     bound = exe.bind({"x": x}, {"d": d})
     for _ in range(2):
-        x[...] = normal(rng, 3, 3)
+        x[...] = near_one(rng, 65)
         bound.run()
         assert np.isclose(d, np.linalg.det(x), rtol=1e-4) and bound.to_host()["y"] == -d
     assert "host" in bound.clock and bound.seconds() > 0
@@ -57,10 +62,10 @@ def test_operators_on_the_host_read_the_callers_arrays(rng: np.random.Generator)
 
 def test_hosted_values_are_fresh_in_every_run(rng: np.random.Generator) -> None:
     exe = executable("toy", HOSTED)
-    x, w = normal(rng, 4, 4), normal(rng, 4, 4)
+    x, w = normal(rng, 65, 65), normal(rng, 65, 65)
     bound = exe.bind({"x": x, "w": w})
     for _ in range(3):
-        x[...] = normal(rng, 4, 4)
+        x[...] = normal(rng, 65, 65)
         bound.run()
         want = exe.run({"x": x, "w": w})
         assert all(np.array_equal(bound.outputs[n], want[n]) for n in want)

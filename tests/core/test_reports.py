@@ -19,12 +19,10 @@ from rammer.runtime.specialised import Timing
 def test_operators_on_the_host_are_counted_by_type(capsys: pytest.CaptureFixture[str], rng: np.random.Generator) -> None:
     nodes = [helper.make_node("Sin", ["x"], ["s"])]
     nodes += [helper.make_node("Det", ["s"], [f"d{i}"]) for i in range(3)]
-    exe = rammer.compile(model(nodes, [tensor("x", [2, 2])], ["d0", "d1", "d2"]), "toy")
-    given = {"x": rng.standard_normal((2, 2)).astype(np.float32)}
+    exe = rammer.compile(model(nodes, [tensor("x", [65, 65])], ["d0", "d1", "d2"]), "toy")
+    given = {"x": rng.standard_normal((65, 65)).astype(np.float32)}
     outputs, special = exe.run(given), exe.prepare(given)
     lines = grouped(special.host_nodes)
-    if not lines:
-        pytest.skip("nothing of it runs on the host any more")
     assert len(lines) == 1 and lines[0].startswith("Det x 3: ")
     show(build_report(exe, special, outputs, [Timing(0.003, 0.001, 0.004)]))
     shown = capsys.readouterr().out

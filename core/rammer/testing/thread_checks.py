@@ -271,18 +271,22 @@ def _whole_runs(device: Subject, exe: Executable) -> None:
     """A run of several programs sees its inputs as one ``write`` left them, whatever others write meanwhile."""
     choices = [HOSTED.inputs(device.rng, {}) for _ in range(2)]
     want = [exe.run(inputs) for inputs in choices]
-    bound = exe.bind(choices[0])
+    bound, over = exe.bind(choices[0]), threading.Event()
 
-    def write() -> list[dict[str, Array]]:
-        for i in range(4 * RUNS):
-            bound.write(choices[i % 2])
+    def write() -> list[dict[str, Array]]:  # until a thread has run: a number of writes could be over before the first run
+        turn = 0
+        while not over.is_set():
+            bound.write(choices[turn := 1 - turn])
         return []
 
     def run() -> list[dict[str, Array]]:
         found = list[dict[str, Array]]()
-        for _ in range(RUNS):
-            bound.run()
-            found.append(bound.to_host())
+        try:
+            for _ in range(RUNS):
+                bound.run()
+                found.append(bound.to_host())
+        finally:
+            over.set()
         return found
 
     for have in (h for part in at_once(device, [write, write, run, run]) for h in part):

@@ -26,6 +26,7 @@ CASES = (
     SMALL.replace("float32", "bfloat16"),
     "conv n=1 c=64 m=64 h=14 w=14 k=3 s=1 d=1 p=1 q=-1 g=1 off=1 +bias +add @tf32 seed=5",
     "conv n=1 c=64 m=64 h=14 w=14 k=1 s=1 d=1 p=0 q=-1 g=1 off=1 +bias +add @float32 seed=5",
+    "imatmul b=1 m=128 depth=256 width=96 off=4 +codes +add @float32 seed=5",
 )
 
 

@@ -29,6 +29,7 @@ from rammer.testing.selftest import tiny_graph
 from rammer.testing.some import some
 
 from .test_attention import CASES as ATTENTIONS
+from .test_bytes import CASES as BYTES
 from .test_chain import CHAINS, mlp
 from .test_single import HALVES
 from rammer_cuda import backend as module
@@ -51,7 +52,14 @@ def target(name: str = "sm_90a") -> CudaBackend:
 
 def cases() -> Iterator[tuple[ROperator, Binding]]:
     """Operators of every family, those of float32 also where bfloat16 is allowed, and with it tf32."""
-    for operator, binding in (*PRODUCTS.values(), *OTHERS.values(), *HALVES.values(), *CHAINS.values(), *ATTENTIONS.values()):
+    for operator, binding in (
+        *PRODUCTS.values(),
+        *OTHERS.values(),
+        *HALVES.values(),
+        *CHAINS.values(),
+        *ATTENTIONS.values(),
+        *BYTES.values(),
+    ):
         yield operator, binding
         yield operator, replace(binding, precision="bfloat16")
 
@@ -90,9 +98,12 @@ def test_what_a_gpu_lacks_is_not_offered() -> None:
         "gemm_wgmma3",
         "gemm_wgmma1",
         "gemm_wgmma_f16",
+        "gemm_wgmma_i8",
     }
     missing = {f.name for f in old.usable} - {f.name for f in target("sm_75").usable}
-    assert missing == {"attention", "gemm", "gemm_tf32x3", "gemm_tf32", "gemm_f16", "gemm_bf16"}, "copies are asynchronous there"
+    assert missing == {"attention", "gemm", "gemm_tf32x3", "gemm_tf32", "gemm_f16", "gemm_bf16", "gemm_i8"}, (
+        "copies are asynchronous there"
+    )
     for operator, binding in some(CHAINS.values()):
         assert {o.family for o in old.offered(operator, binding)} <= {f.name for f in old.usable}
     assert old.families == new.families, "a file of another GPU is read, and refused when it is loaded"

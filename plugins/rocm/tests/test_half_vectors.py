@@ -76,9 +76,22 @@ def test_phases_of_a_transposed_convolution_are_products() -> None:
         assert best.family == "panel" and best.tile[1] > 8 and best.tile[-1] == 1
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "recurrent"])
+def sampled(kind: str, seed: int) -> Sampler:
+    return Sampler(Random(seed), 100_000, ("float16",), (kind,))
+
+
+def halved(kind: str) -> bool:
+    """Whether the kind has a form in float16: sums of bytes have none, and are drawn in float32 in its place."""
+    return {case.precision for _, case in zip(range(3), sampled(kind, 0).first(), strict=False)} == {"float16"}
+
+
+def test_only_sums_of_bytes_have_no_form_in_float16() -> None:
+    assert {k for k in KINDS if not halved(k)} == {"iconv", "imatmul"}
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "recurrent" and halved(k)])
 def test_float16_keeps_every_vector(kind: str, seed: int) -> None:
-    sampler = Sampler(Random(seed), 100_000, ("float16",), (kind,))
+    sampler = sampled(kind, seed)
     found, seen = narrower([case for _, case in zip(range(3), sampler.first(), strict=False)])
     assert seen
     assert not found, "\n".join(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import product
@@ -130,7 +130,7 @@ def _ranked(blocks: Numbers, cost: RingCost, roles: Roles, binding: Binding, gpu
     possible = (s.works > THREADS[0] // 2) & (s.works <= THREADS[1]) & (s.split_k <= np.maximum(1, walk.blocks // 2))
     if cost.tensor:
         possible &= _best_slices(s, configs, possible)
-    lots = _lots(roles, binding) if cost.item == 1 else (0, 0)
+    lots = _lots(roles, binding, depths, table["bk"]) if cost.item == 1 else (0, 0)
     work = Work(tasks, rows * width, roles.changed, _together(roles, binding), lots=lots)
     seconds = ring_seconds(cost, s, walk, work, gpu)
     ranked = np.where(possible, seconds, np.inf)
@@ -164,16 +164,17 @@ def _together(roles: Roles, binding: Binding) -> bool:
     return roles.b.tensor in binding.constants or (roles.b.fill is None and (columns % 8 == 0 or deep % 8 == 0))
 
 
-def _lots(roles: Roles, binding: Binding) -> tuple[int, int]:
-    """Bytes of rows and of columns that are probably copied at a time."""
+def _lots(roles: Roles, binding: Binding, depths: Mapping[int, Depth], blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
+    """Bytes of rows and of columns that are probably copied at a time, for each of ``blocks`` products: by their walk."""
     main = roles.main
-    found = list[int]()
+    found = list[Numbers]()
     for load in (roles.a, roles.b):
         try:
             operand = operand_of(with_quotients(load, {a.name: 1 for a in main.axes}), main, binding)
         except Unsuited:
             operand = None
-        found.append(1 if operand is None else _lot(operand, depth_of(main.reduce, 64)))
+        lots = {bk: 1 if operand is None else _lot(operand, depth) for bk, depth in depths.items()}
+        found.append(np.array([lots[bk] for bk in blocks]))
     return found[0], found[1]
 
 

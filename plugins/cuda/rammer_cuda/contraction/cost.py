@@ -77,7 +77,7 @@ class Work:
     changed: str = ""
     together: bool = True
     halo: int = 0
-    lots: tuple[int, int] = (16, 16)
+    lots: tuple[Numbers, Numbers] = (16, 16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,4 +173,12 @@ WINDOWS: Final[tuple[Decision, ...]] = (
         "'wrap - wrap-around padding as if the data tensor forms a torus', on which one may go round more than once. ONNX "
         "Runtime reads beyond the tensor: two runs of one model differ.",
     ),
+    Decision(
+        ("Col2Im",),
+        "dilations of three or more dimensions",
+        lambda use: len(use.attr("dilations") or ()) > 2 and any(d != 1 for d in use.attr("dilations")),
+        ("onnxruntime",),
+        "'dilations: 1-dimensional tensor with dilation value along each spatial axis of the image'. ONNX Runtime puts blocks "
+        "elsewhere than they were taken from (im2col of the same attributes).",
+    ),
 )

@@ -75,7 +75,7 @@ def _length_and_axis(ctx: Lowering, rank: int) -> tuple[int, int]:
 
 def _emit_product(ctx: Lowering, table: np.ndarray, dim: int, kept: int, working: str) -> None:
     """The signal by a table ``[shown, kept, (re, im)]``: one sum over samples, and parts where the signal is complex."""
-    x, axes, dtype = ctx.input(0), ctx.axes(ctx.node.outputs[0]), ctx.out().dtype
+    x, axes = ctx.input(0), ctx.axes(ctx.node.outputs[0])
     parts, last = ctx.shape(x)[-1], axes[-1]
     # rows[k, n, part of x, part of y]: (a + bi)(c + di) = (ac - bd) + (ad + bc)i
     re, im = table[..., 0], table[..., 1]
@@ -87,11 +87,7 @@ def _emit_product(ctx: Lowering, table: np.ndarray, dim: int, kept: int, working
     value = value if ctx.type(x).dtype == working else Cast(working, value)
     body = apply("mul", value, ctx.load(name, axes[dim].name, last.name, "n", "p" if parts == 2 else 0))
     reduce = (Axis("n", kept), *([Axis("p", parts)] if parts == 2 else []))
-    if working == dtype:
-        ctx.emit(axes, body, reduce, "sum", into=0)
-        return
-    total = ctx.emit(axes, body, reduce, "sum", dtype=working, into="total")
-    ctx.emit(axes, Cast(dtype, whole_load(ctx, total, axes)), into=0)
+    _emit_sum(ctx, axes, body, reduce, working)
 
 
 @lowering("STFT")
@@ -132,6 +128,12 @@ def stft(ctx: Lowering) -> None:
         value = whole_load(ctx, ctx.emit(framed, weighed, dtype=working, into="frames"), framed)
     body = apply("mul", value, ctx.load(waves, axes[2].name, axes[3].name, "n", part))
     reduce = (Axis("n", length), *([Axis("p", parts)] if parts == 2 else []))
+    _emit_sum(ctx, axes, body, reduce, working)
+
+
+def _emit_sum(ctx: Lowering, axes: tuple[Axis, ...], body: Expr, reduce: tuple[Axis, ...], working: str) -> None:
+    """The result: a sum in the ``working`` type, in the type of the output."""
+    dtype = ctx.out().dtype
     if working == dtype:
         ctx.emit(axes, body, reduce, "sum", into=0)
         return

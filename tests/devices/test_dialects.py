@@ -17,6 +17,7 @@ from rammer.testing.host_c import Array, HostCase, case, close, reference
 from rammer_cuda.dialect import CUDA
 from rammer_ipu_sim.dialect import IPU
 from rammer_rocm.dialect import OPENCL
+from rammer_rocm.kernels.generic import GPU_DIALECT
 
 
 def cases(rng: np.random.Generator) -> dict[str, HostCase]:
@@ -95,7 +96,7 @@ def test_opencl_computes_the_reference(device: Any, threads: int, rng: np.random
     import pyopencl as cl
 
     context, queue = device
-    target = one_thread(OPENCL) if threads == 1 else OPENCL
+    target = one_thread(OPENCL) if threads == 1 else GPU_DIALECT
     items = cases(rng)
     functions = {n: emit(i.operator, i.binding, target) for n, i in items.items()}
     text = ""

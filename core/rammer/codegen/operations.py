@@ -144,7 +144,7 @@ def apply(target: CTarget, fn: str, args: Sequence[Val]) -> Val:
 def _float(target: CTarget, fn: str, kind: str, texts: list[str], args: Sequence[Val]) -> str:
     if fn in INFIX:
         return f"({texts[0]} {INFIX[fn]} {texts[1]})"
-    if fn == "div":
+    if fn == "div" and (kind != "float32" or fn not in target.functions):
         return f"({texts[0]} / {texts[1]})"
     if fn == "neg":
         return f"(-{texts[0]})"

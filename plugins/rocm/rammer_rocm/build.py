@@ -11,6 +11,9 @@ from rammer.errors import DeviceFailure
 
 from rammer_rocm.units import opencl
 
+#: What makes a unit that can divide right do so, and tells the text (``dialect.ROUNDED``).
+ROUNDED: Final = ("-cl-fp32-correctly-rounded-divide-sqrt", "-DRM_ROUNDED")
+
 #: Lines of a build log that are worth showing.
 LOG_LINES = 12
 #: Built programs kept in memory.
@@ -59,9 +62,11 @@ def _errors(log: str) -> str:
 
 
 def standard(device: Any) -> tuple[str, ...]:
-    """Build options: the newest language version of ours that the device accepts."""
+    """Build options: the newest language version of ours that the device accepts, and right division where it can."""
     known = version(device)
-    return ("-cl-std=CL3.0",) if known >= (3, 0) else ("-cl-std=CL2.0",) if known >= (2, 0) else ()
+    language = ("-cl-std=CL3.0",) if known >= (3, 0) else ("-cl-std=CL2.0",) if known >= (2, 0) else ()
+    able = device.single_fp_config & opencl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+    return language + (ROUNDED if able else ())
 
 
 def version(device: Any) -> tuple[int, int]:

@@ -62,6 +62,25 @@ _SPELLED: Final = {"round": "rint", "abs": "fabs"}
 #: The bits of numbers.
 _BITS: Final = {f"as_{t}": f"as_{_TYPES[t]}({{v}})" for t in ("uint32", "float32", "uint64", "float64")}
 
+#: A quotient of float32 as IEEE 754 has it, as codes of numbers at a tie need it: OpenCL's may be 2.5 units off unless a program
+#: is built to divide right (RM_ROUNDED). A step along the residual leaves less than one unit, and the residuals, which are exact,
+#: say which of two neighbours is nearer. Beyond 1e-20 and 1e20 the quotient is what the unit says.
+ROUNDED: Final = """
+inline static float rm_rounded(float a, float b, float q) {
+  if (!(fabs(q) > 1e-20f && fabs(q) < 1e20f && fabs(a) < 1e37f)) return q;
+  if (fabs(a) < 1e-10f) { a *= 0x1p64f; b *= 0x1p64f; }
+  q += fma(-q, b, a) / b;
+  const float left = fma(-q, b, a);
+  const float next = nextafter(q, (left < 0.0f) == (b < 0.0f) ? INFINITY : -INFINITY);
+  return fabs(fma(-next, b, a)) < fabs(left) ? next : q;
+}
+#ifdef RM_ROUNDED
+#define rm_quotient(a, b) ((a) / (b))
+#else
+inline static float rm_quotient(float a, float b) { return rm_rounded(a, b, a / b); }
+#endif
+"""
+
 #: OpenCL C 1.2 or later; a work-group is one vEU. float64 needs ``cl_khr_fp64``.
 OPENCL = CTarget(
     name="opencl",

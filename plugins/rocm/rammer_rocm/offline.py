@@ -22,6 +22,7 @@ from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.operator import Resources, RKernel
 from rammer.ir.program import RProgram
 
+from rammer_rocm.build import ROUNDED
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import GPU_DIALECT
 from rammer_rocm.source import WalkShape, program_text
@@ -146,6 +147,7 @@ class Toolchain:
                     "-x",
                     "cl",
                     "-cl-std=CL2.0",
+                    *ROUNDED,
                     "-O3",
                     "-target",
                     "amdgcn-amd-amdhsa",

@@ -16,7 +16,7 @@ from rammer.ir.operator import ROperator
 from rammer.tile.search import ranked_tiles
 from rammer.tile.traffic import task_cost
 
-from rammer_rocm.dialect import OPENCL
+from rammer_rocm.dialect import OPENCL, ROUNDED
 from rammer_rocm.kernels.task import Family, TaskFunction
 
 #: Tiles offered to the tuner, behind those of other families.
@@ -26,7 +26,8 @@ GENERIC_TILES = 4
 #: task into the table walk would lengthen the build, and a call costs nanoseconds. On a GPU it would cost registers: the
 #: calling convention reserves them.
 CPU_DIALECT = replace(one_thread(OPENCL), local="__global", function="__attribute__((noinline))")
-GPU_DIALECT = OPENCL
+#: CPUs divide right by their own instruction, GPUs where they are told to (``build.standard``).
+GPU_DIALECT = replace(OPENCL, functions={**OPENCL.functions, "div": "rm_quotient"}, preamble=OPENCL.preamble + ROUNDED)
 
 
 def generic(operator: ROperator, binding: Binding, dialect: CTarget) -> TaskFunction:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx.backend.test.loader import load_model_tests
 
 from rammer.codegen.dialects import C99
 from rammer.codegen.target import CTarget
@@ -20,6 +18,7 @@ from rammer.frontend.reader import read_model
 from rammer.ir.device import MemoryLayer, VDevice
 from rammer.ir.evaluate import run_graph
 from rammer.testing.host_c import THREADED, HostCase, check_all
+from rammer.testing.suite.nodes import node_tests
 from rammer.tile.connect import connect
 
 LAYERS = (
@@ -73,14 +72,6 @@ def chosen(nodes: Sequence[Any], family: str, count: int = 2) -> list[Any]:
     return tests[:: max(1, len(tests) // count)][:count]
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Sequence[Any]:
-    with warnings.catch_warnings():
-        # Making ONNX's test data divides by zero on purpose.
-        warnings.simplefilter("ignore")
-        return load_model_tests(kind="node")
-
-
 def cases(test: Any, rng: np.random.Generator) -> Iterator[HostCase]:
     """Every operator of a node test with a random tile, reading the values that the reference computed."""
     ports = [i.name for i in test.model.graph.input]
@@ -103,7 +94,7 @@ def cases(test: Any, rng: np.random.Generator) -> Iterator[HostCase]:
 
 
 @pytest.mark.parametrize("target", [C99, replace(C99, name="c99_scalar", vectors=()), THREADED], ids=lambda t: t.name)
-def test_operators_of_onnx_node_tests(nodes: Sequence[Any], target: CTarget, rng: np.random.Generator) -> None:
-    items = [c for family in FAMILIES for t in chosen(nodes, family) for c in cases(t, rng)]
+def test_operators_of_onnx_node_tests(target: CTarget, rng: np.random.Generator) -> None:
+    items = [c for family in FAMILIES for t in chosen(node_tests(), family) for c in cases(t, rng)]
     assert len(items) > 40
     check_all(items, target)

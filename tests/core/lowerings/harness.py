@@ -6,11 +6,8 @@ and once more with fresh random floats against ONNX Runtime.
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -27,6 +24,7 @@ from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.evaluate import run_graph
 from rammer.ir.formats import carried, readable, restored
 from rammer.testing.some import some
+from rammer.testing.suite.nodes import node_tests
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -137,19 +135,9 @@ def node_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-@functools.cache
-def _all_cases() -> tuple[Any, ...]:
-    from onnx.backend.test.loader import load_model_tests
-
-    # The sources of the tests, which documentation is made of, take a fifth of the time to read.
-    with warnings.catch_warnings(), patch("onnx.backend.test.case.base.process_snippet", return_value=("", "")):
-        warnings.simplefilter("ignore")
-        return tuple(load_model_tests(kind="node"))
-
-
 def node_cases(*ops: str) -> list[Any]:
     """The node tests of onnx whose model consists of one of ``ops``, as pytest parameters."""
-    return [pytest.param(c, id=c.name) for c in _all_cases() if _only_operator(c.model) in ops]
+    return [pytest.param(c, id=c.name) for c in node_tests() if _only_operator(c.model) in ops]
 
 
 def _only_operator(model: ModelProto) -> str:

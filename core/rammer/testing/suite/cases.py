@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from rammer.frontend.checks import all_graphs
 from rammer.frontend.nodes import is_random
+from rammer.testing.suite.nodes import node_tests
 
 #: A test's value: an array, a list of values (a sequence), or None (an optional that holds nothing).
 Value: TypeAlias = Any
@@ -77,9 +77,7 @@ def load(name: str) -> SuiteCase:
 
 @cache
 def _tests() -> dict[str, TestCase]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # onnx makes infinities and the like on purpose
-        return {t.name: t for kind in KINDS for t in load_model_tests(kind=kind)}
+    return {t.name: t for kind in KINDS for t in (node_tests() if kind == "node" else load_model_tests(kind=kind))}
 
 
 def _stored(folder: Path, what: str, types: Sequence[onnx.TypeProto]) -> Iterator[Value]:

@@ -13,8 +13,11 @@ from stored_weights import KINDS, stored
 from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower
 from rammer.frontend.reader import read_model
-from rammer.ir.evaluate import run_graph
+from rammer.ir.compute import Compute
+from rammer.ir.evaluate import evaluate, run_graph
 from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.passes.stored import packed
+from rammer.tile.split import rfactor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,3 +55,49 @@ def test_what_cannot_stay_codes_is_folded() -> None:
     assert [n.op for n in made.nodes] == ["MatMul"]
     (weights,) = made.constants.values()
     np.testing.assert_array_equal(weights, codes * scale[:, None])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_product_with_codes_is_a_contraction_whatever_device(kind: str, seed: int) -> None:
+    random = Random(f"{seed} {kind}")
+    model, numbers, _ = stored(random, kind)
+    (product,) = lower(Pipeline(default_passes())(bind(read_model(model), {}))).computes
+    assert product.kind == "contraction"
+    again = Compute.parse(str(product))
+    assert again.decoded == product.decoded is not None
+    assert product.decoded is not None and product.decoded.bits <= 8 and product.decoded.block <= numbers.shape[0]
+    (deep,) = [c for c in rfactor(product, "k", 2) if len(c.loads) > 1]
+    assert deep.decoded is None and deep.kind != "contraction"  # another form; nobody takes it for one
+
+
+def test_weights_of_float16_products_stay_codes(seed: int) -> None:
+    """The sum is one of float32, rounded once."""
+    rng = np.random.default_rng(seed)
+    codes, scale = rng.integers(0, 16, (96, 64)), rng.uniform(0.01, 0.1, (96, 2)).astype(np.float16)
+    x, weights = rng.standard_normal((3, 64)).astype(np.float16), (codes - 8.0) * np.repeat(scale, 32, 1)
+    nodes = [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=64, N=96, bits=4, block_size=32)]
+    kinds = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT16, [3, d]) for n, d in (("x", 64), ("y", 96))}
+    given = {"w": packed(codes.astype(np.uint8), 4).reshape(96, 2, 16), "s": scale}
+    weighty = [numpy_helper.from_array(v, n) for n, v in given.items()]
+    graph = helper.make_graph(nodes, "half", [kinds["x"]], [kinds["y"]], weighty)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    made = Pipeline(default_passes())(bind(read_model(model), {}))
+    assert [n.op for n in made.nodes] == ["StoredMatMul"]
+    have = run_graph(lower(made), {"x": x}, precise=False)["y"]
+    want = (x.astype(np.float64) @ weights.T).astype(np.float16)
+    assert have.dtype == np.float16
+    np.testing.assert_allclose(have.astype(np.float64), want, rtol=2e-3, atol=2e-3)
+
+
+def test_sums_of_products_that_are_made_first_are_those_made_point_by_point(seed: int) -> None:
+    """The evaluator multiplies by the decoded weights; watched, it goes through every point."""
+    for number in range(4):
+        model, _, _ = stored(Random(f"{seed} made {number}"), "int4")
+        computes = lower(Pipeline(default_passes())(bind(read_model(model), {})))
+        x = np.random.default_rng(seed).standard_normal(computes.types["x"].shape).astype(np.float32)
+        tensors = {**computes.constants, "x": x}
+        (product,) = computes.computes
+        for precise in (True, False):
+            points = evaluate(product, tensors, precise, watch=lambda *step: step[-1])
+            np.testing.assert_allclose(evaluate(product, tensors, precise), points, rtol=1e-4, atol=1e-4 * np.abs(points).max())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from rammer.ir import expr as ex
+from rammer.ir.decoded import Decoded, decoded_of
 from rammer.ir.expr import Cast, Const, Expr, Interval, Load, Op, Ref
 from rammer.ir.names import SHOWN, checked, quoted, unquoted
 from rammer.ir.parse import TENSOR, Form, Pattern, form_of, pattern_of
@@ -122,6 +123,13 @@ class Compute:
         return _operands(self)
 
     @cached_property
+    def decoded(self) -> Decoded | None:
+        """What a product with weights that are stored as codes reads; None for any other Compute."""
+        if self.combiner != "sum" or len(self.reduce) != 1 or not isinstance(self.body, Op) or self.body.fn != "mul":
+            return None
+        return decoded_of(self.body, self.reduce[0].name, self.reduce[0].extent)
+
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Distinct tensors read, in order of first use."""
         return tuple(dict.fromkeys(load.tensor for load in self.loads))
@@ -143,10 +151,10 @@ class Compute:
 
     @cached_property
     def kind(self) -> Kind:
-        """Contraction (product of two loads, summed), window, reduction or map."""
+        """Contraction (product of two loads, or of one and what codes stand for, summed), window, reduction or map."""
         if self.combiner is None:
             return "map"
-        if contraction_operands(self) is not None:
+        if contraction_operands(self) is not None or self.decoded is not None:
             return "contraction"
         return "window" if any(_slides(i, self) for ld in self.loads for i in ld.indices) else "reduction"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -125,6 +126,8 @@ def evaluate(compute: Compute, tensors: Mapping[str, Array], precise: bool = Fal
         start = identity(compute.combiner, compute.dtype).value if compute.combiner else 0
         return np.full(compute.shape, start, dtype=out_dtype)
     fast = _contract(compute, tensors, out_dtype)
+    if fast is None and watch is None:
+        fast = _factored(compute, tensors, out_dtype, precise)
     if fast is None:
         fast = _rearranged(compute, tensors, out_dtype, precise, watch)
     if fast is not None:
@@ -362,6 +365,25 @@ def _contract(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[An
         return None
     total = np.asarray(np.einsum(*terms, list(range(len(compute.axes))), optimize=True))
     return total.astype(np.int64).astype(dtype) if dtype == np.int32 else total.astype(dtype, copy=False)
+
+
+def _factored(compute: Compute, tensors: Mapping[str, Array], dtype: np.dtype[Any], precise: bool) -> Array | None:
+    """``sum[k] a * f(b, ..)`` of floats as a product of two tensors, the second made first, where neither factor has all axes."""
+    body, axes = compute.body, (*compute.axes, *compute.reduce)
+    if compute.combiner != "sum" or not isinstance(body, Op) or body.fn != "mul" or not np.issubdtype(dtype, np.floating):
+        return None
+    a, b = body.args
+    used = ex.axes_of(b)
+    own = tuple(x for x in axes if x.name in used)
+    if not isinstance(a, Load) or isinstance(b, Load) or len(own) in (0, len(axes)) or len(ex.axes_of(a)) == len(axes):
+        return None
+    kind, summed = "float64" if precise else "float32", {r.name for r in compute.reduce}
+    if np.asarray(tensors[a.tensor]).dtype.kind != "f" or not summed <= used & ex.axes_of(a) or (dtype == np.float64) != precise:
+        return None
+    made = Load(".factor", tuple(Ref(x.name) for x in own))
+    values = evaluate(Compute("factor", kind, own, b), tensors, precise)
+    product = replace(compute, body=Op("mul", (a, made)), used=None)
+    return _contract(product, {**tensors, made.tensor: values}, dtype)
 
 
 def _exact(compute: Compute, operands: list[Array]) -> bool:

@@ -20,6 +20,8 @@ from rammer.passes.rewrite import producers, rebuilt
 
 #: Fewer weights are worth no decoding: a product of floats has better kernels.
 LEAST: Final = 1 << 12
+#: What they are multiplied by. Of float16 a number is not rounded between its code and the product, which is more exact.
+FLOATS: Final = ("float32", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class _Stored:
         if node.domain or node.op not in ("MatMul", "Gemm"):
             return [node]
         turned = gemm and bool(node.attributes.get("transB", 0))
-        fits = self.types[node.inputs[0]].dtype == "float32" and node.inputs[0] not in self.graph.constants
+        fits = self.types[node.inputs[0]].dtype == self.types[node.inputs[1]].dtype and node.inputs[0] not in self.graph.constants
         fits = fits and not (gemm and (node.attributes.get("transA", 0) or not _plain(node)))
         weights = self._weights(node.inputs[1], turned) if fits else None
         if weights is None:
@@ -98,13 +100,13 @@ class _Stored:
     def _weights(self, name: str, turned: bool) -> _Weights | None:
         """What a DequantizeLinear decodes, where its scales follow the sum or the columns."""
         node = self.made.get(name)
-        if node is None or node.domain or node.op != "DequantizeLinear" or self.types[name].dtype != "float32":
+        if node is None or node.domain or node.op != "DequantizeLinear" or self.types[name].dtype not in FLOATS:
             return None
         codes, scale = (self.graph.constants.get(n) for n in node.inputs[:2])
         zero = self.graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else np.zeros((), np.int8)
         if codes is None or scale is None or zero is None or codes.ndim != 2 or codes.size < LEAST:
             return None
-        if codes.dtype not in (np.int8, np.uint8) or scale.dtype != np.float32:
+        if codes.dtype not in (np.int8, np.uint8) or str(scale.dtype) not in FLOATS:
             return None
         axis, block = int(node.attributes.get("axis", 1)) % 2, int(node.attributes.get("block_size", 0))
         inner = 1 if turned else 0

@@ -36,6 +36,8 @@ SMALL: Mapping[str, tuple[int, ...]] = {
     "n": (1, 1, 2, 3, 8),
     "b": (1, 1, 2, 3, 8),
     "k": (1, 1, 2, 3, 3, 4, 5, 7),
+    "bits": (2, 4, 4, 8),
+    "block": (16, 20, 32, 33, 64, 128),
     "l": (0, 0, 1, 2, 3, 5, 7),
     "s": (1, 1, 1, 2, 3),
     "d": (1, 1, 1, 2),
@@ -155,8 +157,8 @@ class Sampler:
     def _case(self, kind: str, tags: tuple[str, ...], precision: str, views: str, even: bool) -> NetCase:
         r = self.random
         layout = r.choice(self.layouts) if kind in ("conv", "depthwise", "pool", "iconv") else "keep"
-        if kind in ("iconv", "imatmul") and precision == "float16":
-            precision = "float32"  # sums of products of bytes are no numbers of float16, whoever stores them in it
+        if kind in ("iconv", "imatmul", "stored") and precision == "float16":
+            precision = "float32"  # sums of products of bytes are no numbers of float16, whoever stores them in it; codes stay
         tries = 0
         while True:
             sizes = {name: self._size(name, even and tries < PATIENCE) for name in SIZES[kind]}

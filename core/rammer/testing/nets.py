@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from rammer.ir.formats import numpy_type
+from rammer.passes.stored import LEAST
 from rammer.testing.net import Net
 
 Sizes = Mapping[str, int]
@@ -108,6 +110,28 @@ def _integer_conv(net: Net, s: Sizes) -> onnx.ModelProto:
     attributes = {"strides": [s["s"]] * 2, "dilations": [s["d"]] * 2, "group": s["g"], "pads": pads}
     total = net.node("ConvInteger", x, w, *zero, **attributes)
     return _requantised(net, total, (s["n"], m, _out(s["h"], s), _out(s["w"], s)), s["off"])
+
+
+def _stored(net: Net, s: Sizes) -> onnx.ModelProto:
+    """A product with weights that stay codes: in blocks, or (``column``) a scale for each column; of float16 where ``half``."""
+    b, m, k, n = (s[x] for x in ("b", "m", "depth", "width"))
+    signed, half, turned = (tag in net.tags for tag in ("signed", "half", "turnb"))
+    ends = (-(1 << s["bits"] - 1), (1 << s["bits"] - 1) - 1) if signed else (0, (1 << s["bits"]) - 1)
+    kind = np.dtype(numpy_type(f"{'' if signed else 'u'}int{8 if s['bits'] == 8 else 4}"))
+    codes = net.rng.integers(*ends, (n, k), endpoint=True)
+    grain = (n,) if "column" in net.tags else (n, -(-k // s["block"]))
+    scale = net.rng.uniform(0.01, 0.1, grain).astype(np.float16 if half else np.float32)
+    zero = [net.rng.integers(*ends, grain, endpoint=True).astype(kind)] if "moved" in net.tags else []
+    given = [v if turned or v.ndim == 1 else v.T for v in (codes.astype(kind), scale, *zero)]
+    inner = 1 if turned else 0
+    blocks = {"axis": 1 - inner} if "column" in net.tags else {"axis": inner, "block_size": s["block"]}
+    w = net.node("DequantizeLinear", *(net.constant(np.ascontiguousarray(v)) for v in given), **blocks)
+    w = net.node("Transpose", w, perm=[1, 0]) if turned else w
+    x = net.source((*((b,) if b > 1 else ()), m, k), s["off"], 1 + (b > 1))
+    y = net.node("MatMul", net.node("Cast", x, to=TensorProto.FLOAT16) if half else x, w)
+    y = net.node("Cast", y, to=TensorProto.FLOAT) if half else y
+    y = net.node("Add", y, net.some(n)) if "bias" in net.tags else y
+    return net.finish(y, (*((b,) if b > 1 else ()), m, n), s["off"], 1 + (b > 1))
 
 
 def _codes(net: Net, kind: str, *shape: int) -> str:
@@ -236,6 +260,7 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     "matmul": ("b", "m", "depth", "width", "off"),
     "iconv": ("n", "c", "m", "h", "w", "k", "s", "d", "p", "q", "g", "off"),
     "imatmul": ("b", "m", "depth", "width", "off"),
+    "stored": ("b", "m", "depth", "width", "bits", "block", "off"),
     "gemv": ("t", "depth", "width", "off"),
     "attention": ("n", "heads", "m", "keys", "depth", "width", "off"),
     "rows": ("b", "m", "depth", "t", "off"),
@@ -296,6 +321,12 @@ KINDS: Mapping[str, NetKind] = {
         _integer_conv, (*AFTER, *CODED), _fits, lambda s: max(_area(s) * s["c"] * s["m"] * s["g"], 50 * s["n"] * s["c"] * s["g"])
     ),
     "imatmul": NetKind(_integer_matmul, (*AFTER, *CODED), _always, _volume("b", "m", "depth", "width")),
+    "stored": NetKind(
+        _stored,
+        (*AFTER, *IMAGE, "bias", "signed", "moved", "column", "turnb", "half"),
+        lambda s: s["depth"] * s["width"] >= LEAST,
+        _volume("b", "m", "depth", "width"),
+    ),
     "gemv": NetKind(_gemv, (*AFTER, "slice", "bias", "free", "turnb", "reader"), _always, _volume("t", "depth", "width")),
     "attention": NetKind(
         _attention,

@@ -221,7 +221,8 @@ class _Connector:
         aligned = all(ld.fill is None and all(isinstance(i, Ref | ex.Const) for i in ld.indices) for ld in inner)
         if not aligned or not inner:
             return None
-        rows = all(self._many_rows(g) for g in (c, *group) if g.kind == "contraction")
+        # No family keeps a row of results on chip behind weights that are codes.
+        rows = all(self._many_rows(g) and g.decoded is None for g in (c, *group) if g.kind == "contraction")
         if c.kind == "contraction" and _layers(group) and rows:
             return "veu" if sum(g.kind == "contraction" for g in group) < MOST_CONTRACTIONS else None
         reduced = any(g.kind == "reduction" for g in (*group[_last_product(group) + 1 :], c))

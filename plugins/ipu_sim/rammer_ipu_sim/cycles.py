@@ -142,7 +142,7 @@ def _delivered(boxes: list[Spans], rank: int) -> Numbers:
 def _arithmetic(c: Compute, points: Numbers, chip: Chip) -> Counts:
     """Cycles of ``points`` outputs of ``c``: fewer outputs than threads leave issue slots empty."""
     each = max(1, ex.flops(c.body) + (1 if c.reduce else 0)) * math.prod(r.extent for r in c.reduce)
-    rate = chip.matrix_flops if c.kind == "contraction" else chip.vector_flops
+    rate = chip.matrix_flops if c.kind == "contraction" and c.decoded is None else chip.vector_flops
     busy = np.maximum(np.minimum(points, chip.threads), 1) / chip.threads
     return np.asarray(points * each / rate / busy, dtype=np.float64)
 

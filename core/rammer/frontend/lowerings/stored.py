@@ -7,8 +7,9 @@ from rammer.frontend.lowering import Lowering, lowering
 from rammer.frontend.operands import out_axes, whole_load
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis
-from rammer.ir.expr import Cast, Expr, Op
-from rammer.ir.formats import FORMATS, IntegerFormat
+from rammer.ir.decoded import Decoded
+from rammer.ir.expr import Cast, Load
+from rammer.ir.formats import FORMATS
 
 #: The domain of these operators, which no model can name.
 DOMAIN = "rammer"
@@ -40,18 +41,20 @@ def stored_matmul(ctx: Lowering) -> None:
     bits, block, shape = int(ctx.attr("bits")), int(ctx.attr("block")), ctx.out().shape
     axes, inner = tuple(Axis(f"i{d}", n) for d, n in enumerate(shape)), Axis("k", ctx.shape(x)[-1])
     rows, column = [a.name for a in axes[:-1]], axes[-1].name
-    each = 8 // bits
-    load: Expr = ctx.load(codes, column, ex.floordiv("k", each))
-    if each > 1:
-        place = Cast("int32", ex.mul(ex.mod("k", each), bits))
-        load = decode(Op("shr", (Cast("int32", load), place)), IntegerFormat("codes", "", bits, bool(ctx.attr("signed"))))
 
-    def grain(name: str) -> Expr:
+    def grain(name: str) -> Load:
         columns, blocks = ctx.shape(name)
         return ctx.load(name, column if columns > 1 else 0, ex.floordiv("k", block) if blocks > 1 else 0)
 
-    number: Expr = Cast("int32", load) if each == 1 else load
-    if ctx.has(3):
-        number = Op("sub", (number, Cast("int32", grain(ctx.input(3)))))
-    weight = Op("mul", (Cast("float32", number), grain(scale)))
-    ctx.emit(axes, Op("mul", (ctx.load(x, *rows, "k"), weight)), (inner,), "sum", into=0)
+    product = Decoded(
+        ctx.load(x, *rows, "k"),
+        ctx.load(codes, column, ex.floordiv("k", 8 // bits)),
+        grain(scale),
+        grain(ctx.input(3)) if ctx.has(3) else None,
+        bits,
+        bool(ctx.attr("signed")) and bits < 8,
+        column,
+        "k",
+        block,
+    )
+    ctx.emit(axes, product.body, (inner,), "sum", into=0)

@@ -139,7 +139,8 @@ def attention_of(operator: ROperator, binding: Binding) -> Attention:
 def _split(context: Compute, rows: str) -> tuple[Load, Load]:
     """The operand that is the rows, and the other one."""
     operands = contraction_operands(context)
-    assert operands is not None, "a contraction has two operands"
+    if operands is None:
+        raise Unsuited(f"{context.name} multiplies by what codes stand for")
     own = [ld.tensor == rows for ld in operands]
     if sum(own) != 1:
         raise Unsuited("the second product does not read the rows of the first")
@@ -164,7 +165,8 @@ def _column(context: Compute, p: Load, v: Load) -> int:
 def _sides(scores: Compute, column: int) -> tuple[Load, Load, int]:
     """The operands of the scores, rows first, and the position of the row axis."""
     operands = contraction_operands(scores)
-    assert operands is not None, "a contraction has two operands"
+    if operands is None:
+        raise Unsuited(f"{scores.name} multiplies by what codes stand for")
     key = scores.axes[column].name
     for q, k in (operands, operands[::-1]):
         own = [d for d, a in enumerate(scores.axes) if a.extent > 1 and a.name in ex.axes_of(q) and a.name not in ex.axes_of(k)]

@@ -135,7 +135,8 @@ def _groups(computes: Sequence[Compute]) -> list[list[Compute]]:
 def _layer(group: list[Compute], binding: Binding) -> Layer:
     main, maps = group[0], tuple(group[1:])
     operands = contraction_operands(main)
-    assert operands is not None, "a contraction has two operands"
+    if operands is None:
+        raise Unsuited(f"{main.name} multiplies by what codes stand for")
     constant = [ld for ld in operands if ld.tensor in binding.constants]
     inner = [r for r in main.reduce if r.extent > 1]
     if len(constant) != 1 or len(inner) != 1 or constant[0].fill is not None:

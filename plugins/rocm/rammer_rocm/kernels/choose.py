@@ -15,6 +15,7 @@ from rammer.ir import expr as ex
 from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 
+from rammer_rocm.kernels.codes_tiles import codes_family
 from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product
 from rammer_rocm.kernels.dots import bytes_product, check_bytes, dots
 from rammer_rocm.kernels.panel import check_maps, panel
@@ -61,10 +62,12 @@ class PanelForm:
 
 
 def panels(device: VDevice) -> tuple[Family, ...]:
-    """Contractions as CPU cores like them: of float32 (``panel``) and of bytes (``dots``)."""
+    """Contractions as CPU cores like them: of float32 (``panel``), of bytes (``dots``) and of floats with ``codes``."""
     floats = Forms(panel_form, _tilings, _seconds, lambda form, binding: panel(form.tiled, binding, device.vector), _order)
     bytes_ = Forms(dots_form, _tilings, _seconds, lambda form, binding: dots(form.tiled, binding, device), _order)
-    made = (floats.family("panel", CONFIGS), bytes_.family("dots", CONFIGS))
+    register_tile = {key: CONFIGS[key] for key in ("mr", "nv")}
+    coded = codes_family(register_tile, device.vector)
+    made = (floats.family("panel", CONFIGS), bytes_.family("dots", CONFIGS), coded)
     return tuple(replace(family, needs=lambda unit: unit.threads == 1, product=True) for family in made)
 
 

@@ -40,8 +40,11 @@ _FLIP, _ONES = "0x80808080", "0x01010101"
 def check_bytes(operator: ROperator, binding: Binding) -> Compute:
     """The contraction of an operator that panels of bytes can compute; Unsuited says why it is none."""
     main = check_form(operator)
-    assert main.operands is not None
-    if main.dtype != "int32" or any(binding.types[load.tensor].dtype not in BYTES for load in main.operands):
+    if (
+        main.operands is None
+        or main.dtype != "int32"
+        or any(binding.types[load.tensor].dtype not in BYTES for load in main.operands)
+    ):
         raise Unsuited("no product of bytes")
     names = (*operator.inputs, *(c.name for c in operator.computes))
     if any(binding.types[n].dtype not in TYPES for n in names):

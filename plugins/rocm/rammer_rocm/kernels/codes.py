@@ -1,0 +1,298 @@
+"""The ``codes`` family: products of floats with weights that stay codes of a few bits, as panels of words.
+
+A word of 32 bits holds neighbours along the sum of one column, so a vector of words is those of as many columns. In registers a
+code becomes the mantissa of a float beside 2**23, from which 2**23 and the zero point are taken: an exact number. Blocks begin
+with whole words. Few rows multiply the bare numbers and scale each block's sum; more rows share numbers that are scaled first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rammer.codegen.contraction import check_followers
+from rammer.codegen.packing import in_tiles, packing
+from rammer.codegen.task import Array, Packing, Unsuited, packing_key, padded
+from rammer.codegen.vectors import STORED
+from rammer.device.manifest import Binding
+from rammer.ir.compute import Axis, Compute
+from rammer.ir.decoded import Decoded
+from rammer.ir.expr import Load, Ref
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.contraction import PanelProduct, access, check_form
+from rammer_rocm.kernels.generic import CPU_DIALECT
+from rammer_rocm.kernels.panel import Panel, PanelOperand, check_maps
+from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.kernels.vector import element, read, vector_type
+
+#: Most rows of a register tile that multiply bare numbers.
+BARE = 4
+#: Rows whose starts are a multiple of so many elements apart share cache sets: more than a few of them are copied apart.
+SETS, FEW = 256, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How the codes of a column are words: ``blocks`` of ``block`` values (the last one of ``last``), each of ``words`` words, of
+    codes of ``bits`` to which ``bias`` is added where they have a sign."""
+
+    bits: int
+    bias: int
+    block: int
+    blocks: int
+    last: int
+
+    @staticmethod
+    def of(product: Decoded, depth: int, kind: str) -> Words:
+        """Those of codes that are stored as ``kind``, for sums of ``depth`` values."""
+        block = min(product.block, depth)
+        blocks = -(-depth // block)
+        signed = product.signed or kind == "int8"
+        bias = 1 << product.bits - 1 if signed else 0
+        return Words(product.bits, bias, block, blocks, depth - (blocks - 1) * block)
+
+    @property
+    def each(self) -> int:
+        """Codes of a word."""
+        return 32 // self.bits
+
+    @property
+    def words(self) -> int:
+        """Words of a block."""
+        return -(-self.block // self.each)
+
+    @property
+    def line(self) -> int:
+        """Words of a column."""
+        return self.blocks * self.words
+
+    def packed(self, lines: Array) -> Array:
+        """Bytes of columns ``[.., bytes]``, as the model has them, as words ``[.., line]``."""
+        flips = np.uint32(sum(self.bias << place for place in range(0, 32, self.bits)))
+        raw = np.ascontiguousarray(lines).view(np.uint8)
+        if (self.blocks == 1 or self.block % self.each == 0) and raw.shape[-1] % 4 == 0:
+            words = np.ascontiguousarray(raw).view("<u4").astype(np.uint32) ^ flips
+            return padded(words, words.ndim - 1, self.line)
+        parts = raw[..., None] >> np.arange(0, 8, self.bits, dtype=np.uint8) & np.uint8((1 << self.bits) - 1)
+        depth = (self.blocks - 1) * self.block + self.last
+        codes = (parts.reshape(*raw.shape[:-1], -1)[..., :depth] ^ np.uint8(self.bias)).astype(np.uint32)
+        axis = codes.ndim
+        blocks = padded(codes, axis - 1, self.blocks * self.block).reshape(*codes.shape[:-1], self.blocks, self.block)
+        fours = padded(blocks, axis, self.words * self.each).reshape(*codes.shape[:-1], self.line, self.each)
+        return np.asarray((fours << np.arange(0, 32, self.bits, dtype=np.uint32)).sum(-1, dtype=np.uint32))
+
+
+def check_codes(operator: ROperator, binding: Binding) -> Compute:
+    """The decoded product of an operator that panels of codes can compute; Unsuited says why it is none."""
+    main = check_form(operator)
+    product = main.decoded
+    if product is None or operator.computes[0] is not main:
+        raise Unsuited("no product with codes")
+    weights = {ld.tensor for ld in main.loads[1:]}
+    if not weights <= set(binding.constants) or product.x.tensor in binding.constants:
+        raise Unsuited("codes that are no constants, or constant rows")
+    kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes)) if n not in weights}
+    kinds.add(binding.types[product.scale.tensor].dtype)
+    if not kinds <= STORED.keys():
+        raise Unsuited(f"{', '.join(sorted(kinds - STORED.keys()))} among its tensors")
+    check_maps(operator)
+    check_followers(main, operator.computes[1:])
+    if any(ld.tensor in weights for c in operator.computes[1:] for ld in c.loads):
+        raise Unsuited("maps that read the weights")
+    access(product.x, binding)
+    return main
+
+
+def codes_product(operator: ROperator, binding: Binding) -> PanelProduct:
+    """The product with codes that a tiled operator is: columns are those of the codes. Raises Unsuited."""
+    main = check_codes(operator, binding)
+    product = main.decoded
+    assert product is not None
+    rows = [a.name for a, t in zip(main.axes, operator.tile, strict=True) if t > 1 and a.name != product.column]
+    if len(rows) > 1:
+        raise Unsuited("several row axes")
+    row = rows[0] if rows else ""
+    return PanelProduct(operator, main, product.x, product.codes, row, (product.column,), {}, operator.computes[1:])
+
+
+def codes(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
+    """The task function of a tiled product with codes whose config says ``mr`` (rows) and ``nv`` (vectors of ``lanes``). Raises
+    Unsuited where it cannot be written."""
+    config = dict(product.operator.config)
+    return Codes(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, None).function()
+
+
+def words_of(p: PanelProduct, binding: Binding) -> Words:
+    """How the codes of a product lie."""
+    assert p.main.decoded is not None
+    return Words.of(p.main.decoded, p.depth, binding.types[p.b.tensor].dtype)
+
+
+def staged(p: PanelProduct, binding: Binding) -> bool:
+    """Whether rows are copied to scratch first: they are no float32, or lie where caches hold few of them."""
+    apart = access(p.a, binding).step(p.row) if p.row else 0
+    return binding.types[p.a.tensor].dtype != "float32" or (p.rows > FEW and apart % SETS == 0)
+
+
+class Codes(Panel):
+    """Writes one task function over words of codes."""
+
+    family = "codes"
+
+    @property
+    def product(self) -> Decoded:
+        """What is read."""
+        assert self.p.main.decoded is not None
+        return self.p.main.decoded
+
+    @property
+    def words(self) -> Words:
+        """How codes lie."""
+        return words_of(self.p, self.binding)
+
+    # --- operands -------------------------------------------------------------------------------
+
+    def rows_operand(self) -> PanelOperand:
+        """Rows where they lie, or copied side by side as float32."""
+        found = super().rows_operand()
+        if not staged(self.p, self.binding):
+            return found
+        text, lanes, depth, step = self.text, self.lanes, self.p.depth, found.steps[self.product.depth]
+        pitch = -(-depth // lanes) * lanes + lanes
+        self.scratch = self.p.rows * pitch * 4
+        text.line("__global float *held = (__global float *)scratch;")
+        with text.block("for (int i = 0; i < rows; ++i)"):
+            text.line(f"__global const {found.spelling} *from = A + i * {found.row_step};")
+            text.line(f"__global float *to = held + i * {pitch};")
+            whole = depth // lanes * lanes if step == 1 else 0
+            if whole:
+                vector = read(found.dtype, lanes, "from + k")
+                text.line(f"for (int k = 0; k < {whole}; k += {lanes}) vstore{lanes}({vector}, 0, to + k);")
+            text.line(f"for (int k = {whole}; k < {depth}; ++k) to[k] = {element(found.dtype, 'from', f'k * {step}')};")
+        return PanelOperand("held", {self.product.depth: 1}, row_step=pitch)
+
+    def columns_operand(self) -> PanelOperand:
+        """Words, scales and zero points, each in the order in which they are read."""
+        words, product = self.words, self.product
+        grain, column = Axis("grain__", words.blocks), Axis(product.column, self.p.extent[product.column])
+        tile, unit = self.p.tile[column.name], self.nv * self.lanes
+        tiles, size = -(-column.extent // tile), -(-tile // unit) * unit
+
+        def arrange(lines: Array) -> Array:
+            cut = in_tiles(lines[None], tile, unit).reshape(tiles, size // unit, unit, -1)
+            return np.swapaxes(cut, -1, -2)
+
+        def pointer(name: str, tensor: str, count: int, made: Packing) -> None:
+            kind = CPU_DIALECT.types[made.dtype]
+            place = f"(size_t)t_{column.name} * {size * count}"
+            self.text.line(f"__global const {kind} *{name} = {self.pointer(tensor, packing=made)} + {place};")
+
+        key = packing_key("codes", tile, unit, column.extent, words)
+        packed = Packing(key, tiles * size * words.line, lambda values: arrange(words.packed(values)), "uint32")
+        pointer("B", product.codes.tensor, words.line, packed)
+        grains = [("S", product.scale, "float32")]
+        if product.zero is not None:
+            grains.append(("Z", product.zero, self.binding.types[product.zero.tensor].dtype))
+        for name, load, kind in grains:
+            by_block = Load(load.tensor, (load.indices[0], Ref(grain.name) if words.blocks > 1 else load.indices[1]))
+            count = tiles * size * words.blocks
+            made = packing(by_block, (column, grain), count, arrange, "grains", tile, unit, dtype=kind)
+            pointer(name, load.tensor, words.blocks, made)
+        return PanelOperand("B", {}, packed=True, dtype="uint32")
+
+    # --- the microkernel ------------------------------------------------------------------------
+
+    def pointers(self, a: PanelOperand, b: PanelOperand) -> None:
+        """``b``, ``s`` and ``z`` at the first column, ``a0``, ``a1``, ... at every row."""
+        text, full, words = self.text, self.nv * self.lanes, self.words
+        zero = self.product.zero
+        kinds = [("uint", "b", "B", words.line), ("float", "s", "S", words.blocks)]
+        if zero is not None:
+            kinds.append((CPU_DIALECT.types[self.binding.types[zero.tensor].dtype], "z", "Z", words.blocks))
+        for kind, name, start, count in kinds:
+            text.line(f"__global const {kind} *{name} = {start} + c / {full} * {full * count} + c % {full};")
+        for i in range(self.mr):
+            # Rows past the end repeat the last one; they are never stored.
+            text.line(f"__global const {a.spelling} *a{i} = {a.pointer} + min(r + {i}, rows - 1) * {a.row_step};")
+
+    def multiply(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
+        """Block after block of the sum."""
+        text, words, kind, lanes, full = self.text, self.words, vector_type(self.lanes), self.lanes, self.nv * self.lanes
+        bare, many = self.mr <= BARE, range(nv)
+        for i in range(self.mr):
+            text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in many)};")
+        with text.block(f"for (int g = 0; g < {words.blocks}; ++g)"):
+            for j in many:
+                text.line(f"const {kind} scale{j} = vload{lanes}({j}, s + g * {full});")
+                if self.product.zero is not None:
+                    text.line(f"const {kind} zero{j} = convert_{kind}(vload{lanes}({j}, z + g * {full}));")
+                    if bare:
+                        text.all(f"const {kind} zero{j}_{p} = zero{j} + {self._apart(p)};" for p in self._places)
+            if bare:
+                text.all(f"{kind} {', '.join(f't{i}_{j} = 0' for j in many)};" for i in range(self.mr))
+            self._walk_block(a, nv)
+            if bare:
+                each = [f"s{i}_{j} = fma(t{i}_{j}, scale{j}, s{i}_{j});" for i in range(self.mr) for j in many]
+                text.line(" ".join(each))
+        for i in range(self.mr):
+            text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in many))
+
+    def _walk_block(self, a: PanelOperand, nv: int) -> None:
+        """The words of block ``g``; behind them those codes that fill no word."""
+        text, words = self.text, self.words
+        sizes = {words.last} if words.blocks == 1 else {words.block, words.last}
+        if len(sizes) == 1:
+            text.line(f"const int count = {min(sizes)};")
+        else:
+            text.line(f"const int count = g < {words.blocks - 1} ? {words.block} : {words.last};")
+        with text.block(f"for (int q = 0; q < count / {words.each}; ++q)"):
+            self._word(a, nv, str(words.each))
+        if any(size % words.each for size in sizes):
+            with text.block(f"if (count % {words.each})"):
+                text.line(f"const int q = count / {words.each};")
+                self._word(a, nv, f"count % {words.each}")
+
+    def _word(self, a: PanelOperand, nv: int, count: str) -> None:
+        """``count`` codes of word ``q`` of every vector of columns."""
+        text, words, lanes, full = self.text, self.words, self.lanes, self.nv * self.lanes
+        for j in range(nv):
+            text.line(f"{vector_type(lanes, 'uint')} w{j} = vload{lanes}({j}, b + (g * {words.words} + q) * {full});")
+        if count != str(words.each):
+            with text.block(f"for (int n = 0; n < {count}; ++n)"):
+                self._code(a, nv, "n", 0)
+                text.line(" ".join(f"w{j} >>= {words.bits}u;" for j in range(nv)))
+            return
+        for n in range(words.each):
+            turn, place = divmod(n, len(self._places))
+            if turn and not place:
+                text.line(" ".join(f"w{j} >>= {self._places[-1] + words.bits}u;" for j in range(nv)))
+            with text.block(""):
+                self._code(a, nv, str(n), self._places[place])
+
+    @property
+    def _places(self) -> range:
+        """Where codes in a word may begin to be the mantissa's, without a shift."""
+        return range(0, 24 - self.words.bits, self.words.bits)
+
+    def _apart(self, place: int) -> str:
+        """What a code of 0 is the mantissa of, with the codes' bias."""
+        return f"{float((1 << 23 - place) + self.words.bias)}f"
+
+    def _code(self, a: PanelOperand, nv: int, n: str, place: int) -> None:
+        """Multiply code number ``n`` of the words, which begins at bit ``place``."""
+        text, words, kind = self.text, self.words, vector_type(self.lanes)
+        bare, has_zero = self.mr <= BARE, self.product.zero is not None
+        text.line(f"const int k = (g * {words.block} + q * {words.each} + {n}) * {a.steps[self.product.depth]};")
+        mask, exponent = (1 << words.bits) - 1 << place, 150 - place << 23
+        for j in range(nv):
+            zero = f"zero{j}_{place}" if bare and has_zero else self._apart(place)
+            number = f"as_{kind}((w{j} & {mask}u) | {exponent}u) - {zero}"
+            if not bare:
+                number = f"({number}{f' - zero{j}' if has_zero else ''}) * scale{j}"
+            text.line(f"const {kind} d{j} = {number};")
+        sums = "t" if bare else "s"
+        for i in range(self.mr):
+            fmas = " ".join(f"{sums}{i}_{j} = fma(x, d{j}, {sums}{i}_{j});" for j in range(nv))
+            text.line(f"{{ const {kind} x = {element(a.dtype, f'a{i}', 'k')}; {fmas} }}")

@@ -1,0 +1,132 @@
+"""Which tiles and register tiles of products with codes are worth trying, by a small cost model of one CPU core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rammer.codegen.family import Forms
+from rammer.codegen.task import Unsuited
+from rammer.device.manifest import Binding
+from rammer.ir.device import VDevice
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.codes import BARE, Words, check_codes, codes, codes_product, staged, words_of
+from rammer_rocm.kernels.contraction import PanelProduct
+from rammer_rocm.kernels.task import Family
+
+#: Share of the peak that multiplications reach.
+PEAK_SHARE = 0.9
+#: Operations that make numbers of a vector of codes: a shift, a logical one and a difference; and of a vector of a block's scales
+#: and zero points.
+DECODING, GRAINS = 3.0, 6.0
+#: Operations of any kind that are begun beside one multiplication.
+WIDTH = 2.0
+#: Multiplications that hide the latency of one.
+INDEPENDENT = 4
+#: Seconds around the sums of a register tile, and around those of a block: pointers, counters, stores.
+TILE_OVERHEAD, BLOCK_OVERHEAD = 25e-9, 2e-9
+#: Seconds to copy an element of a row, and a byte that comes from beyond the core's cache.
+COPIED, SPILLED_BYTE = 0.1e-9, 3e-11
+#: Splits of an axis that are tried.
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead.
+MOST_ROUNDS, SMALLEST_TASK = 16, 200_000
+#: Register tiles that are tried: rows and vectors.
+ROWS, VECTORS = range(1, 15), (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class CodesForm:
+    """A product with codes, tiled (``product``) or not."""
+
+    operator: ROperator
+    binding: Binding
+    product: PanelProduct | None = None
+
+    @property
+    def tiled(self) -> PanelProduct:
+        """The product of a tiled one."""
+        assert self.product is not None
+        return self.product
+
+
+def codes_family(configs: dict[str, range], lanes: int) -> Family:
+    """Products of floats with weights of a few bits."""
+    forms = Forms(codes_form, _tilings, _price, lambda form, binding: codes(form.tiled, binding, lanes))
+    return forms.family("codes", configs)
+
+
+def codes_form(operator: ROperator, binding: Binding) -> CodesForm:
+    """The form of an operator, tiled or not. Raises Unsuited."""
+    check_codes(operator, binding)
+    return CodesForm(operator, binding, codes_product(operator, binding) if operator.tile else None)
+
+
+def _tilings(form: CodesForm, device: VDevice) -> Iterator[CodesForm]:
+    """Every tile that is worth its overhead, with its best register tile."""
+    flops = form.operator.main.flops
+    smallest = min(flops, max(flops // (device.veus * MOST_ROUNDS), SMALLEST_TASK))
+    # Products side by side may each be too small: all the same they are better off here than in the generic kernel.
+    found = set(_tiles(form.operator, device.vector, smallest)) or set(_tiles(form.operator, device.vector, 0))
+    for tile in sorted(found):
+        try:
+            product = codes_product(replace(form.operator, tile=tile), form.binding)
+        except Unsuited:
+            continue
+        words, apart = words_of(product, form.binding), staged(product, form.binding)
+        _, mr, nv = min(
+            (seconds(product, words, apart, device, m, v), m, v)
+            for m, v in register_tiles(device.vector)
+            if m <= product.rows and (v == 1 or (v - 1) * device.vector < product.width)
+        )
+        best = replace(product.operator, family="codes", config=(("mr", mr), ("nv", nv)))
+        yield replace(form, operator=best, product=replace(product, operator=best))
+
+
+def _tiles(operator: ROperator, lanes: int, smallest: int) -> Iterator[tuple[int, ...]]:
+    """Parts of one axis of rows, and of the columns by whole vectors, of ``smallest`` FLOP or more; 1 elsewhere."""
+    main = operator.main
+    assert main.decoded is not None
+    work = main.flops / max(1, main.points // main.reduce[0].extent)
+    column = next(d for d, a in enumerate(main.axes) if a.name == main.decoded.column)
+    width = main.shape[column]
+    widths = {min(width, -(-width // n // lanes) * lanes) for n in PARTS}
+    rows = [d for d, n in enumerate(main.shape) if d != column and n > 1] or [-1]
+    for row in rows:
+        counts = {-(-main.shape[row] // n) for n in PARTS} if row >= 0 else {1}
+        for count in counts:
+            for part in widths:
+                if part and count * part * work >= smallest:
+                    yield tuple(part if d == column else count if d == row else 1 for d in range(len(main.shape)))
+
+
+def register_tiles(lanes: int) -> list[tuple[int, int]]:
+    """(rows, vectors) whose sums, words, numbers, scales and zero points fit the vector registers."""
+    registers = 32 if lanes >= 16 else 16
+    return [(m, v) for v in VECTORS for m in ROWS if m * v + v + (v if m <= BARE else 2 * v) + 3 <= registers or (m, v) == (1, 1)]
+
+
+def _price(form: CodesForm, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks of a tiled operator, without the launch."""
+    p, config = form.tiled, dict(form.operator.config)
+    each = seconds(p, words_of(p, binding), staged(p, binding), device, config.get("mr", 8), config.get("nv", 2))
+    return -(-form.operator.task_count // device.veus) * each
+
+
+def seconds(p: PanelProduct, words: Words, apart: bool, device: VDevice, mr: int, nv: int) -> float:
+    """Predicted seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors; ``apart`` where rows are copied."""
+    multiplication = 2 * device.vector / (device.flops * PEAK_SHARE)
+    vectors, blocks = -(-p.width // device.vector), -(-p.rows // mr)
+    full, single = divmod(vectors, nv)
+    computed = 0.0
+    for count, v in ((full, nv), (single, 1)):
+        bare = mr <= BARE
+        products = mr * v + (0 if bare else v)
+        step = max(products, (products + DECODING * v) / WIDTH, INDEPENDENT) * p.depth
+        grains = words.blocks * v * (GRAINS + (mr if bare else 0)) / WIDTH
+        computed += count * blocks * ((step + grains) * multiplication + words.blocks * BLOCK_OVERHEAD + TILE_OVERHEAD)
+    read = p.width * (words.line * 4 + words.blocks * 5) / (device.layer("device").bandwidth / device.veus)
+    held = p.rows * p.depth * 4
+    again = held * -(-vectors // nv) * SPILLED_BYTE if held > device.layer("veu").capacity // 2 else 0.0
+    return max(computed + again, read) + (p.rows * p.depth * COPIED if apart else 0.0)

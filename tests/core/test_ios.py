@@ -8,6 +8,7 @@ from functools import cache
 from itertools import combinations
 from random import Random
 from time import monotonic
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -57,13 +58,12 @@ def unpruned(after: After) -> tuple[int, int, int]:
 
 
 def width(after: After) -> int:
-    dag = Dag.of(list(after), after)
-    ancestors = dag.ancestors()
+    before = {n: ancestors(n, after) for n in after}
 
-    def apart(part: tuple[int, ...]) -> bool:
-        return all(not (ancestors[i] >> j | ancestors[j] >> i) & 1 for i, j in combinations(part, 2))
+    def apart(part: tuple[str, ...]) -> bool:
+        return all(i not in before[j] and j not in before[i] for i, j in combinations(part, 2))
 
-    return max(d for d in range(1, dag.size + 1) if any(map(apart, combinations(range(dag.size), d))))
+    return max(d for d in range(1, len(after) + 1) if any(map(apart, combinations(after, d))))
 
 
 def test_squeezenet_block_has_the_published_counts() -> None:
@@ -109,11 +109,17 @@ def ancestors(name: str, after: After) -> set[str]:
     return {a for p in after[name] for a in {p} | ancestors(p, after)}
 
 
+def series_cuts(after: After) -> list[int]:
+    """Where every later operator waits for every earlier one."""
+    names, before = list(after), {n: ancestors(n, after) for n in after}
+    return [i for i in range(1, len(names)) if all(set(names[:i]) <= before[n] for n in names[i:])]
+
+
 def cut_crosser(graph: OperatorGraph) -> Callable[[frozenset[str]], bool]:
-    """Whether some operators reach over one that is on one path with all others."""
-    before = {n: ancestors(n, graph.after) for n in graph.names}
-    cuts = [c for c in graph.names if all(n == c or n in before[c] or c in before[n] for n in graph.names)]
-    return lambda part: any(any(c in before[n] for n in part) and any(n == c or n in before[c] for n in part) for c in cuts)
+    """Whether some operators reach over such a place."""
+    names = graph.names
+    halves = [(frozenset(names[:i]), frozenset(names[i:])) for i in series_cuts(graph.after)]
+    return lambda part: any(part & early and part & late for early, late in halves)
 
 
 def brute_force(graph: OperatorGraph, r: int, s: int, veus: int, crossing: bool = False) -> float:
@@ -194,9 +200,19 @@ def test_less_pruning_never_costs_more(seed: int) -> None:
                 assert other <= value * (1 + 1e-9)
 
 
-def test_blocks_end_at_operators_that_all_paths_cross() -> None:
-    after = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"], "f": ["d"]}
-    assert [list(b) for b in blocks(list(after), after)] == [[0], [1, 2, 3], [4, 5]]
+def test_blocks_end_where_all_that_follows_waits_for_all_before() -> None:
+    after = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"], "f": ["d"], "g": ["e", "f"], "h": ["e", "f"]}
+    assert [list(b) for b in blocks(list(after), after)] == [[0], [1, 2], [3], [4, 5], [6, 7]]
+    after["h"] = ["e"]  # f and h could share a stage
+    assert [list(b) for b in blocks(list(after), after)] == [[0], [1, 2], [3], [4, 5, 6, 7]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.integers(1, 10), st.sampled_from([0.2, 0.5, 0.8]))
+def test_blocks_end_at_every_such_place_and_nowhere_else(seed: int, operators: int, dense: float) -> None:
+    random = Random(seed)
+    after = {f"o{i}": [f"o{j}" for j in range(i) if random.random() < dense] for i in range(operators)}
+    assert [b.start for b in blocks(list(after), after)] == [0, *series_cuts(after)]
 
 
 @settings(deadline=None, max_examples=25)
@@ -235,9 +251,9 @@ def test_the_search_stops_at_its_limit() -> None:
 def test_alike_blocks_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Dag] = []
 
-    def counted(dag: Dag, latency: Callable[[int], float], r: int, s: int, limit: int) -> Found:
+    def counted(dag: Dag, *rest: Any) -> Found:
         calls.append(dag)
-        return search(dag, latency, r, s, limit)
+        return search(dag, *rest)
 
     monkeypatch.setattr(module, "search", counted)
     kernels: dict[str, tuple[RKernel, ...]] = {}
@@ -249,7 +265,7 @@ def test_alike_blocks_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None
             after[f"{name}{cell}"] = tuple(f"{p}{cell}" for p in SQUEEZE[name]) or last
         last = (f"add{cell}",)
     result = IOS().search(OperatorGraph(kernels, after), device(4))
-    assert result.exact and len(calls) == 1
+    assert result.exact and sorted(dag.size for dag in calls) == [1, 5]
 
 
 def test_programs_of_ios_verify() -> None:
@@ -310,3 +326,32 @@ def test_cuts_of_a_long_chain_are_found_in_one_walk() -> None:
     begun = monotonic()
     assert [len(b) for b in blocks(graph.names, graph.after)] == [1] * 20_000
     assert monotonic() - begun < 1
+
+
+def watts_strogatz(seed: int, nodes: int = 32, near: int = 4, rewired: float = 0.75) -> dict[str, list[str]]:
+    """RandWire's random graphs (ICCV'19, section 3.3): a ring, its edges rewired at random, edges directed by number."""
+    random = Random(seed)
+    edges = {frozenset((i, (i + j) % nodes)) for i in range(nodes) for j in range(1, near // 2 + 1)}
+    for j in range(1, near // 2 + 1):
+        for i in range(nodes):
+            edge = frozenset((i, (i + j) % nodes))
+            free = [k for k in range(nodes) if k != i and frozenset((i, k)) not in edges]
+            if random.random() < rewired and edge in edges and free:
+                edges = edges - {edge} | {frozenset((i, random.choice(free)))}
+    ends = [sorted(edge) for edge in edges]
+    return {f"o{i}": [f"o{a}" for a, b in ends if b == i] for i in range(nodes)}
+
+
+def random_wired(seed: int) -> OperatorGraph:
+    random, after = Random(seed), watts_strogatz(seed)
+    kernels = {n: (kernel(adding(n, random.randint(1, 40), ["x"], 1), random.uniform(1e-6, 5e-6)),) for n in after}
+    return OperatorGraph(kernels, {n: tuple(p) for n, p in after.items()})
+
+
+@pytest.mark.parametrize("seed", [2, *(pytest.param(n, marks=pytest.mark.large) for n in range(11) if n != 2)])
+def test_random_wired_networks_are_searched_exactly(seed: int) -> None:
+    graph, unit = random_wired(seed), device(132)
+    found = [IOS(r, 8).search(graph, unit) for r in (1, 2, 3)]
+    assert all(f.exact for f in found)
+    assert found[2].seconds <= found[1].seconds * (1 + 1e-9) <= found[0].seconds * (1 + 1e-9) ** 2
+    assert found[0].transitions < found[1].transitions < found[2].transitions

@@ -8,16 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import count
+from functools import cached_property, reduce
+from itertools import accumulate
 from operator import or_
+from typing import TypeAlias
 
-#: Steps of one search for endings; most of them may lead to none, so that transitions do not bound them.
-MAX_STEPS = 1_000_000
+#: Groups looked at in one search, over all sets of operators that are left (about two seconds of it).
+MAX_STEPS = 50_000_000
+#: Sets of operators that could be groups: with ``r`` beyond a dozen their number doubles with each operator.
+MAX_GROUPS = 50_000
+
+#: Endings of one set of operators that is left: where there are more, there will be more in all than any limit.
+MAX_ENDINGS = 100_000
+
+#: What a stage with a group takes at the least (seconds): its launches, its longest path, its share of all vEUs' time.
+Least: TypeAlias = tuple[float, float, float]
 
 
 class TooLarge(Exception):
-    """The search would visit more transitions than allowed."""
+    """The search would visit more transitions than allowed; ``tried`` is how many it has."""
+
+    def __init__(self, what: str, tried: int = 0) -> None:
+        super().__init__(what)
+        self.tried = tried
 
 
 @dataclass(frozen=True)
@@ -44,38 +57,6 @@ class Dag:
         """What each one reads or is read by."""
         return tuple(map(or_, self.succ, self.pred))
 
-    def ancestors(self) -> list[int]:
-        """All operators on a path to each one."""
-        result: list[int] = []
-        for mask in self.pred:
-            reach = mask
-            for p in bits(mask):
-                reach |= result[p]
-            result.append(reach)
-        return result
-
-    def groups(self, part: int) -> list[int]:
-        """Connected components of ``part``, edges taken both ways."""
-        found = []
-        while part:
-            group = self._component(part & -part, part)
-            found.append(group)
-            part &= ~group
-        return found
-
-    def _component(self, start: int, part: int) -> int:
-        group = frontier = start
-        near = self.near
-        while frontier:
-            reach = 0
-            while frontier:  # ``bits``, written out: half of a search is spent here
-                low = frontier & -frontier
-                reach |= near[low.bit_length() - 1]
-                frontier ^= low
-            frontier = reach & part & ~group
-            group |= frontier
-        return group
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -96,97 +77,175 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def endings(dag: Dag, ancestors: Sequence[int], whole: int, r: int, s: int, steps: Iterator[int]) -> Iterator[int]:
-    """Every non-empty ending of ``whole`` with at most ``s`` groups of at most ``r`` operators, once each.
+def connected(dag: Dag, r: int) -> list[int]:
+    """Every connected set of at most ``r`` operators. Raises TooLarge beyond MAX_GROUPS."""
+    found = grown = {1 << i for i in range(dag.size)}
+    for _ in range(min(r, dag.size) - 1):
+        grown = {part | 1 << i for part in grown for i in bits(_union(dag.near, part) & ~part)}
+        found = found | grown
+        if len(found) > MAX_GROUPS:
+            raise TooLarge(f"more than {MAX_GROUPS} groups of at most {r} among {dag.size} operators")
+    return sorted(found)
 
-    ``steps`` counts from 1. Raises TooLarge beyond MAX_STEPS.
+
+def _union(masks: Sequence[int], part: int) -> int:
+    return reduce(or_, (masks[i] for i in bits(part)), 0)
+
+
+def _nothing(group: int) -> Least:
+    return 0.0, 0.0, 0.0
+
+
+def search(
+    dag: Dag,
+    latency: Callable[[int], float],
+    r: int,
+    s: int,
+    limit: int,
+    least: Callable[[int], Least] = _nothing,
+    tick: Callable[[], None] = lambda: None,
+) -> Found:
+    """The cheapest sequence of stages of at most ``s`` groups of at most ``r`` operators. Raises TooLarge beyond ``limit``
+    transitions.
+
+    ``least`` tells of a group what any stage with it takes at the least; the latency of an ending is asked for only where it
+    could then be the best one. ``tick`` is called now and then, and may raise.
     """
-    # Decide operators from the last one backwards; leaving one out leaves out all that it depends on.
-    stack = [(whole, 0)]
-    while stack:
-        undecided, ending = stack.pop()
-        if next(steps) > MAX_STEPS:
-            raise TooLarge(f"more than {MAX_STEPS} steps to the endings of {dag.size} operators")
-        if ending.bit_count() > s and _apart(dag, undecided, ending) > s:
-            continue
-        if not undecided:
-            if ending and len(dag.groups(ending)) <= s:
-                yield ending
-            continue
-        last = undecided.bit_length() - 1
-        bit = 1 << last
-        stack.append((undecided & ~(bit | ancestors[last]), ending))
-        # Groups only grow as earlier operators join, so one that is too large never recovers.
-        grown = ending | bit
-        if dag._component(bit, grown).bit_count() <= r:
-            stack.append((undecided & ~bit, grown))
+    return _Search(dag, latency, r, s, limit, least, tick).found((1 << dag.size) - 1)
 
 
-def _apart(dag: Dag, undecided: int, ending: int) -> int:
-    """Groups of ``ending`` that no undecided operator can join to another one."""
-    return sum(1 for group in dag.groups(ending | undecided) if group & ending)
+class _Search:
+    """What is known of each set of operators that is left, and of each ending."""
+
+    def __init__(
+        self,
+        dag: Dag,
+        latency: Callable[[int], float],
+        r: int,
+        s: int,
+        limit: int,
+        least: Callable[[int], Least],
+        tick: Callable[[], None],
+    ) -> None:
+        self.size, self.latency, self.s, self.limit, self.tick = dag.size, latency, s, limit, tick
+        #: Every set that can be a group of an ending, with those outside that read it.
+        self.groups = [(part, _union(dag.succ, part) & ~part) for part in connected(dag, r)]
+        self.least: dict[int, Least] = {0: _nothing(0), **{part: least(part) for part, _ in self.groups}}
+        #: Seconds of an ending: at least, until its latency was asked for.
+        self.seconds = {part: _at_least(self.least[part]) for part, _ in self.groups}
+        self.exact: set[int] = set()
+        self.cost, self.ways, self.choice = {0: 0.0}, {0: 1}, dict[int, int]()
+        self.transitions = self.steps = 0
+
+    def found(self, whole: int) -> Found:
+        """Settle ``whole``, and before it whatever an ending leaves of it: depth first."""
+        stack = [self._frame(whole)] if whole else []
+        while stack:
+            state, ends, untried = stack[-1]
+            for ending in untried:
+                if state ^ ending not in self.cost:
+                    stack.append(self._frame(state ^ ending))
+                    break
+            else:
+                stack.pop()
+                self._settle(state, ends)
+        stages, state = [], whole
+        while state:
+            stages.append(self.choice[state])
+            state ^= self.choice[state]
+        return Found(tuple(reversed(stages)), self.cost[whole], self.transitions, self.ways[whole])
+
+    def _frame(self, state: int) -> tuple[int, list[int], Iterator[int]]:
+        ends = self._endings(state)
+        return state, ends, iter(ends)
+
+    def _endings(self, state: int) -> list[int]:
+        """Every ending of ``state`` with at most ``s`` groups, once each.
+
+        Each group of an ending is an ending itself. Two of those that touch overlap, since what reads an ending is in it:
+        so the endings are the unions of groups without a common operator.
+        """
+        self.tick()
+        self.steps += len(self.groups)
+        if self.steps > MAX_STEPS:
+            raise TooLarge(f"more than {MAX_STEPS} steps to the endings of {self.size} operators", self.transitions)
+        least, seconds, count = self.least, self.seconds, 0
+        layers: list[list[int]] = [[0], *([] for _ in range(self.s))]
+        for group in [part for part, readers in self.groups if part & state == part and not readers & state]:
+            for fewer in range(self.s - 1, -1, -1):
+                for ending in layers[fewer]:
+                    if not ending & group:
+                        both = ending | group
+                        if both not in least:
+                            least[both] = _together(least[ending], least[group])
+                            seconds[both] = _at_least(least[both])
+                        layers[fewer + 1].append(both)
+            count = sum(map(len, layers)) - 1
+            if self.transitions + count > self.limit:
+                raise TooLarge(f"more than {self.limit} transitions for {self.size} operators", self.limit)
+            if count > MAX_ENDINGS:
+                raise TooLarge(f"more than {MAX_ENDINGS} endings of one set of {self.size} operators", self.transitions + count)
+        self.transitions += count
+        return [ending for layer in layers[1:] for ending in layer]
+
+    def _settle(self, state: int, ends: Sequence[int]) -> None:
+        """The cheapest ending of ``state``, all that they leave being settled."""
+        cost, seconds = self.cost, self.seconds
+        before = [cost[state ^ e] for e in ends]
+        values = [value + seconds[e] for value, e in zip(before, ends, strict=True)]
+        while True:
+            best = values.index(min(values))
+            ending = ends[best]
+            if ending in self.exact:
+                break
+            seconds[ending] = self.latency(ending)
+            self.exact.add(ending)
+            values[best] = before[best] + seconds[ending]
+        cost[state], self.choice[state] = values[best], ending
+        self.ways[state] = sum(self.ways[state ^ e] for e in ends)
 
 
-def search(dag: Dag, latency: Callable[[int], float], r: int, s: int, limit: int) -> Found:
-    """The cheapest sequence of stages. Raises TooLarge beyond ``limit`` transitions."""
-    whole = (1 << dag.size) - 1
-    moves = _transitions(dag, whole, r, s, limit)
-    cost, ways, choice = {0: 0.0}, {0: 1}, dict[int, int]()
-    known: dict[int, float] = {}
-    for state in sorted(moves, key=int.bit_count):
-        for ending in moves[state]:
-            if ending not in known:
-                known[ending] = latency(ending)
-            value = cost[state & ~ending] + known[ending]
-            if state not in cost or value < cost[state]:
-                cost[state], choice[state] = value, ending
-        ways[state] = sum(ways[state & ~ending] for ending in moves[state])
-    stages, state = [], whole
-    while state:
-        stages.append(choice[state])
-        state &= ~choice[state]
-    return Found(tuple(reversed(stages)), cost[whole], sum(map(len, moves.values())), ways[whole])
+def _together(first: Least, second: Least) -> Least:
+    return max(first[0], second[0]), max(first[1], second[1]), first[2] + second[2]
 
 
-def _transitions(dag: Dag, whole: int, r: int, s: int, limit: int) -> dict[int, list[int]]:
-    """Every reachable non-empty state with its endings."""
-    ancestors = dag.ancestors()
-    moves: dict[int, list[int]] = {}
-    todo, total, steps = [whole] if whole else [], 0, count(1)
-    while todo:
-        state = todo.pop()
-        if state in moves:
-            continue
-        moves[state] = []
-        for ending in endings(dag, ancestors, state, r, s, steps):
-            total += 1
-            if total > limit:
-                raise TooLarge(f"more than {limit} transitions for {dag.size} operators")
-            moves[state].append(ending)
-            if state != ending:
-                todo.append(state & ~ending)
-    return moves
+def _at_least(least: Least) -> float:
+    launches, path, share = least
+    return launches + max(path, share)
 
 
 def blocks(names: Sequence[str], after: Mapping[str, Sequence[str]]) -> list[range]:
-    """Cut after every operator that is on one path with all others: unpruned, no stage gains by reaching across.
+    """Cut wherever all that follows waits for all that comes before: unpruned, no stage gains by reaching across.
 
-    That is so where every operator before it has a reader no later than it, and every one behind it reads one no
-    earlier: following those leads to it. ``names`` are in topological order.
+    That is so where each operator behind the cut that reads none behind it reads every one before the cut that nothing
+    before it reads; a concatenation that is a view, and so no operator, does not hide a cut. ``names`` are in topological order.
     """
     place = {name: i for i, name in enumerate(names)}
     size = len(names)
-    reader, read = [size] * size, [-1] * size  # the first that reads it, the last that it reads
-    for i, name in enumerate(names):
-        for p in (place[p] for p in after.get(name, ()) if p in place):
-            reader[p], read[i] = min(reader[p], i), max(read[i], p)
-    behind = [size] * size
-    for i in range(size - 1, 0, -1):
-        behind[i - 1] = min(behind[i], read[i])
-    result, start, before = [], 0, 0
+    reads = [sorted({place[p] for p in after.get(name, ()) if p in place}) for name in names]
+    reader = [size] * size  # the first that reads it
+    for i in range(size - 1, -1, -1):
+        for p in reads[i]:
+            reader[p] = i
+    last = [mine[-1] if mine else -1 for mine in reads]  # the last that it reads
+    # At a cut behind i: ``ends`` that nothing up to i reads, ``starts`` behind it that read none behind it, and ``joins``,
+    # the reads of the one by the other. Each is so for a run of cuts, marked here by where it begins and where it is over.
+    ends, starts, joins = ([0] * (size + 1) for _ in range(3))
     for i in range(size):
-        if before <= i <= behind[i] or i == size - 1:
+        _mark(ends, i, reader[i])
+        _mark(starts, max(last[i], 0), i)
+        for p in reads[i]:
+            _mark(joins, last[i], reader[p])
+    result, start = [], 0
+    for i, (out, into, both) in enumerate(zip(*map(accumulate, (ends, starts, joins)), strict=True)):
+        if i < size and (i == size - 1 or out * into == both):
             result.append(range(start, i + 1))
             start = i + 1
-        before = max(before, reader[i])
     return result
+
+
+def _mark(marks: list[int], begin: int, over: int) -> None:
+    """One more at each of ``begin .. over-1``."""
+    if begin < over:
+        marks[begin] += 1
+        marks[over] -= 1

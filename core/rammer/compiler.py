@@ -30,7 +30,7 @@ from rammer.ir.compute import ComputeGraph
 from rammer.ir.extent import NONE, AffineExtent
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
-from rammer.ir.program import Port, Storage
+from rammer.ir.program import Port, RProgram, Storage
 from rammer.passes.narrow import narrowed
 from rammer.passes.pipeline import OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
 from rammer.plan.build import Interface, build_program
@@ -40,9 +40,10 @@ from rammer.plan.simplify import simplified
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
+from rammer.profile.choose import fastest_program
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED, Tuner
-from rammer.schedule.policy import OperatorGraph
+from rammer.schedule.policy import Choosing, OperatorGraph, Policy, Schedule
 from rammer.schedule.registry import parse_policy
 from rammer.tile.conditions import inline_conditions
 from rammer.tile.connect import Rate, connect, peak
@@ -112,7 +113,7 @@ class Compiler:
                 compute, ranged = generalised(points, [lower(g, self.lowerings) for g in graphs])
             lengths = tuple(Value(t, compute.types[t], compute.aliases[t]) for t in ranged.lengths.values())
             graph = replace(graphs[0], inputs=(*graphs[0].inputs, *lengths))
-            segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
+            segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs), ranged=True)
         return Compiled(graph, (segment,), (), dict(self.seconds), ranged=ranged)
 
     def _static(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
@@ -161,8 +162,11 @@ class Compiler:
             compute = lower(graph, self.lowerings)
         return self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
 
-    def program(self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> ProgramSegment:
-        """From tensor expressions to a verified program."""
+    def program(
+        self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...], ranged: bool = False
+    ) -> ProgramSegment:
+        """From tensor expressions to a verified program. One that is ``ranged`` has its policy by prediction: no one length is
+        what it will be run at."""
         with self.step("storage"):
             compute = slice_steps(inline_decodings(inline_conditions(compute)), self.backend.vdevice)
             plan = assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
@@ -172,11 +176,17 @@ class Compiler:
             tile = connect(
                 plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), *self.rates(plan), self._binding(plan)
             )
-        first, *others = [self._planned(compute, p, tile, inputs, outputs) for p in self._layouts(plan, tile)]
+        first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
         return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
 
     def _planned(
-        self, compute: ComputeGraph, plan: StoragePlan, tile: TileGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+        self,
+        compute: ComputeGraph,
+        plan: StoragePlan,
+        tile: TileGraph,
+        inputs: tuple[Port, ...],
+        outputs: tuple[Port, ...],
+        ranged: bool,
     ) -> ProgramSegment:
         """From operators and their storages to a verified program."""
         binding = self._binding(plan, tile.operators)
@@ -185,20 +195,40 @@ class Compiler:
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
         with self.step("schedule"), blamed(self.policy):
             after = dependences(tile.operators, plan.storages)
-            schedule = self.policy(OperatorGraph(kernels, after, binding.constants), self.backend.vdevice)
+            schedules = self._schedules(OperatorGraph(kernels, after, binding.constants))[: 1 if ranged else None]
         with self.step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
-            program = build_program(
-                Interface(compute.name, inputs, outputs, plan.graph.constants),
-                schedule,
-                plan,
-                policy=str(self.policy),
-                vdevice=self.backend.vdevice,
-                precision=self.options.precision,
-            )
+            programs = [
+                build_program(
+                    Interface(compute.name, inputs, outputs, plan.graph.constants),
+                    schedule,
+                    plan,
+                    policy=str(policy),
+                    vdevice=self.backend.vdevice,
+                    precision=self.options.precision,
+                )
+                for policy, schedule in schedules
+            ]
+        program, choice = self._chosen(programs, plan)
         debug(DECISIONS, lambda: tile.describe(self.backend.vdevice))
         debug(PROGRAMS, lambda: str(program))
         values = {n: v for n, v in plan.graph.constants.items() if n in program.storage}
-        return ProgramSegment(program, values, compute, tile, kernels)
+        return ProgramSegment(program, values, compute, tile, kernels, choice)
+
+    def _schedules(self, graph: OperatorGraph) -> Sequence[tuple[Policy, Schedule]]:
+        """The policy's schedule, or each that it proposes."""
+        if isinstance(self.policy, Choosing):
+            return self.policy.proposals(graph, self.backend.vdevice)
+        return [(self.policy, self.policy(graph, self.backend.vdevice))]
+
+    def _chosen(self, programs: Sequence[RProgram], plan: StoragePlan) -> tuple[RProgram, str]:
+        """Of the programs of a policy with several proposals the fastest, and why; else the only one."""
+        if not isinstance(self.policy, Choosing):
+            return programs[0], ""
+        with self.step("policies"):
+            values = plan.graph.constants
+            program, why = fastest_program(programs, lambda p, runs: self.backend.profiler.program_time(p, values, runs))
+        debug(DECISIONS, lambda: f"policy {why}")
+        return program, why
 
     def _binding(self, plan: StoragePlan, operators: Sequence[ROperator] = ()) -> Binding:
         """What kernels may know of the tensors; without the operators, not which constants several of them read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rammer.errors import BadInput
+from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.operator import RKernel
+from rammer.ir.program import RProgram
+from rammer.profile.choose import fastest_program
 from rammer.schedule.ios import IOS
 from rammer.schedule.place import fastest, fill, leanest, side_by_side, spread
 from rammer.schedule.policy import OperatorGraph, Schedule
@@ -19,6 +22,7 @@ from rammer.schedule.registry import Auto, parse_policy, policies
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
 from rammer.testing.programs import adding, device, kernel, random_net
+from rammer.testing.some import some
 
 
 def graph_of(kernels: dict[str, list[RKernel]], after: dict[str, tuple[str, ...]]) -> OperatorGraph:
@@ -178,12 +182,42 @@ def test_task_times_depend_on_how_many_vEUs_are_busy() -> None:
     assert half == pytest.approx(2e-6)
 
 
-def test_auto_keeps_the_best_prediction() -> None:
+def test_auto_proposes_what_every_policy_would_do_best_prediction_first() -> None:
     net = random_net(Random(7), 12)
     graph, unit = net.graph(), device(6)
-    best = min(p(graph, unit).predicted for name, p in policies().items() if name != "auto")
-    policy, schedule = Auto().choose(graph, unit)
-    assert schedule.predicted == best == policy(graph, unit).predicted == Auto()(graph, unit).predicted
+    proposed = Auto().proposals(graph, unit)
+    predicted = [schedule.predicted for _, schedule in some(proposed)]
+    every = [p(graph, unit) for p in (Sequential(), Wavefront(), Wavefront(lean=0), IOS())]
+    assert predicted == sorted(predicted) and predicted[0] == min(s.predicted for s in every) == Auto()(graph, unit).predicted
+    assert all(policy(graph, unit) == schedule for policy, schedule in some(proposed))
+    shapes = [replace(schedule, predicted=0.0) for _, schedule in proposed]
+    assert all(replace(s, predicted=0.0) in shapes for s in some(every))
+    assert all(shapes.count(shape) == 1 for shape in some(shapes))
+
+
+def program_of(policy: str) -> RProgram:
+    return replace(random_net(Random(1), 3).program(Sequential(), 2), policy=policy)
+
+
+def test_the_fastest_whole_program_is_kept_and_those_close_to_it_are_timed_again() -> None:
+    times = {"a": [5.0], "b": [1.0, 1.2], "c": [1.05, 1.1]}  # seconds of each program, the first and the second time
+    asked: list[tuple[str, int]] = []
+
+    def timed(program: RProgram, runs: int) -> float:
+        asked.append((program.policy, runs))
+        return times[program.policy].pop(0)
+
+    best, why = fastest_program([program_of(n) for n in times], timed)
+    assert best.policy == "c" and why == "c, by measurement: a 5000 ms, b 1200 ms, c 1100 ms"
+    assert [name for name, _ in asked] == ["a", "b", "c", "b", "c"] and asked[-1][1] > asked[0][1]
+
+
+def test_without_a_device_to_measure_the_first_prediction_is_kept_and_it_is_said() -> None:
+    def timed(program: RProgram, runs: int) -> float:
+        raise DeviceUnavailable("compiled without the card")
+
+    best, why = fastest_program([program_of("a"), program_of("b")], timed)
+    assert best.policy == "a" and why == "a, by prediction: compiled without the card"
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,15 @@ class HostOperator(Protocol):
 
 @dataclass(frozen=True)
 class ProgramSegment:
-    """A part of the model that runs on the device, with every step it went through (None when reloaded)."""
+    """A part of the model that runs on the device, with every step it went through (None when reloaded); ``choice`` says why
+    it has its policy where several were tried."""
 
     program: RProgram
     constants: Mapping[str, np.ndarray]
     compute: ComputeGraph | None = None
     tile: TileGraph | None = None
     kernels: Mapping[str, tuple[RKernel, ...]] = field(default_factory=dict)
+    choice: str = ""
 
 
 @dataclass(frozen=True)

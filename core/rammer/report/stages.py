@@ -75,7 +75,9 @@ def program(compiled: Compiled, device: VDevice) -> str:
 
 def schedule(compiled: Compiled, device: VDevice) -> str:
     """What every vEU does when, as the task times predict it."""
-    return _each(compiled, lambda s: gantt(s.program, task_seconds(s.program, s.kernels)))
+    return _each(
+        compiled, lambda s: f"policy {s.choice or s.program.policy}\n{gantt(s.program, task_seconds(s.program, s.kernels))}"
+    )
 
 
 def trace(compiled: Compiled, device: VDevice) -> str:

@@ -96,41 +96,30 @@ def _nothing(group: int) -> Least:
     return 0.0, 0.0, 0.0
 
 
-def search(
-    dag: Dag,
-    latency: Callable[[int], float],
-    r: int,
-    s: int,
-    limit: int,
-    least: Callable[[int], Least] = _nothing,
-    tick: Callable[[], None] = lambda: None,
-) -> Found:
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What a search knows of time: seconds ``of`` a stage (a bit mask), asked for only where the stage could be the best one by
+    what each of its groups takes at ``least``. ``tick`` is called now and then, and may raise."""
+
+    of: Callable[[int], float]
+    least: Callable[[int], Least] = _nothing
+    tick: Callable[[], None] = lambda: None
+
+
+def search(dag: Dag, latency: Latency, r: int, s: int, limit: int) -> Found:
     """The cheapest sequence of stages of at most ``s`` groups of at most ``r`` operators. Raises TooLarge beyond ``limit``
-    transitions.
-
-    ``least`` tells of a group what any stage with it takes at the least; the latency of an ending is asked for only where it
-    could then be the best one. ``tick`` is called now and then, and may raise.
-    """
-    return _Search(dag, latency, r, s, limit, least, tick).found((1 << dag.size) - 1)
+    transitions."""
+    return _Programme(dag, latency, r, s, limit).found((1 << dag.size) - 1)
 
 
-class _Search:
+class _Programme:
     """What is known of each set of operators that is left, and of each ending."""
 
-    def __init__(
-        self,
-        dag: Dag,
-        latency: Callable[[int], float],
-        r: int,
-        s: int,
-        limit: int,
-        least: Callable[[int], Least],
-        tick: Callable[[], None],
-    ) -> None:
-        self.size, self.latency, self.s, self.limit, self.tick = dag.size, latency, s, limit, tick
+    def __init__(self, dag: Dag, latency: Latency, r: int, s: int, limit: int) -> None:
+        self.size, self.latency, self.s, self.limit = dag.size, latency, s, limit
         #: Every set that can be a group of an ending, with those outside that read it.
         self.groups = [(part, _union(dag.succ, part) & ~part) for part in connected(dag, r)]
-        self.least: dict[int, Least] = {0: _nothing(0), **{part: least(part) for part, _ in self.groups}}
+        self.least: dict[int, Least] = {0: _nothing(0), **{part: latency.least(part) for part, _ in self.groups}}
         #: Seconds of an ending: at least, until its latency was asked for.
         self.seconds = {part: _at_least(self.least[part]) for part, _ in self.groups}
         self.exact: set[int] = set()
@@ -165,7 +154,7 @@ class _Search:
         Each group of an ending is an ending itself. Two of those that touch overlap, since what reads an ending is in it:
         so the endings are the unions of groups without a common operator.
         """
-        self.tick()
+        self.latency.tick()
         self.steps += len(self.groups)
         if self.steps > MAX_STEPS:
             raise TooLarge(f"more than {MAX_STEPS} steps to the endings of {self.size} operators", self.transitions)
@@ -198,7 +187,7 @@ class _Search:
             ending = ends[best]
             if ending in self.exact:
                 break
-            seconds[ending] = self.latency(ending)
+            seconds[ending] = self.latency.of(ending)
             self.exact.add(ending)
             values[best] = before[best] + seconds[ending]
         cost[state], self.choice[state] = values[best], ending

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
-from rammer.schedule.endings import Dag, Found, Least, TooLarge, bits, blocks, search
+from rammer.schedule.endings import Dag, Found, Latency, Least, TooLarge, bits, blocks, search
 from rammer.schedule.place import Row, choices, levels_of, side_by_side
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
 
@@ -50,8 +50,7 @@ class IOS:
     Exact within blocks: no stage reaches across a place where all that follows waits for all before it, which costs nothing as
     long as the groups behind it number at most ``s``.
     The search of a model ends after MAX_TOTAL transitions or ``seconds`` of its own processor time; what was not
-    searched by then is put in
-    stages greedily, and a warning says so.
+    searched by then is put in stages greedily, and a warning says so.
     The latency of a stage comes from the kernel times through ``place.side_by_side``: its groups share the vEUs. It is
     asked for only where a stage could be the best by what its groups take at the least.
     """
@@ -185,7 +184,7 @@ class _Search:
             return least_latency(self.graph, [names[i] for i in bits(group)], self.device)
 
         limit = max(1, min(MAX_TRANSITIONS, MAX_TOTAL - self.transitions))
-        return search(dag, latency, self.policy.r, self.policy.s, limit, least, tick)
+        return search(dag, Latency(latency, least, tick), self.policy.r, self.policy.s, limit)
 
 
 def _joined(parts: Sequence[IOSResult]) -> IOSResult:

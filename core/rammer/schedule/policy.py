@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
 
-__all__ = ["OperatorGraph", "Policy", "Schedule", "rows_of"]
+__all__ = ["Choosing", "OperatorGraph", "Policy", "Schedule", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,15 @@ class Policy(Protocol):
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
         """Place every task of every operator exactly once."""
+        ...
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """A policy with several proposals, of which the one whose whole program is the fastest is to be kept."""
+
+    def proposals(self, graph: OperatorGraph, device: VDevice) -> Sequence[tuple[Policy, Schedule]]:
+        """Each with the policy that made it; where nothing can be measured the first one is kept."""
         ...
 
 

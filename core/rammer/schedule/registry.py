@@ -20,29 +20,40 @@ _SPELLING = re.compile(r"\s*([\w-]+)\s*(?:\{(.*)\})?\s*")
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """Tries every built-in policy and keeps the best prediction."""
+    """Proposes what every built-in policy would do. Of a device that can be measured the compiler keeps the fastest whole
+    program; called as a policy, it is the best prediction."""
 
     name: ClassVar[str] = "auto"
 
     def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
-        """The schedule of the policy that ``choose`` picks."""
-        return self.choose(graph, device)[1]
+        """The schedule with the best prediction."""
+        return self.proposals(graph, device)[0][1]
 
-    def choose(self, graph: OperatorGraph, device: VDevice) -> tuple[Policy, Schedule]:
-        """The winning policy with its schedule; equal predictions go to the simpler policy."""
-        tried: list[tuple[Policy, Schedule]] = [(p, p(graph, device)) for p in _BASIC]
-        return min(tried, key=lambda pair: pair[1].predicted)
+    def proposals(self, graph: OperatorGraph, device: VDevice) -> list[tuple[Policy, Schedule]]:
+        """Each policy's schedule, best prediction first; equal predictions go to the simpler policy, and what two policies
+        would do alike is there once."""
+        kept: list[tuple[Policy, Schedule]] = []
+        for policy in _BASIC:
+            mine = policy(graph, device)
+            if not any(_alike(mine, other) for _, other in kept):
+                kept.append((policy, mine))
+        return sorted(kept, key=lambda pair: pair[1].predicted)
 
     def __str__(self) -> str:
         return self.name
 
 
-_BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), IOS())
+def _alike(first: Schedule, second: Schedule) -> bool:
+    return replace(first, predicted=0.0) == replace(second, predicted=0.0)
+
+
+_BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), Wavefront(lean=0), IOS())
 
 
 def policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
     """Every policy by its bare name, with default arguments; ``extra`` come from plugins."""
-    return {_bare(p): p for p in (*_BASIC, Auto(), *extra)}
+    known: tuple[Policy, ...] = (Sequential(), Wavefront(), IOS(), Auto(), *extra)
+    return {_bare(p): p for p in known}
 
 
 def _bare(policy: Policy) -> str:

@@ -78,9 +78,9 @@ def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
     values: dict[str, Array] = {}
     graph_of = compiler.program
 
-    def program(compute: Any, inputs: Any, outputs: Any) -> Any:
+    def program(compute: Any, inputs: Any, outputs: Any, ranged: bool = False) -> Any:
         values.update(compute.constants)
-        return graph_of(compute, inputs, outputs)
+        return graph_of(compute, inputs, outputs, ranged)
 
     compiler.program = program  # type: ignore[method-assign]
     if "fuse" in case.tags:  # whatever can meet on chip does, also where it is predicted slower

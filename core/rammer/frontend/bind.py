@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +39,8 @@ from rammer.ir.types import KNOWN, TensorType, is_float
 
 #: Operands that were float attributes of older opsets.
 _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
+#: No weights.
+NOTHING: Final[Mapping[str, np.ndarray]] = MappingProxyType({})
 #: Operators whose result follows from the type of their input alone.
 _TYPE_ONLY: Final = frozenset({"Shape", "Size"})
 
@@ -79,6 +82,7 @@ def bind_until(
 ) -> tuple[Graph, Rest | None]:
     """As ``bind``, as far as shapes are known: the Graph gives what can be computed so far, under its ONNX names, and the Rest
     waits for it. Without a Rest the Graph is all of the model. ``ranged``: data that follows from shapes stays computed."""
+    model.check_files()
     walk = Binder(lowered, model.custom, ranged=ranged)
     graph = model.proto.graph
     extents = bound_shapes(model, shapes)
@@ -93,7 +97,7 @@ def bind_until(
         inputs.append(value)
     for name in model.outputs:
         walk.reserved.setdefault(name, identifier(name, walk.taken))
-    walk.initializers(graph, scope)
+    walk.initializers(graph, scope, model.weights)
     for name, array in model.known.items():
         walk.constant(name, array, scope)
     given = {port.name for port in model.inputs}
@@ -143,10 +147,10 @@ class Binder:
     #: Constants that follow from shapes.
     shaped: set[str] = field(default_factory=set)
 
-    def initializers(self, graph: GraphProto, scope: Scope) -> None:
-        """Make the constants of ``graph`` known."""
+    def initializers(self, graph: GraphProto, scope: Scope, weights: Mapping[str, np.ndarray] = NOTHING) -> None:
+        """Make the constants of ``graph`` known; ``weights`` are those that are not in it."""
         for tensor in graph.initializer:
-            value = numpy_helper.to_array(tensor)
+            value = weights[tensor.name] if tensor.name in weights else numpy_helper.to_array(tensor)
             self.stored += value.nbytes
             self.constant(tensor.name, value, scope)
 

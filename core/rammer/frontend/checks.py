@@ -16,6 +16,7 @@ from rammer.errors import BadInput
 from rammer.frontend import custom, limits, schemas
 from rammer.frontend.nodes import element_type, node_title
 from rammer.frontend.wellformed import check_node, check_strings
+from rammer.frontend.wire import Bytes, varint
 from rammer.ir.port import ON_HOST
 from rammer.ir.types import KNOWN
 
@@ -40,15 +41,15 @@ _MODEL_FIELDS: Final = {
 ML: Final = "ai.onnx.ml"
 
 
-def parse_model(data: bytes, where: str) -> ModelProto:
-    """The model in ``data``; BadInput if it is empty, truncated or not ONNX."""
+def parse_model(data: Bytes, where: str, whole: Bytes | None = None) -> ModelProto:
+    """The model in ``data``, or ``whole`` before something was cut out; BadInput if it is empty, truncated or not ONNX."""
     if not data:
         raise BadInput("the model file is empty", where, "download or export the model again")
-    truncated = _truncation(data)
+    truncated = _truncation(data if whole is None else whole)
     if truncated is not None:
         raise BadInput(f"the model file is truncated: {truncated}", where, "download or copy the file again")
     try:
-        model = ModelProto.FromString(data)
+        model = ModelProto.FromString(bytes(data))
     except Exception as error:  # protobuf's DecodeError lives in another module for each of its implementations
         raise _not_onnx(where) from error
     if not model.HasField("graph"):
@@ -63,15 +64,15 @@ def _not_onnx(where: str) -> BadInput:
     return BadInput("not an ONNX model", where, "give a .onnx file (an ONNX ModelProto in protobuf's binary format)")
 
 
-def _truncation(data: bytes) -> str | None:
+def _truncation(data: Bytes) -> str | None:
     """What is cut off, if ``data`` is the beginning of a ModelProto; None if it is whole or something else."""
     position = 0
     while position < len(data):
-        tag, start = _varint(data, position)
+        tag, start = varint(data, position)
         field = None if tag is None else _MODEL_FIELDS.get(tag >> 3)
         if tag is None or field is None or field[1] != tag & 7:
             return None
-        value, position = _varint(data, start)
+        value, position = varint(data, start)
         if value is None:
             return f"{field[0]} has no value"
         if field[1] == 2:
@@ -79,20 +80,6 @@ def _truncation(data: bytes) -> str | None:
                 return f"{field[0]} has {value} bytes, of which {len(data) - position} are there"
             position += value
     return None
-
-
-def _varint(data: bytes, position: int) -> tuple[int | None, int]:
-    """The number at ``position`` and where it ends; None if the data ends within it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            return None, position
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-    return None, position
 
 
 # External data -------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto, external_data_helper
 
 from rammer.errors import BadInput
+from rammer.frontend import wire
+from rammer.frontend.apart import Apart, mappable
 from rammer.frontend.checks import all_graphs, bodies_of, graphs_below
 from rammer.frontend.wellformed import check_stored_bytes
 from rammer.ir.data import place_in
@@ -26,12 +28,31 @@ def _external_tensors(model: ModelProto) -> Iterator[TensorProto]:
     return (t for t in dense if external_data_helper.uses_external_data(t))
 
 
-def load_external_data(model: ModelProto, folder: Path) -> None:
-    """Read every tensor's values that ``check_external_data`` has found in files of ``folder``."""
+def load_external_data(model: ModelProto, folder: Path, apart: Apart) -> None:
+    """Every tensor's values that ``check_external_data`` has found in files of ``folder``: those of large initialisers of the
+    model's own graph go ``apart``, and others are read."""
+    for tensor in model.graph.initializer:
+        if external_data_helper.uses_external_data(tensor) and mappable(tensor):
+            raw = _bytes_of(tensor, folder, apart)
+            if len(raw) >= wire.LEAST:
+                apart.values[tensor.name] = raw
+                tensor.data_location = TensorProto.DEFAULT
+                del tensor.external_data[:]
     for tensor in _external_tensors(model):
         external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def _bytes_of(tensor: TensorProto, folder: Path, apart: Apart) -> memoryview:
+    """The bytes of a tensor in a file beside the model. BadInput where they are not there any more."""
+    info = external_data_helper.ExternalDataInfo(tensor)
+    path, offset = folder / info.location, info.offset or 0
+    data = apart.bytes_of(path)
+    end = len(data) if info.length is None else offset + info.length
+    if end > len(data):
+        raise BadInput(f"external data {info.location!r} is truncated", str(path), "download or copy the file again")
+    return data[offset:end]
 
 
 def check_external_data(model: ModelProto, folder: Path | None, where: str) -> tuple[str, ...]:

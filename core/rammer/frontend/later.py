@@ -21,6 +21,7 @@ from rammer.frontend import nodes as nd
 from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.reader import Model
 from rammer.ir.graph import Node
+from rammer.ir.mapped import in_memory
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.ir.types import KNOWN
 
@@ -165,6 +166,8 @@ class Later:
         """All of it."""
         why = self.why or Unknown("an output is an input that no device holds", f"graph {model.name}")
         made = {o for node in self.nodes for o in node.output}
+        hosted = {n for node in self.first for n in node.inputs}
+        known = {n: in_memory(a) if n in hosted else a for n, a in known.items()}
         proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
         proto.graph.name = model.proto.graph.name
         proto.graph.node.extend(self.nodes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import checks, limits, wellformed
 from rammer.frontend import external as external_files
+from rammer.frontend.apart import Apart, check_files, whole
 from rammer.frontend.contrib.place import placed
 from rammer.frontend.custom import NONE, used
 from rammer.frontend.functions import with_defaults
@@ -23,6 +24,7 @@ from rammer.frontend.nodes import first_line
 from rammer.frontend.sparse import dense_model
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.frontend.veils import open_extents
+from rammer.ir.mapped import Mapped
 from rammer.ir.port import OPTIONAL, SEQUENCE, InputPort
 
 __all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
@@ -34,7 +36,8 @@ class Model:
 
     ``external`` are the files beside it that weights came from: the model file alone does not identify it. ``custom`` are the
     plugins' operators that it uses, ``known`` constants by name that are not in the protobuf (of the rest of a model,
-    ``rammer.frontend.later``).
+    ``rammer.frontend.later``). ``weights`` are initialisers whose values stay in ``files``, mapped, or in the given
+    bytes.
     """
 
     proto: ModelProto = field(repr=False, compare=False)
@@ -47,6 +50,17 @@ class Model:
     external: tuple[str, ...] = ()
     custom: CustomOperators = field(default_factory=dict, repr=False, compare=False)
     known: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    files: tuple[Mapped, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def whole(self) -> ModelProto:
+        """The protobuf with all values in it, for tools that know nothing else: it takes their memory."""
+        return whole(self.proto, self.weights)
+
+    def check_files(self) -> None:
+        """BadInput where a file that ``weights`` are in was written to since it was read."""
+        check_files(self.files)
 
 
 def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators = NONE) -> Model:
@@ -57,7 +71,8 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
     """
     path = Path(source) if isinstance(source, (str, Path)) else None
     where = str(path) if path is not None else "the model in memory"
-    proto = source if isinstance(source, ModelProto) else checks.parse_model(_content(source), where)
+    apart = Apart()
+    proto = source if isinstance(source, ModelProto) else _parsed(source, where, apart)
     proto = placed(proto)
     graphs = list(checks.all_graphs(proto))
     limits.check_node_count(checks.count_nodes(proto, where), where)
@@ -65,8 +80,9 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
     folder = path.parent if path is not None else None
     external = external_files.check_external_data(proto, folder, where)
     if external and folder is not None:
-        external_files.load_external_data(proto, folder)
-    wellformed.check_tensors(proto, graphs)
+        external_files.load_external_data(proto, folder, apart)
+    wellformed.check_tensors(proto, graphs, apart.sizes())
+    weights = apart.arrays(proto)
     checks.check_operators(proto, plugins)
     if proto.functions:
         try:
@@ -85,19 +101,19 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
     check_kinds(proto, mine)
     proto = open_extents(proto)
     proto, notes = upgraded(proto)
-    return _model(proto, path, notes, external, mine)
+    return replace(_model(proto, path, notes, external, mine), weights=weights, files=tuple(apart.files.values()))
 
 
-def _content(source: str | Path | bytes) -> bytes:
+def _parsed(source: str | Path | bytes, where: str, apart: Apart) -> ModelProto:
     if isinstance(source, bytes):
-        return source
+        return apart.parsed(source, where)
     path = Path(source)
     try:
         if path.is_dir():
             raise BadInput("the model is a folder", str(path), "give the .onnx file in it")
         if path.exists() and not path.is_file():
             raise BadInput("the model is no ordinary file", str(path), "give a .onnx file: a model is read more than once")
-        return path.read_bytes()
+        return apart.parsed(path, where)
     except FileNotFoundError as error:
         raise BadInput("model file not found", str(path), "check the path") from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, defs, helper
 
@@ -15,12 +16,14 @@ from rammer.frontend import limits, schemas
 from rammer.frontend.attributes import attribute_problems
 from rammer.frontend.nodes import node_title
 
+#: Nothing is apart.
+NONE: Final[Mapping[str, int]] = MappingProxyType({})
 _EXPORT = "export the model again, and check it with onnx.checker"
 #: What a tensor can be stored in, other than its bytes or another file.
 _FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 #: Bits of an element of less than a byte, where this ONNX knows the type. Bytes hold as many as they can, also in part, and an
 #: entry of ``int32_data`` as many as a byte holds whole.
-_BITS = {
+BITS = {
     TensorProto.DataType.Value(name): bits
     for name, bits in {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}.items()
     if name in dict(TensorProto.DataType.items())
@@ -63,11 +66,12 @@ def _repeated(field: Any) -> bool:
     return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
 
 
-def check_tensors(model: ModelProto, graphs: list[GraphProto]) -> None:
-    """BadInput for the first tensor whose element type, shape and data do not belong together."""
+def check_tensors(model: ModelProto, graphs: list[GraphProto], apart: Mapping[str, int] = NONE) -> None:
+    """BadInput for the first tensor whose element type, shape and data do not belong together. ``apart`` are the bytes of
+    initialisers of the model's own graph that are not in the protobuf."""
     for graph in graphs:
         for tensor in graph.initializer:
-            check_tensor(tensor, f"initializer {tensor.name!r}")
+            check_tensor(tensor, f"initializer {tensor.name!r}", apart.get(tensor.name, 0) if graph is graphs[0] else 0)
         for sparse in graph.sparse_initializer:
             _check_sparse(sparse, f"initializer {sparse.values.name!r}")
     for node in (*(n for g in graphs for n in g.node), *(n for f in model.functions for n in f.node)):
@@ -82,8 +86,8 @@ def check_tensors(model: ModelProto, graphs: list[GraphProto]) -> None:
                 _check_sparse(sparse, where)
 
 
-def check_tensor(tensor: TensorProto, where: str) -> None:
-    """BadInput unless the tensor's data are as many as its shape says, and of its type."""
+def check_tensor(tensor: TensorProto, where: str, apart: int = 0) -> None:
+    """BadInput unless the tensor's data are as many as its shape says, and of its type. ``apart`` bytes of them are elsewhere."""
     kind = tensor.data_type
     if kind not in TensorProto.DataType.values() or kind == TensorProto.UNDEFINED:
         raise BadInput(f"a tensor has the element type {kind}, which ONNX does not define", where, _EXPORT)
@@ -91,7 +95,7 @@ def check_tensor(tensor: TensorProto, where: str) -> None:
     if tensor.HasField("segment"):
         raise BadInput("a tensor is stored in segments, which is not supported", where, "export the model in one piece")
     count = math.prod(tensor.dims)
-    stored = [f for f in ("raw_data", *_FIELDS) if len(getattr(tensor, f))]
+    stored = [f for f in ("raw_data", *_FIELDS) if len(getattr(tensor, f)) or (apart and f == "raw_data")]
     if len(stored) > 1:
         raise BadInput(f"a tensor has its data twice, in {' and '.join(stored)}", where, _EXPORT)
     if tensor.data_location == TensorProto.EXTERNAL and not stored:
@@ -99,13 +103,13 @@ def check_tensor(tensor: TensorProto, where: str) -> None:
     if not stored:
         have, want, unit = 0, count, "elements"
     elif stored[0] == "raw_data":
-        return check_stored_bytes(tensor, len(tensor.raw_data), where)
+        return check_stored_bytes(tensor, apart or len(tensor.raw_data), where)
     else:
         field = helper.tensor_dtype_to_field(kind)
         if stored[0] != field:
             raise BadInput(f"a tensor of type {kind} has its data in {stored[0]}, not in {field}", where, _EXPORT)
         parts = 2 if kind in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else 1
-        have, want, unit = len(getattr(tensor, field)), -(-count * parts // (8 // _BITS.get(kind, 8))), "entries"
+        have, want, unit = len(getattr(tensor, field)), -(-count * parts // (8 // BITS.get(kind, 8))), "entries"
     if have != want:
         what = f"a tensor of shape {list(tensor.dims)} has {have} {unit} of data, where it needs {want}"
         raise BadInput(what, where, _EXPORT)
@@ -118,7 +122,7 @@ def check_stored_bytes(tensor: TensorProto, have: int, where: str) -> None:
         raise BadInput("a tensor of strings is stored as bytes", where, _EXPORT)
     if kind not in TensorProto.DataType.values() or kind == TensorProto.UNDEFINED:
         raise BadInput(f"a tensor has the element type {kind}, which ONNX does not define", where, _EXPORT)
-    bits = _BITS.get(kind, 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize)
+    bits = BITS.get(kind, 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize)
     want = -(-math.prod(tensor.dims) * bits // 8)
     if have != want:
         raise BadInput(f"a tensor of shape {list(tensor.dims)} has {have} bytes of data, where it needs {want}", where, _EXPORT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rammer.frontend.nodes import is_random
+from rammer.ir.content import digest
 from rammer.ir.graph import Graph, Node
 from rammer.passes.rewrite import output_names, rebuilt, renamed
 
@@ -43,7 +43,7 @@ def _equal_constants(graph: Graph) -> dict[str, str]:
     first: dict[Hashable, str] = {}
     names = {}
     for name, array in graph.constants.items():
-        kept = first.setdefault(_array_key(array), name)
+        kept = first.setdefault(digest(array), name)
         if kept != name:
             names[name] = kept
     return names
@@ -58,12 +58,7 @@ def _key(node: Node) -> Hashable:
 def _attribute_key(value: Any) -> Hashable:
     """Equal for equal attributes; the type is part of it, since 1 == 1.0 == True."""
     if isinstance(value, np.ndarray):
-        return "array", _array_key(value)
+        return "array", digest(value)
     if isinstance(value, tuple):
         return "tuple", tuple(_attribute_key(v) for v in value)
     return type(value).__name__, value if not isinstance(value, float) else repr(value)
-
-
-def _array_key(array: np.ndarray) -> Hashable:
-    data = repr(array.tolist()).encode() if array.dtype.kind == "O" else np.ascontiguousarray(array).data
-    return str(array.dtype), array.shape, hashlib.blake2b(data, digest_size=16).digest()

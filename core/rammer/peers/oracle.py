@@ -41,7 +41,7 @@ def run_reference(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]
                 f"plugin {operator.plugin} declares no reference of {operator.title}", "--against reference", "give a file F.npz"
             )
     with _refusals("onnx.reference"):
-        values = ReferenceEvaluator(model.proto, new_ops=reference_operators(model.custom)).run(None, dict(inputs))
+        values = ReferenceEvaluator(model.whole, new_ops=reference_operators(model.custom)).run(None, dict(inputs))
     return dict(zip(model.outputs, map(np.asarray, values), strict=True))
 
 
@@ -77,7 +77,7 @@ def onnxruntime_session(model: Model, threads: int = 0, optimised: bool = True) 
     options.log_severity_level = 3
     if not optimised:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    source = str(model.path) if model.path else model.proto.SerializeToString()
+    source = str(model.path) if model.path else model.whole.SerializeToString()
     with _refusals("ONNX Runtime", model):
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 

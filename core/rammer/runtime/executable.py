@@ -15,7 +15,7 @@ import numpy as np
 
 from rammer.compiled.artifact import Artifact, save_artifact
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
-from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.compiled.segments import Compiled, ProgramSegment, with_contents
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.arrays import as_numpy, by_name, dtype_of, mapped, shape_of
 from rammer.device.guard import compiling, guarded
@@ -23,7 +23,9 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Loaded
 from rammer.errors import BadInput, printable
 from rammer.ir.collector import collector_paused
+from rammer.ir.content import Contents
 from rammer.ir.formats import carrier, from_file
+from rammer.ir.mapped import released
 from rammer.ir.operator import RKernel
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.profile.store import KernelStore, key_of
@@ -67,6 +69,7 @@ class Executable:
     timing: Timing = NO_RUN  #: Of the run that ended last.
     resident: int = RESIDENT
     lengths: Lengths = field(default_factory=Lengths)
+    contents: Contents = field(default_factory=Contents, repr=False)  #: Constants of all programs, equal ones once.
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
 
     def __post_init__(self) -> None:
@@ -192,6 +195,7 @@ class Executable:
 
     def _loaded(self, compiled: Compiled, start: float) -> Specialised:
         """``compiled`` on the device. What waits for values is compiled when they are there."""
+        compiled = with_contents(compiled, self.contents)
         loaded, following = load_segments(self.backend, compiled), None
         if compiled.rest is not None:
             following = Continuation(compiled.rest, self._continued, Residents(self.head.name, self.resident), self.bodies)
@@ -314,6 +318,8 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
                     loaded[number] = backend.load(segment.program, segment.constants)
+                    for array in segment.constants.values():
+                        released(array)
     except BaseException:
         for program in loaded.values():
             program.close()

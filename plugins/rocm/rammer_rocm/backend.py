@@ -12,6 +12,7 @@ from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.program import RProgram
 
 from rammer_rocm.build import Builder, standard, version
+from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.profiler import OpenClProfiler
@@ -50,6 +51,7 @@ class OpenClBackend(OpenClKernels):
             self.context = cl.Context([device])
             self.queue = cl.CommandQueue(self.context)
             self.builder = Builder(self.context, standard(device))
+            self.constants = DeviceConstants(self.queue, self.vdevice.threads == 1)
         except cl.Error as problem:
             raise DeviceUnavailable(f"{device.name.strip()} cannot be opened: {problem}") from problem
 
@@ -66,12 +68,12 @@ class OpenClBackend(OpenClKernels):
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled and resident."""
-        return OpenClProgram(self.builder, self.queue, self, program, constants, self.single)
+        return OpenClProgram(self.builder, self.constants, self, program, constants, self.single)
 
     def close(self) -> None:
         """Free the queue, built kernels and the context, which is this object's own."""
         self.queue.finish()
-        del self.builder, self.queue, self.context
+        del self.constants, self.builder, self.queue, self.context
 
 
 def _single(options: Mapping[str, str], able: bool) -> bool:

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from rammer.codegen.task import Argument
 from rammer.device.manifest import Array, Binding, Bound, RunResult
+from rammer.device.shared import WantedForm
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram, Task, waves
 from rammer.ir.types import itemsize
@@ -19,61 +21,43 @@ from rammer.runtime.host_memory import fills, view
 
 from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
+from rammer_rocm.constants import PART, SLACK, DeviceConstants, PlacedConstants, packed, plain, rounded
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 from rammer_rocm.units import opencl
 
-#: Bytes between parts of the memory buffer: a page, so that parts share no cache line or TLB entry by accident.
-PART = 4096
 #: What the printed rows do not promise.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
-#: Bytes past the end that vector kernels may read (never use): wider than any vector.
-SLACK = 4096
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Byte addresses inside the one device buffer: of every program buffer and of packed constants."""
+    """Byte addresses of program buffers inside a program's own buffer on the device, and its size."""
 
     buffers: Mapping[str, int]
-    packed: Mapping[str, int]
     nbytes: int
 
 
-def lay_out(program: RProgram, functions: Mapping[str, TaskFunction]) -> DeviceMemory:
-    """Addresses: constants (only in the forms that kernels read), arena, inputs, outputs."""
-    raw, packed = set[str](), dict[str, int]()
-    for function in functions.values():
-        for a in function.arguments:
-            if a.packing is None:
-                raw.add(program.storage[a.tensor].buffer)
-            else:
-                packed[f"{a.tensor}@{a.packing.key}"] = a.packing.size * itemsize(a.packing.dtype)
-    raw |= {program.storage[port.tensor].buffer for port in program.outputs}
-    place, buffers, forms = 0, dict[str, int](), dict[str, int]()
-    for name, nbytes in packed.items():
-        forms[name] = place
-        place += _rounded(nbytes, 64)
+def lay_out(program: RProgram) -> DeviceMemory:
+    """Addresses: constants that are outputs, arena, inputs, outputs."""
+    outputs = {program.storage[port.tensor].buffer for port in program.outputs}
+    place, buffers = 0, dict[str, int]()
     for buffer in program.buffers:
-        if buffer.kind == "constant" and buffer.name in raw:
+        if buffer.kind == "constant" and buffer.name in outputs:
             buffers[buffer.name] = place
-            place += _rounded(buffer.nbytes, 64)
-    place = _rounded(place, PART)
+            place += rounded(buffer.nbytes, 64)
+    place = rounded(place, PART)
     for buffer in program.buffers:
         if buffer.kind == "arena":
             buffers[buffer.name] = place + buffer.offset
-    place = _rounded(place + program.arena_bytes, PART)
+    place = rounded(place + program.arena_bytes, PART)
     for buffer in program.buffers:
         if buffer.kind in ("input", "output"):
             buffers[buffer.name] = place
-            place = _rounded(place + buffer.nbytes, PART)
-    return DeviceMemory(buffers, forms, place + SLACK)
-
-
-def _rounded(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
+            place = rounded(place + buffer.nbytes, PART)
+    return DeviceMemory(buffers, place + SLACK)
 
 
 @dataclass(frozen=True)
@@ -126,31 +110,33 @@ class OpenClProgram:
     def __init__(
         self,
         builder: Builder,
-        queue: Any,
+        shared: DeviceConstants,
         kernels: OpenClKernels,
         program: RProgram,
         constants: Mapping[str, Array],
         single: bool,
     ) -> None:
+        queue = shared.queue
         context, device = queue.context, kernels.vdevice
         self.program, self.queue, self.single, self.closed = program, queue, single, False
         binding = Binding.of(program, constants)
         used = {task.operator for row in program.rows for task in row}
         functions = kernels.writer.all((o for o in program.operators if o.name in used), binding)
-        self.memory = lay_out(program, functions)
+        self.memory = lay_out(program)
         distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}
-        arguments, row_of = self._arguments(functions)
-        self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
-        scratch = _rounded(max((f.scratch for f in distinct.values()), default=0), PART)
-        shape = WalkShape(program.veus, device.threads, scratch)
+        scratch = rounded(max((f.scratch for f in distinct.values()), default=0), PART)
+        self.threads, self.epoch, self.launch = device.threads, 0, 0
         # With one launch the groups are the device's units, however many rows the program has.
         self.groups = min(program.veus, device.veus) if single else program.veus
         self._check_memory(context.devices[0], self.groups * scratch if device.threads == 1 else 0)
+        self.constants = self.placed(functions, constants, shared)
+        arguments, row_of = self._arguments(functions)
+        self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
+        shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers))
         text = program_text(list(distinct.values()), self.table.sets, shape, dialect_of(device), single)
         self.binary = builder(text)
-        self.threads, self.epoch, self.launch = device.threads, 0, 0
-        self.upload(context, arguments, constants, functions, self.groups * scratch if device.threads == 1 else 0)
+        self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
         self._prepare(context)
 
     @property
@@ -158,20 +144,40 @@ class OpenClProgram:
         """Launches of one run (with ``single``: where no launch ends early)."""
         return 1 if self.single else len(self.table.kernel_of_wave)
 
-    def _arguments(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
-        """The byte address of every pointer of every operator, and where each operator's addresses start."""
-        addresses, row_of = list[int](), dict[str, int]()
-        for name, function in functions.items():
-            row_of[name] = len(addresses)
-            addresses += [self._address(a.tensor, a.packing.key if a.packing else "") for a in function.arguments]
-        return np.array(addresses or [0], np.int64), row_of
+    def placed(
+        self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
+    ) -> PlacedConstants:
+        """The constants that kernels read, on the device in the forms that they want."""
+        filling = {self.program.storage[n].buffer: n for n in constants if n in self.program.storage}
+        wanted = dict[tuple[str, str], WantedForm]()
+        for a in (a for f in functions.values() for a in f.arguments):
+            name = self.program.storage[a.tensor].buffer if a.packing is None else a.tensor
+            if a.packing is not None:
+                wanted[name, a.packing.key] = packed(constants[name], a.packing)
+            elif name in filling and name not in self.memory.buffers:
+                wanted[name, ""] = plain(constants[filling[name]], self.program.storage[filling[name]], self.program.buffer[name])
+        try:
+            return shared.placed(wanted)
+        except opencl().MemoryError as problem:
+            raise DeviceFailure(f"out of device memory for the constants of {self.program.name} ({problem})") from problem
 
-    def _address(self, tensor: str, packing: str = "") -> int:
-        if packing:
-            return self.memory.packed[f"{tensor}@{packing}"]
-        storage = self.program.storage[tensor]
-        size = itemsize(self.program.buffer[storage.buffer].dtype)
-        return self.memory.buffers[storage.buffer] + storage.offset * size
+    def _arguments(self, functions: Mapping[str, TaskFunction]) -> tuple[Array, dict[str, int]]:
+        """Buffer and byte address in it of every pointer of every operator, and where each operator's begin."""
+        addresses, row_of = list[tuple[int, int]](), dict[str, int]()
+        for name, function in functions.items():
+            row_of[name] = 2 * len(addresses)
+            addresses += [self._address(a) for a in function.arguments]
+        return np.array(addresses or [(0, 0)], np.int64), row_of
+
+    def _address(self, argument: Argument) -> tuple[int, int]:
+        if argument.packing is not None:
+            return self.constants.places[argument.tensor, argument.packing.key]
+        storage = self.program.storage[argument.tensor]
+        inside = storage.offset * itemsize(self.program.buffer[storage.buffer].dtype)
+        if storage.buffer in self.memory.buffers:
+            return 0, self.memory.buffers[storage.buffer] + inside
+        number, start = self.constants.places[storage.buffer, ""]
+        return number, start + inside
 
     def _check_memory(self, device: Any, scratch: int) -> None:
         limits = (
@@ -185,10 +191,8 @@ class OpenClProgram:
                     hint="use a smaller batch, or a device with more memory",
                 )
 
-    def upload(
-        self, context: Any, arguments: Array, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction], scratch: int
-    ) -> None:
-        """Put memory, constants and the tables on the device."""
+    def upload(self, context: Any, arguments: Array, constants: Mapping[str, Array], scratch: int) -> None:
+        """Put memory, constants that are outputs, and the tables on the device."""
         cl = opencl()
         flags = cl.mem_flags
         try:
@@ -198,29 +202,21 @@ class OpenClProgram:
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
             self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]
-            self.upload_constants(constants, functions)
+            self.upload_constants(constants)
         except cl.MemoryError as problem:
             raise DeviceFailure(f"out of device memory: {self.memory.nbytes} bytes wanted ({problem})") from problem
 
-    def upload_constants(self, constants: Mapping[str, Array], functions: Mapping[str, TaskFunction]) -> None:
-        """Write constants to the device, packed where a kernel wants them so."""
+    def upload_constants(self, constants: Mapping[str, Array]) -> None:
+        """Write constants that are outputs."""
         for name in sorted(constants):
             if name in self.program.storage and self.program.storage[name].buffer in self.memory.buffers:
                 self.write(name, constants[name])
-        done = set[str]()
-        for argument in (a for f in functions.values() for a in f.arguments):
-            if argument.packing is not None:
-                key = f"{argument.tensor}@{argument.packing.key}"
-                if key not in done:
-                    done.add(key)
-                    values = np.ascontiguousarray(argument.packing.make(constants[argument.tensor]), argument.packing.dtype)
-                    self.write_bytes(values, self.memory.packed[key])
 
     def _prepare(self, context: Any) -> None:
         """Kernels with all arguments set, so that a run only enqueues them."""
         cl = opencl()
         arguments, starts, runs, filled = self.tables
-        common = (self.buffer, arguments, starts, runs, self.spill)
+        common = (self.buffer, arguments, starts, runs, self.spill, *self.constants.buffers)
         veus, count = self.program.veus, len(self.table.kernel_of_wave)
         self.launches: list[Any] = []
         if self.single:
@@ -230,8 +226,8 @@ class OpenClProgram:
             self.most_launches = int(self.table.filled.sum()) + 1
             kernel = cl.Kernel(self.binary, "program")
             # Declared types make setting all ten arguments ten times faster than setting one without.
-            kernel.set_arg_types([None] * 7 + [np.int32] * 3)
-            self.fixed = (*common, filled, self.sync)
+            kernel.set_arg_types([None] * (len(common) + 2) + [np.int32] * 3)
+            self.fixed: tuple[Any, ...] = (*common, filled, self.sync)
             self.launches.append(kernel)
             return
         for wave, number in enumerate(self.table.kernel_of_wave):
@@ -360,3 +356,5 @@ class OpenClProgram:
         for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
             buffer.release()
         self.launches.clear()
+        self.fixed = ()
+        self.constants = PlacedConstants((), {}, ())  # others may have them yet

@@ -34,7 +34,7 @@ _WALK = """  for (int r = starts[{row}]; r < starts[{row} + 1]; ++r) {{
 """
 _PARAMETERS = (
     "__global char *memory, __global const long *arguments, __global const int *starts, "
-    "__global const int *runs, __global char *spill"
+    "__global const int *runs, __global char *spill{constants}"
 )
 _SINGLE = """{head}
 __kernel void program({parameters},
@@ -76,11 +76,22 @@ __kernel void wave_{number}({parameters}, int first)
 
 @dataclass(frozen=True, slots=True)
 class WalkShape:
-    """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU."""
+    """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU, buffers with constants."""
 
     veus: int
     threads: int
     scratch: int
+    constants: int = 0
+
+    @property
+    def parameters(self) -> str:
+        """Those of every kernel."""
+        return _PARAMETERS.format(constants="".join(f", __global char *constants{i}" for i in range(self.constants)))
+
+    def base(self, number: str) -> str:
+        """The buffer with this number: 0 is the program's own, constants follow."""
+        others = "".join(f"{number} == {i + 1} ? constants{i} : " for i in range(self.constants))
+        return f"({others}memory)" if others else "memory"
 
 
 def program_text(
@@ -96,7 +107,7 @@ def program_text(
         parts.append(
             _SINGLE.format(
                 head=head,
-                parameters=_PARAMETERS,
+                parameters=shape.parameters,
                 scratch=_scratch(shape),
                 walk=walk,
                 veus=shape.veus,
@@ -107,19 +118,19 @@ def program_text(
         return "\n".join(parts)
     for number, members in enumerate(sets):
         walk = _walk(functions, members, "row", shape)
-        parts.append(_WAVE.format(head=head, number=number, parameters=_PARAMETERS, scratch=_scratch(shape), walk=walk))
+        parts.append(_WAVE.format(head=head, number=number, parameters=shape.parameters, scratch=_scratch(shape), walk=walk))
     return "\n".join(parts)
 
 
 def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, shape: WalkShape) -> str:
-    cases = "".join(f"        case {i}: {_call(functions[i])}; break;\n" for i in members)
+    cases = "".join(f"        case {i}: {_call(functions[i], shape)}; break;\n" for i in members)
     # Tasks of a row may depend on each other: the whole group must have finished one before the next.
     fence = "\n      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);" if shape.threads > 1 else ""
     return _WALK.format(row=row, words=RUN_WORDS, cases=cases, barrier=fence)
 
 
-def _call(function: TaskFunction) -> str:
-    pointers = [f"(__global {kind} *)(memory + a[{k}])" for k, kind in enumerate(function.types)]
+def _call(function: TaskFunction, shape: WalkShape) -> str:
+    pointers = [f"(__global {kind} *)({shape.base(f'a[{2 * k}]')} + a[{2 * k + 1}])" for k, kind in enumerate(function.types)]
     return f"{function.entry}({', '.join([*pointers, 'scratch', 'task'])})"
 
 

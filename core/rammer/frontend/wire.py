@@ -1,0 +1,128 @@
+"""Protobuf's wire format, as far as to cut the values of a model's weights out of its bytes before anything copies them.
+
+https://protobuf.dev/programming-guides/encoding: a message is fields one after another, each a tag (number << 3 | type) and a
+value; strings, bytes and messages begin with their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+Bytes: TypeAlias = "bytes | memoryview"
+
+#: Types of values: a number, 8 bytes, bytes after their length, 4 bytes.
+VARINT, LONG, BYTES, SHORT = 0, 1, 2, 5
+#: Numbers of fields (onnx.proto): ModelProto's, GraphProto's and TensorProto's.
+_GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14
+#: Bytes from which values are cut out. No tensor of so many is looked at by value: shapes, axes and scales are far smaller.
+LEAST: Final = 1 << 14
+
+
+class Malformed(ValueError):
+    """No message in protobuf's format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a message: where it begins, and where its value begins and ends."""
+
+    number: int
+    kind: int
+    start: int
+    begin: int
+    end: int
+
+
+def varint(data: Bytes, position: int) -> tuple[int | None, int]:
+    """The number at ``position`` and where it ends; None if the data ends within it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            return None, position
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+    return None, position
+
+
+def fields(data: Bytes, begin: int, end: int) -> Iterator[Field]:
+    """The fields of the message from ``begin`` to ``end``. Malformed where they are none."""
+    position = begin
+    while position < end:
+        tag, at = varint(data, position)
+        if tag is None:
+            raise Malformed
+        kind, length = tag & 7, {LONG: 8, SHORT: 4}.get(tag & 7, 0)
+        if kind in (VARINT, BYTES):
+            value, after = varint(data, at)
+            if value is None:
+                raise Malformed
+            at, length = (after, value) if kind == BYTES else (at, after - at)
+        elif not length:
+            raise Malformed
+        if at + length > end:
+            raise Malformed
+        yield Field(tag >> 3, kind, position, at, at + length)
+        position = at + length
+
+
+def without_weights(data: memoryview) -> tuple[bytes | memoryview, dict[int, memoryview]]:
+    """A model's bytes without the raw data of large initialisers of its graph, and these by the initialiser's place. What is no
+    model, or is written in an unusual way, stays whole: the parser says what is wrong with it."""
+    try:
+        graphs = [f for f in fields(data, 0, len(data)) if f.number == _GRAPH]
+        if len(graphs) != 1 or graphs[0].kind != BYTES:
+            return data, {}
+        return _without(data, graphs[0])
+    except Malformed:
+        return data, {}
+
+
+def _without(data: memoryview, graph: Field) -> tuple[bytes | memoryview, dict[int, memoryview]]:
+    parts, cut = list[Bytes](), dict[int, memoryview]()
+    done, place = graph.begin, 0
+    for found in fields(data, graph.begin, graph.end):
+        if found.number != _INITIALIZER:
+            continue
+        if found.kind != BYTES:
+            raise Malformed
+        if found.end - found.begin >= LEAST and (raw := _raw_data(data, found)):
+            kept = found.end - found.begin - (raw.end - raw.start)
+            parts += [data[done : found.start], _tag(_INITIALIZER), _number(kept)]
+            parts += [data[found.begin : raw.start], data[raw.end : found.end]]
+            cut[place], done = data[raw.begin : raw.end], found.end
+        place += 1
+    if not cut:
+        return data, {}
+    parts.append(data[done : graph.end])
+    inner = _number(sum(map(len, parts)))
+    return b"".join([data[: graph.start], _tag(_GRAPH), inner, *parts, data[graph.end :]]), cut
+
+
+def _raw_data(data: memoryview, tensor: Field) -> Field | None:
+    """The raw data of a tensor, if they are many, are there once, and nothing says that others are meant."""
+    inside = [f for f in fields(data, tensor.begin, tensor.end) if f.number in (_RAW_DATA, _DATA_LOCATION)]
+    if (
+        len(inside) == 1
+        and inside[0].number == _RAW_DATA
+        and inside[0].kind == BYTES
+        and inside[0].end - inside[0].begin >= LEAST
+    ):
+        return inside[0]
+    return None
+
+
+def _tag(number: int) -> bytes:
+    return _number(number << 3 | BYTES)
+
+
+def _number(value: int) -> bytes:
+    result = bytearray()
+    while value > 127:
+        result.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*result, value])

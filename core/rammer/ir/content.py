@@ -1,0 +1,66 @@
+"""What an array holds, as a digest: values that are equal are found to be so, wherever they came from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+from weakref import ReferenceType, WeakValueDictionary, ref
+
+import numpy as np
+
+from rammer.ir.mapped import released
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Bytes that are hashed at a time: of a mapped array no more are in memory.
+PIECE: Final = 16 << 20
+#: Bytes up to which an array that may be written to is copied, so that it can be shared: it may be a caller's.
+SMALL: Final = 1 << 16
+#: Digests of read-only arrays that are alive, by identity.
+_KNOWN: Final[dict[int, tuple[ReferenceType[Array], str]]] = {}
+
+
+def digest(array: Array) -> str:
+    """Equal for arrays of one element type and shape with the same bytes. That of a read-only array is found once."""
+    known = _KNOWN.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
+    found = hashlib.sha256(f"{array.dtype}{array.shape}".encode())
+    if array.dtype.kind == "O":
+        found.update(repr(array.tolist()).encode())
+    else:
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for at in range(0, flat.size, PIECE):
+            piece = flat[at : at + PIECE]
+            found.update(piece.data)
+            released(piece)
+    made = found.hexdigest()
+    if not array.flags.writeable:
+        key = id(array)
+        _KNOWN[key] = ref(array, lambda _: _KNOWN.pop(key, None)), made
+    return made
+
+
+def remembered(array: Array, made: str) -> None:
+    """Say the digest of a read-only array, which was found before."""
+    key = id(array)
+    _KNOWN[key] = ref(array, lambda _: _KNOWN.pop(key, None)), made
+
+
+@dataclass
+class Contents:
+    """Arrays by what they hold: of equal ones, all who ask get the first, as long as anybody has it."""
+
+    held: WeakValueDictionary[str, Array] = field(default_factory=WeakValueDictionary)
+
+    def of(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """``arrays``, read-only, or equal ones that others have."""
+        return {name: self._one(array) for name, array in arrays.items()}
+
+    def _one(self, array: Array) -> Array:
+        if array.flags.writeable:
+            array = np.array(array) if array.nbytes <= SMALL else array.view()
+            array.flags.writeable = False
+        return self.held.setdefault(digest(array), array)

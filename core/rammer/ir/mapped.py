@@ -1,0 +1,81 @@
+"""Files mapped into memory: values stay in their file, and take memory only while somebody reads them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+
+from rammer.errors import BadInput
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A file in memory, read-only. A file that is replaced stays as it was here; one that is written to in place does not, which
+    ``check`` tells."""
+
+    path: Path
+    data: mmap.mmap = field(repr=False)
+    file: BinaryIO = field(repr=False)
+    state: tuple[int, int]  #: Bytes, and when they were written last (nanoseconds).
+
+    @staticmethod
+    def of(path: Path) -> Mapped:
+        """OSError or ValueError where it cannot be mapped: it is empty, or its file system cannot."""
+        file = path.open("rb", buffering=0)
+        try:
+            state = _state(file)
+            return Mapped(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), file, state)
+        except BaseException:
+            file.close()
+            raise
+
+    def check(self) -> None:
+        """BadInput where the file was written to since it was mapped: values are others then, or are not there any more."""
+        if _state(self.file) != self.state:
+            raise BadInput(
+                "the model file was written to after it was opened", str(self.path), "open the model again, or replace the file"
+            )
+
+
+def _state(file: BinaryIO) -> tuple[int, int]:
+    found = os.fstat(file.fileno())
+    return found.st_size, found.st_mtime_ns
+
+
+def in_memory(array: Array) -> Array:
+    """A copy of a mapped array, which then is no file's; others as they are."""
+    if _file_of(array) is None:
+        return array
+    result = np.array(array)
+    result.flags.writeable = False
+    released(array)
+    return result
+
+
+def released(array: Array) -> None:
+    """Give back the memory that a mapped array's values took: who reads it again reads the file. Others stay as they are."""
+    base = _file_of(array)
+    if base is None or not hasattr(base, "madvise") or not array.flags.c_contiguous:  # Windows has none
+        return
+    start = _address(array) - _address(np.frombuffer(base, np.uint8))
+    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first:
+        base.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def _file_of(array: Array) -> mmap.mmap | None:
+    base: Any = array
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return base
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

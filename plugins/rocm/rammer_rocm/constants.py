@@ -1,0 +1,109 @@
+"""Constants on an OpenCL unit: each form of each constant once, for all programs that the unit was given.
+
+What a program finds there already stays where it is; all else that it wants goes into one new buffer. So a program's kernels take
+few buffers as arguments, and a constant is known by the number of its buffer and a place in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rammer.codegen.task import Packing
+from rammer.device.manifest import Array
+from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
+from rammer.ir.program import Buffer, Storage
+from rammer.ir.types import itemsize
+from rammer.runtime.host_memory import image
+
+from rammer_rocm.units import opencl
+
+#: Bytes between parts of a buffer: a page, so that parts share no cache line or TLB entry by accident; between constants.
+PART: Final = 4096
+LINE: Final = 64
+#: Bytes past the end that vector kernels may read (never use): wider than any vector.
+SLACK: Final = 4096
+#: Most buffers with constants of one program: OpenCL promises room for 128 pointers, and kernels choose among these.
+MOST: Final = 8
+#: A constant of a program: the buffer that it fills, or its tensor, and the key of its arrangement.
+Name: TypeAlias = tuple[str, str]
+
+
+def rounded(size: int, unit: int) -> int:
+    """``size`` as whole units."""
+    return -(-size // unit) * unit
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedForm:
+    """A form on the device: the buffer that it is in, and where it begins. The buffer lives as long as any of its parts."""
+
+    buffer: Any
+    start: int
+
+
+@dataclass(frozen=True)
+class PlacedConstants:
+    """Where the constants of a program are: the number of a buffer, of ``buffers`` from 1, and the first byte in it."""
+
+    buffers: tuple[Any, ...]
+    places: Mapping[Name, tuple[int, int]]
+    parts: tuple[PlacedForm, ...]
+
+
+def packed(values: Array, packing: Packing) -> WantedForm:
+    """A constant as kernels want it arranged."""
+
+    def make(given: Array) -> Array:
+        return np.ascontiguousarray(packing.make(given), packing.dtype)
+
+    return WantedForm(form_of(values, packing.key, packing.size * itemsize(packing.dtype)), values, make)
+
+
+def plain(values: Array, storage: Storage, buffer: Buffer) -> WantedForm:
+    """A constant as it is in its buffer."""
+    key = "" if storage.row_major else f"{storage.strides} {storage.offset}"
+    return WantedForm(form_of(values, key, buffer.nbytes), values, lambda given: image(storage, buffer, given))
+
+
+@dataclass(frozen=True)
+class DeviceConstants:
+    """The constants that programs of one unit share. ``on_cpu``: its memory is the host's."""
+
+    queue: Any
+    on_cpu: bool
+    shared: SharedConstants[PlacedForm] = field(default_factory=SharedConstants)
+
+    def placed(self, wanted: Mapping[Name, WantedForm]) -> PlacedConstants:
+        """Each on the device. MemoryError of OpenCL's where there is no room."""
+        ways = {w.form: w for w in wanted.values()}
+        found = self.shared.take(ways, self._uploaded)
+        size = Counter[int]()
+        for form, part in found.items():
+            size[id(part.buffer)] += form.nbytes
+        near = {number for number, _ in size.most_common(MOST - 1)}
+        far = {form: ways[form] for form, part in found.items() if id(part.buffer) not in near}
+        if len(size) > MOST:
+            found |= self.shared.renew(far, self._uploaded)
+        buffers = list(dict.fromkeys(part.buffer for part in found.values()))
+        numbers = {id(buffer): i + 1 for i, buffer in enumerate(buffers)}
+        places = {name: (numbers[id(found[w.form].buffer)], found[w.form].start) for name, w in wanted.items()}
+        return PlacedConstants(tuple(buffers), places, tuple(found.values()))
+
+    def _uploaded(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, PlacedForm]:
+        cl, context = opencl(), self.queue.context
+        starts, end = dict[ConstantForm, int](), 0
+        for form in wanted:
+            starts[form] = end
+            end += rounded(form.nbytes, LINE)
+        kind = cl.mem_flags.READ_WRITE | (cl.mem_flags.ALLOC_HOST_PTR if self.on_cpu else 0)
+        buffer = cl.Buffer(context, kind, end + SLACK)
+        for form, how in wanted.items():
+            if form.nbytes:
+                how.given(partial(cl.enqueue_copy, self.queue, buffer, dst_offset=starts[form], is_blocking=True))
+        return {form: PlacedForm(buffer, start) for form, start in starts.items()}

@@ -1,0 +1,178 @@
+"""Weights that stay in their file: what is mapped is what ONNX would read, and no file is read otherwise than without mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+
+from rammer.errors import BadInput
+from rammer.frontend import wire
+from rammer.frontend.reader import Model, read_model
+from rammer.ir.content import Contents, digest
+from rammer.ir.mapped import Mapped, released
+
+KINDS = [k for k in TensorProto.DataType.values() if k not in (TensorProto.UNDEFINED, TensorProto.STRING)]
+NAMES = {k: TensorProto.DataType.Name(k) for k in KINDS}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of a few bytes are large enough to be mapped."""
+    monkeypatch.setattr(wire, "LEAST", 16)
+
+
+def tensor(rng: np.random.Generator, kind: int, name: str) -> TensorProto:
+    """Random bits in a random shape, as bytes or, where that is possible, in the fields of the type."""
+    shape = tuple(int(n) for n in rng.integers(1, 7, rng.integers(1, 4)))
+    made = numpy_helper.from_array(np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind)), name)
+    bits = rng.integers(0, 2, len(made.raw_data)) if kind == TensorProto.BOOL else rng.integers(0, 256, len(made.raw_data))
+    made.raw_data = bits.astype(np.uint8).tobytes()
+    if rng.random() < 0.3 and kind in (TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.DOUBLE):
+        typed = helper.make_tensor(name, kind, shape, numpy_helper.to_array(made).reshape(-1).tolist())
+        return typed if np.isfinite(numpy_helper.to_array(typed).astype(float)).all() else made
+    return made
+
+
+def model(rng: np.random.Generator, count: int = 6) -> onnx.ModelProto:
+    """Initialisers of all types, which no operator reads."""
+    tensors = [tensor(rng, int(rng.choice(KINDS)), f"w{i}") for i in range(count)]
+    ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [2])] for n in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "g", *ports, tensors, doc_string="d" * int(rng.integers(0, 300))
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def values(read: Model) -> dict[str, bytes]:
+    """The bytes of every initialiser, wherever they are."""
+    own = {t.name: numpy_helper.to_array(t) for t in read.whole.graph.initializer}
+    kinds = {n: (a.dtype, a.shape, a.tobytes()) for n, a in read.weights.items()}
+    assert kinds == {n: (own[n].dtype, own[n].shape, own[n].tobytes()) for n in kinds}
+    return {n: a.tobytes() for n, a in own.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES.get)
+def test_every_type_is_read_as_onnx_reads_it(kind: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    given = model(rng, 1)
+    del given.graph.initializer[:]
+    given.graph.initializer.append(tensor(rng, kind, "w0"))
+    path = tmp_path / "m.onnx"
+    onnx.save(given, path)
+    want = numpy_helper.to_array(given.graph.initializer[0])
+    for source in (path, path.read_bytes(), given):
+        assert values(read_model(source)) == {"w0": want.tobytes()}
+
+
+def test_random_models_are_read_as_onnx_reads_them(rng: np.random.Generator, tmp_path: Path) -> None:
+    mapped = 0
+    for number in range(25):
+        given, path = model(rng), tmp_path / f"{number}.onnx"
+        want = {t.name: numpy_helper.to_array(t).tobytes() for t in given.graph.initializer}
+        if number % 2:
+            external_data_helper.convert_model_to_external_data(given, location=f"{number}.data", size_threshold=0)
+        onnx.save(given, path)
+        loaded = onnx.load(path)
+        assert {t.name: numpy_helper.to_array(t).tobytes() for t in loaded.graph.initializer} == want
+        read = read_model(path)
+        assert values(read) == want
+        mapped += len(read.weights)
+    assert mapped > 50
+
+
+def outcome(data: bytes) -> dict[str, bytes] | str:
+    """What reading gives, or says."""
+    try:
+        return values(read_model(data))
+    except BadInput as problem:
+        return str(problem)
+
+
+def test_hostile_files_are_read_as_without_mapping(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut, flipped, repeated and moved bytes: the same message or the same values, and never anything else."""
+    spoils: list[Callable[[bytearray], object]] = [
+        lambda d: d.__delitem__(slice(int(rng.integers(len(d))), None)),
+        lambda d: d.__setitem__(int(rng.integers(len(d))), int(rng.integers(256))),
+        lambda d: d.__delitem__(int(rng.integers(len(d)))),
+        lambda d: d.insert(int(rng.integers(len(d))), int(rng.integers(256))),
+        lambda d: d.extend(d[: int(rng.integers(len(d)))]),
+        lambda d: d.extend(d),
+    ]
+    found = dict[type, int]()
+    for _ in range(60):
+        whole = model(rng, 3).SerializeToString()
+        for spoil in spoils:
+            data = bytearray(whole)
+            spoil(data)
+            mapped = outcome(bytes(data))
+            with monkeypatch.context() as patch:
+                patch.setattr(wire, "LEAST", 1 << 40)
+                assert outcome(bytes(data)) == mapped
+            found[type(mapped)] = found.get(type(mapped), 0) + 1
+    assert min(found.values()) > 20
+
+
+def test_data_that_are_there_twice(rng: np.random.Generator) -> None:
+    given = model(rng, 1)
+    given.graph.initializer[0].CopyFrom(helper.make_tensor("w0", TensorProto.FLOAT, [8], np.zeros(8, np.float32), raw=False))
+    given.graph.initializer[0].raw_data = bytes(32)
+    with pytest.raises(BadInput, match="twice, in raw_data and float_data"):
+        read_model(given.SerializeToString())
+
+
+def test_a_file_that_is_written_to_is_no_model_any_more(tmp_path: Path, rng: np.random.Generator) -> None:
+    import rammer
+
+    weight = rng.standard_normal((16, 4)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    exe, x = rammer.compile(path, "toy"), rng.standard_normal((3, 16)).astype(np.float32)
+    wanted = exe.run({"x": x})["y"]
+    other = tmp_path / "other.onnx"
+    other.write_bytes(path.read_bytes())
+    other.replace(path)  # as careful writers do: what was opened is still there
+    np.testing.assert_allclose(exe.run({"x": x[:2]})["y"], wanted[:2], rtol=1e-6)
+    again = rammer.compile(path, "toy")
+    assert again.source.model.weights  # it has been read
+    with path.open("r+b") as file:
+        file.truncate(40)
+    with pytest.raises(BadInput, match="was written to after it was opened"):
+        again.run({"x": x[:1]})
+
+
+def test_memory_is_given_back_and_read_again(tmp_path: Path) -> None:
+    path, size = tmp_path / "f", 8 << 20
+    path.write_bytes(np.arange(size, dtype=np.uint32).tobytes()[:size])
+    array = np.frombuffer(Mapped.of(path).data, np.uint8)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    total = int(array.sum())
+    assert resident() - before > size / 2
+    released(array)
+    assert resident() - before < size / 2
+    assert int(array.sum()) == total
+
+
+def test_equal_arrays_are_one(rng: np.random.Generator) -> None:
+    contents = Contents()
+    first, other = np.arange(40.0), rng.standard_normal(40)
+    one = contents.of({"a": first, "b": other})
+    two = contents.of({"c": np.arange(40.0), "d": np.arange(40.0).reshape(5, 8), "e": np.arange(40)})
+    assert two["c"] is one["a"] and two["d"] is not one["a"] and two["e"] is not one["a"]
+    first[0] = 7  # a caller's array is his own
+    assert one["a"][0] == 0 and digest(one["a"]) == digest(np.arange(40.0))
+    assert first.flags.writeable

@@ -98,6 +98,23 @@ def test_a_scan(axis: int, back: int, out: int, turned: int, rng: np.random.Gene
     )
 
 
+@pytest.mark.parametrize(("batch", "back"), [(1, 0), (3, 0), (2, 1)])
+def test_a_scan_with_a_batch(batch: int, back: int, rng: np.random.Generator) -> None:
+    """Opset 8: every operand has a batch before the axis that the scan goes along, and rows come as it goes."""
+    ends = [tensor("s_next", [3]), tensor("row", [3])]
+    steps = [node("Mul", ["s", "a"], ["t"]), node("Tanh", ["t"], ["s_next"]), node("Sub", ["s", "a"], ["row"])]
+    body = graph(steps, [tensor("s", [3]), tensor("a", [3])], ends)
+    nodes = [node("Scan", ["", "x", "xs"], ["last", "rows"], num_scan_inputs=1, body=body, directions=[back])]
+    proto = model(nodes, [tensor("x", [batch, 3]), tensor("xs", [batch, 4, 3])], ["last", "rows"])
+    del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("", 8))
+    one_program(proto, {"x": fed(rng, batch, 3), "xs": fed(rng, batch, 4, 3)})
+    proto.graph.node[0].input[0] = "lengths"
+    proto.graph.input.append(tensor("lengths", [batch], INT64))
+    with pytest.raises(BadInput, match="sequence_lens"):
+        rammer.compile(proto, "toy")
+
+
 def test_loops_in_loops(rng: np.random.Generator) -> None:
     deep = graph(
         [node("Mul", ["u", "w"], ["u_next"]), node("Identity", ["d"], ["on"])],

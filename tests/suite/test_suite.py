@@ -38,9 +38,16 @@ from rammer.testing.suite.wide import exactly, nearer
 
 def test_all_kinds_load() -> None:
     found = names()
-    assert len(found) > 1900
-    # One of each kind: made in memory, with data in files, with a sequence, exported from PyTorch.
-    for name in ("test_add", "test_sequence_model1", "test_identity_sequence", "test_AvgPool2d", "test_operator_conv"):
+    assert len(found) > 2030
+    # One of each kind: with weights made in the run, made in memory, with data in files, with a sequence, exported from PyTorch.
+    for name in (
+        "test_squeezenet",
+        "test_add",
+        "test_sequence_model1",
+        "test_identity_sequence",
+        "test_AvgPool2d",
+        "test_operator_conv",
+    ):
         case = load(name)
         assert case.sets and all(outputs for _, outputs in case.sets), name
     assert names("^test_add$") == ["test_add"]
@@ -53,6 +60,8 @@ def test_all_kinds_load() -> None:
         ("test_nonzero_example", HOSTED),
         ("test_bernoulli", RANDOM),
         ("test_training_dropout", HOSTED),
+        ("test_scan_sum", PASSED),
+        ("test_affine_grid_2d_expanded", HOSTED),
         ("test_regex_full_match_basic", DECLINED),
     ],
 )
@@ -60,6 +69,11 @@ def test_verdicts(name: str, verdict: str) -> None:
     found = score(load(name), "toy", {})
     assert found.verdict == verdict
     assert bool(found.why) == (verdict == DECLINED) and bool(found.hosted) == (verdict in (HOSTED, RANDOM))
+
+
+def test_light_networks_have_the_output_beside_them() -> None:
+    found = score(load("test_zfnet512"), "rocm", {})
+    assert found.verdict == PASSED and not found.hosted
 
 
 def test_a_wrong_output_is_wrong_and_a_broken_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

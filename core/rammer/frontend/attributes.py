@@ -230,6 +230,17 @@ _SINGLE: Final[Mapping[str, tuple[int, ...]]] = {
     "Pad": (2,),
     "Dropout": (1, 2),
     "TopK": (1,),
+    "ConvInteger": (2,),
+    "QLinearConv": (1, 2, 6, 7),
+}
+
+
+#: Scales and zero points of products -> the operand whose they are, and the axis along which it may have several.
+_GRAINS: Final[Mapping[str, Mapping[int, tuple[int, int]]]] = {
+    "MatMulInteger": {2: (0, -2), 3: (1, -1)},
+    "QLinearMatMul": {1: (0, -2), 2: (0, -2), 4: (3, -1), 5: (3, -1), 6: (0, -2), 7: (0, -2)},
+    "ConvInteger": {3: (1, 0)},
+    "QLinearConv": {4: (3, 0), 5: (3, 0)},
 }
 
 
@@ -251,6 +262,7 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
             raise _refused(node, place, kind, "one element")
         if place in _CHANNELS.get(op, ()) and types[0] is not None and kind.size != _channels(types[0]):
             raise _refused(node, place, kind, f"{_channels(types[0])} elements, one for each channel")
+        _check_grain(node, place, kind, types)
     for attribute in node.attribute:
         if attribute.name == "batch_dims" and any(k is not None and len(k.shape) <= attribute.i for k in types):
             shapes = " and ".join(str(list(k.shape)) for k in types if k is not None)
@@ -259,6 +271,20 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
                 node_title(node),
                 "it counts axes that both operands have, and one more follows",
             )
+
+
+def _check_grain(node: NodeProto, place: int, kind: TensorType, types: Sequence[TensorType | None]) -> None:
+    """BadInput for scales or zero points of a product that are neither one number, nor as many as there are rows, columns or
+    features, nor (of matrices) a tensor with as many along that axis and 1 along the other."""
+    whose, axis = _GRAINS.get(node.op_type, {}).get(place, (-1, 0))
+    of = types[whose] if 0 <= whose < len(types) else None
+    if of is None or kind.size == 1:
+        return
+    count = of.shape[axis] if len(of.shape) >= (2 if axis < 0 else 1) else 1
+    result = max(len(k.shape) for k in (of, types[3] if place > 5 and len(types) > 3 else None) if k is not None)
+    spread = axis < 0 and 2 <= len(kind.shape) <= result and kind.shape[axis] == count and kind.shape[-3 - axis] == 1
+    if not (kind.size and (kind.shape == (count,) or spread)):
+        raise _refused(node, place, kind, f"one element, or {count} for input {whose} of {list(of.shape)}")
 
 
 def _channels(kind: TensorType) -> int:

@@ -210,7 +210,9 @@ class Binder:
             return
         if len(operands) == len(reads) and self.fold(schema, proto, operands, inferred, scope):
             return
-        if any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
+        # One that waits for values is not asked what its body would make of them.
+        waits = (_domain(proto), proto.op_type) in self.lowered and any(n not in operands for n in deciding(proto))
+        if not waits and any(nd.tensor_type(inferred.get(o, TypeProto())) is None for o in proto.output if o):
             inferred |= self.types_by_body(schema, proto, types, scope)
         if self.expand(schema, proto, types, scope):
             return

@@ -9,7 +9,7 @@ from typing import Final
 from onnx import ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper, version_converter
 
 from rammer.errors import BadInput
-from rammer.frontend import checks
+from rammer.frontend import checks, scans
 from rammer.frontend.nodes import first_line, node_title
 from rammer.frontend.outline import attach, outlined
 from rammer.frontend.veils import declare, undeclare, unveil, veil
@@ -37,6 +37,7 @@ def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         return outline, ()
     # It infers the types of all values first, but no upgrade asks for more than ranks behind a Slice of opset 10.
     hidden = veil(outline)
+    batched = scans.hide(outline, opset)
     reason = ""
     for target in (TARGET_OPSET, *FALLBACK_OPSETS):
         if opset >= target:
@@ -50,6 +51,8 @@ def upgraded(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
             reason = reason or first_line(error).rpartition("failed: ")[2]
             continue
         unveil(converted, hidden)
+        if batched:
+            scans.reveal(converted)
         attach(converted, weights)
         return converted, (_stuck(opset, target, reason),) if reason else ()
     return model, (_stuck(opset, opset, reason),) if reason else ()

@@ -14,7 +14,7 @@ from rammer.testing.crew import Begin, Crew, Line, Member, Work
 from rammer.testing.suite.score import FAILED, Score
 
 #: Seconds that a test may take, and all of them.
-PATIENCE, FOREVER = 60.0, 24 * 3600.0
+PATIENCE, FOREVER = 300.0, 24 * 3600.0
 #: One thread for NumPy in each process.
 _ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 

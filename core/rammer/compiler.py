@@ -19,6 +19,7 @@ from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
 from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.bind import bind_until
+from rammer.frontend.ending import Ended, ended_operators, interleaved
 from rammer.frontend.evaluator import check_host, reservation
 from rammer.frontend.generalise import NoRange, generalised
 from rammer.frontend.lower import Lowerings, can_lower, lower
@@ -31,6 +32,7 @@ from rammer.ir.extent import NONE, AffineExtent
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
+from rammer.ir.verify import verify
 from rammer.passes.narrow import narrowed
 from rammer.passes.pipeline import OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
 from rammer.plan.build import Interface, build_program
@@ -110,10 +112,12 @@ class Compiler:
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
             graphs = [self._static(model, shapes_at(model, shapes, p, derived)) for p in points]
             with self.step("lower"):
-                compute, ranged = generalised(points, [lower(g, self.lowerings) for g in graphs])
+                compute, ranged, tensors = generalised(points, [lower(g, self.lowerings) for g in graphs])
             lengths = tuple(Value(t, compute.types[t], compute.aliases[t]) for t in ranged.lengths.values())
             graph = replace(graphs[0], inputs=(*graphs[0].inputs, *lengths))
-            segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs), ranged=True)
+            segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs), tensors)
+        segment = replace(segment, program=interleaved(segment.program))
+        verify(segment.program, self.backend.vdevice)
         return Compiled(graph, (segment,), (), dict(self.seconds), ranged=ranged)
 
     def _static(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
@@ -163,10 +167,10 @@ class Compiler:
         return self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
 
     def program(
-        self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...], ranged: bool = False
+        self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...], ended: Mapping[str, Ended] | None = None
     ) -> ProgramSegment:
-        """From tensor expressions to a verified program. One that is ``ranged`` has its policy by prediction: no one length is
-        what it will be run at."""
+        """From tensor expressions to a verified program. One of a range, whose tensors are ``ended``, has its policy by
+        prediction: no one length is what it will be run at."""
         with self.step("storage"):
             compute = slice_steps(inline_decodings(inline_conditions(compute)), self.backend.vdevice)
             plan = assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
@@ -176,6 +180,8 @@ class Compiler:
             tile = connect(
                 plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), *self.rates(plan), self._binding(plan)
             )
+        ranged = ended is not None
+        tile = replace(tile, operators=ended_operators(tile.operators, ended)) if ended else tile
         first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
         return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
 

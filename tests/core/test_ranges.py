@@ -10,13 +10,13 @@ from ranged_models import RANGED, UNRANGED, RangedModel
 
 from rammer.errors import BadInput
 from rammer.frontend.bind import bind_until
-from rammer.frontend.generalise import NoRange, generalised
+from rammer.frontend.generalise import Generalised, NoRange, generalised
 from rammer.frontend.lower import lower
 from rammer.frontend.ranges import probes
 from rammer.frontend.reader import read_model
 from rammer.ir.compute import ComputeGraph
 from rammer.ir.evaluate import run_graph
-from rammer.ir.extent import AffineExtent, Ranged
+from rammer.ir.extent import AffineExtent
 from rammer.ir.port import InputPort
 from rammer.passes.pipeline import OF_EXTENTS, Pipeline, default_passes
 from rammer.runtime.lengths import BUCKETS, Lengths, bucket
@@ -32,7 +32,7 @@ def _lowered(found: RangedModel, point: dict[str, int]) -> ComputeGraph:
     return lower(Pipeline(tuple(p for p in default_passes() if p.name not in OF_EXTENTS)).run(graph)[0])
 
 
-def _program(found: RangedModel) -> tuple[ComputeGraph, Ranged]:
+def _program(found: RangedModel) -> Generalised:
     points = probes(found.spans)
     return generalised(points, [_lowered(found, dict(p)) for p in points])
 
@@ -41,7 +41,7 @@ def _program(found: RangedModel) -> tuple[ComputeGraph, Ranged]:
 def test_results_do_not_depend_on_what_lies_beyond_the_length(name: str, rng: np.random.Generator) -> None:
     """Inputs hold no numbers there, but for those that zeros are promised of; every length of the range is tried."""
     model = RANGED[name](rng)
-    graph, ranged = _program(model)
+    graph, ranged, _ = _program(model)
     tried = 0
     for symbol, (low, high) in some(model.spans.items()):
         for length in range(low, high + 1):
@@ -65,7 +65,7 @@ def test_results_do_not_depend_on_what_lies_beyond_the_length(name: str, rng: np
 
 def test_attention_reads_zeros_beyond_the_length_and_asks_nowhere_else(rng: np.random.Generator) -> None:
     """The products stay those that kernel families know: lengths stand in the epilogues before them."""
-    graph, ranged = _program(RANGED["attention"](rng))
+    graph, ranged, _ = _program(RANGED["attention"](rng))
     length = ranged.lengths["seq"]
     asking = {c.name: c.kind for c in graph.computes if length in c.reads}
     assert asking == {"v0": "map", "t": "map", "y": "map", "pooled": "map"}

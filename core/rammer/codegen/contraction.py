@@ -119,7 +119,7 @@ def roles_of(operator: ROperator, binding: Binding, dtype: str = "float32", prol
         raise Unsuited("maps before the contraction")
     if operand_type(operands, binding) != dtype:
         raise Unsuited(f"operands are not {dtype}")
-    kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes))}
+    kinds = {binding.types[n].dtype for n in (*operator.inputs, *(c.name for c in operator.computes)) if not counts(n, binding)}
     if main.dtype != "int32" if dtype == BYTE else not kinds <= {dtype, "float32"}:
         raise Unsuited(f"a mixture of {', '.join(sorted(kinds))}")
     check_followers(main, parts.after)
@@ -173,6 +173,11 @@ def quotients(load: Load, axis: str) -> set[int]:
             bare -= 1
         bare += e == Ref(axis)
     return found if not bare else set()
+
+
+def counts(tensor: str, binding: Binding) -> bool:
+    """Whether a tensor is one integer, such as a length."""
+    return binding.types[tensor].dtype == "int64" and not binding.types[tensor].shape
 
 
 def check_followers(main: Compute, after: Sequence[Compute]) -> None:

@@ -85,7 +85,8 @@ def kinds_of(operators: Iterable[ROperator], binding: Binding) -> dict[str, int]
 
 def renaming(first: ROperator, operator: ROperator) -> dict[str, str]:
     """The tensors of ``operator`` by those of the equal operator ``first``."""
-    return dict(zip((*first.inputs, *first.outputs), (*operator.inputs, *operator.outputs), strict=True))
+    of_first, own = ((*o.inputs, *o.lengths, *o.outputs) for o in (first, operator))
+    return dict(zip(of_first, own, strict=True))
 
 
 def moved(arguments: Iterable[Any], names: Mapping[str, str]) -> tuple[Any, ...]:

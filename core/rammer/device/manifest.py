@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -112,6 +112,9 @@ class Binding:
         lines += [c.text_with(names) for c in operator.computes]
         lines += [f"{names[c.producer]} <{c.layer}> {names[c.consumer]}" for c in operator.connections]
         lines.append(f"writes {' '.join(names[o] for o in operator.outputs)}")
+        for ending in operator.endings:
+            terms = [(names.setdefault(n, f"t{len(names)}"), f) for n, f in ending.extent.terms]
+            lines.append(f"ends {replace(ending, extent=replace(ending.extent, terms=tuple(terms)))}")
         lines.append(f"tile {operator.tile} {operator.family} {operator.config} {self.precision}")
         return "\n".join(lines)
 

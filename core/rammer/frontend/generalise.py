@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rammer.errors import BadInput
 from rammer.frontend.beyond import Ends
+from rammer.frontend.ending import Ended, ended_tensors
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
@@ -32,7 +33,15 @@ class NoRange(BadInput):
     """A model whose programs of several lengths are no one program."""
 
 
-def generalised(points: Sequence[Point], graphs: Sequence[ComputeGraph]) -> tuple[ComputeGraph, Ranged]:
+class Generalised(NamedTuple):
+    """A program for a range, how it serves every length of it, and the tensors that nobody reads beyond the length."""
+
+    graph: ComputeGraph
+    ranged: Ranged
+    ended: Mapping[str, Ended]
+
+
+def generalised(points: Sequence[Point], graphs: Sequence[ComputeGraph]) -> Generalised:
     """The program that the ``graphs``, lowered at ``points``, are instances of; the first point has the greatest lengths, and for
     each dimension there is one that differs from it in that alone. NoRange says what is not affine in the lengths."""
     taken = Names(n for g in graphs for n in g.types)
@@ -49,7 +58,7 @@ class _Generalisation:
     deep: dict[str, dict[str, Dim]] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)  #: Constants that are computed now, and what holds those of the longest.
 
-    def result(self) -> tuple[ComputeGraph, Ranged]:
+    def result(self) -> Generalised:
         """The program."""
         first = self.graphs[0]
         self._same("operators of its program", [tuple(c.name for c in g.computes) for g in self.graphs])
@@ -59,7 +68,8 @@ class _Generalisation:
         found = counted + [self._compute(c.name, number) for number, c in enumerate(first.computes)]
         names, inputs = self.taken, first.inputs
         constants = {self.named.get(n, n): a for n, a in first.constants.items()}
-        computes = tuple(Ends(found, self.shapes, self.deep, self.value, self._dtypes, inputs, constants, names).result())
+        ends = Ends(found, self.shapes, self.deep, self.value, self._dtypes, inputs, constants, names)
+        computes = tuple(ends.result())
         types = {
             **first.types,
             **dict.fromkeys(self.lengths.values(), TensorType("int64", ())),
@@ -70,7 +80,8 @@ class _Generalisation:
         )
         graph = replace(graph, aliases={**first.aliases, **{t: f"length of {n}" for n, t in self.lengths.items()}})
         verify_compute_graph(graph)
-        return graph, Ranged(self.lengths, {n: self.shapes[n] for n in (*first.inputs, *first.outputs)})
+        ranged = Ranged(self.lengths, {n: self.shapes[n] for n in (*first.inputs, *first.outputs)})
+        return Generalised(graph, ranged, ended_tensors(graph, self.shapes, ends.held, self.lengths))
 
     # --- integers -----------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,6 +29,47 @@ class AffineExtent:
     def at(self, point: Point) -> int:
         """Its value where the lengths are those of ``point``."""
         return self.offset + sum(factor * point[name] for name, factor in self.terms)
+
+    @staticmethod
+    def parse(text: str) -> AffineExtent:
+        """Inverse of ``str``. ValueError for anything else."""
+        found = _EXTENT.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text[:80]!r} is no sum of lengths and a number")
+        parts = (part.rpartition("*") for part in (found[1] or "").split(" + ") if part)
+        return AffineExtent(tuple((name, int(factor or 1)) for factor, _, name in parts), int(found[2] or 0))
+
+
+_TERM: Final = r"(?:-?\d{1,18}\*)?[A-Za-z_]\w*"
+_EXTENT: Final = re.compile(rf"({_TERM}(?: \+ {_TERM})*)(?: \+ (-?\d{{1,18}}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An operator's tasks whose first element along ``axis`` lies at or beyond ``extent`` compute nothing that counts: they
+    write ``fills``, one for each output, and nothing where that is None. ``extent`` is a function of scalar inputs (int64) of the
+    program, read anew in every run. A device may compute such tasks instead, which writes the same."""
+
+    axis: str
+    extent: AffineExtent
+    fills: tuple[float | None, ...]
+
+    @property
+    def writes(self) -> bool:
+        """Whether a task beyond the extent has anything to write."""
+        return any(fill is not None for fill in self.fills)
+
+    def __str__(self) -> str:
+        fills = f" with {', '.join('none' if f is None else repr(f) for f in self.fills)}" if self.writes else ""
+        return f"{self.axis} at {self.extent}{fills}"
+
+    @staticmethod
+    def parse(text: str, outputs: int) -> Ending:
+        """Inverse of ``str``, for an operator with so many ``outputs``. ValueError for anything else."""
+        axis, _, rest = text.partition(" at ")
+        extent, filled, fills = rest.partition(" with ")
+        made = tuple(None if f == "none" else float(f) for f in fills.split(", ")) if filled else (None,) * outputs
+        return Ending(axis, AffineExtent.parse(extent), made)
 
 
 #: Where no dimension follows from others.

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rammer.ir.compute import Box, Compute, load_box
 from rammer.ir.device import Scope
 from rammer.ir.expr import Interval, Load
+from rammer.ir.extent import Ending
 from rammer.ir.names import checked
 from rammer.ir.types import TensorType
 
@@ -35,7 +36,8 @@ class ROperator:
 
     ``tile`` gives the elements per task along each output axis of the anchor, the last Compute. Every
     output has the anchor's shape, so that the tasks partition it. ``family`` and ``config`` are the kernel
-    family that the tile was chosen for; a device that does not know the family uses its generic kernel.
+    family that the tile was chosen for; a device that does not know the family uses its generic kernel. ``endings`` are of a
+    program for a range of lengths, those that write nothing first.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ROperator:
     tile: tuple[int, ...] = ()
     family: str = ""
     config: tuple[tuple[str, int], ...] = ()
+    endings: tuple[Ending, ...] = ()
 
     def __post_init__(self) -> None:
         for what, name in (("an operator", self.name), *((f"config of {self.name}", key) for key, _ in self.config)):
@@ -107,6 +110,11 @@ class ROperator:
             box.append((place * tile, min((place + 1) * tile, axis.extent)))
         return tuple(reversed(box))
 
+    @property
+    def lengths(self) -> tuple[str, ...]:
+        """The scalar tensors that say where it ends, in order of first use."""
+        return tuple(dict.fromkeys(name for e in self.endings for name, _ in e.extent.terms))
+
     def inner_box(self) -> Box:
         """The output box of a full tile in the middle: unlike the first one it is clipped by no padding."""
         return inner_box(self.anchor.shape, self.tile)
@@ -163,6 +171,7 @@ class ROperator:
         lines += [f"  compute {c}" for c in self.computes]
         lines += [f"  connect {c}" for c in self.connections]
         lines.append(f"  writes {', '.join(self.outputs)}")
+        lines += [f"  ends {e}" for e in self.endings]
         return "\n".join(lines)
 
 

@@ -12,11 +12,12 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
 from rammer.ir.compute import Compute
+from rammer.ir.extent import Ending
 from rammer.ir.names import quoted, shortened, unquoted
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.parts import PRECISIONS, Buffer, Counter, Port, ProgramParts, Storage, Task, Wait
@@ -123,6 +124,7 @@ _PATTERNS = {
         "compute": r"(.*)",
         "connect": rf"{_NAME} <(host|device|veu|thread)> {_NAME}",
         "writes": r"(.*)",
+        "ends": r"(.*)",
         "counter": rf"{_NAME}: {_NAME}\[{_NUMBER}:{_NUMBER}\]",
         "row": r"v(\d{1,6})(?:\.\.v(\d{1,6}))?: (.*)",
     }.items()
@@ -221,6 +223,12 @@ class _Reader:
         self.tasks[name] = operator.task_count
         self.room = min(self.room + operator.task_count, MOST_TASKS)
         self.pending = None
+
+    def _ends(self, text: str) -> None:
+        if self.pending is not None or not self.operators:
+            raise ValueError("'ends' not behind an operator")
+        last = self.operators[-1]
+        self.operators[-1] = replace(last, endings=(*last.endings, Ending.parse(text, len(last.outputs))))
 
     def _counter(self, name: str, operator: str, first: str, last: str) -> None:
         self.counters.append(Counter(name, operator, int(first), int(last)))

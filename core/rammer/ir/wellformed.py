@@ -11,7 +11,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, RProgram, Task
 from rammer.ir.tasks import TaskTable
 from rammer.ir.text import MOST_ROWS, MOST_TASKS
-from rammer.ir.types import SHORT
+from rammer.ir.types import SHORT, is_float
 
 __all__ = ["VerifyError", "check_form"]
 
@@ -19,6 +19,8 @@ __all__ = ["VerifyError", "check_form"]
 MOST_CLOCKS = 1 << 30
 #: Tasks that all counters together count; planners count each at most once.
 MOST_COUNTED = 4 * MOST_TASKS
+#: Factors of lengths, such that extents fit 64 bits.
+MOST_FACTOR = 1 << 31
 
 
 def check_form(program: RProgram) -> TaskTable:
@@ -131,9 +133,28 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
             raise VerifyError(f"{c.name} reads what it or a later one computes", operator.name)
         later.discard(c.name)
         bodies.check(c, operator.name)
+    _check_endings(program, operator)
     for edge in operator.connections:
         if edge.producer not in computes or edge.consumer not in computes:
             raise VerifyError(f"{edge} connects what {operator.name} does not compute", operator.name)
+
+
+def _check_endings(program: RProgram, operator: ROperator) -> None:
+    """Lengths are scalar inputs, which nobody writes; those endings that write nothing come first, and others write numbers."""
+    axes = {a.name for a in operator.anchor.axes}
+    inputs = {p.tensor for p in program.inputs}
+    for place, ending in enumerate(operator.endings):
+        if ending.axis not in axes or len(ending.fills) != len(operator.outputs):
+            raise VerifyError(f"'ends {ending}' is about no axis or other outputs", operator.name)
+        if place and operator.endings[place - 1].writes > ending.writes:
+            raise VerifyError(f"'ends {ending}' writes nothing behind one that does", operator.name)
+        written = zip(operator.outputs, ending.fills, strict=True)
+        for tensor, factor in ending.extent.terms:
+            storage = program.storage.get(tensor) if tensor in inputs else None
+            if storage is None or storage.shape or program.buffer[storage.buffer].dtype != "int64" or abs(factor) >= MOST_FACTOR:
+                raise VerifyError(f"'ends {ending}' asks {tensor}, which is no scalar input of int64", operator.name)
+        if any(fill is not None and not is_float(program.types[n].dtype) for n, fill in written):
+            raise VerifyError(f"'ends {ending}' writes other numbers than floats", operator.name)
 
 
 def _check_counters(program: RProgram) -> None:

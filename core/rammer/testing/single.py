@@ -78,11 +78,11 @@ def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
     values: dict[str, Array] = {}
     graph_of = compiler.program
 
-    def program(compute: Any, inputs: Any, outputs: Any, ranged: bool = False) -> Any:
+    def program(compute: Any, *ports: Any) -> Any:
         values.update(compute.constants)
-        return graph_of(compute, inputs, outputs, ranged)
+        return graph_of(compute, *ports)
 
-    compiler.program = program  # type: ignore[method-assign]
+    compiler.program = program  # type: ignore[method-assign, assignment]
     if "fuse" in case.tags:  # whatever can meet on chip does, also where it is predicted slower
         compiler.rates = lambda plan: (lambda operator: FAST, lambda operator: FAST)  # type: ignore[method-assign]
     with suppress(_Stop):

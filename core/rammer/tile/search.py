@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import combinations, product
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
@@ -44,12 +44,14 @@ def ranked_tiles(
     steps = tuple((step or {}).get(a.name, 1) for a in operator.anchor.axes)
     tried: dict[Tile, tuple[float, TaskCost] | None] = {}
     capacity = device.layer("veu").capacity
+    shapes = ended_shapes(operator)
 
     def measure(tile: Tile) -> float:
         if tile not in tried:
             cost = box_cost(operator, inner_box(shape, tile), types, device)
             fits = not capacity or cost.footprint <= capacity
-            tried[tile] = (cost.total(_tasks(shape, tile), device), cost) if fits else None
+            seconds = [cost.total(_tasks(s, tile), device) for s in shapes]
+            tried[tile] = (sum(seconds) / len(seconds), cost) if fits else None
         known = tried[tile]
         return known[0] if known else math.inf
 
@@ -64,6 +66,18 @@ def ranked_tiles(
         return predicted, cost.traffic * _tasks(shape, tile), tile
 
     return sorted(found, key=rank)
+
+
+#: Lengths of a range, as parts of the longest, at which its tiles are priced: those of most buckets.
+PARTS: Final = (0.55, 0.7, 0.85, 1.0)
+
+
+def ended_shapes(operator: ROperator) -> list[Tile]:
+    """What an operator computes at some lengths: of one without endings, its shape."""
+    ends, axes = {e.axis for e in operator.endings}, operator.anchor.axes
+    if not ends:
+        return [operator.anchor.shape]
+    return [tuple(math.ceil(a.extent * part) if a.name in ends else a.extent for a in axes) for part in PARTS]
 
 
 def _tasks(shape: Tile, tile: Tile) -> int:

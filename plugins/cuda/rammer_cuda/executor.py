@@ -17,6 +17,7 @@ from rammer_cuda.bound import GpuProgram
 from rammer_cuda.cache import Cached, cached_kernels
 from rammer_cuda.driver import check, driver
 from rammer_cuda.gpu import Gpu
+from rammer_cuda.kernels.ended import ended
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, cached_launches, consecutive, launches
 from rammer_cuda.pdl import Switches
@@ -57,6 +58,7 @@ class CudaProgram(GpuProgram):
         binding = Binding.of(program, constants)
         writer = writer or Writer()
         kernels = cached_kernels(program, binding, writer) if repeat == 1 else writer.all(program.operators, binding)
+        kernels = {o.name: ended(o, kernels[o.name], binding) for o in program.operators}
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         super().__init__(Resident(program, constants, gpu, index, read))

@@ -23,12 +23,16 @@ from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.cycles import Accountant, StepCycles, report, task_costs
 from rammer_ipu_sim.deliver import filled, gather, scatter, tensor_view
 from rammer_ipu_sim.memory import HomeMemory, height, plan_homes, poisoned
-from rammer_ipu_sim.supersteps import Batch, batches, halves, isolate, supersteps
+from rammer_ipu_sim.supersteps import Batch, batches, ended, halves, isolate, supersteps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bytes of the host's memory that one batch may take while it is simulated.
 BUDGET = 1 << 28
+#: Lengths whose supersteps are kept.
+PLANNED = 4
+#: A superstep in which every tile has ended.
+IDLE = StepCycles((), 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,11 @@ class Drop:
 
 @dataclass(frozen=True)
 class Superstep:
-    """Plans of one superstep, the buffers that die with its reads, and its cycles."""
+    """Plans of one superstep, what else is written beyond the lengths of a run, the buffers that die with its reads, and
+    its cycles."""
 
     plans: tuple[BatchPlan, ...]
+    fills: tuple[tuple[Batch, tuple[float | None, ...]], ...]
     dead: tuple[str, ...]
     cycles: StepCycles
 
@@ -78,6 +84,9 @@ class LoadedProgram:
         self.host: dict[str, Array] = {}
         self._upload(constants)
         self.supersteps = self._supersteps(whole)
+        self.whole = whole
+        self.lengths = tuple(dict.fromkeys(n for o in program.operators for n in o.lengths))
+        self.shorter: dict[tuple[int, ...], list[Superstep]] = {}
         self.open = True
 
     # --- loading ------------------------------------------------------------------------------
@@ -121,18 +130,35 @@ class LoadedProgram:
             else:
                 self.memory.write(name, image)
 
-    def _supersteps(self, whole: Sequence[Sequence[Batch]]) -> list[Superstep]:
+    def _supersteps(self, whole: Sequence[Sequence[Batch]], point: Mapping[str, int] | None = None) -> list[Superstep]:
+        """The plan of ``whole``, without the tasks that end at the lengths of ``point``."""
         program = self.program
         staging = self.chip.sram - height(self.homes)
         accountant = Accountant(self.chip, self.homes, program.storage, program.types, staging)
         deaths = _deaths(program, whole)
         result = []
         for number, group in enumerate(whole):
-            used = {program.storage[n].buffer for b in group for n in b.operator.inputs}
+            parts = [(b, []) if point is None else ended(b, point) for b in group]
+            kept = [b for b, _ in parts if b is not None]
+            used = {program.storage[n].buffer for b in kept for n in b.operator.inputs}
             streamed = sum(program.buffer[n].nbytes for n in used & self.streamed)
-            plans = tuple(p for b in group for p in _affordable(b, program))
-            result.append(Superstep(plans, tuple(deaths.get(number, ())), accountant.superstep(group, streamed)))
+            plans = tuple(p for b in kept for p in _affordable(b, program))
+            cycles = accountant.superstep(kept, streamed) if kept else IDLE
+            fills = tuple(f for _, more in parts for f in more)
+            result.append(Superstep(plans, fills, tuple(deaths.get(number, ())), cycles))
         return result
+
+    def _at(self, inputs: Mapping[str, Array]) -> list[Superstep]:
+        """The supersteps of a run with these inputs."""
+        if not self.lengths:
+            return self.supersteps
+        ports = {p.tensor: p.external for p in self.program.inputs}
+        key = tuple(int(inputs[ports[n]]) for n in self.lengths)
+        if key not in self.shorter:
+            if len(self.shorter) >= PLANNED:
+                del self.shorter[next(iter(self.shorter))]
+            self.shorter[key] = self._supersteps(self.whole, dict(zip(self.lengths, key, strict=True)))
+        return self.shorter[key]
 
     # --- running ------------------------------------------------------------------------------
 
@@ -158,12 +184,13 @@ class LoadedProgram:
             if b.kind not in ("constant", "input"):
                 self.memory.poison(b.name)
         self._write_inputs(inputs)
+        steps = self._at(inputs)
         with np.errstate(all="ignore"):
-            for step in self.supersteps:
+            for step in steps:
                 self._superstep(step)
         outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
-        seconds = sum(c.total for c in self.cycles) / self.chip.clock
-        return RunResult(outputs, seconds, tuple(self._notes()))
+        cycles = [s.cycles for s in steps]
+        return RunResult(outputs, sum(c.total for c in cycles) / self.chip.clock, tuple(self._notes(cycles)))
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Fixed host arrays; the simulated host reads and writes them in every run."""
@@ -204,13 +231,23 @@ class LoadedProgram:
         for plan, local in zip(step.plans, staged, strict=True):
             self._compute(plan, local)
             for tensor, held in plan.outputs:
-                storage = self.program.storage[tensor]
-                if storage.buffer not in written:
-                    written[storage.buffer] = self.memory.read(storage.buffer)
-                scatter(plan.batch, local[held], tensor_view(written[storage.buffer], storage))
+                scatter(plan.batch, local[held], self._written(tensor, written))
             local.clear()
+        for batch, fills in step.fills:
+            for tensor, fill in zip(batch.operator.outputs, fills, strict=True):
+                if fill is not None:
+                    view = self._written(tensor, written)
+                    tile = np.full((*(1 for _ in batch.operator.tile), *batch.operator.tile), fill, view.dtype)
+                    scatter(batch, tile, view)
         for name, image in written.items():
             self.memory.write(name, image)
+
+    def _written(self, tensor: str, written: dict[str, Array]) -> Array:
+        """A tensor in the new image of its buffer."""
+        storage = self.program.storage[tensor]
+        if storage.buffer not in written:
+            written[storage.buffer] = self.memory.read(storage.buffer)
+        return tensor_view(written[storage.buffer], storage)
 
     def _deliver(self, plan: BatchPlan, images: dict[str, Array]) -> dict[str, Array]:
         local: dict[str, Array] = {}
@@ -234,12 +271,12 @@ class LoadedProgram:
             for copy, fill in step.masks:
                 local[copy] = filled(step.held, values, self.program.types[step.held.name].shape, fill)
 
-    def _notes(self) -> list[str]:
+    def _notes(self, cycles: Sequence[StepCycles]) -> list[str]:
         notes = [f"simulated: {self.chip}, {self.kernels} supersteps"]
-        streamed = sum(c.streamed for c in self.cycles)
+        streamed = sum(c.streamed for c in cycles)
         if streamed:
             rate = self.chip.host_bytes / 1e9
-            seconds = sum(c.stream for c in self.cycles) / self.chip.clock
+            seconds = sum(c.stream for c in cycles) / self.chip.clock
             share = f"{seconds * 1e6:.1f} us of the total"
             notes.append(f"streamed {streamed} bytes of constants from host memory at {rate:.1f} GB/s: {share}")
         return notes

@@ -6,6 +6,7 @@ supersteps where a task reads what an earlier task of its own row wrote in the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -139,6 +140,24 @@ def _part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batc
     cell = np.ix_(*places) if places else ()
     coordinates = tuple(tuple(c[i] for i in part) for c, part in zip(whole.coordinates, places, strict=True))
     return Batch(whole.operator, coordinates, whole.tasks[cell], whole.veus[cell], whole.orders[cell], lost)
+
+
+def ended(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tuple[Batch, tuple[float | None, ...]]]]:
+    """The tasks that compute where the lengths are those of ``point``, if there are any, and those that only write fills."""
+    fills = list[tuple[Batch, tuple[float | None, ...]]]()
+    axes = [a.name for a in batch.operator.anchor.axes]
+    for ending in batch.operator.endings:
+        d = axes.index(ending.axis)
+        count = math.ceil(max(ending.extent.at(point), 0) / batch.operator.tile[d])
+        places = [range(len(c)) for c in batch.coordinates]
+        within = [i for i, c in enumerate(batch.coordinates[d]) if c < count]
+        if ending.writes and len(within) < len(places[d]):
+            beyond = [i for i in places[d] if i not in within]
+            fills.append((_part(batch, [beyond if k == d else p for k, p in enumerate(places)], batch.lost), ending.fills))
+        if not within:
+            return None, fills
+        batch = _part(batch, [within if k == d else p for k, p in enumerate(places)], batch.lost)
+    return batch, fills
 
 
 def halves(batch: Batch) -> list[Batch]:

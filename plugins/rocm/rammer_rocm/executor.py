@@ -23,6 +23,7 @@ from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
 from rammer_rocm.constants import PART, SLACK, DeviceConstants, PlacedConstants, packed, plain, rounded
 from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.kernels.ended import ended
 from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
@@ -122,6 +123,7 @@ class OpenClProgram:
         binding = Binding.of(program, constants)
         used = {task.operator for row in program.rows for task in row}
         functions = kernels.writer.all((o for o in program.operators if o.name in used), binding)
+        functions = {o: ended(program.operator[o], f, binding, dialect_of(device)) for o, f in functions.items()}
         self.memory = lay_out(program)
         distinct = {f.entry: f for f in functions.values()}
         numbers = {name: i for i, name in enumerate(distinct)}

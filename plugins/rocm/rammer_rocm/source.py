@@ -99,8 +99,9 @@ def program_text(
 ) -> str:
     """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
     ``single`` there is one kernel, ``program``, that calls them all."""
-    parts = [dialect.preamble, *dict.fromkeys(f.helpers for f in functions if f.helpers)]
-    parts += [f.text for f in functions]
+    called = [f.inner for f in functions if f.inner is not None]
+    parts = [dialect.preamble, *dict.fromkeys(f.helpers for f in (*called, *functions) if f.helpers)]
+    parts += dict.fromkeys(f.text for f in (*called, *functions))
     head = f"__attribute__((reqd_work_group_size({shape.threads}, 1, 1)))"
     if single:
         walk = _walk(functions, range(len(functions)), "row", shape)

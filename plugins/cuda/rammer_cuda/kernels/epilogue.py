@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rammer.codegen.context import FunctionContext, Place
-from rammer.codegen.contraction import Product
+from rammer.codegen.contraction import Product, counts
 from rammer.codegen.operations import Val, ctype
 from rammer.codegen.preload import stored_loads
 from rammer.codegen.scalar import Block
@@ -105,9 +105,10 @@ class Epilogue:
         return tests
 
     def _ahead(self) -> list[Load]:
-        """What the maps read that other kernels wrote."""
+        """What the maps read that other kernels wrote; one integer is soon there."""
         loads = (ld for n in self.p.operator.outputs for ld in stored_loads(Load(n, self.point), self.unit.inlined))
-        return [ld for ld in dict.fromkeys(loads) if ld.tensor in self.unit.places and ld.tensor not in self.binding.constants]
+        read = [ld for ld in dict.fromkeys(loads) if ld.tensor in self.unit.places and ld.tensor not in self.binding.constants]
+        return [ld for ld in read if not counts(ld.tensor, self.binding)]
 
     def _rows_together(self, ahead: Sequence[Load]) -> None:
         """The rows in groups: the loads ``ahead`` of all of a group's, then the maps and stores."""

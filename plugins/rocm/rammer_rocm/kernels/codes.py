@@ -21,9 +21,9 @@ from rammer.ir.decoded import Decoded
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import PanelProduct, access, check_form
+from rammer_rocm.kernels.contraction import PanelOperand, PanelProduct, access, check_form
 from rammer_rocm.kernels.generic import CPU_DIALECT
-from rammer_rocm.kernels.panel import Panel, PanelOperand, check_maps
+from rammer_rocm.kernels.panel import Panel, check_maps
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.vector import element, read, vector_type
 

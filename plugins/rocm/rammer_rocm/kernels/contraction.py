@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rammer.codegen.contraction import address, check_followers, consecutive, roles_of_axes, with_quotients
+from rammer.codegen.contraction import address, check_followers, consecutive, counts, roles_of_axes, with_quotients
 from rammer.codegen.task import Unsuited
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
@@ -21,6 +21,8 @@ from rammer.ir.compute import Axis, Compute, contraction_operands
 from rammer.ir.expr import Load, Ref
 from rammer.ir.operator import ROperator
 from rammer.ir.types import row_major
+
+from rammer_rocm.kernels.generic import CPU_DIALECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,29 @@ class PanelProduct:
         return math.prod(self.tile[c] for c in self.columns)
 
 
+@dataclass(frozen=True)
+class PanelOperand:
+    """How the microkernel steps through an operand: its start, and elements per step of each reduction axis
+    and (unpacked rows only) from row to row. ``packed`` operands lie in blocks of the register tile; ``dtype`` is what
+    its elements are in memory."""
+
+    pointer: str
+    steps: Mapping[str, int]
+    packed: bool = False
+    row_step: int = 0
+    dtype: str = "float32"
+
+    @property
+    def spelling(self) -> str:
+        """Its elements' type in C."""
+        return CPU_DIALECT.types[self.dtype]
+
+
 def check_operator(operator: ROperator, binding: Binding) -> Compute:
     """The contraction of an operator that panels of float32 can compute; Unsuited says why it is none."""
     main = check_form(operator)
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    kinds = {binding.types[n].dtype for n in names}
+    kinds = {binding.types[n].dtype for n in names if not counts(n, binding)}
     if not kinds <= STORED.keys():
         raise Unsuited(f"{', '.join(sorted(kinds - STORED.keys()))} among its tensors")
     return main

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rammer.codegen.contraction import QUOTIENT
+from rammer.codegen.contraction import QUOTIENT, counts
 from rammer.codegen.task import Unsuited
 from rammer.codegen.text import numbered
 from rammer.device.manifest import Binding
@@ -21,10 +21,10 @@ from rammer.ir.device import VDevice
 from rammer.ir.expr import Expr, Load
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import FourBytes, PanelProduct, access, check_form, product_of
+from rammer_rocm.kernels.contraction import FourBytes, PanelOperand, PanelProduct, access, check_form, product_of
 from rammer_rocm.kernels.gather import Gather, Region
 from rammer_rocm.kernels.packing import pack_quads
-from rammer_rocm.kernels.panel import Panel, PanelOperand
+from rammer_rocm.kernels.panel import Panel
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.typed import TYPES, TypedVector
 from rammer_rocm.kernels.vector import vector_type
@@ -47,7 +47,7 @@ def check_bytes(operator: ROperator, binding: Binding) -> Compute:
     ):
         raise Unsuited("no product of bytes")
     names = (*operator.inputs, *(c.name for c in operator.computes))
-    if any(binding.types[n].dtype not in TYPES for n in names):
+    if any(binding.types[n].dtype not in TYPES for n in names if not counts(n, binding)):
         raise Unsuited("a type that vectors do not have")
     if operator.computes[0] is not main:
         raise Unsuited("maps before a product of bytes")

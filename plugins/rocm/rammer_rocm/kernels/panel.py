@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -18,19 +17,19 @@ from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import put
 from rammer.codegen.target import head_of
 from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
-from rammer.codegen.text import Text, digits, numbered
+from rammer.codegen.text import Text, digits, numbered, total
 from rammer.codegen.vectors import STORED
 from rammer.device.manifest import Binding
 from rammer.ir import expr as ex
-from rammer.ir.expr import Load
+from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import Access, PanelProduct, access, contiguous, dense_axes, merged
+from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes, merged
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.kernels.vector import Vector, element, read, vector_type, write
+from rammer_rocm.kernels.vector import Vector, element, integer_text, read, vector_type, write
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
 #: Steps of inner reduction axes that are unrolled: all taps of a 3 x 3 window.
@@ -50,24 +49,6 @@ def check_maps(operator: ROperator) -> None:
     for c in operator.computes:
         if not c.reduce:
             Vector(1, lambda load: load.tensor).value(c.body)
-
-
-@dataclass(frozen=True)
-class PanelOperand:
-    """How the microkernel steps through an operand: its start, and elements per step of each reduction axis
-    and (unpacked rows only) from row to row. ``packed`` operands lie in blocks of the register tile; ``dtype`` is what
-    its elements are in memory."""
-
-    pointer: str
-    steps: Mapping[str, int]
-    packed: bool = False
-    row_step: int = 0
-    dtype: str = "float32"
-
-    @property
-    def spelling(self) -> str:
-        """Its elements' type in C."""
-        return CPU_DIALECT.types[self.dtype]
 
 
 class Panel:
@@ -117,7 +98,7 @@ class Panel:
         pointers = [(t, a.written) for t, a in zip(types, arguments, strict=True)]
         name = f"{self.family}_" + hash_of(head_of(CPU_DIALECT, "", pointers) + body)
         text = head_of(CPU_DIALECT, name, pointers) + body
-        return TaskFunction(name, text, arguments, types, self.scratch)
+        return TaskFunction(name, text, arguments, types, self.scratch, stops=self.stops)
 
     def _stored(self, tensor: str, packing: Packing | None = None) -> str:
         """The element type of a tensor, or of its packed form, in memory."""
@@ -137,12 +118,15 @@ class Panel:
     def _origins(self) -> None:
         """Tile coordinates ``t_``, origins ``o_`` and clipped extents ``e_`` of every axis."""
         operator = self.p.operator
+        ends = self._ends()
         places = zip(self.p.main.axes, operator.tile, operator.grid, digits("task", operator.grid), strict=True)
         for axis, tile, count, place in places:
             self.text.line(f"const int t_{axis.name} = {place if count > 1 else '0'};")
             self.text.line(f"const int o_{axis.name} = t_{axis.name} * {tile};")
             rest = f"{axis.extent} - o_{axis.name}"
             size = str(tile) if axis.extent % tile == 0 else f"min({tile}, {rest})"
+            if axis.name in ends:
+                size = f"min({size}, (int)max({ends[axis.name]} - o_{axis.name}, 0l))"
             self.text.line(f"const int e_{axis.name} = {size};")
         self.text.line(f"const int rows = {f'e_{self.p.row}' if self.p.row else '1'};")
         self.text.line(f"const int cols = {' * '.join(f'e_{c}' for c in self.p.columns)};")
@@ -150,6 +134,16 @@ class Panel:
         if self.gaps and self.window:
             wide = f"(e_{self.p.columns[0]} - 1) * {self.window.pitch} + e_{self.p.columns[1]}"
         self.text.line(f"const int wide = {wide};")
+
+    def _ends(self) -> dict[str, str]:
+        """Where the rows and columns of a program for a range end, by axis."""
+        p, found = self.p, dict[str, str]()
+        names = dict(zip((a.name for a in p.operator.anchor.axes), (a.name for a in p.main.axes), strict=True))
+        for ending in p.operator.endings if self.window is None else ():
+            terms = [(f"{self.pointer(n)}[0]", f) for n, f in ending.extent.terms]
+            found[names[ending.axis]] = f"({total(terms, ending.extent.offset)})"
+        self.stops = bool(found)
+        return found
 
     def address(self, steps: Access, extra: Iterable[str] = ()) -> str:
         """Element address of the task's first point, plus ``extra`` terms."""
@@ -285,6 +279,7 @@ class Panel:
         for number, c in enumerate(p.after):
             axes = dict(zip((a.name for a in c.axes), (a.name for a in p.main.axes), strict=True))
             vector = self.vector(partial(self._load, names, axes), f"v{number}_")
+            vector.before = partial(self._before, axes)
             names[c.name] = vector.value(c.body)
             text.all(vector.lines)
             self._store(c.name, names)
@@ -330,6 +325,19 @@ class Panel:
         columns = (f"min(col + {n}, cols - 1)" for n in range(self.lanes))
         lanes = (element(kind, pointer, f"{base} + {self._scattered(steps, column)}") for column in columns)
         return f"({vector_type(self.lanes, self.loaded(load.tensor))})({', '.join(lanes)})"
+
+    def _before(self, axes: Mapping[str, str], axis: Ref, end: Expr) -> str:
+        """A mask of the lanes at which ``axis`` is less than ``end``."""
+        name, p = axes.get(axis.axis, axis.axis), self.p
+        limit = integer_text(end, lambda load: f"{self.pointer(load.tensor)}[0]")
+        kind = vector_type(self.lanes, "int")
+        if name not in p.columns or p.tile[name] == 1:
+            return f"({kind})({self.origin(name)}{' + row' if name == p.row else ''} < {limit} ? -1 : 0)"
+        if len(p.columns) > 1:
+            raise Unsuited("an end among several axes of columns")
+        if self.lanes == 1:
+            return f"({self.origin(name)} + col < {limit} ? -1 : 0)"
+        return f"rm_within{self.lanes}({self.origin(name)} + col, 1, max({limit}, 0l))"
 
     def _point(self, steps: Access) -> str:
         """Address of column 0 in row ``row``."""

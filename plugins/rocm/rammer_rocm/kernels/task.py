@@ -13,7 +13,10 @@ from rammer.ir.device import VDevice
 @dataclass(frozen=True, slots=True)
 class TaskFunction:
     """``void entry(global T0 *p0, ..., scratch, int task)``; ``scratch`` is in bytes, ``types`` are T0 ...; ``helpers`` is what
-    the text needs besides the dialect's preamble, and a program has once."""
+    the text needs besides the dialect's preamble, and a program has once.
+
+    ``inner`` is what it calls. One that ``stops`` at the lengths leaves what lies beyond.
+    """
 
     entry: str
     text: str
@@ -21,6 +24,8 @@ class TaskFunction:
     types: tuple[str, ...]
     scratch: int
     helpers: str = ""
+    inner: TaskFunction | None = None
+    stops: bool = False
 
 
 #: A family of this device's kernels. Units are described as virtual devices.

@@ -13,7 +13,7 @@ from rammer.codegen.operations import literal
 from rammer.codegen.task import Unsuited
 from rammer.codegen.vectors import STORED
 from rammer.ir import expr as ex
-from rammer.ir.expr import Cast, Const, Expr, Load, Op
+from rammer.ir.expr import Cast, Const, Expr, Load, Op, Ref
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.vector import Vector, vector_type
@@ -95,7 +95,7 @@ class TypedVector(Vector):
 
     def mask(self, e: Expr) -> str:
         """Text of a condition: an integer vector of -1 and 0."""
-        if isinstance(e, Op) and e.fn in _COMPARE:
+        if isinstance(e, Op) and e.fn in _COMPARE and not isinstance(e.args[0], Ref):
             kinds = {self._kind(a) for a in e.args if not isinstance(a, Const)}
             if len(kinds) != 1 or not kinds <= {*_NUMBERS}:
                 raise Unsuited(f"{e} as a condition")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rammer.codegen.operations import fetch, literal
 from rammer.codegen.task import Unsuited
 from rammer.codegen.vectors import STORED
-from rammer.ir.expr import TRANSCENDENTAL, Cast, Const, Expr, Load, Op
+from rammer.ir.expr import TRANSCENDENTAL, Cast, Const, Expr, Load, Op, Ref
 
 from rammer_rocm.kernels.generic import CPU_DIALECT
 
@@ -53,7 +53,8 @@ def element(dtype: str, pointer: str, place: str) -> str:
 class Vector:
     """Writes statements of ``width`` lanes into ``lines``; ``load`` gives the text of a load.
 
-    Every operation gets a name of its own, so that a value used twice is written once.
+    Every operation gets a name of its own, so that a value used twice is written once. ``before`` gives the text of a mask of
+    the lanes at which an axis is less than an integer.
     """
 
     width: int
@@ -61,6 +62,7 @@ class Vector:
     prefix: str = "v"
     lines: list[str] = field(default_factory=list)
     known: dict[Expr, str] = field(default_factory=dict)
+    before: Callable[[Ref, Expr], str] = lambda axis, end: f"{axis} < {end}"
 
     def value(self, e: Expr) -> str:
         """Name of a floating-point value. Raises Unsuited for what vectors cannot express."""
@@ -116,6 +118,8 @@ class Vector:
 
     def mask(self, e: Expr) -> str:
         """Text of a condition: an integer vector of -1 and 0."""
+        if isinstance(e, Op) and e.fn == "lt" and isinstance(e.args[0], Ref):
+            return self.before(e.args[0], e.args[1])
         if isinstance(e, Op) and e.fn in _COMPARE:
             return f"({self.value(e.args[0])} {_COMPARE[e.fn]} {self.value(e.args[1])})"
         if isinstance(e, Op) and e.fn in ("and_", "or_"):
@@ -126,3 +130,14 @@ class Vector:
         if isinstance(e, Op) and e.fn == "isnan":
             return f"({self.value(e.args[0])} != {self.value(e.args[0])})"
         raise Unsuited(f"{e} as a condition")
+
+
+def integer_text(e: Expr, load: Callable[[Load], str]) -> str:
+    """An integer that is the same in all lanes, of type long. Raises Unsuited for what is no sum of lengths."""
+    if isinstance(e, Const) and isinstance(e.value, int):
+        return f"{e.value}l"
+    if isinstance(e, Load) and not e.indices:
+        return load(e)
+    if isinstance(e, Op) and e.fn in ("add", "mul"):
+        return f"({integer_text(e.args[0], load)} {_INFIX[e.fn]} {integer_text(e.args[1], load)})"
+    raise Unsuited(f"{e} as an end")

@@ -1,0 +1,111 @@
+"""Which tasks of a program for a range have nothing to do at a length: those of tensors that nobody reads beyond it.
+
+What a tensor holds beyond the length means nothing, unless it was put there (``beyond``): then a task of that part writes it and
+computes nothing. Values that decide where somebody reads, or by which integers are divided, are computed everywhere: what
+happens to lie in their memory might lead out of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rammer.ir import expr as ex
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.expr import Expr, Load, Number, Op
+from rammer.ir.extent import AffineExtent, Dim, Ending
+from rammer.ir.operator import ROperator
+from rammer.ir.program import RProgram
+from rammer.ir.types import is_float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A tensor along each of its axes: the extent behind which nobody reads it, by scalar inputs, or None; and what lies there
+    all the same."""
+
+    shape: tuple[int, ...]
+    extents: tuple[AffineExtent | None, ...]
+    fills: tuple[float | None, ...]
+
+
+def ended_tensors(
+    graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], held: Mapping[tuple[str, int], Number], lengths: Mapping[str, str]
+) -> dict[str, Ended]:
+    """The tensors of ``graph`` that end, of which ``shapes`` are known; ``held`` is what was put beyond, by tensor and axis."""
+    found, everywhere = dict[str, Ended](), _deciding(graph)
+    for c in graph.computes:
+        dims = shapes.get(c.name, ())
+        if c.name in everywhere or not any(isinstance(d, AffineExtent) for d in dims):
+            continue
+        fills = tuple(_number(held.get((c.name, d))) for d in range(len(dims)))
+        if is_float(c.dtype) or fills == (None,) * len(dims):
+            found[c.name] = Ended(c.shape, tuple(_renamed(d, lengths) for d in dims), fills)
+    return found
+
+
+def _number(held: Number | None) -> float | None:
+    return None if held is None else float(held)
+
+
+def _renamed(dim: Dim, lengths: Mapping[str, str]) -> AffineExtent | None:
+    return None if isinstance(dim, int) else replace(dim, terms=tuple((lengths[name], f) for name, f in dim.terms))
+
+
+def _deciding(graph: ComputeGraph) -> set[str]:
+    """The tensors on which it depends where something is read, or by what integers are divided."""
+    found = {n for c in graph.computes for n in _places(c.body, graph, within=False)}
+    for c in reversed(graph.computes):
+        if c.name in found:
+            found.update(c.reads)
+    return found
+
+
+def _places(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
+    """Tensors that are read ``within`` an index or a divisor."""
+    if isinstance(e, Load):
+        if within:
+            yield e.tensor
+        within = True
+    elif isinstance(e, Op) and e.fn in ("div", "floordiv", "mod"):
+        dtypes = {n: t.dtype for n, t in graph.types.items()} if not within else {}
+        within = within or not is_float(ex.dtype_of(e, dtypes))
+    for part in ex.children(e):
+        yield from _places(part, graph, within)
+
+
+def ended_operators(operators: Sequence[ROperator], tensors: Mapping[str, Ended]) -> tuple[ROperator, ...]:
+    """``operators`` with what is known of their ends."""
+    return tuple(replace(o, endings=_endings(o, tensors)) for o in operators)
+
+
+def interleaved(program: RProgram) -> RProgram:
+    """``program`` with the tasks of every operator that ends dealt to the rows in turns: of rows that had a part of it each, the
+    last ones would idle at a shorter length. A task takes another one's place and its waits, so the order stays legal."""
+    rows = [list(row) for row in program.rows]
+    places: dict[str, list[tuple[int, int, int]]] = {}
+    for veu, row in enumerate(rows):
+        passed: dict[str, int] = {}
+        for order, task in enumerate(row):
+            number = passed[task.operator] = passed.get(task.operator, -1) + 1
+            places.setdefault(task.operator, []).append((number, veu, order))
+    for operator in program.operators:
+        counters = [c for c in program.counters if c.operator == operator.name]
+        if operator.endings and all(c.total == operator.task_count for c in counters):
+            for index, (_, veu, order) in enumerate(sorted(places.get(operator.name, ()))):
+                rows[veu][order] = replace(rows[veu][order], index=index)
+    return replace(program, rows=tuple(map(tuple, rows)))
+
+
+def _endings(operator: ROperator, tensors: Mapping[str, Ended]) -> tuple[Ending, ...]:
+    """Where the tasks of an operator end: along each axis where all of its outputs end alike."""
+    known = [tensors.get(name) for name in operator.outputs]
+    outputs = [k for k in known if k is not None and k.shape == operator.anchor.shape]
+    if len(outputs) != len(known):
+        return ()
+    made = list[Ending]()
+    for d, axis in enumerate(operator.anchor.axes):
+        extents = {k.extents[d] for k in outputs}
+        extent = extents.pop()
+        if extent is not None and not extents:
+            made.append(Ending(axis.name, extent, tuple(k.fills[d] for k in outputs)))
+    return tuple(sorted(made, key=lambda e: e.writes))

@@ -1,0 +1,31 @@
+"""Kernels of a program for a range of lengths: blocks of a task beyond the length leave at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rammer.codegen.ended import EndText
+from rammer.codegen.task import Argument
+from rammer.device.manifest import Binding
+from rammer.ir.operator import ROperator
+
+from rammer_cuda.dialect import CUDA
+from rammer_cuda.kernels.task import TaskKernel
+
+
+def ended(operator: ROperator, kernel: TaskKernel, binding: Binding) -> TaskKernel:
+    """``kernel`` behind a test of where the operator ends; itself where that is nowhere. The lengths are words in device memory.
+
+    Who leaves early has waited for earlier kernels all the same: their memory may be what it writes, and kernels that depend on
+    this one take its end for theirs."""
+    if not operator.endings or not kernel.body:
+        return kernel
+    lengths = {n: f"rm_n{k}" for k, n in enumerate(operator.lengths)}
+    pointers = {a.tensor: f"p{k}" for k, a in enumerate(kernel.arguments) if a.written}
+    slot = f"(int)blockIdx.x{f' / {kernel.blocks}' if kernel.blocks > 1 else ''}"
+    lines = ["  {", f"  const int slot = {slot};", "  const int task = order ? order[slot] : first + slot;"]
+    lines += EndText(operator, binding, CUDA, pointers, lengths).beginning(before="rm_after();")
+    parameters = (*kernel.parameters, *(f"const {CUDA.types['int64']} *__restrict__ {n}" for n in lengths.values()))
+    arguments = (*kernel.arguments, *(Argument(n, written=False) for n in lengths))
+    body = "\n".join([*lines, "  }", kernel.body])
+    return replace(kernel, entry="", parameters=parameters, arguments=arguments, body=body).named("ended_")

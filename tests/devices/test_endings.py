@@ -1,0 +1,157 @@
+"""Tasks beyond the length of a run end at once: what they leave unwritten is read by nobody, on any device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import onnxruntime
+import pytest
+from ranged_models import RANGED, RangedModel
+
+import rammer
+from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.device.loader import Registry
+from rammer.device.manifest import Poisoned
+from rammer.ir.extent import AffineExtent, Ending, Ranged
+from rammer.ir.program import RProgram
+from rammer.ir.verify import VerifyError, verify
+from rammer.runtime.lengths import bucket, narrowed, widened
+from rammer.schedule.fold import fold
+from rammer.testing.some import some
+
+DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
+#: Of a chip: so many that tasks are smaller than the lengths.
+TILES = "64"
+
+
+@cache
+def made(name: str, maker: str) -> tuple[RangedModel, Compiled, list[dict[str, int]]]:
+    """A model, its program for the longest lengths (of a simulated chip: with small tiles), and every point of that."""
+    rng = np.random.default_rng(5)
+    model = RANGED[name](rng)
+    spans = {s: bucket(span, span[1]) for s, span in model.spans.items()}
+    options = {"tiles": TILES} if maker == "ipu_sim" else None
+    exe = rammer.compile(model.proto, maker, shapes=model.spans, options=options)
+    exe.run(model.inputs({s: high for s, (_, high) in spans.items()}, rng))
+    (special,) = exe.cache.values()
+    points = [dict(zip(spans, p, strict=True)) for p in product(*(range(low, high + 1) for low, high in spans.values()))]
+    exe.close()
+    return model, special.compiled, points
+
+
+def parts(name: str, maker: str = "ipu_sim") -> tuple[RangedModel, Compiled, ProgramSegment, Ranged, list[dict[str, int]]]:
+    model, compiled, points = made(name, maker)
+    (segment,) = compiled.segments
+    assert isinstance(segment, ProgramSegment)
+    assert compiled.ranged is not None
+    return model, compiled, segment, compiled.ranged, points
+
+
+def endings(program: RProgram) -> list[Ending]:
+    return [e for o in program.operators for e in o.endings]
+
+
+def wrong_at(name: str, device: str, program: RProgram, rng: np.random.Generator, maker: str = "ipu_sim") -> list[dict[str, int]]:
+    """The points of the range at which ``program`` is wrong on ``device``, whose memory holds no numbers before each run."""
+    model, compiled, segment, ranged, points = parts(name, maker)
+    backend, found = Registry().open(device), list[dict[str, int]]()
+    loaded = backend.load(fold(program, min(backend.vdevice.veus, 3)), segment.constants)
+    session = onnxruntime.InferenceSession(model.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    for place in some(rng.permutation(len(points))):
+        inputs = model.inputs(points[place], rng)
+        wide, point = widened(ranged, compiled.graph, inputs)
+        if isinstance(loaded, Poisoned):
+            loaded.poison()
+        got = narrowed(ranged, compiled.graph, loaded.run(wide).outputs, point)
+        expected = dict(zip(names, session.run(None, inputs), strict=True))
+        if not all(np.allclose(got[n], v, 1e-4, 1e-5) for n, v in expected.items()):
+            found.append(points[place])
+    loaded.close()
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", RANGED)
+def test_every_value_of_a_range_is_right(device: str, name: str, rng: np.random.Generator) -> None:
+    program = parts(name)[2].program
+    assert endings(program)
+    assert wrong_at(name, device, RProgram.parse(str(program)), rng) == []
+
+
+@pytest.mark.parametrize("name", RANGED)
+def test_kernels_that_stop_at_the_length_are_right(name: str, rng: np.random.Generator) -> None:
+    """The programs that rocm makes for itself: products whose rows and columns end within a task."""
+    program = parts(name, "rocm")[2].program
+    assert name != "attention" or any(o.family == "panel" and o.endings for o in program.operators)
+    assert wrong_at(name, "rocm", program, rng, "rocm") == []
+
+
+def test_tasks_that_end_are_dealt_in_turns() -> None:
+    """Every row has a part of the shorter lengths' tasks."""
+    program = fold(parts("attention")[2].program, 4)
+    for operator in some(o for o in program.operators if o.endings and o.task_count >= 32):
+        first = [
+            {t.index for t in row if t.operator == operator.name and t.index < operator.task_count // 2} for row in program.rows
+        ]
+        assert max(map(len, first)) - min(map(len, first)) <= 1, operator.name
+
+
+@pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
+def test_an_ending_that_comes_too_early_is_found(device: str, rng: np.random.Generator) -> None:
+    """Planted: tasks that end one element before the length, and zeros that nobody writes."""
+    program = parts("attention")[2].program
+    early = tuple(
+        replace(o, endings=tuple(replace(e, extent=replace(e.extent, offset=-1)) for e in o.endings)) for o in program.operators
+    )
+    assert wrong_at("attention", device, replace(program, operators=early), rng)
+    silent = tuple(
+        replace(o, endings=tuple(replace(e, fills=(None,) * len(e.fills)) for e in o.endings)) for o in program.operators
+    )
+    assert wrong_at("attention", device, replace(program, operators=silent), rng)
+
+
+def test_a_program_of_a_range_reads_back_equal() -> None:
+    program = parts("attention")[2].program
+    again = RProgram.parse(str(program))
+    assert again == program
+    assert str(again) == str(program)
+    assert {e.writes for e in endings(program)} == {True, False}
+    bare = replace(program, operators=tuple(replace(o, endings=()) for o in program.operators))
+    assert bare.digest != program.digest
+
+
+def test_what_is_no_ending_is_refused() -> None:
+    program = parts("attention")[2].program
+    place = next(i for i, o in enumerate(program.operators) if any(e.writes for e in o.endings))
+    operator = program.operators[place]
+    (ending, *_) = [e for e in operator.endings if e.writes]
+    silent = replace(ending, fills=(None,) * len(ending.fills))
+    for wrong in (
+        (replace(ending, axis="other"),),
+        (replace(ending, fills=()),),
+        (ending, silent),
+        (replace(ending, extent=AffineExtent(((operator.outputs[0], 1),), 0)),),
+        (replace(ending, extent=AffineExtent((("nobody", 1),), 0)),),
+        (replace(ending, extent=replace(ending.extent, terms=((ending.extent.terms[0][0], 1 << 40),))),),
+    ):
+        operators = (*program.operators[:place], replace(operator, endings=wrong), *program.operators[place + 1 :])
+        with pytest.raises(VerifyError, match="ends"):
+            verify(replace(program, operators=operators))
+    for text in ("m", "m at ", "m at 3", "m at length_seq with x", "m at length_seq * 2"):
+        with pytest.raises(ValueError, match=r"length|float"):
+            Ending.parse(text, 1)
+
+
+def test_a_shorter_run_takes_fewer_cycles(rng: np.random.Generator) -> None:
+    """Tasks that end are charged nothing: a chip of few tiles has several of each operator's."""
+    _, compiled, segment, ranged, points = parts("attention")
+    loaded, seconds = Registry().open("ipu_sim").load(fold(segment.program, 2), segment.constants), []
+    for point in (points[-1], points[0]):
+        wide, _ = widened(ranged, compiled.graph, RANGED["attention"](rng).inputs(point, rng))
+        seconds.append(loaded.run(wide).seconds)
+    loaded.close()
+    assert seconds[1] < 0.8 * seconds[0]

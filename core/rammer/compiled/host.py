@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from rammer.device.operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend import checks
 from rammer.frontend import external as external_files
-from rammer.frontend.control import Bodies
+from rammer.frontend.control import BodyRunner
 from rammer.frontend.custom import NONE, declared
 from rammer.frontend.evaluator import Unjudged, evaluate
 from rammer.frontend.nodes import SubGraph, attribute_value, bodies, captures, first_line, formats, node_proto
@@ -63,9 +63,11 @@ class HostNode:
         types = ", ".join(map(str, self.types.values()))
         return f"host {types} {self.node}"
 
-    def run(self, inputs: Mapping[str, np.ndarray], bodies: Bodies | None = None) -> dict[str, np.ndarray]:
+    def run(
+        self, inputs: Mapping[str, np.ndarray], bodies: BodyRunner | None = None, constants: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
         """Its outputs by name. Raises BadInput as ``values`` does, and for another shape than the one inferred."""
-        values = self.values(inputs, bodies)
+        values = self.values(inputs, bodies, constants)
         return {name: self._checked(name, values[name]) for name in self.types}
 
     @property
@@ -73,12 +75,16 @@ class HostNode:
         """How messages name it."""
         return f"node {self.node.name} ({self.node.op})"
 
-    def values(self, inputs: Mapping[str, np.ndarray], bodies: Bodies | None = None) -> dict[str, np.ndarray]:
-        """Its outputs by name, of whatever types and shapes they are; ``bodies`` runs those of control flow. Raises BadInput
-        where nothing judged implements the operator, or where that fails."""
+    def values(
+        self, inputs: Mapping[str, np.ndarray], bodies: BodyRunner | None = None, constants: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """Its outputs by name, of whatever types and shapes they are; ``bodies`` runs those of control flow, ``constants`` are
+        the inputs that every run has. Raises BadInput where nothing judged implements the operator, or where that fails."""
         where = self.title
         try:
-            return self._referred(inputs) if self.node.declared else evaluate(self.node, inputs, self.types, True, bodies)
+            if self.node.declared:
+                return self._referred(inputs)
+            return evaluate(self.node, inputs, self.types, True, bodies, constants)
         except BadInput as problem:
             raise BadInput(problem.what, where, problem.hint) from problem
         except DeviceFailure:

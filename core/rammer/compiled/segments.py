@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -19,7 +19,7 @@ from rammer.ir.types import TensorType
 from rammer.tile.graph import TileGraph
 
 if TYPE_CHECKING:
-    from rammer.frontend.control import Bodies
+    from rammer.frontend.control import BodyRunner
     from rammer.frontend.later import Rest
 
 
@@ -41,8 +41,10 @@ class HostOperator(Protocol):
         """Types of what it computes, by tensor name."""
         ...
 
-    def run(self, inputs: Mapping[str, np.ndarray], bodies: Bodies | None = None) -> dict[str, np.ndarray]:
-        """Outputs by tensor name; ``bodies`` runs those of control flow."""
+    def run(
+        self, inputs: Mapping[str, np.ndarray], bodies: BodyRunner | None = None, constants: Collection[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """Outputs by tensor name; ``bodies`` runs those of control flow, ``constants`` are the inputs that every run has."""
         ...
 
     def to_bytes(self) -> bytes:

@@ -1,17 +1,17 @@
 """If, Loop, Scan and SequenceMap by ONNX's words: which body runs when and on what, and what becomes of its results.
 
-Who runs bodies is given (``Bodies``): ``frontend.evaluator`` interprets them on the host, ``runtime.bodies`` compiles them.
+Who runs bodies is given (``BodyRunner``): ``frontend.evaluator`` interprets them on the host, ``runtime.bodies`` compiles them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from onnx import GraphProto, helper
@@ -24,11 +24,59 @@ from rammer.ir.graph import Node
 
 #: An array, a list of values (a sequence), or None (an optional that is empty).
 Value: TypeAlias = Any
-#: Runs a body: its inputs in order, the outer values that it reads by their ONNX names; its outputs in order.
-Bodies: TypeAlias = Callable[[SubGraph, Sequence[Value], Mapping[str, Value]], Sequence[Value]]
 
-#: When the outermost operator on the host began, in seconds of this thread's CPU, and how many it may take.
-_CLOCK: ContextVar[tuple[float, float] | None] = ContextVar("_CLOCK", default=None)
+
+class OuterValues(dict[str, Value]):
+    """What the bodies of one operator in one run read of outside, by their names for it. ``constants`` are those that every run
+    has; ``ready`` is for who runs the bodies to note what holds for this run."""
+
+    def __init__(self, values: Mapping[str, Value], constants: frozenset[str] = frozenset()) -> None:
+        super().__init__(values)
+        self.constants, self.ready = constants, dict[Any, Any]()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsAhead:
+    """Turns of a body that come next: the index of the first, how many are left (None: as long as the condition holds), the
+    states, and of a Scan the slices of all of its turns, along a first axis."""
+
+    first: int
+    left: int | None
+    state: Sequence[Value]
+    slices: Sequence[Value] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsDone:
+    """Turns that ran: how many, whether the condition still holds, the states, and what is gathered, along a first axis."""
+
+    count: int
+    going: bool
+    state: list[Value]
+    gathered: list[Value]
+
+
+class BodyRunner(Protocol):
+    """Who runs bodies."""
+
+    def __call__(self, body: SubGraph, given: Sequence[Value], outer: OuterValues) -> Sequence[Value]:
+        """The outputs of a body, in order, of its inputs in order and what it reads of outside."""
+        ...
+
+    def several(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
+        """One turn or more of those ahead; None where each is to be asked for."""
+        ...
+
+
+@dataclass
+class _Clock:
+    """When the outermost operator on the host began, in seconds of this thread's CPU, and how many it may take."""
+
+    start: float
+    most: float
+
+
+_CLOCK: ContextVar[_Clock | None] = ContextVar("_CLOCK", default=None)
 
 
 @lru_cache(64)
@@ -37,26 +85,39 @@ def graph_of(body: SubGraph) -> GraphProto:
     return body.graph
 
 
-def controlled(node: Node, values: Mapping[str, Value], run: Bodies) -> list[Value]:
-    """All outputs of ``node``, in order, of its inputs by name (those that its bodies capture included)."""
+def controlled(node: Node, values: Mapping[str, Value], bodies: BodyRunner, constants: Collection[str] = ()) -> list[Value]:
+    """All outputs of ``node``, in order, of its inputs by name (those that its bodies capture included), of which ``constants``
+    are the same in every run."""
     captured = nd.captures(node)
     formal = node.inputs[: len(node.inputs) - len(captured)]
-    outer = {name: values[n] for name, n in zip(captured, node.inputs[len(formal) :], strict=True)}
+    named = dict(zip(captured, node.inputs[len(formal) :], strict=True))
+    outer = OuterValues({n: values[o] for n, o in named.items()}, frozenset(n for n, o in named.items() if o in constants))
     operands = [values[n] if n else None for n in formal]
     with _timed():
-        return _OPERATORS[node.op](node, operands, lambda body, given: list(run(body, given, outer)))
+        return _OPERATORS[node.op](node, operands, _BodyRun(bodies, outer))
 
 
-_Run: TypeAlias = Callable[[SubGraph, Sequence[Value]], list[Value]]
+@dataclass(frozen=True, slots=True)
+class _BodyRun:
+    """The bodies of one operator in one run."""
+
+    bodies: BodyRunner
+    outer: OuterValues
+
+    def __call__(self, body: SubGraph, given: Sequence[Value]) -> list[Value]:
+        return list(self.bodies(body, given, self.outer))
+
+    def several(self, body: SubGraph, ahead: TurnsAhead) -> TurnsDone | None:
+        return self.bodies.several(body, ahead, self.outer)
 
 
-def _if(node: Node, operands: Sequence[Value], run: _Run) -> list[Value]:
+def _if(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     """ "then_branch: Graph to run if condition is true", else "else_branch"."""
     taken = "then_branch" if bool(np.asarray(operands[0]).all()) else "else_branch"
     return run(node.attributes[taken], ())
 
 
-def _loop(node: Node, operands: Sequence[Value], run: _Run) -> list[Value]:
+def _loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     """ "for (int i=0; i < max_trip_count && cond; ++i) cond, ... = body(i, cond, ...)": a missing trip count is no limit, a
     missing condition true. The values of scan outputs are "concatenated" by a new first axis."""
     trips, condition, *state = operands
@@ -67,15 +128,22 @@ def _loop(node: Node, operands: Sequence[Value], run: _Run) -> list[Value]:
     count = 0
     while going and (most is None or count < most):
         _check(node.op, count)
-        cond, *made = run(body, (np.array(count, np.int64), np.array(True), *state))
-        going, state = bool(np.asarray(cond).item()), made[: len(state)]
-        for scan, value in zip(scanned, made[len(state) :], strict=True):
-            scan.values.append(value)
-        count += 1
+        done = run.several(body, TurnsAhead(count, None if most is None else most - count, state))
+        if done is None:
+            cond, *made = run(body, (np.array(count, np.int64), np.array(True), *state))
+            done = _one(bool(np.asarray(cond).item()), made, len(state))
+        going, state, count = done.going, done.state, count + done.count
+        for scan, values in zip(scanned, done.gathered, strict=True):
+            scan.values.append(values)
     return [*state, *(s.stacked(0, False) for s in scanned)]
 
 
-def _scan(node: Node, operands: Sequence[Value], run: _Run) -> list[Value]:
+def _one(going: bool, made: Sequence[Value], states: int) -> TurnsDone:
+    """What one turn gave."""
+    return TurnsDone(1, going, list(made[:states]), [np.asarray(v)[None] for v in made[states:]])
+
+
+def _scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     """ "Scan can be used to iterate over one or more scan_input tensors, constructing zero or more scan_output tensors", along
     the axes and in the directions that attributes give."""
     if node.version < 9:
@@ -84,25 +152,27 @@ def _scan(node: Node, operands: Sequence[Value], run: _Run) -> list[Value]:
     state, scanning = list(operands[: len(operands) - count]), operands[len(operands) - count :]
     axes = node.attributes.get("scan_input_axes") or (0,) * count
     back = node.attributes.get("scan_input_directions") or (0,) * count
-    lengths = {x.shape[axis] for x, axis in zip(scanning, axes, strict=True)}
+    slices = [np.moveaxis(x, axis, 0)[:: -1 if b else 1] for x, axis, b in zip(scanning, axes, back, strict=True)]
+    lengths = {len(x) for x in slices}
     if len(lengths) != 1:
         raise BadInput(f"Scan goes over extents of {sorted(lengths)} at a time", f"node {node.name} (Scan)", "give equal ones")
     (length,) = lengths
-    scanned = [_Scanned(v) for v in graph_of(body).output[len(state) :]]
-    for step in range(length):
+    scanned, step = [_Scanned(v) for v in graph_of(body).output[len(state) :]], 0
+    while step < length:
         _check(node.op, step)
-        at = [length - 1 - step if b else step for b in back]
-        made = run(body, (*state, *(np.take(x, i, axis) for x, i, axis in zip(scanning, at, axes, strict=True))))
-        state = made[: len(state)]
-        for scan, value in zip(scanned, made[len(state) :], strict=True):
-            scan.values.append(value)
+        done = run.several(body, TurnsAhead(step, length - step, state, slices))
+        if done is None:
+            done = _one(True, run(body, (*state, *(np.array(x[step]) for x in slices))), len(state))
+        state, step = done.state, step + done.count
+        for scan, values in zip(scanned, done.gathered, strict=True):
+            scan.values.append(values)
     out_axes = node.attributes.get("scan_output_axes") or (0,) * len(scanned)
     out_back = node.attributes.get("scan_output_directions") or (0,) * len(scanned)
     ends = zip(scanned, out_axes, out_back, strict=True)
     return [*state, *(s.stacked(axis, bool(b)) for s, axis, b in ends)]
 
 
-def _sequence_map(node: Node, operands: Sequence[Value], run: _Run) -> list[Value]:
+def _sequence_map(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     """ "Applies a sub-graph to each sample in the input sequence(s)"; inputs beside the first may be tensors, "accessed by each
     sample"."""
     body, first = node.attributes["body"], operands[0]
@@ -113,7 +183,7 @@ def _sequence_map(node: Node, operands: Sequence[Value], run: _Run) -> list[Valu
     return [[results[k] for results in made] for k in range(len(graph_of(body).output))]
 
 
-_OPERATORS: Final[Mapping[str, Callable[[Node, Sequence[Value], _Run], list[Value]]]] = {
+_OPERATORS: Final[Mapping[str, Callable[[Node, Sequence[Value], _BodyRun], list[Value]]]] = {
     "If": _if,
     "Loop": _loop,
     "Scan": _scan,
@@ -124,7 +194,8 @@ CONTROL: Final = frozenset(_OPERATORS)
 
 @dataclass
 class _Scanned:
-    """What one output of a body gave, step by step; ``proto`` is its declaration, by which there is a result of no steps."""
+    """What one output of a body gave, the values of one turn or more along a first axis each; ``proto`` is its
+    declaration, by which there is a result of no steps."""
 
     proto: Any
 
@@ -133,9 +204,9 @@ class _Scanned:
 
     def stacked(self, axis: int, back: bool) -> Value:
         """Along a new axis, backwards where asked for."""
-        values = self.values[::-1] if back else self.values
-        if values:
-            return np.stack([np.asarray(v) for v in values], axis)
+        if self.values:
+            whole = np.concatenate(self.values) if len(self.values) > 1 else self.values[0]
+            return np.moveaxis(whole[::-1] if back else whole, 0, axis)
         tensor = self.proto.type.tensor_type
         shape = [d.dim_value for d in tensor.shape.dim]
         shape.insert(axis if axis >= 0 else len(shape) + 1 + axis, 0)
@@ -145,7 +216,7 @@ class _Scanned:
 @contextmanager
 def _timed() -> Iterator[None]:
     """The outermost operator's clock: what it contains takes of its seconds."""
-    token = _CLOCK.set((time.thread_time(), limits.host_seconds())) if _CLOCK.get() is None else None
+    token = _CLOCK.set(_Clock(time.thread_time(), limits.host_seconds())) if _CLOCK.get() is None else None
     try:
         yield
     finally:
@@ -153,7 +224,18 @@ def _timed() -> Iterator[None]:
             _CLOCK.reset(token)
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """What is done here, such as compiling, takes none of an operator's seconds."""
+    clock, start = _CLOCK.get(), time.thread_time()
+    try:
+        yield
+    finally:
+        if clock is not None:
+            clock.start += time.thread_time() - start
+
+
 def _check(op: str, iterations: int) -> None:
     clock = _CLOCK.get()
     assert clock is not None
-    limits.check_loop(op, iterations, time.thread_time() - clock[0], clock[1])
+    limits.check_loop(op, iterations, time.thread_time() - clock.start, clock.most)

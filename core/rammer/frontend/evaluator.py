@@ -9,7 +9,7 @@ wrong, it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from rammer.frontend import checks, schemas
 from rammer.frontend import nodes as nd
 from rammer.frontend.carriers import DOMAIN, carry
 from rammer.frontend.contrib import expand_use
-from rammer.frontend.control import CONTROL, Bodies, controlled, graph_of
+from rammer.frontend.control import CONTROL, BodyRunner, TurnsAhead, controlled, graph_of
 from rammer.frontend.functions import Expansion
 from rammer.frontend.host_operators import OPERATORS
 from rammer.frontend.inference import inferred_types
@@ -68,10 +68,15 @@ class Unjudged(NotImplementedError):
 
 
 def evaluate(
-    node: Node, values: Arrays, types: Mapping[str, TensorType], host: bool = False, bodies: Bodies | None = None
+    node: Node,
+    values: Arrays,
+    types: Mapping[str, TensorType],
+    host: bool = False,
+    bodies: BodyRunner | None = None,
+    constants: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
     """Outputs by name of ``node``, given its inputs (captured ones included) by name and the types of its outputs. ``bodies``
-    runs those of control flow; they are interpreted unless it is given.
+    runs those of control flow, of whose inputs ``constants`` are the same in every run; they are interpreted unless it is given.
 
     On the ``host`` an operator without a judged implementation runs, too; elsewhere that raises Unjudged. Raises
     NotImplementedError where nothing implements the operator, and what an implementation raises for operands that
@@ -80,7 +85,7 @@ def evaluate(
     if node.op in CONTROL and not node.domain:
         formats = nd.formats(node)
         known = {n: restored(values[n], f) for n, f in zip(node.inputs, formats, strict=bool(formats)) if f}
-        made = controlled(node, {**values, **known} if formats else values, bodies or interpreted)
+        made = controlled(node, {**values, **known} if formats else values, bodies or INTERPRETED, constants)
         results = {o: _kept(a) for o, a in zip(node.outputs, made, strict=True) if o}
         return {o: carried(np.asarray(a)) for o, a in results.items()} if formats else results
     stored = _by_numbers(node, values, types, host) if _formats(node, values, types) else None
@@ -162,6 +167,20 @@ def interpreted(body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any
     for proto in checks.live_nodes(checks.sorted_nodes(graph, outer), outputs):
         values |= evaluate_proto(proto, values, opsets)
     return [values[o] for o in outputs]
+
+
+class Interpreted:
+    """Runs bodies operator by operator, one turn at a time (``control.BodyRunner``)."""
+
+    def __call__(self, body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
+        """See ``interpreted``."""
+        return interpreted(body, given, outer)
+
+    def several(self, body: nd.SubGraph, ahead: TurnsAhead, outer: Mapping[str, Any]) -> None:
+        """Never."""
+
+
+INTERPRETED: Final = Interpreted()
 
 
 def evaluate_proto(proto: NodeProto, values: Arrays, opsets: Mapping[str, int]) -> dict[str, np.ndarray]:

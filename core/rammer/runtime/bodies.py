@@ -1,12 +1,13 @@
 """Bodies of control flow on the device: compiled for the types and shapes that they meet, and driven from the host.
 
 A body whose shapes hang on what it reads, that reads what no device holds, or that meets too many shapes is interpreted on the
-host instead (``frontend.evaluator.interpreted``).
+host instead (``frontend.evaluator.interpreted``). Many turns of a loop are one program (``frontend.turns``): between programs the
+host asks whether to go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -18,14 +19,48 @@ from rammer.runtime.residents import Residents
 from rammer.runtime.specialised import Specialised
 
 if TYPE_CHECKING:
+    from rammer.frontend.control import OuterValues, TurnsAhead, TurnsDone
     from rammer.frontend.nodes import SubGraph
     from rammer.frontend.reader import Model
+    from rammer.frontend.turns import Turns
     from rammer.ir.port import InputPort
 
-Key: TypeAlias = "tuple[SubGraph, tuple[InputPort, ...]]"
+#: A body, or turns of one, with its ports and the constants of outside.
+Key: TypeAlias = "tuple[SubGraph | Turns, tuple[InputPort, ...], tuple[tuple[str, SameArray], ...]]"
+#: Type and shape of an array; of other values their class.
+Kind: TypeAlias = "tuple[Any, tuple[int, ...]] | type"
 
 #: Sets of shapes of one body that are compiled: what grows with every step would be compiled at every step.
 MOST_FORMS: Final = 4
+#: Turns of a body that run one by one before several are compiled as one program, which takes seconds.
+WARM: Final = 512
+#: Most turns of a program, and predicted seconds: where the host asks seldom enough, longer ones only do more than is wanted.
+MOST_TURNS: Final = 128
+LONGEST: Final = 1e-3
+#: Models that are kept although their programs may be gone.
+MOST_MODELS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SameArray:
+    """An array that equals itself alone."""
+
+    array: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameArray) and other.array is self.array
+
+    def __hash__(self) -> int:
+        return id(self.array)
+
+
+@dataclass(frozen=True)
+class BodyPart:
+    """A body, or several turns of one, as a model. ``feeds`` are values of outside by their names."""
+
+    key: Key
+    model: Model
+    feeds: Mapping[str, Any]
 
 
 @dataclass
@@ -34,20 +69,19 @@ class BodyPrograms:
 
     make: Callable[[Model], Specialised]
     residents: Residents[Key]
+    warm: int = WARM
     forms: dict[SubGraph, set[tuple[InputPort, ...]]] = field(default_factory=dict)
     refused: dict[SubGraph, str] = field(default_factory=dict)
     models: dict[Key, Model] = field(default_factory=dict)  #: Bodies as models, which every step would copy the weights into.
     on_host: bool = False  #: Whether a body was interpreted.
+    turned: dict[SubGraph, int] = field(default_factory=dict)  #: Turns that ran one by one.
+    most: dict[SubGraph, int] = field(default_factory=dict)  #: Most turns of a program; 1 where each is one.
 
-    def __call__(self, body: SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> Sequence[Any]:
-        """The outputs of a body, in order (``frontend.control.Bodies``)."""
+    def __call__(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> Sequence[Any]:
+        """The outputs of a body, in order (``frontend.control.BodyRunner``)."""
         if body not in self.refused:
-            values = _values(body, given, outer)
             try:
-                model = self._model(body, values)
-                with self.residents.used(lambda: self._specialised(body, model)) as special:
-                    found, _ = special.run({p.name: values[p.name] for p in model.inputs})
-                return [found[o] for o in model.outputs]
+                return self._compiled(body, given, outer)
             except BadInput as problem:
                 self.refused[body] = problem.what
         from rammer.frontend.evaluator import interpreted
@@ -55,38 +89,163 @@ class BodyPrograms:
         self.on_host = True
         return interpreted(body, given, outer)
 
-    def _model(self, body: SubGraph, values: Mapping[str, Any]) -> Model:
+    def several(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
+        """The next turns by one program, or None where they run one by one (``frontend.control.BodyRunner``)."""
+        if body in self.refused or self.most.get(body) == 1 or not _worth(ahead):
+            return None
+        self.turned[body] = turned = self.turned.get(body, 0) + 1
+        if turned <= self.warm or ahead.first == 0:  # the first turn says whether a steady condition holds
+            return None
+        try:
+            return self._turns(body, ahead, outer)
+        except BadInput:  # of one turn each it may still be compiled
+            self.most[body] = 1
+            return None
+
+    def _compiled(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> list[Any]:
+        """The outputs by a program of one turn. BadInput for a body that is to be interpreted."""
+        own, read, _ = _reads(body)
+        kinds = tuple(_kind(a) for n, a in zip(own, given, strict=True) if n in read)
+        part = outer.ready.get((body, kinds))
+        if part is None:
+            part = outer.ready[body, kinds] = self._part(body, given, outer)
+        feeds = {n: _dense(a) for n, a in zip(own, given, strict=True) if n in read}
+        found = self._run(part, {**feeds, **part.feeds})
+        return [found[o] for o in part.model.outputs]
+
+    def _run(self, part: BodyPart, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        with self.residents.used(lambda: self._specialised(part)) as special:
+            return special.run(feeds)[0]
+
+    def _part(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> BodyPart:
         """A body as a model with these inputs; BadInput for one that is to be interpreted."""
-        ports = tuple(map(_port, values.items()))
-        found = self.models.get((body, ports))
-        if found is None:
-            found = _as_model(body, ports)
-            self._check(body, found)
-            self.models[body, ports] = found
-        return found
+        own, read, free = _reads(body)
+        named = {n: _dense(a) for n, a in zip(own, given, strict=True) if n in read}
+        ports, fixed, feeds = self._ports(named, free, outer)
+        key = (body, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
+        if key not in self.models:
+            if not all(p.numeric for p in ports):
+                raise BadInput("it reads what no device holds")
+            forms = self.forms.setdefault(body, set())
+            forms.add(ports)
+            if len(forms) > MOST_FORMS:
+                raise BadInput("its shapes change from step to step")
+            self._keep(key, _as_model(body, ports, fixed))
+        return BodyPart(key, self.models[key], feeds)
 
-    def _check(self, body: SubGraph, model: Model) -> None:
-        """BadInput for a body that is to be interpreted."""
-        if not all(p.numeric for p in model.inputs):
+    def _keep(self, key: Key, model: Model) -> None:
+        """Note a model; those of programs that were freed meanwhile need not be kept for ever."""
+        if len(self.models) > MOST_MODELS:
+            self.models = {k: m for k, m in self.models.items() if k in self.residents.held}
+        self.models[key] = model
+
+    def _ports(
+        self, named: Mapping[str, Any], free: Collection[str], outer: OuterValues
+    ) -> tuple[tuple[InputPort, ...], dict[str, Any], dict[str, Any]]:
+        """Inputs, constants of outside, and its other values."""
+        fixed = {n: outer[n] for n in free if n in outer.constants and _fixed(outer[n])}
+        feeds = {n: _dense(outer[n]) for n in free if n not in fixed}
+        return tuple(map(_port, {**named, **feeds}.items())), fixed, feeds
+
+    def _turns(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
+        """Several turns by one program. BadInput where that cannot be."""
+        from rammer.frontend.control import TurnsDone
+
+        kinds = (tuple(map(_kind, ahead.state)), tuple((x.dtype, x.shape[1:]) for x in ahead.slices))
+        found = outer.ready.get((body, "turns", kinds))
+        wanted = ahead.first if ahead.left is None else ahead.left
+        if found is None or (found[0].count < min(wanted, self.most[body])):
+            found = outer.ready[body, "turns", kinds] = self._turns_part(body, ahead, outer, wanted)
+        turns, part = found
+        count = turns.count if ahead.left is None else min(turns.count, ahead.left)
+        feeds = {turns.name("state", i): _dense(a) for i, a in enumerate(ahead.state)}
+        feeds |= {turns.name("slices", i): _cut(x, ahead.first, count, turns.count) for i, x in enumerate(ahead.slices)}
+        feeds |= {turns.name("left"): np.array(count), turns.name("first"): np.array(ahead.first)}
+        made = self._run(part, {p.name: part.feeds[p.name] if p.name in part.feeds else feeds[p.name] for p in part.model.inputs})
+        going = made[turns.name("going")] if not turns.steady else np.ones(count, bool)
+        done = count if going[:count].all() else int(np.argmin(going[:count])) + 1
+        state = [made[turns.name("after", i)] for i in range(len(turns.states))]
+        gathered = [made[turns.name("gathered", i)][:done] for i in range(len(turns.results) - len(turns.states))]
+        return TurnsDone(done, bool(going[done - 1]), state, gathered)
+
+    def _turns_part(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues, wanted: int) -> tuple[Turns, BodyPart]:
+        """As many turns as are ``wanted``, as a power of two, and as are allowed."""
+        from rammer.frontend.turns import Turns, steady
+
+        scanned = len(ahead.slices)
+        turns = Turns(body, MOST_TURNS, scanned, bool(scanned) or steady(body))
+        if body not in self.most:
+            self.most[body] = self._most(turns, outer)
+        count = min(self.most[body], 1 << max(wanted - 1, 1).bit_length())
+        if count < 2:
+            raise BadInput("one turn is long enough")
+        turns = Turns(body, count, scanned, turns.steady)
+        own, _, free = _reads(body)
+        first = () if scanned else (np.array(0), np.array(True))
+        named = dict(zip(own, (*first, *ahead.state, *(x[0] for x in ahead.slices)), strict=True))
+        ports, fixed, feeds = self._ports({n: _dense(a) for n, a in named.items()}, free, outer)
+        if not all(p.numeric for p in ports):
             raise BadInput("it reads what no device holds")
-        forms = self.forms.setdefault(body, set())
-        forms.add(model.inputs)
-        if len(forms) > MOST_FORMS:
-            raise BadInput("its shapes change from step to step")
+        key = (turns, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
+        if key not in self.models:
+            self._keep(key, turns.model({p.name: p for p in ports}, fixed))
+        return turns, BodyPart(key, self.models[key], feeds)
 
-    def _specialised(self, body: SubGraph, model: Model) -> Specialised:
-        found = self.residents.find((body, model.inputs))
+    def _most(self, turns: Turns, outer: OuterValues) -> int:
+        """Turns of a program, by how long one is predicted to take and how many operators it is."""
+        from rammer.frontend.unroll import MOST_UNROLLED
+
+        part = next((p for (b, *_), p in outer.ready.items() if b == turns.body and isinstance(p, BodyPart)), None)
+        special = self.residents.held.get(part.key) if part is not None else None
+        if special is None or special.compiled.host_nodes:
+            raise BadInput("a turn is no one program")
+        predicted = sum(p.predicted for p in special.compiled.programs)
+        return max(min(MOST_TURNS, MOST_UNROLLED // turns.size, int(LONGEST / max(predicted, 1e-9))), 1)
+
+    def _specialised(self, part: BodyPart) -> Specialised:
+        from rammer.frontend.control import uncounted
+        from rammer.frontend.nodes import SubGraph
+
+        found = self.residents.find(part.key)
         if found is None:
-            found = self.make(model)
+            with uncounted():
+                found = self.make(part.model)
             if found.compiled.rest is not None:
                 found.close()
                 raise found.compiled.rest.why
-            self.residents.keep((body, model.inputs), found)
+            if found.host_nodes and not isinstance(part.key[0], SubGraph):
+                found.close()
+                raise BadInput("several turns are no one program")
+            self.residents.keep(part.key, found)
         return found
 
     def close(self) -> None:
         """Free the device."""
         self.residents.close()
+
+
+def _worth(ahead: TurnsAhead) -> bool:
+    """Whether there are turns enough for a program of several."""
+    return ahead.left is None or ahead.left >= 4
+
+
+def _cut(slices: Any, first: int, count: int, wanted: int) -> Any:
+    """The slices of ``count`` turns, the last again for those of ``wanted`` that are not left."""
+    found = np.ascontiguousarray(slices[first : first + count])
+    return found if count == wanted else np.concatenate([found, np.repeat(found[-1:], wanted - count, axis=0)])
+
+
+def _kind(value: Any) -> Kind:
+    return (value.dtype, value.shape) if isinstance(value, np.ndarray | np.generic) else type(value)
+
+
+def _dense(value: Any) -> Any:
+    return np.asarray(value, order="C") if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _fixed(value: Any) -> bool:
+    """Whether a constant of outside is one that devices hold."""
+    return isinstance(value, np.ndarray) and _port(("", value)).numeric
 
 
 def _port(item: tuple[str, Any]) -> InputPort:
@@ -96,25 +255,19 @@ def _port(item: tuple[str, Any]) -> InputPort:
 
 
 @lru_cache(64)
-def _reads(body: SubGraph) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Names of a body's own inputs, and of all values that it reads."""
+def _reads(body: SubGraph) -> tuple[tuple[str, ...], frozenset[str], tuple[str, ...]]:
+    """Names of a body's own inputs, of all values that it reads, and of those of outside."""
     from rammer.frontend import checks
     from rammer.frontend.control import graph_of
 
     graph = graph_of(body)
     read = {n for node in graph.node for n in checks.node_reads(node)} | {o.name for o in graph.output}
-    return tuple(v.name for v in graph.input), frozenset(read)
+    free = tuple(n for n in checks.free_values(graph) if n in body.captures)
+    return tuple(v.name for v in graph.input), frozenset(read), free
 
 
-def _values(body: SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a body reads: its own inputs and those of outside."""
-    own, read = _reads(body)
-    known = {**outer, **dict(zip(own, given, strict=True))}
-    return {n: np.asarray(a, order="C") if isinstance(a, np.generic) else a for n, a in known.items() if n in read}
-
-
-def _as_model(body: SubGraph, ports: tuple[InputPort, ...]) -> Model:
-    """A body as a model of its own, with what it reads of outside as inputs."""
+def _as_model(body: SubGraph, ports: tuple[InputPort, ...], known: Mapping[str, Any]) -> Model:
+    """A body as a model of its own, with what it reads of outside as inputs and as ``known`` constants."""
     from onnx import ModelProto, OperatorSetIdProto
 
     from rammer.frontend.control import graph_of
@@ -124,4 +277,4 @@ def _as_model(body: SubGraph, ports: tuple[InputPort, ...]) -> Model:
     proto = ModelProto(opset_import=[OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()])
     proto.graph.CopyFrom(graph)
     outputs = tuple(o.name for o in graph.output)
-    return Model(proto, None, graph.name or "body", ports, outputs, opsets.get("", 0))
+    return Model(proto, None, graph.name or "body", ports, outputs, opsets.get("", 0), known=known)

@@ -15,7 +15,7 @@ from rammer.runtime.residents import Residents
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing
 
 if TYPE_CHECKING:
-    from rammer.frontend.control import Bodies
+    from rammer.frontend.control import BodyRunner
     from rammer.frontend.later import Rest
     from rammer.frontend.reader import Model
     from rammer.ir.port import InputPort
@@ -33,7 +33,7 @@ class Continuation:
     rest: Rest
     make: Callable[[Model], Specialised]
     residents: Residents[Key]
-    bodies: Bodies
+    bodies: BodyRunner
 
     @property
     def host_nodes(self) -> list[HostSegment]:
@@ -66,7 +66,7 @@ class Continuation:
 
         made: dict[str, Array] = {}
         for node in self.rest.first:
-            made |= HostNode(node, {}).values({n: known[n] for n in node.inputs if n}, self.bodies)
+            made |= HostNode(node, {}).values({n: known[n] for n in node.inputs if n}, self.bodies, self.rest.known)
         return made
 
     def _specialised(self, known: Mapping[str, Array]) -> Specialised:

@@ -20,7 +20,7 @@ from rammer.runtime.bound import ModelBound
 from rammer.runtime.lengths import narrowed, widened
 
 if TYPE_CHECKING:
-    from rammer.frontend.control import Bodies
+    from rammer.frontend.control import BodyRunner
     from rammer.frontend.later import Rest
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -76,7 +76,7 @@ class Specialised:
     loaded: dict[int, Loaded]
     compile_seconds: float
     following: Following | None = None
-    bodies: Bodies | None = None
+    bodies: BodyRunner | None = None
     bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
     users: list[int] = field(default_factory=list)  #: Threads whose calls are running.
     closed: bool = False
@@ -131,7 +131,7 @@ class Specialised:
             if isinstance(segment, HostSegment):
                 begin = time.perf_counter()
                 known = {n: values[n] if n in values else graph.constants[n] for n in segment.node.inputs if n}
-                values.update(segment.node.run(known, self.bodies))
+                values.update(segment.node.run(known, self.bodies, graph.constants))
                 host += time.perf_counter() - begin
             else:
                 feeds = {p.external: values[p.tensor] for p in segment.program.inputs}

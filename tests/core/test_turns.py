@@ -1,0 +1,130 @@
+"""Turns of loops: many are one program, and what comes of them is what ONNX Runtime makes of each."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+from onnx_models import BOOL, INT64, model, tensor
+from random_loops import Feeds, drawn
+from test_later import agree, fed
+
+import rammer
+from rammer.frontend import turns as made
+from rammer.runtime import bodies
+from rammer.runtime.executable import Executable
+from rammer.runtime.specialised import Specialised
+from rammer.testing.some import some
+
+node = helper.make_node
+
+
+def opened(proto: onnx.ModelProto, warm: int = 0) -> Executable:
+    """On the toy, whose programs of several turns are made when ``warm`` turns have run one by one."""
+    exe = rammer.compile(proto, "toy")
+    exe.bodies.warm = warm
+    return exe
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the programs that ran, in order."""
+    names, run = list[str](), Specialised.run
+    monkeypatch.setattr(Specialised, "run", lambda self, *given: (names.append(self.compiled.graph.name), run(self, *given))[1])
+    return names
+
+
+@pytest.fixture
+def long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the toy takes, which has no clock, a turn is one of many; a program of 16 is made soon."""
+    monkeypatch.setattr(bodies, "LONGEST", 1.0)
+    monkeypatch.setattr(bodies, "MOST_TURNS", 16)
+
+
+def counting(how: str) -> onnx.ModelProto:
+    """A Loop whose state moves by what is left at each index: whoever goes on at an index beyond divides by zero."""
+    body = [node("Sub", ["limit", "i"], ["left"]), node("Div", ["hundred", "left"], ["d"]), node("Add", ["s", "d"], ["s2"])]
+    body += [node("Identity", ["c"], ["go"]) if how == "same" else node("Less", ["s2", "enough"], ["go"])]
+    ports = [tensor("i", [], INT64), tensor("c", [], BOOL), tensor("s", [], INT64)]
+    ends = [tensor("go", [], BOOL), tensor("s2", [], INT64), tensor("d", [], INT64)]
+    loop = node("Loop", ["limit", "", "x"], ["y", "all"], body=helper.make_graph(body, "body", ports, ends))
+    constants = {"hundred": np.array(100), "enough": np.array(1000)}
+    return model([loop], [tensor("limit", [], INT64), tensor("x", [], INT64)], ["y", "all"], constants=constants)
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("how", ["same", "data"])
+def test_many_turns_ask_the_host_seldom(how: str, asked: list[str]) -> None:
+    exe = opened(proto := counting(how))
+    for limit in (40, 7, 1, 0, 3):
+        agree(proto, exe, {"limit": np.array(limit), "x": np.array(0)})
+    asked.clear()
+    agree(proto, exe, {"limit": np.array(200), "x": np.array(-(10**6))})
+    assert len(asked) <= 3 + 200 / 16, asked
+    exe.close()
+
+
+@pytest.mark.usefixtures("long")
+def test_what_is_left_over_repeats_the_last_turn() -> None:
+    """The body meets nothing that it would not have met: no index beyond, and no state after the end."""
+    exe = opened(proto := counting("data"))
+    agree(proto, exe, {"limit": np.array(20), "x": np.array(0)})
+    (key,) = (k for k in exe.bodies.residents.held if isinstance(k[0], made.Turns))
+    turns, special = key[0], exe.bodies.residents.held[key]
+    feeds = {"state0": np.array(0), "first": np.array(2), "left": np.array(5)}
+    found = special.run({turns.name(n): a for n, a in feeds.items()} | {"limit": np.array(7)})[0]
+    gathered = found[turns.name("gathered0")]
+    assert gathered[:5].tolist() == [100 // 5, 100 // 4, 100 // 3, 100 // 2, 100] and set(gathered[5:].tolist()) == {100}
+    assert found[turns.name("after0")] == gathered[:5].sum()
+    exe.close()
+
+
+@pytest.mark.usefixtures("long")
+def test_a_long_scan_is_few_programs(asked: list[str], rng: np.random.Generator) -> None:
+    body = [
+        node("Add", ["s", "e"], ["a"]),
+        node("MatMul", ["a", "w"], ["m"]),
+        node("Tanh", ["m"], ["s2"]),
+        node("Neg", ["s2"], ["o"]),
+    ]
+    graph = helper.make_graph(body, "body", [tensor("s", [4]), tensor("e", [4])], [tensor("s2", [4]), tensor("o", [4])])
+    scan = node("Scan", ["x", "xs"], ["last", "all"], body=graph, num_scan_inputs=1)
+    weights = {"w": np.asarray(rng.standard_normal((4, 4)) / 2, np.float32)}
+    proto = model([scan], [tensor("x", [4]), tensor("xs", [300, 4])], ["last", "all"], constants=weights)
+    exe = opened(proto)
+    agree(proto, exe, {"x": fed(rng, 4), "xs": fed(rng, 300, 4)})
+    asked.clear()
+    agree(proto, exe, {"x": fed(rng, 4), "xs": fed(rng, 300, 4)})
+    assert len(asked) <= 3 + 300 / 16, asked
+    exe.close()
+
+
+def test_few_turns_are_not_compiled_together(asked: list[str]) -> None:
+    """A program of many turns takes seconds to make: one by one they are done before."""
+    exe = opened(proto := counting("same"), bodies.WARM)
+    for limit in (20, 3, 40):
+        agree(proto, exe, {"limit": np.array(limit), "x": np.array(0)})
+    assert len(exe.bodies.residents.held) == 1
+    exe.close()
+
+
+def agrees(session: onnxruntime.InferenceSession, exe: Executable, feeds: Feeds) -> None:
+    names = [o.name for o in session.get_outputs()]
+    wanted, found = dict(zip(names, session.run(names, feeds), strict=True)), exe.run(feeds)
+    for name, want in some(wanted.items()):
+        assert (found[name].dtype, found[name].shape) == (want.dtype, want.shape), name
+        np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.large) for n in range(6, 200))])
+def test_random_loops(number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With programs of 2, 4 or 8 turns, from the second turn on or from some later one."""
+    monkeypatch.setattr(bodies, "MOST_TURNS", int(rng.choice([2, 4, 8])))
+    model = drawn(rng)
+    session, exe = onnxruntime.InferenceSession(model.proto.SerializeToString()), opened(model.proto, int(rng.choice([0, 3])))
+    for _ in range(4):
+        agrees(session, exe, model.feeds(rng))
+    exe.close()

@@ -17,8 +17,10 @@ from rammer.ir.operator import ROperator
 
 from rammer_rocm.kernels.codes_tiles import codes_family
 from rammer_rocm.kernels.contraction import PanelProduct, access, check_operator, contiguous, panel_product
+from rammer_rocm.kernels.depth import PanelDepth
 from rammer_rocm.kernels.dots import bytes_product, check_bytes, dots
 from rammer_rocm.kernels.panel import check_maps, panel
+from rammer_rocm.kernels.skipping import WORTH, outside, skips_of
 from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
@@ -36,13 +38,20 @@ SPILLED_BYTE = 1e-10
 INDEPENDENT = 8
 #: Products of four bytes in plain OpenCL C, of the peak of float32 (measured: 99 GOP/s beside 118 GFLOP/s, so 0.21).
 PLAIN_SHARE = 0.2
+#: Sizes of short columns that are tried: the longest of those with nearly the fewest taps left.
+SHORTEST, NEARLY = 2, 1.05
 #: Splits of an axis that are tried.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Tasks smaller than both 1 / MOST_ROUNDS of a vEU's share and this many FLOP are not worth their overhead.
 MOST_ROUNDS, SMALLEST_TASK = 16, 200_000
 
+#: Seconds to store a vector of sums between two chunks, and to load it again.
+WAITING = 2e-9
+
 #: What a panel can be configured with: rows and vectors of its register tile, and whether one padded copy serves all taps.
 CONFIGS = {"mr": range(1, 65), "nv": range(1, 17), "window": range(2)}
+#: Steps of the outermost reduction axis that are gathered at a time (0: all).
+CHUNKS = {"chunk": range(1 << 20)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ def panels(device: VDevice) -> tuple[Family, ...]:
     bytes_ = Forms(dots_form, _tilings, _seconds, lambda form, binding: dots(form.tiled, binding, device), _order)
     register_tile = {key: CONFIGS[key] for key in ("mr", "nv")}
     coded = codes_family(register_tile, device.vector)
-    made = (floats.family("panel", CONFIGS), bytes_.family("dots", CONFIGS), coded)
+    made = (floats.family("panel", CONFIGS | CHUNKS), bytes_.family("dots", CONFIGS), coded)
     return tuple(replace(family, needs=lambda unit: unit.threads == 1, product=True) for family in made)
 
 
@@ -94,7 +103,8 @@ def _tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
 
 
 def _tiled(form: PanelForm, device: VDevice, smallest: int) -> Iterator[PanelForm]:
-    for tile in sorted(set(_tiles(form.operator, smallest))):
+    plain = set(_tiles(form.operator, smallest))
+    for tile in sorted(plain | set(_short(form, plain, smallest))):
         try:
             product = form.product_of(replace(form.operator, tile=tile), form.binding)
         except Unsuited:
@@ -108,7 +118,9 @@ def _seconds(form: PanelForm, binding: Binding, device: VDevice) -> float:
     p, config = form.tiled, dict(form.operator.config)
     if config.get("window"):
         window_of(p)  # says why there is none
-    chosen = _variants(p, binding, device)[config.get("window", 0)]
+    window, chunk = config.get("window", 0), config.get("chunk", 0)
+    variants = [v for v in _variants(p, binding, device) if v.window == window]
+    chosen = next((v for v in variants if bool(v.chunk) == bool(chunk)), variants[0])
     rounds = -(-form.operator.task_count // device.veus)
     return rounds * chosen.seconds(p, device, config.get("mr", 8), config.get("nv", 2))
 
@@ -164,6 +176,25 @@ def _tiles(operator: ROperator, smallest: int) -> Iterator[tuple[int, ...]]:
                         yield _tile(shape, row, tile_row, columns, depth, tile)
 
 
+def _short(form: PanelForm, tiles: Iterable[tuple[int, ...]], smallest: int) -> Iterator[tuple[int, ...]]:
+    """Tiles with their innermost columns cut so that taps fall out (``Skip``)."""
+    main = form.operator.main
+    try:
+        whole = form.product_of(replace(form.operator, tile=main.shape), form.binding)
+    except Unsuited:
+        return
+    skips = outside(whole, form.binding)
+    for skip in (s for s in skips if len(skips) > 1 and s.axis == whole.columns[-1]):
+        d = [a.name for a in main.axes].index(skip.axis)
+        shares = {n: skip.share(n) for n in _splits(skip.columns, set())}
+        fewest = min(shares.values())
+        sizes = [n for n, share in shares.items() if share <= min(WORTH, fewest * NEARLY)][-SHORTEST:]
+        for tile, size in product((t for t in tiles if t[d] == skip.columns), sizes):
+            short = (*tile[:d], size, *tile[d + 1 :])
+            if main.flops * math.prod(short) >= smallest * math.prod(main.shape):
+                yield short
+
+
 def _tile(shape: tuple[int, ...], row: int | None, tile_row: int, columns: list[int], depth: int, tile: int) -> tuple[int, ...]:
     whole = set(columns[len(columns) - depth + 1 :])
     result = [n if d in whole else 1 for d, n in enumerate(shape)]
@@ -192,41 +223,64 @@ def register_tiles(lanes: int, parts: bool = False) -> list[tuple[int, int]]:
 @dataclass(frozen=True, slots=True)
 class Variant:
     """How columns reach the multiplication: so many of them, read in ``gather`` seconds, at a ``share`` of the peak; with or
-    without the ``window`` copy."""
+    without the ``window`` copy, in chunks of so many steps, with this share of the products ``left``."""
 
     width: int
     gather: float
     share: float
-    window: int
+    window: int = 0
+    chunk: int = 0
+    left: float = 1.0
 
     def seconds(self, p: PanelProduct, device: VDevice, mr: int, nv: int) -> float:
         """Seconds of one task with a register tile of ``mr`` rows by ``nv`` vectors."""
-        return self.gather + _multiply_seconds(p, self.width, self.share, device, mr, nv)
+        return self.gather + _multiply_seconds(p, self, device, mr, nv)
 
 
 def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Variant]:
-    """Without the window copy, and with it where there is something to gather and a window."""
-    plain, window = _gather_seconds(p, binding, device), _window(p)
-    variants = [Variant(p.width, plain, PEAK_SHARE, 0)]
+    """In place, or gathered without the window copy, and with it where there is a window; each whole and in chunks."""
+    depth = PanelDepth(p, skips_of(p, binding))
+    ready = _ready_seconds(p, binding, device)
+    if ready is not None:
+        found = [Variant(p.width, ready, PEAK_SHARE, left=depth.left)]
+    else:
+        run = p.tile[p.columns[-1]]
+        copied = _copy_seconds(p.depth * (p.width // max(run, 1)), run, device) * depth.left
+        found = _cut(Variant(p.width, copied, PEAK_SHARE, left=depth.left), p, p.depth * (p.width + device.vector) * 4, device)
+    window = _window(p) if ready != 0.0 else None
     if window is not None:
         copied = _copy_seconds(window.count * window.rows, window.pitch, device)
-        spilled = _spill_seconds(window.count * window.block(device.vector) * 4, device)
-        variants.append(Variant(window.width, copied + spilled, PEAK_SHARE * WINDOW_SHARE, 1))
-    return variants
+        whole = Variant(window.width, copied, PEAK_SHARE * WINDOW_SHARE, 1, left=depth.left)
+        nbytes = window.count * window.block(device.vector) * 4
+        found += _cut(whole, p, nbytes, device) if depth.outer in window.channels else [_spilled(whole, nbytes, device)]
+    return found
+
+
+def _spilled(variant: Variant, nbytes: int, device: VDevice) -> Variant:
+    return replace(variant, gather=variant.gather + _spill_seconds(nbytes, device))
+
+
+def _cut(whole: Variant, p: PanelProduct, nbytes: int, device: VDevice) -> list[Variant]:
+    """A variant that gathers so many bytes, and where these outgrow the core's cache the same in chunks that do not."""
+    extent, parts = p.extent.get(PanelDepth(p).outer, 1), -(-nbytes // (device.layer("veu").capacity // 2))
+    if parts == 1 or extent == 1 or p.quads is not None:
+        return [_spilled(whole, nbytes, device)]
+    steps = -(-extent // min(parts, extent))
+    waits = (-(-extent // steps) - 1) * p.rows * -(-whole.width // device.vector)
+    chunks = replace(whole, gather=whole.gather + waits * WAITING, chunk=steps)
+    return [_spilled(whole, nbytes, device), _spilled(chunks, nbytes * steps // extent, device)]
 
 
 def _best_register_tile(p: PanelProduct, binding: Binding, device: VDevice) -> ROperator:
     """The operator with the register tile that is cheapest for a task."""
     variants = _variants(p, binding, device)
-    if not variants[0].gather:
-        variants = variants[:1]
-    _, mr, nv, windowed = min(
-        (v.seconds(p, device, m, n), -m, n, v.window)
+    _, mr, nv, windowed, chunk = min(
+        (v.seconds(p, device, m, n), -m, n, v.window, v.chunk)
         for m, n in register_tiles(device.vector, p.quads is not None and not device.dots)
         if m <= max(p.rows, 1)
         for v in variants
     )
-    config = (("mr", -mr), ("nv", nv), *((("window", 1),) if windowed else ()))
+    config = (("mr", -mr), ("nv", nv), *((("window", 1),) if windowed else ()), *((("chunk", chunk),) if chunk else ()))
     return replace(p.operator, family="dots" if p.quads else "panel", config=config)
 
 
@@ -237,8 +291,9 @@ def _window(p: PanelProduct) -> PanelWindow | None:
         return None
 
 
-def _multiply_seconds(p: PanelProduct, width: int, peak: float, device: VDevice, mr: int, nv: int) -> float:
-    """``width`` columns at ``peak`` times the device's peak, less where a register tile is too small to sustain it."""
+def _multiply_seconds(p: PanelProduct, variant: Variant, device: VDevice, mr: int, nv: int) -> float:
+    """A variant's columns at its share of the device's peak, less where a register tile is too small to sustain it."""
+    width, depth = variant.width, p.depth * variant.left
     vectors = -(-width // device.vector)
     full, single = divmod(vectors, nv)
     if single and nv * device.vector * (full + 1) - width < device.vector:
@@ -247,8 +302,8 @@ def _multiply_seconds(p: PanelProduct, width: int, peak: float, device: VDevice,
     seconds = 0.0
     for count, v in ((full, nv), (single, 1)):
         share = min(1.0, mr * v / INDEPENDENT) * min(1.0, mr * v / (1.25 * (mr + v)))
-        flops = 2.0 * mr * v * device.vector * p.depth
-        seconds += count * blocks * (flops / (_peak(p, device) * peak * share) + TILE_OVERHEAD)
+        flops = 2.0 * mr * v * device.vector * depth
+        seconds += count * blocks * (flops / (_peak(p, device) * variant.share * share) + TILE_OVERHEAD)
     return seconds
 
 
@@ -259,15 +314,13 @@ def _peak(p: PanelProduct, device: VDevice) -> float:
     return device.dots / 4 or device.flops * PLAIN_SHARE
 
 
-def _gather_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
-    """Reading constants for the first time, nothing for columns in place, else a copy for each position in K."""
+def _ready_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float | None:
+    """Reading constants for the first time, nothing for columns in place; None where columns are gathered."""
     if p.b.tensor in binding.constants and p.b.tensor not in p.before and len(p.columns) == 1:
         return p.depth * p.width * 4 / (device.layer("device").bandwidth / device.veus)
     if p.b.tensor not in p.before and p.b.fill is None and contiguous(access(p.b, binding), p):
         return 0.0
-    run = p.tile[p.columns[-1]]
-    copied = _copy_seconds(p.depth * (p.width // max(run, 1)), run, device)
-    return copied + _spill_seconds(p.depth * (p.width + device.vector) * 4, device)
+    return None
 
 
 def _copy_seconds(runs: int, length: int, device: VDevice) -> float:

@@ -120,8 +120,7 @@ def codes_product(operator: ROperator, binding: Binding) -> PanelProduct:
 def codes(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
     """The task function of a tiled product with codes whose config says ``mr`` (rows) and ``nv`` (vectors of ``lanes``). Raises
     Unsuited where it cannot be written."""
-    config = dict(product.operator.config)
-    return Codes(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, None).function()
+    return Codes(product, binding, lanes).function()
 
 
 def words_of(p: PanelProduct, binding: Binding) -> Words:

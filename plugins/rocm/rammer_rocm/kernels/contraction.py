@@ -226,16 +226,3 @@ def contiguous(steps: Access, p: PanelProduct) -> bool:
 def dense_axes(axes: Sequence[Axis]) -> dict[str, int]:
     """Row-major steps of the given axes."""
     return dict(zip((a.name for a in axes), row_major(tuple(a.extent for a in axes)), strict=True))
-
-
-def merged(axes: list[tuple[str, int, int, int]]) -> list[tuple[int, int, int]]:
-    """Join neighbouring reduction axes (extent, step of A, step of B) wherever both steps allow it."""
-    result: list[tuple[int, int, int]] = []
-    for _, extent, a, b in axes:
-        if extent == 1:
-            continue
-        if result and result[-1][1] == a * extent and result[-1][2] == b * extent:
-            result[-1] = (result[-1][0] * extent, a, b)
-        else:
-            result.append((extent, a, b))
-    return result

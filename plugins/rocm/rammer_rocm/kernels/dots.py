@@ -28,7 +28,6 @@ from rammer_rocm.kernels.panel import Panel
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.typed import TYPES, TypedVector
 from rammer_rocm.kernels.vector import vector_type
-from rammer_rocm.kernels.window import window_of
 from rammer_rocm.vnni import LANES, dot_text
 
 #: What operands are.
@@ -98,11 +97,10 @@ def _unguarded(p: PanelProduct, axis: Axis, binding: Binding) -> bool:
 
 def dots(product: PanelProduct, binding: Binding, device: VDevice) -> TaskFunction:
     """The task function of a tiled product of bytes, with the config of a panel. Raises Unsuited where it cannot be written."""
-    config, lanes = dict(product.operator.config), device.vector
+    lanes = device.vector
     if lanes not in LANES:
         raise Unsuited(f"vectors of {lanes}")
-    window = window_of(product) if config.get("window") else None
-    made = Dots(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, window).function()
+    made = Dots(product, binding, lanes).function()
     return replace(made, helpers=dot_text(lanes, device.dots > 0))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rammer.codegen.contraction import QUOTIENT
@@ -16,6 +16,7 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Interval, Load
 
 from rammer_rocm.kernels.contraction import Access, PanelProduct, access, dense_axes
+from rammer_rocm.kernels.depth import AxisWalk
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.vector import Vector, read, vector_type
 
@@ -23,19 +24,21 @@ from rammer_rocm.kernels.vector import Vector, read, vector_type
 @dataclass(frozen=True)
 class Region:
     """What is gathered: ``load`` over reduction axes (name, extent, step in the panel) and column axes (name, C
-    text of the count, largest count). Consecutive runs start ``pitch`` elements apart ("" = back to back)."""
+    text of the count, largest count). Consecutive runs start ``pitch`` elements apart ("" = back to back). ``walks`` are the
+    reduction axes that are not gathered whole."""
 
     load: Load
     reduce: tuple[tuple[str, int, int], ...]
     columns: tuple[tuple[str, str, int], ...]
     pitch: str = ""
+    walks: Mapping[str, AxisWalk] = field(default_factory=dict)
 
 
-def columns_region(p: PanelProduct, stride: int) -> Region:
-    """Every value of the column operand, once for each position in K."""
+def columns_region(p: PanelProduct, stride: int, walks: Mapping[str, AxisWalk]) -> Region:
+    """Every value of the column operand that a task needs, once for each position in K."""
     flat = dense_axes(p.main.reduce)
     reduce = tuple((r.name, r.extent, flat[r.name] * stride) for r in p.main.reduce)
-    return Region(p.b, reduce, tuple((c, f"e_{c}", p.tile[c]) for c in p.columns))
+    return Region(p.b, reduce, tuple((c, f"e_{c}", p.tile[c]) for c in p.columns), walks=walks)
 
 
 @dataclass
@@ -106,7 +109,8 @@ class Gather:
     def _k_loops(self) -> Iterator[str]:
         for name, extent, _ in self.region.reduce:
             if extent > 1:
-                yield f"for (int k_{name} = 0; k_{name} < {extent}; ++k_{name}) {{"
+                first, end = self.region.walks[name].ends if name in self.region.walks else ("0", str(extent))
+                yield f"for (int k_{name} = {first}; k_{name} < {end}; ++k_{name}) {{"
 
     def _k_ends(self) -> Iterator[str]:
         yield from ("}" for _, extent, _ in self.region.reduce if extent > 1)
@@ -117,7 +121,12 @@ class Gather:
 
     def _row(self) -> str:
         """Offset of the panel row for the current position in K."""
-        return " + ".join(f"k_{name} * {step}" for name, _, step in self.region.reduce) or "0"
+        return " + ".join(f"{self._step(name)} * {step}" for name, _, step in self.region.reduce) or "0"
+
+    def _step(self, name: str) -> str:
+        """How far along a reduction axis, from the panel's first row on."""
+        walk = self.region.walks.get(name)
+        return f"(k_{name} - {walk.first})" if walk is not None and walk.chunk else f"k_{name}"
 
     def _column(self) -> str:
         """Number of the current run within a panel row."""

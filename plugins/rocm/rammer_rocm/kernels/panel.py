@@ -8,10 +8,8 @@ explicit fused multiply-adds, then the following maps are applied to it on its w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import pairwise
 
 from rammer.codegen.contraction import QUOTIENT
 from rammer.codegen.operations import put
@@ -24,24 +22,22 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Expr, Load, Ref
 from rammer.ir.operator import ROperator
 
-from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes, merged
+from rammer_rocm.kernels.columns import advance, scattered, walk
+from rammer_rocm.kernels.contraction import Access, PanelOperand, PanelProduct, access, contiguous, dense_axes
+from rammer_rocm.kernels.depth import PanelDepth, heads, loops
 from rammer_rocm.kernels.gather import Gather, Region, columns_region
 from rammer_rocm.kernels.generic import CPU_DIALECT
 from rammer_rocm.kernels.packing import pack_columns, pack_rows
+from rammer_rocm.kernels.skipping import skips_of
 from rammer_rocm.kernels.task import TaskFunction
 from rammer_rocm.kernels.vector import Vector, element, integer_text, read, vector_type, write
 from rammer_rocm.kernels.window import PanelWindow, window_of
-
-#: Steps of inner reduction axes that are unrolled: all taps of a 3 x 3 window.
-UNROLLED = 9
 
 
 def panel(product: PanelProduct, binding: Binding, lanes: int) -> TaskFunction:
     """The task function of a tiled product whose config says ``mr`` (rows), ``nv`` (vectors of ``lanes``) and whether one padded
     copy serves all taps (``window=1``). Raises Unsuited where it cannot be written."""
-    config = dict(product.operator.config)
-    window = window_of(product) if config.get("window") else None
-    return Panel(product, binding, config.get("mr", 8), config.get("nv", 2), lanes, window).function()
+    return Panel(product, binding, lanes).function()
 
 
 def check_maps(operator: ROperator) -> None:
@@ -57,25 +53,35 @@ class Panel:
     #: The family, and the C types of what panels and packed constants hold and of sums.
     family, element, sum = "panel", "float", "float"
 
-    def __init__(self, product: PanelProduct, binding: Binding, mr: int, nv: int, lanes: int, window: PanelWindow | None) -> None:
-        self.p, self.binding, self.mr, self.nv, self.lanes = product, binding, mr, nv, lanes
+    def __init__(self, product: PanelProduct, binding: Binding, lanes: int) -> None:
+        config = dict(product.operator.config)
+        self.p, self.binding, self.lanes = product, binding, lanes
+        self.mr, self.nv = config.get("mr", 8), config.get("nv", 2)
+        self.window: PanelWindow | None = window_of(product) if config.get("window") else None
+        self.walked = PanelDepth(product, skips_of(product, binding), config.get("chunk", 0))
         self.text = Text()
         self.arguments: dict[tuple[str, str], Argument] = {}
-        self.scratch, self.window = 0, window
-        self.gaps = window is not None and len(product.columns) > 1
+        self.scratch = 0
+        self.gaps = self.window is not None and len(product.columns) > 1
         self.flat = dense_axes(product.main.reduce)
 
     # --- the function ---------------------------------------------------------------------------
 
     def function(self) -> TaskFunction:
         self._origins()
-        a, b = self.rows_operand(), self.columns_operand()
+        self.text.all(self.walked.ends())
+        a = self.rows_operand()
+        self.text.all(self.walked.begin())
+        b = self.columns_operand()
+        self._sums()
         full, single = self.nv * self.lanes, self.lanes
         kind, text = vector_type(self.lanes, self.sum), self.text
         text.line("for (int c = 0; c < wide;) {")
         text.line(f"const int nv = wide - c > {full - single} ? {self.nv} : 1;")
         text.line(f"for (int r = 0; r < rows; r += {self.mr}) {{")
         text.line(f"{kind} tile[{self.mr * self.nv + 1}];")
+        if self.walked.steps:
+            text.line(f"const int at = next; next += {self.mr} * nv;")
         self.pointers(a, b)
         if self.nv > 1:
             text.line("if (nv > 1) {")
@@ -85,11 +91,26 @@ class Panel:
             text.line("}")
         else:
             self.multiply(a, b, 1)
+        if self.walked.steps:
+            wait = f"for (int v = 0; v < {self.mr} * nv; ++v) vstore{single}(tile[v], at + v, sums);"
+            text.line(f"if (q_end < {self.p.extent[self.walked.outer]}) {{ {wait} continue; }}")
         self._epilogue()
         text.line("}")
         text.line(f"c += nv * {single};")
         text.line("}")
+        text.all(["}"] * bool(self.walked.steps))
         return self._finish()
+
+    def _sums(self) -> None:
+        """Where sums wait for the next chunk: register tile after register tile, behind what is gathered."""
+        if not self.walked.steps:
+            return
+        if not self.scratch:
+            raise Unsuited("chunks of what is not gathered")
+        place = -(-self.scratch // 64) * 64
+        vectors = -(-(self.window.width if self.window else self.p.width) // self.lanes) + self.nv
+        self.scratch = place + vectors * -(-self.p.rows // self.mr) * self.mr * self.lanes * 4
+        self.text.line(f"__global float *sums = (__global float *)(scratch + {place});")
 
     def _finish(self) -> TaskFunction:
         arguments = tuple(self.arguments.values())
@@ -181,8 +202,11 @@ class Panel:
         """How columns are read; writes what that takes."""
         p, b, dtype = self.p, self.p.b, self._stored(self.p.b.tensor)
         if self.window:
-            self.scratch = (self.window.count * self.window.block(self.lanes) + self.lanes) * 4
-            self.gather(self.window.region(self.lanes))
+            if self.walked.steps and self.walked.outer not in self.window.channels:
+                raise Unsuited("chunks of taps")
+            count = self.window.count * self.walked.gathered // self.p.depth
+            self.scratch = (count * self.window.block(self.lanes) + self.lanes) * 4
+            self.gather(self.window.region(self.lanes, self.walked.walks))
             return PanelOperand("panel", self.window.steps(self.lanes))
         kind = CPU_DIALECT.types[dtype]
         if b.tensor in self.binding.constants and b.tensor not in p.before and len(p.columns) == 1:
@@ -202,8 +226,8 @@ class Panel:
         """The panel ``[K][stride]`` in scratch memory; the stride avoids multiples of 4 KiB (cache sets)."""
         stride = -(-self.p.width // self.lanes) * self.lanes + self.lanes
         stride += self.lanes * (stride % 1024 == 0)
-        self.scratch = (self.p.depth + 1) * stride * 4
-        self.gather(columns_region(self.p, stride))
+        self.scratch = (self.walked.gathered + 1) * stride * 4
+        self.gather(columns_region(self.p, stride, self.walked.walks))
         return PanelOperand("panel", {r: s * stride for r, s in self.flat.items()})
 
     def gather(self, region: Region) -> None:
@@ -234,19 +258,21 @@ class Panel:
         kind = vector_type(self.lanes)
         for i in range(self.mr):
             self.text.line(f"{kind} {', '.join(f's{i}_{j} = 0' for j in range(nv))};")
+        if self.walked.steps:
+            places = [(i, j) for i in range(self.mr) for j in range(nv)]
+            before = " ".join(f"s{i}_{j} = vload{self.lanes}(at + {i * nv + j}, sums);" for i, j in places)
+            self.text.line(f"if (q) {{ {before} }}")
         self.k_loops(a, b, nv)
         for i in range(self.mr):
             self.text.line(" ".join(f"tile[{i * nv + j}] = s{i}_{j};" for j in range(nv)))
 
     def k_loops(self, a: PanelOperand, b: PanelOperand, nv: int) -> None:
         """A loop over each group of reduction axes that both operands step through evenly."""
-        groups = merged([(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce])
-        for n, (extent, _, _) in enumerate(groups):
-            if n and math.prod(e for e, _, _ in groups[n:]) <= UNROLLED:
-                self.text.line("__attribute__((opencl_unroll_hint))")
-            self.text.line(f"for (int k{n} = 0; k{n} < {extent}; ++k{n}) {{")
-        a_off = " + ".join(f"k{n} * {s}" for n, (_, s, _) in enumerate(groups)) or "0"
-        b_off = " + ".join(f"k{n} * {s}" for n, (_, _, s) in enumerate(groups)) or "0"
+        axes = [(r.name, r.extent, a.steps[r.name], b.steps[r.name]) for r in self.p.main.reduce]
+        groups = loops(axes, self.walked.walks)
+        self.text.all(heads(groups))
+        a_off = " + ".join(f"k{n} * {g.a}" for n, g in enumerate(groups)) or "0"
+        b_off = " + ".join(f"{g.within(f'k{n}')} * {g.b}" for n, g in enumerate(groups)) or "0"
         self.text.line(f"const int ka = {a_off}, kb = {b_off};")
         self.multiply_add(a, b, nv)
         self.text.all(["}"] * len(groups))
@@ -323,7 +349,7 @@ class Panel:
         if contiguous(steps, p):
             return read(kind, self.lanes, f"{pointer} + ({base} + col)")
         columns = (f"min(col + {n}, cols - 1)" for n in range(self.lanes))
-        lanes = (element(kind, pointer, f"{base} + {self._scattered(steps, column)}") for column in columns)
+        lanes = (element(kind, pointer, f"{base} + {scattered(p, steps, column)}") for column in columns)
         return f"({vector_type(self.lanes, self.loaded(load.tensor))})({', '.join(lanes)})"
 
     def _before(self, axes: Mapping[str, str], axis: Ref, end: Expr) -> str:
@@ -344,36 +370,6 @@ class Panel:
         row = [f"row * {steps.step(self.p.row)}"] if self.p.row and steps.step(self.p.row) else []
         return self.address(steps, extra=row)
 
-    def _scattered(self, steps: Access, column: str) -> str:
-        """Address of ``column`` relative to column 0 where columns are not consecutive elements."""
-        parts, below = [], ""
-        for axis in reversed(self.p.columns):
-            if steps.step(axis) and self.p.tile[axis] > 1:
-                index = f"({column}) / ({below})" if below else f"({column})"
-                wrapped = index if axis == self.p.columns[0] else f"({index} % e_{axis})"
-                parts.append(f"{wrapped} * {steps.step(axis)}")
-            below = f"{below} * e_{axis}" if below else f"e_{axis}"
-        return " + ".join(parts) or "0"
-
-    def _walk(self, steps: Access) -> None:
-        """Open a block with the address ``at`` of column ``col``, relative to column 0, and where in its runs it is: a division
-        for a vector instead of one for each of its lanes."""
-        self.text.line(f"{{ int at = {self._scattered(steps, 'col')};")
-        below = ""
-        for axis in reversed(self.p.columns[1:]):
-            index = f"col / ({below})" if below else "col"
-            self.text.line(f"int i_{axis} = {index} % e_{axis};")
-            below = f"{below} * e_{axis}" if below else f"e_{axis}"
-
-    def _advance(self, steps: Access) -> None:
-        """Step ``at`` to the next column."""
-        inner = [a for a in reversed(self.p.columns)]
-        text = f"at += {steps.step(inner[0])};"
-        for axis, outer in pairwise(inner):
-            back = f"{steps.step(outer)} - e_{axis} * {steps.step(axis)}"
-            text += f" if (++i_{axis} == e_{axis}) {{ i_{axis} = 0; at += {back};"
-        self.text.lines.append("  " * self.text.depth + text + " }" * (len(inner) - 1))
-
     def _store(self, name: str, names: Mapping[str, str]) -> None:
         p = self.p
         if name not in p.operator.outputs:
@@ -390,11 +386,11 @@ class Panel:
             self.text.line("else {")
             place = f"{base} + col + n"
         else:
-            self._walk(steps)
+            self.text.all(walk(p, steps))
             lane, place = f"{lane} {{", f"{base} + at"
         self.text.line(f"{self.loaded(name)} lane[{self.lanes}]; vstore{self.lanes}({value}, 0, lane);")
         self.text.line(f"{lane} {put(CPU_DIALECT, pointer, place, kind, 'lane[n]')}")
         if lane.endswith("{"):
-            self._advance(steps)
+            self.text.all([advance(p, steps)])
             self.text.line("}")
         self.text.line("}")

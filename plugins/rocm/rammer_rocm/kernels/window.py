@@ -17,6 +17,7 @@ from rammer.ir import expr as ex
 from rammer.ir.expr import Load, integer
 
 from rammer_rocm.kernels.contraction import PanelProduct, dense_axes
+from rammer_rocm.kernels.depth import AxisWalk
 from rammer_rocm.kernels.gather import Region
 
 
@@ -58,8 +59,8 @@ class PanelWindow:
         size = -(-self.rows * self.pitch // lanes) * lanes + lanes
         return size + lanes * (size % 1024 == 0)
 
-    def region(self, lanes: int) -> Region:
-        """What to gather."""
+    def region(self, lanes: int, walks: Mapping[str, AxisWalk] | None = None) -> Region:
+        """What to gather; of taps everything, whatever ``walks`` there are along them."""
         reduced = [r for r in self.p.main.reduce if r.name in self.channels]
         steps = dense_axes(reduced)
         columns = tuple((c, f"(e_{c} + {self.spans[c]})", self.p.tile[c] + self.spans[c]) for c in self.p.columns)
@@ -67,7 +68,8 @@ class PanelWindow:
         if not isinstance(first, Load):
             raise Unsuited("no load")
         reduce = tuple((r.name, r.extent, steps[r.name] * self.block(lanes)) for r in reduced)
-        return Region(first, reduce, columns, str(self.pitch))
+        own = {name: walk for name, walk in (walks or {}).items() if name in self.channels}
+        return Region(first, reduce, columns, str(self.pitch), own)
 
     def steps(self, lanes: int) -> dict[str, int]:
         """Elements per step of each reduction axis."""

@@ -1,0 +1,74 @@
+"""Taps of a window that lie outside the image for a whole task: they are neither gathered nor multiplied.
+
+A 3 x 3 window with dilation 12 on an image of 33 x 33 has 43% of its products in the padding. Of a tile of 11 x 11 columns whole
+rows and columns of taps fall out, so that a corner has four taps left. What is left out is a product with a zero of the padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+
+from rammer_rocm.kernels.contraction import PanelProduct
+
+#: The most of its taps that an axis may have left on average, if leaving others out shall pay: loops over taps do not join.
+WORTH = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Tap ``k`` of axis ``tap`` (``taps`` of them) reads place ``step * column + reach * k + constant`` of ``size``, for columns
+    along ``axis``, of which there are ``columns``."""
+
+    tap: str
+    taps: int
+    axis: str
+    columns: int
+    step: int
+    reach: int
+    constant: int
+    size: int
+
+    def left(self, origin: int, count: int) -> tuple[int, int]:
+        """The taps, from the first to behind the last, that read the image anywhere in ``count`` columns from ``origin`` on."""
+        last = self.step * (origin + count - 1) + self.constant
+        low = max(0, -(last // self.reach))
+        room = self.size - 1 - self.constant - self.step * origin
+        return low, max(low, min(self.taps, room // self.reach + 1))
+
+    def share(self, tile: int) -> float:
+        """The mean share of the taps that tasks of ``tile`` columns have left."""
+        origins = range(0, self.columns, tile)
+        ends = [self.left(o, min(tile, self.columns - o)) for o in origins]
+        return sum(high - low for low, high in ends) / (self.taps * len(ends))
+
+    def text(self, origin: str, count: str) -> tuple[str, str]:
+        """C expressions of ``left``, where division rounds towards zero."""
+        last = f"{self.step} * ({origin} + {count} - 1) + {self.constant}"
+        room = f"{self.size - 1 - self.constant} - {self.step} * {origin}"
+        low = f"max(0, ({self.reach - 1} - ({last})) / {self.reach})"
+        return low, f"({room} < 0 ? 0 : min({self.taps}, ({room}) / {self.reach} + 1))"
+
+
+def skips_of(p: PanelProduct, binding: Binding) -> tuple[Skip, ...]:
+    """The taps that some task leaves out."""
+    return tuple(s for s in outside(p, binding) if s.share(p.tile[s.axis]) <= WORTH)
+
+
+def outside(p: PanelProduct, binding: Binding) -> tuple[Skip, ...]:
+    """The taps that may lie outside, whatever the tile: of a stored column operand with zeros around it."""
+    if p.b.fill != 0.0 or p.quads is not None or p.b.tensor in p.before:
+        return ()
+    window, found = {r.name: r.extent for r in p.main.reduce}, list[Skip]()
+    for index, size in zip(p.b.indices, binding.types[p.b.tensor].shape, strict=True):
+        form = ex.affine(index)
+        if form is None:
+            continue
+        taps, axes = [a for a in form[0] if a in window], [a for a in form[0] if a not in window]
+        if len(taps) == 1 and len(axes) == 1 and axes[0] in p.tile and form[0][taps[0]] > 0 and form[0][axes[0]] > 0:
+            (tap,), (axis,) = taps, axes
+            found.append(Skip(tap, window[tap], axis, p.extent[axis], form[0][axis], form[0][tap], form[1], size))
+    names = [s.tap for s in found]
+    return tuple(s for s in found if names.count(s.tap) == 1)

@@ -39,6 +39,7 @@ from rammer.plan.build import Interface, build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
 from rammer.plan.simplify import simplified
+from rammer.plan.stages import StageTimer
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
@@ -201,7 +202,8 @@ class Compiler:
             kernels = {o.name: self.tuner.kernels(o, binding) for o in tile.operators}
         with self.step("schedule"), blamed(self.policy):
             after = dependences(tile.operators, plan.storages)
-            schedules = self._schedules(OperatorGraph(kernels, after, binding.constants))[: 1 if ranged else None]
+            timed = StageTimer(self.backend, self.store, binding) if MEASURED[self.options.tune] and not ranged else None
+            schedules = self._schedules(OperatorGraph(kernels, after, binding.constants, timed))[: 1 if ranged else None]
         with self.step("plan"), blamed(self.policy):  # a schedule that cannot be is found here
             programs = [
                 build_program(

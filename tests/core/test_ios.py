@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from random import Random
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from rammer.ir.operator import RKernel
 from rammer.schedule import ios as module
+from rammer.schedule.clock import stage_latency
 from rammer.schedule.endings import Dag, Found, Latency, TooLarge, bits, blocks, search
-from rammer.schedule.ios import IOS, stage_latency
+from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph
 from rammer.schedule.sequential import Sequential
 from rammer.schedule.wavefront import Wavefront
@@ -355,3 +357,34 @@ def test_random_wired_networks_are_searched_exactly(seed: int) -> None:
     assert all(f.exact for f in some(found))
     assert found[2].seconds <= found[1].seconds * (1 + 1e-9) <= found[0].seconds * (1 + 1e-9) ** 2
     assert found[0].transitions < found[1].transitions < found[2].transitions
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 3), st.integers(1, 4), st.integers(1, 8))
+def test_measured_stages_count_and_beat_every_schedule_that_was_run(seed: int, operators: int, r: int, s: int, veus: int) -> None:
+    graph, unit = random_graph(seed, operators), device(veus)
+    true: dict[tuple[str, ...], float] = {}
+
+    def timed(kernels: Sequence[RKernel]) -> float | None:
+        names = tuple(k.operator.name for k in kernels)
+        predicted = stage_latency(graph, names, unit)
+        true[names] = predicted * Random(f"{seed} {names}").uniform(0.3, 3.0)
+        return true[names]
+
+    predicted = IOS(r, s).search(graph, unit)
+    found = IOS(r, s).search(replace(graph, timed=timed), unit)
+    assert found.seconds == pytest.approx(sum(true[stage] for stage in found.stages))
+    assert found.seconds <= sum(true[n,] for n in graph.names) * (1 + 1e-9)  # one after another
+    if all(stage in true for stage in predicted.stages):
+        assert found.seconds <= sum(true[stage] for stage in predicted.stages) * (1 + 1e-9)
+    done: set[str] = set()
+    for stage in some(found.stages):
+        assert all(p in done or p in stage for n in stage for p in graph.after[n])
+        done |= set(stage)
+    assert done == set(graph.names)
+
+
+def test_a_stage_that_cannot_be_run_is_predicted() -> None:
+    graph, unit = random_graph(3, 6), device(4)
+    alone = IOS().search(graph, unit)
+    assert IOS().search(replace(graph, timed=lambda kernels: None), unit).seconds == pytest.approx(alone.seconds)

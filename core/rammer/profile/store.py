@@ -86,22 +86,37 @@ class KernelStore:
 
     def get(self, key: str) -> tuple[TunedKernel, ...] | None:
         """The kernels kept under ``key``, or None."""
-        text = self._memory.get(key)
-        if text is None and self.connection is not None:
-            try:
-                with self._lock:
-                    row = self.connection.execute("select value from kernels where key = ?", (key,)).fetchone()
-                text = row[0] if row else None
-            except _DAMAGE as problem:
-                self._warn(problem)
+        text = self._text(key)
         kernels = _decode(key, text) if text is not None else None
         self.hits, self.misses = self.hits + (kernels is not None), self.misses + (kernels is None)
         return kernels
 
     def put(self, key: str, kernels: Sequence[TunedKernel]) -> None:
         """Keep ``kernels``; one transaction, so an interruption leaves the store whole."""
-        text = json.dumps([asdict(k) for k in kernels])
-        text = f"{key_of(key, text)} {text}"
+        self._keep(key, json.dumps([asdict(k) for k in kernels]))
+
+    def seconds(self, key: str) -> float | None:
+        """The time kept under ``key``, or None."""
+        found = _entry(key, self._text(key))
+        return found if isinstance(found, float) and 0 <= found < math.inf else None
+
+    def put_seconds(self, key: str, seconds: float) -> None:
+        """Keep a measured time."""
+        self._keep(key, json.dumps(seconds))
+
+    def _text(self, key: str) -> Any:
+        text = self._memory.get(key)
+        if text is None and self.connection is not None:
+            try:
+                with self._lock:
+                    row = self.connection.execute("select value from kernels where key = ?", (key,)).fetchone()
+                return row[0] if row else None
+            except _DAMAGE as problem:
+                self._warn(problem)
+        return text
+
+    def _keep(self, key: str, value: str) -> None:
+        text = f"{key_of(key, value)} {value}"
         self._memory[key] = text
         if self.connection is not None:
             try:
@@ -144,13 +159,19 @@ class KernelStore:
             self.connection = None
 
 
+def _entry(key: str, text: Any) -> Any:
+    """The value of an entry, or None if it is not as it was written."""
+    try:
+        checksum, _, value = text.partition(" ")
+        return loads(value) if checksum == key_of(key, value) else None
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
 def _decode(key: str, text: Any) -> tuple[TunedKernel, ...] | None:
     """Entries as kernels, or None (a miss) if anything about them is not as ``put`` writes it."""
     try:
-        checksum, _, entries = text.partition(" ")
-        if checksum != key_of(key, entries):
-            return None
-        return tuple(_kernel(item) for item in loads(entries)) or None
+        return tuple(_kernel(item) for item in _entry(key, text)) or None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 

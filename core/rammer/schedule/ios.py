@@ -7,12 +7,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel
+from rammer.schedule.clock import Signature, StageClock, stage_kernels
 from rammer.schedule.endings import Dag, Found, Latency, Least, TooLarge, bits, blocks, search
-from rammer.schedule.place import Row, choices, levels_of, side_by_side
+from rammer.schedule.place import Row, levels_of, side_by_side
 from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
 
 #: Transitions searched in one block before it is cut in two. The published Inception block has 5,040; of eleven random graphs
@@ -23,8 +23,8 @@ MAX_OPERATORS = 64
 #: Transitions searched in one model, in vain or not: about two minutes of it.
 MAX_TOTAL = 48_000_000
 
-#: Dependences within a block, and (tasks, alone, crowded) of every kernel of each operator.
-_Signature: TypeAlias = "tuple[tuple[int, ...], tuple[tuple[tuple[int, float, float], ...], ...]]"
+#: Rounds of measuring: each runs the stages of the best schedule so far that were not run yet.
+MAX_ROUNDS = 12
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,9 @@ class IOS:
     The search of a model ends after MAX_TOTAL transitions or ``seconds`` of its own processor time; what was not
     searched by then is put in stages greedily, and a warning says so.
     The latency of a stage comes from the kernel times through ``place.side_by_side``: its groups share the vEUs. It is
-    asked for only where a stage could be the best by what its groups take at the least.
+    asked for only where a stage could be the best by what its groups take at the least. Where ``graph.timed`` runs stages,
+    each operator is run alone and then every stage of the best schedule, until all stages of the best one were run: it is
+    not slower than any schedule of which that holds, one operator after another among them.
     """
 
     r: int = 3
@@ -87,8 +89,23 @@ class IOS:
 
     def search(self, graph: OperatorGraph, device: VDevice) -> IOSResult:
         """The best stages of each block, and how large the search was."""
-        names, search = graph.names, _Search(self, graph, device)
-        found = _joined([search.block(names[b.start : b.stop]) for b in blocks(names, graph.after)])
+        clock = StageClock(graph, device)
+        if graph.timed is None:
+            return self._searched(clock)
+        clock.measure([(n,) for n in graph.names])
+        found = best = IOSResult(tuple((n,) for n in graph.names), sum(clock.seconds((n,)) for n in graph.names), 0, 1, False)
+        for _ in range(MAX_ROUNDS):
+            found = self._searched(clock)
+            fresh = clock.measure(found.stages)
+            found = replace(found, seconds=sum(map(clock.seconds, found.stages)))
+            best = min(found, best, key=lambda result: result.seconds)
+            if not fresh:
+                break
+        return best
+
+    def _searched(self, clock: StageClock) -> IOSResult:
+        names, search = clock.graph.names, _Search(self, clock)
+        found = _joined([search.block(names[b.start : b.stop]) for b in blocks(names, clock.graph.after)])
         if search.greedy:
             _log.warning(
                 "%s: the search for stages was cut after %.0f s and %d transitions; %d of %d operators are in "
@@ -111,9 +128,8 @@ class _Search:
     """One search over one graph. Blocks that look alike (a network's repeated cells) are searched once."""
 
     policy: IOS
-    graph: OperatorGraph
-    device: VDevice
-    known: dict[_Signature, Found | TooLarge] = field(default_factory=dict)
+    stages: StageClock
+    known: dict[Signature, Found | TooLarge] = field(default_factory=dict)
     clock: Callable[[], float] = time.thread_time
     begun: float = field(default_factory=time.thread_time)
     transitions: int = 0
@@ -128,15 +144,14 @@ class _Search:
         if found is None:
             return self._unsearched(names)
         _log.info("%s: a block from %s is cut in two (%s)", self.policy, names[0], found)
-        joined = _joined([self.block(half) for half in _halves(names, self.graph)])
+        joined = _joined([self.block(half) for half in _halves(names, self.stages.graph)])
         return replace(joined, exact=False)
 
     def _found(self, names: Sequence[str]) -> Found | TooLarge | None:
         """None once the model's search has used up its transitions or time."""
         if len(names) > MAX_OPERATORS:
             return None if self._spent() else TooLarge(f"{len(names)} operators")
-        dag = Dag.of(names, self.graph.after)
-        key = (dag.pred, tuple(self._times(n) for n in names))
+        dag, key = Dag.of(names, self.stages.graph.after), self.stages.signature(names)
         if key not in self.known:
             if len(names) > 1 and self._spent():
                 return None
@@ -158,18 +173,15 @@ class _Search:
         self.greedy += len(names)
         stages: list[tuple[str, ...]] = []
         seconds, tried = 0.0, 0
-        for level in levels_of(names, self.graph.after):
+        for level in levels_of(names, self.stages.graph.after):
             for first in range(0, len(level), self.policy.s):
                 wave = tuple(level[first : first + self.policy.s])
-                together = stage_latency(self.graph, wave, self.device)
-                alone = sum(stage_latency(self.graph, (n,), self.device) for n in wave)
+                together = self.stages.seconds(wave)
+                alone = sum(self.stages.seconds((n,)) for n in wave)
                 stages += [wave] if together <= alone else [(n,) for n in wave]
                 seconds += min(together, alone)
                 tried += 1
         return IOSResult(tuple(stages), seconds, tried, 1, False)
-
-    def _times(self, name: str) -> tuple[tuple[int, float, float], ...]:
-        return tuple((k.operator.task_count, k.alone, k.crowded) for k in self.graph.kernels[name])
 
     def _exact(self, names: Sequence[str], dag: Dag) -> Found:
         def tick() -> None:
@@ -178,10 +190,10 @@ class _Search:
 
         def latency(ending: int) -> float:
             tick()
-            return stage_latency(self.graph, [names[i] for i in bits(ending)], self.device)
+            return self.stages.seconds([names[i] for i in bits(ending)])
 
         def least(group: int) -> Least:
-            return least_latency(self.graph, [names[i] for i in bits(group)], self.device)
+            return self.stages.least([names[i] for i in bits(group)])
 
         limit = max(1, min(MAX_TRANSITIONS, MAX_TOTAL - self.transitions))
         return search(dag, Latency(latency, least, tick), self.policy.r, self.policy.s, limit)
@@ -196,28 +208,6 @@ def _joined(parts: Sequence[IOSResult]) -> IOSResult:
         math.prod(p.schedules for p in parts),
         all(p.exact for p in parts),
     )
-
-
-def stage_kernels(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> tuple[RKernel, ...]:
-    """The kernel choice under which the stage ends first."""
-    return min(choices(graph, stage, device), key=lambda kernels: side_by_side(kernels, graph.after, device))
-
-
-def stage_latency(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> float:
-    """Seconds of a stage (operators in topological order), launches included."""
-    return min(side_by_side(kernels, graph.after, device) for kernels in choices(graph, stage, device))
-
-
-def least_latency(graph: OperatorGraph, group: Sequence[str], device: VDevice) -> Least:
-    """What a stage with ``group`` (operators in topological order) takes at the least, whichever kernels it has."""
-    path: dict[str, float] = {}
-    share = 0.0
-    for name in group:
-        kernels = [(k.operator.task_count, min(k.alone, k.crowded)) for k in graph.kernels[name]]
-        share += min(tasks * seconds for tasks, seconds in kernels) / device.veus
-        alone = min(-(-tasks // device.veus) * seconds for tasks, seconds in kernels)
-        path[name] = alone + max((path[p] for p in graph.after.get(name, ()) if p in path), default=0.0)
-    return len(levels_of(group, graph.after)) * device.launch, max(path.values()), share
 
 
 def _halves(names: Sequence[str], graph: OperatorGraph) -> tuple[list[str], list[str]]:

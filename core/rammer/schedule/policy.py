@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -18,12 +18,14 @@ class OperatorGraph:
     """Operators in topological order, each with its candidate kernels (fastest first).
 
     All candidates of an operator share its name. ``after`` maps an operator to those whose results
-    it reads; ``constants`` are the tensors whose values never change.
+    it reads; ``constants`` are the tensors whose values never change. ``timed``, where the device may be asked, runs kernels
+    side by side as one stage and tells its seconds, None where that stage cannot be run alone.
     """
 
     kernels: Mapping[str, tuple[RKernel, ...]]
     after: Mapping[str, tuple[str, ...]]
     constants: frozenset[str] = frozenset()
+    timed: Callable[[Sequence[RKernel]], float | None] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

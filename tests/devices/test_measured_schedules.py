@@ -1,6 +1,8 @@
-"""``policy=auto`` keeps the program that is the fastest by the device's own clock, and says what it has timed."""
+"""Schedules chosen by the device's own clock: whole programs for ``auto``, stages for ``ios``."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.loader import Registry
 from rammer.ir.compute import Compute, ComputeGraph
-from rammer.ir.program import Port
+from rammer.ir.operator import RKernel
+from rammer.ir.program import Port, RProgram
 from rammer.ir.types import TensorType
+from rammer.ir.verify import verify
+from rammer.plan.stages import StageTimer, stage_program
 from rammer.profile.store import KernelStore
 
 POLICIES = ("sequential", "wavefront", "wavefront{lean=0}", "ios")
@@ -69,3 +74,29 @@ def test_of_a_chip_that_is_not_here_it_is_the_best_prediction_and_says_so(rng: n
     ports = tuple(Port(n, n) for n in graph.outputs)
     chosen = compiler.program(graph, (Port("x", "x"),), ports)
     assert ", by prediction: " in chosen.choice or chosen.choice.endswith("every policy does the same")
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_stages_are_run_once_for_all_models(device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, store = branches(rng), KernelStore(None)
+    run, timers = list[RProgram](), dict[int, StageTimer]()
+
+    def noted(timer: StageTimer, kernels: Sequence[RKernel]) -> float | None:
+        made = stage_program(kernels, timer.binding, timer.backend.vdevice)
+        assert made is not None
+        verify(made[0])
+        run.append(made[0])
+        timers[id(timer)] = timer
+        return StageTimer.__call__(timer, kernels)
+
+    class Noted(StageTimer):
+        __call__ = noted
+
+    monkeypatch.setattr("rammer.compiler.StageTimer", Noted)
+    ports = tuple(Port(n, n) for n in graph.outputs)
+    backend = Registry().open(device)
+    first = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
+    (measured,) = [timer.measured for timer in timers.values()]
+    assert len({str(p) for p in run}) >= measured >= 5 and max(len(p.operators) for p in run) >= 2
+    again = Compiler(backend, CompileOptions("ios", tune="quick"), store).program(graph, (Port("x", "x"),), ports)
+    assert [timer.measured for timer in timers.values()] == [measured, 0] and again.program == first.program

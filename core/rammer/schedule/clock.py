@@ -1,0 +1,83 @@
+"""What a stage takes: by the times of its kernels, or by running it where the device can be asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+from rammer.schedule.endings import Dag, Least
+from rammer.schedule.place import choices, levels_of, side_by_side
+from rammer.schedule.policy import OperatorGraph
+
+#: Dependences among operators, and (tasks, alone, crowded) of every kernel of each: what is equal in these takes as long.
+Signature: TypeAlias = "tuple[tuple[int, ...], tuple[tuple[tuple[int, float, float], ...], ...]]"
+
+
+@dataclass
+class StageClock:
+    """Seconds of stages of ``graph``. What was measured counts; the rest is predicted, times how far measurements are from
+    predictions (geometric mean)."""
+
+    graph: OperatorGraph
+    device: VDevice
+    measured: dict[Signature, float] = field(default_factory=dict)
+    _ratios: list[float] = field(default_factory=list)
+
+    def seconds(self, stage: Sequence[str]) -> float:
+        """Of operators in topological order, launches included."""
+        predicted = stage_latency(self.graph, stage, self.device)
+        if not self.measured:
+            return predicted
+        return self.measured.get(self.signature(stage), predicted * self._scale)
+
+    def least(self, group: Sequence[str]) -> Least:
+        """What a stage with ``group`` (operators in topological order) takes at the least, whichever kernels it has: no
+        measurement is further below its prediction than the one furthest below."""
+        path: dict[str, float] = {}
+        share = 0.0
+        for name in group:
+            kernels = [(k.operator.task_count, min(k.alone, k.crowded)) for k in self.graph.kernels[name]]
+            share += min(tasks * seconds for tasks, seconds in kernels) / self.device.veus
+            alone = min(-(-tasks // self.device.veus) * seconds for tasks, seconds in kernels)
+            path[name] = alone + max((path[p] for p in self.graph.after.get(name, ()) if p in path), default=0.0)
+        launches = len(levels_of(group, self.graph.after)) * self.device.launch
+        low = min(self._ratios, default=1.0)
+        return low * launches, low * max(path.values()), low * share
+
+    def measure(self, stages: Sequence[Sequence[str]]) -> bool:
+        """Run the stages that were not run yet; whether there was any."""
+        fresh = {self.signature(s): s for s in stages}
+        fresh = {key: stage for key, stage in fresh.items() if key not in self.measured}
+        for key, stage in fresh.items():
+            predicted = stage_latency(self.graph, stage, self.device)
+            found = self.graph.timed(stage_kernels(self.graph, stage, self.device)) if self.graph.timed else None
+            if found is not None and predicted > 0:
+                self._ratios.append(found / predicted)
+            self.measured[key] = predicted * self._scale if found is None else found
+        return bool(fresh)
+
+    def signature(self, stage: Sequence[str]) -> Signature:
+        """Equal for what takes equally long."""
+        return Dag.of(stage, self.graph.after).pred, tuple(self._times(n) for n in stage)
+
+    def _times(self, name: str) -> tuple[tuple[int, float, float], ...]:
+        return tuple((k.operator.task_count, k.alone, k.crowded) for k in self.graph.kernels[name])
+
+    @property
+    def _scale(self) -> float:
+        ratios = [r for r in self._ratios if r > 0]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
+
+
+def stage_kernels(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> tuple[RKernel, ...]:
+    """The kernel choice under which the stage ends first."""
+    return min(choices(graph, stage, device), key=lambda kernels: side_by_side(kernels, graph.after, device))
+
+
+def stage_latency(graph: OperatorGraph, stage: Sequence[str], device: VDevice) -> float:
+    """Seconds of a stage (operators in topological order) by the times of its kernels, launches included."""
+    return min(side_by_side(kernels, graph.after, device) for kernels in choices(graph, stage, device))

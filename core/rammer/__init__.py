@@ -29,6 +29,7 @@ def compile(
     tune: str = "off",
     precision: str | None = None,
     layout: str = "keep",
+    batching: str = "auto",
     require: str = "",
     target: str = "",
     options: Mapping[str, str] | None = None,
@@ -45,7 +46,9 @@ def compile(
     outputs keep their types, sums are float32); a device without it is bad input, and so is another one than that of a
     file that was compiled before. ``layout`` is the order of images' axes inside the program: ``keep`` (the model's; of
     8-bit codes channels last where that is faster), ``nhwc`` (channels last) or ``auto`` (what the device's kernels are
-    faster with, tensor by tensor); for a compiled file it is settled. ``shapes`` are ranges of open dimensions,
+    faster with, tensor by tensor); for a compiled file it is settled, as is ``batching``: whether independent
+    products become one where that is predicted to be no slower (``auto``), never (``off``) or wherever nothing is copied for
+    it (``all``). ``shapes`` are ranges of open dimensions,
     ``{"seq": (1, 512)}``: one program serves all lengths of a part of it, so that a new length needs no compiling;
     ``{"past": (0, 63), "total": "past + 1"}`` where one follows from another. Raises ``rammer.errors.BadInput``,
     ``DeviceUnavailable`` or ``DeviceFailure``.
@@ -53,7 +56,8 @@ def compile(
     from rammer.compiled.options import Request
     from rammer.runtime.session import open_executable
 
-    request = Request(policy, tune, target, precision, layout, require, dict(options or {}), resident, dict(shapes or {}))
+    spans = dict(shapes or {})
+    request = Request(policy, tune, target, precision, layout, batching, require, dict(options or {}), resident, spans)
     return open_executable(model, device, request)
 
 

@@ -54,6 +54,7 @@ from rammer.tile.decodings import inline_decodings
 from rammer.tile.graph import TileGraph
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
+from rammer.tile.worth import BatchTrial, PricedBy, batch_where_it_pays
 
 
 @dataclass
@@ -171,20 +172,44 @@ class Compiler:
         self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...], ended: Mapping[str, Ended] | None = None
     ) -> ProgramSegment:
         """From tensor expressions to a verified program. One of a range, whose tensors are ``ended``, has its policy by
-        prediction: no one length is what it will be run at."""
+        prediction: no one length is what it will be run at; and products stay apart, of which each may end by itself."""
+        compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
+        with self.step("batch"):
+            compute, trials = (compute, ()) if ranged else self._batched(compute)
         with self.step("storage"):
-            compute = slice_steps(inline_decodings(inline_conditions(compute)), self.backend.vdevice)
-            plan = assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
+            compute, plan = self._stored(compute)
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self.step("tile"):
-            tile = connect(
-                plan.graph, self.backend.vdevice, view_sources(plan.graph, plan.storages), *self.rates(plan), self._binding(plan)
-            )
-        ranged = ended is not None
-        tile = replace(tile, operators=ended_operators(tile.operators, ended)) if ended else tile
+            tile = self._connected(plan)
+            tile = replace(tile, decisions=(*trials, *tile.decisions))
+            tile = replace(tile, operators=ended_operators(tile.operators, ended)) if ended else tile
         first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
         return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
+
+    def _batched(self, compute: ComputeGraph) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
+        if self.options.batching == "off":
+            return compute, ()
+        steps = PricedBy(lambda g: self._stored(g)[1].copies, self._alone)
+        return batch_where_it_pays(compute, steps, self.options.batching == "all")
+
+    def _alone(self, compute: ComputeGraph) -> float:
+        """The time of a part of a graph as a program of its own; infinite where nothing fits."""
+        compute, plan = self._stored(compute)
+        inputs, outputs = (tuple(Port(n, n) for n in names) for names in (compute.inputs, compute.outputs))
+        try:
+            return self._seconds(self._planned(compute, plan, self._connected(plan), inputs, outputs, ranged=False))
+        except DeviceFailure:
+            return math.inf
+
+    def _stored(self, compute: ComputeGraph) -> tuple[ComputeGraph, StoragePlan]:
+        """Products of sequences cut into steps where that pays, and where every tensor lives."""
+        compute = slice_steps(compute, self.backend.vdevice)
+        return compute, assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
+
+    def _connected(self, plan: StoragePlan) -> TileGraph:
+        sources = view_sources(plan.graph, plan.storages)
+        return connect(plan.graph, self.backend.vdevice, sources, *self.rates(plan), self._binding(plan))
 
     def _planned(
         self,

@@ -225,13 +225,15 @@ def opened(device: str) -> Backend:
     return registry.open(device, options={"tiles": "16"} if device == "ipu_sim" else {})
 
 
-def failure(backend: Backend, device: str, seed: int, proto: onnx.ModelProto | None = None) -> str:
+def failure(
+    backend: Backend, device: str, seed: int, proto: onnx.ModelProto | None = None, options: CompileOptions | None = None
+) -> str:
     """What goes wrong with the model of ``seed`` (or ``proto``) on inputs of ``seed``; "" where it agrees with ONNX Runtime."""
     proto, rng = proto or view_model(seed), np.random.default_rng(seed)
     shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in proto.graph.input}
     inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     want = expected_outputs(read_model(proto), "onnxruntime", inputs)
-    options = CompileOptions(layout=Random(seed).choice(("keep", "nhwc")))
+    options = options or CompileOptions(layout=Random(seed).choice(("keep", "nhwc")))
     exe = Executable(open_source(proto), backend, device, options, Registry(), store=KernelStore(None))
     try:
         have = exe.run(inputs)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from rammer.commands import gathered
-from rammer.compiled.options import LAYOUTS, PRECISIONS, Request
+from rammer.compiled.options import BATCHING, LAYOUTS, PRECISIONS, Request
 from rammer.errors import BadInput
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,11 +21,11 @@ NO_HINT = ""
 
 
 def compile_options(fn: F) -> F:
-    """--require, --policy, --precision, --layout, --tune and --option, as ``request``, and --shape."""
+    """--require, --policy, --precision, --layout, --batching, --tune and --option, as ``request``, and --shape."""
 
     @wraps(fn)
     def taking(options: tuple[str, ...], **given: Any) -> Any:
-        asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "require")}
+        asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "batching", "require")}
         return fn(request=Request(**asked, device_options=parse_options(options)), **given)
 
     made = cast(F, taking)
@@ -52,6 +52,13 @@ def compile_options(fn: F) -> F:
             show_default=True,
             help="Images inside the program: in the model's order (of 8-bit codes what is faster), channels last, or by tensor "
             "what is faster.",
+        ),
+        click.option(
+            "--batching",
+            type=click.Choice(BATCHING),
+            default="auto",
+            show_default=True,
+            help="Independent products become one: where it is predicted to be no slower, never, or wherever nothing is copied.",
         ),
         click.option(
             "--precision",

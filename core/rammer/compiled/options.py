@@ -14,6 +14,9 @@ from rammer.ir.parts import PRECISIONS as PRECISIONS  # where commands look for 
 #: is faster; channels last; or by tensor what is faster.
 LAYOUTS: Final = ("keep", "nhwc", "auto")
 
+#: Independent products become one: where that is predicted to be no slower; never; wherever it copies nothing.
+BATCHING: Final = ("auto", "off", "all")
+
 #: Sets of input shapes whose programs stay on the device, where nothing is said.
 RESIDENT: Final = 8
 
@@ -27,14 +30,15 @@ def quiet(step: str, detail: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Scheduling policy, tuning level (off, quick, full), the named hardware to compile for, the precision, and the layout of
-    images inside."""
+    """Scheduling policy, tuning level (off, quick, full), the named hardware to compile for, the precision, the layout of
+    images inside, and whether independent products become one."""
 
     policy: str = "wavefront"
     tune: str = "off"
     target: str = ""
     precision: str = "float32"
     layout: str = "keep"
+    batching: str = "auto"
 
 
 #: What is chosen when nothing is said.
@@ -52,6 +56,7 @@ class Request:
     target: str = DEFAULT.target
     precision: str | None = None
     layout: str = DEFAULT.layout
+    batching: str = DEFAULT.batching
     require: str = ""
     device_options: Mapping[str, str] = field(default_factory=dict)
     resident: int = RESIDENT
@@ -60,7 +65,8 @@ class Request:
     @property
     def chosen(self) -> CompileOptions:
         """How a model is compiled that was not compiled before."""
-        return CompileOptions(self.policy, self.tune, self.target, self.precision or DEFAULT.precision, self.layout)
+        precision = self.precision or DEFAULT.precision
+        return CompileOptions(self.policy, self.tune, self.target, precision, self.layout, self.batching)
 
 
 #: Of who asks for nothing.
@@ -79,7 +85,8 @@ def check_precision(precision: str, device: str, vdevice: VDevice) -> None:
         )
 
 
-def check_layout(layout: str) -> None:
-    """BadInput for a layout that does not exist."""
-    if layout not in LAYOUTS:
-        raise BadInput(f"unknown layout {layout!r}", "--layout", f"one of: {', '.join(LAYOUTS)}")
+def check_forms(layout: str, batching: str) -> None:
+    """BadInput for a layout, or a way of batching, that does not exist."""
+    for option, value, known in (("layout", layout, LAYOUTS), ("batching", batching, BATCHING)):
+        if value not in known:
+            raise BadInput(f"unknown {option} {value!r}", f"--{option}", f"one of: {', '.join(known)}")

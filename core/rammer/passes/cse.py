@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from rammer.frontend.nodes import is_random
 from rammer.ir.content import digest
 from rammer.ir.graph import Graph, Node
 from rammer.passes.rewrite import output_names, rebuilt, renamed
+
+#: ONNX operators of two operands whose order changes no bit of the result; that of maxima and minima tells 0.0 from -0.0.
+COMMUTATIVE: Final = frozenset(("Add", "Mul", "Sum", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,9 @@ def _equal_constants(graph: Graph) -> dict[str, str]:
 def _key(node: Node) -> Hashable:
     present = tuple(bool(o) for o in node.outputs)
     attributes = tuple(sorted((name, _attribute_key(value)) for name, value in node.attributes.items()))
-    return node.domain, node.op, node.version, node.inputs, present, attributes
+    commutes = node.domain == "" and node.op in COMMUTATIVE and len(node.inputs) == 2
+    inputs = tuple(sorted(node.inputs)) if commutes else node.inputs
+    return node.domain, node.op, node.version, inputs, present, attributes
 
 
 def _attribute_key(value: Any) -> Hashable:

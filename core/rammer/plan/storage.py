@@ -17,6 +17,7 @@ from rammer.ir.names import Names, identifier
 from rammer.ir.pieces import pieces
 from rammer.ir.program import Storage
 from rammer.plan.address import dense, inverted, viewed
+from rammer.tile.siblings import rearranges
 
 Pieces = list[tuple[Box, Load]]
 
@@ -32,6 +33,11 @@ class StoragePlan:
     graph: ComputeGraph
     storages: Mapping[str, Storage]
     buffers: Mapping[str, tuple[str, int]]
+
+    @property
+    def copies(self) -> list[Compute]:
+        """The Computes that run and only rearrange."""
+        return [c for c in self.graph.computes if rearranges(c) or pieces(c) is not None]
 
 
 def assign_storage(graph: ComputeGraph) -> StoragePlan:

@@ -287,6 +287,7 @@ class Executable:
             options.tune,
             options.precision,
             options.layout,
+            options.batching,
             extensions,
         )
         return self.programs / f"{key_of(*parts)}.rammer"

@@ -15,7 +15,7 @@ from rammer.compiled.options import (
     CompileOptions,
     Progress,
     Request,
-    check_layout,
+    check_forms,
     check_precision,
     quiet,
 )
@@ -50,21 +50,22 @@ def open_executable(
 ) -> Executable:
     """See ``rammer.compile``. The model is read before the device is opened: bad input costs no driver.
 
-    A file written by ``rammer compile -o`` opens on the device that it names; policy, tuning, layout and precision
-    were chosen then; a layout, and another precision than its own, are refused.
+    A file written by ``rammer compile -o`` opens on the device that it names; policy, tuning, layout, batching and
+    precision were chosen then; a layout, a way of batching, and another precision than its own, are refused.
     """
     if request.tune not in MEASURED:
         raise BadInput(f"unknown tuning level {request.tune!r}", hint=f"one of: {', '.join(MEASURED)}")
-    check_layout(request.layout)
+    check_forms(request.layout, request.batching)
     check_resident(request.resident)
     registry = registry or Registry()
     if isinstance(model, str | Path) and is_artifact(Path(model)):
-        if request.layout != DEFAULT.layout:
-            raise BadInput(
-                f"{model} was compiled before, with its layout",
-                "--layout",
-                "leave out --layout, or compile the model again with it",
-            )
+        for option in ("layout", "batching"):
+            if getattr(request, option) != getattr(DEFAULT, option):
+                raise BadInput(
+                    f"{model} was compiled before, with its {option}",
+                    f"--{option}",
+                    f"leave out --{option}, or compile the model again with it",
+                )
         return open_artifact(Path(model), device, request, registry)
     source = open_source(model, registry.operators)
     source.head  # noqa: B018 - reads and checks the model before any driver is touched

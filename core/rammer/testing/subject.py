@@ -45,10 +45,11 @@ class Subject:
         model: SmallModel,
         policy: str = "wavefront",
         layout: str = "keep",
+        batching: str = "auto",
         resident: int = RESIDENT,
         precision: str = "float32",
     ) -> Executable:
         """``model`` with fresh weights on this device; nothing is kept in the user's cache."""
         source = open_source(model.build(self.rng))
-        options, store = CompileOptions(policy, precision=precision, layout=layout), KernelStore(None)
+        options, store = CompileOptions(policy, precision=precision, layout=layout, batching=batching), KernelStore(None)
         return Executable(source, self.backend, self.spec, options, self.registry, store=store, resident=resident)

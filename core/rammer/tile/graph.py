@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rammer.ir.compute import Compute, ComputeGraph
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Connection, ROperator
+from rammer.tile.worth import BatchTrial
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class TileGraph:
 
     graph: ComputeGraph
     operators: tuple[ROperator, ...]
-    decisions: tuple[ConnectionTrial, ...] = ()
+    decisions: tuple[ConnectionTrial | BatchTrial, ...] = ()
     edges: tuple[Connection, ...] = field(default=())
 
     def owner(self) -> Mapping[str, str]:

@@ -1,0 +1,233 @@
+"""Which siblings are batched: those of whose results nothing must be copied, where the device is predicted to gain.
+
+What depends on one another through batches and the maps behind them is one region, decided on its own: as a graph of its
+own it is compiled as it was, stacked and joined, and the fastest stays. Equal regions (a model's layers) are decided once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from rammer.ir.compute import Compute, ComputeGraph
+from rammer.tile.batching import Batched, Joins, Way, batched
+from rammer.tile.siblings import looked_through, rearranges
+
+#: Maps behind a product, one after another, that its region has at most.
+FOLLOWED: Final = 12
+#: How often batches are taken apart because of copies, before none of them is left.
+ATTEMPTS: Final = 8
+JOINED: Final[Way] = "joined"
+STACKED: Final[Way] = "stacked"
+#: Members that a line of the log names.
+SHOWN: Final = 6
+
+
+class Pricing(Protocol):
+    """What the steps behind say of a graph."""
+
+    def copies(self, graph: ComputeGraph) -> Sequence[Compute]:
+        """The Computes that run and only rearrange."""
+        ...
+
+    def seconds(self, graph: ComputeGraph) -> float:
+        """The time of ``graph`` as a program; infinite where it is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PricedBy:
+    """``Pricing`` by two functions."""
+
+    copies: Callable[[ComputeGraph], Sequence[Compute]]
+    seconds: Callable[[ComputeGraph], float]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTrial:
+    """Products that were tried as one: what both forms come to (seconds), and how they lie, None where they stay apart."""
+
+    subject: str
+    way: Way | None
+    apart: float
+    together: float
+    why: str
+
+    def __str__(self) -> str:
+        verdict = "batched" if self.way else "apart"
+        figures = f"{self.together * 1e6:.3g} us together, {self.apart * 1e6:.3g} us apart"
+        known = f"{figures}  ({self.why})" if math.isfinite(self.apart) else f"({self.why})"
+        return f"{verdict:<8}{self.subject}  {known}"
+
+
+def batch_where_it_pays(
+    graph: ComputeGraph, pricing: Pricing, always: bool = False
+) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
+    """``graph`` with siblings batched where that is predicted to be no slower (or ``always``) and copies nothing, and what
+    was tried; ``graph`` itself where nothing is batched."""
+    joins = Joins()
+    products = [c.name for c in graph.computes if c.kind == "contraction"]
+    if not batched(graph, dict.fromkeys(products, JOINED), joins).batches:
+        return graph, ()
+    state = Deciding(graph, pricing, joins, always)
+    return state.decided()
+
+
+class Deciding:
+    """The decision for one graph: what was copied before, prices by region, and the log."""
+
+    def __init__(self, graph: ComputeGraph, pricing: Pricing, joins: Joins, always: bool) -> None:
+        self.graph, self.pricing, self.joins, self.always = graph, pricing, joins, always
+        self.producers, self.consumers = graph.producers, graph.consumers()
+        self.copied = {c.name for c in pricing.copies(graph)}
+        self.prices: dict[str, tuple[float, float, Way]] = {}
+        self.trials: list[BatchTrial] = []
+        self.places = {c.name: i for i, c in enumerate(graph.computes)}
+
+    def decided(self) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
+        """See ``batch_where_it_pays``."""
+        ways = {c.name: STACKED for c in self.graph.computes if c.kind == "contraction"}
+        tried = self._without_copies(ways)
+        chosen = dict[str, Way]()
+        for region in self._regions(tried):
+            way, trial = self._best(region, ways)
+            self.trials.append(trial)
+            if way is not None:
+                chosen |= {n: way for n in region if n in ways}
+        return self._without_copies(chosen).graph, tuple(self.trials)
+
+    def _without_copies(self, ways: dict[str, Way]) -> Batched:
+        """Batched as ``ways`` say, which lose the products whose results would have to be copied."""
+        for attempt in range(ATTEMPTS):
+            found = batched(self.graph, ways, self.joins)
+            new = [c for c in self.pricing.copies(found.graph) if c.name not in self.copied] if found.batches else []
+            if not new:
+                return found
+            copied = {n for c in new for n in ((c.name,) if c.name in found.originals else c.reads)}
+            named = _products_of(copied, found) & ways.keys()
+            if not named or attempt == ATTEMPTS - 1:
+                named = _products_of({b.name for b in found.batches}, found) & ways.keys()
+            for name in sorted(named, key=self.places.__getitem__):
+                self.trials.append(BatchTrial(name, None, math.inf, math.inf, "its result would have to be copied"))
+                del ways[name]
+        return batched(self.graph, {}, self.joins)
+
+    def _regions(self, found: Batched) -> list[list[str]]:
+        """The products and maps, in order, that depend on one another through batches."""
+        parts = list[set[str]]()
+        for batch in found.batches:
+            products = _products_of({batch.name}, found)
+            mine = {n for p in products for n in self._around(p)}
+            touched = [p for p in parts if p & mine]
+            parts = [p for p in parts if not p & mine] + [mine.union(*touched)]
+        ordered = [sorted(p, key=self.places.__getitem__) for p in parts]
+        return sorted(ordered, key=lambda p: self.places[p[0]])
+
+    def _around(self, product: str) -> set[str]:
+        """A product with the maps behind it, and the views of what it reads."""
+        found, last = {product}, {product}
+        for _ in range(FOLLOWED):
+            last = {r.name for n in last for r in self.consumers[n] if r.combiner is None and r.name not in found}
+            found |= last
+        found = self._computed(found)
+        for load in self.producers[product].loads:
+            name, root = load.tensor, looked_through(load, self.producers).tensor
+            while name != root and name in self.producers:
+                found.add(name)
+                name = self.producers[name].reads[0]
+        return found
+
+    def _computed(self, names: set[str]) -> set[str]:
+        """``names`` without what only rearranges at the end."""
+        while True:
+            last = {n for n in names if rearranges(self.producers[n]) and not any(r.name in names for r in self.consumers[n])}
+            if not last:
+                return names
+            names = names - last
+
+    def _best(self, region: list[str], ways: Mapping[str, Way]) -> tuple[Way | None, BatchTrial]:
+        part = self._part(region)
+        products = [n for n in region if n in ways]
+        more = f" and {len(products) - SHOWN} more" if len(products) > SHOWN else ""
+        subject = " + ".join(products[:SHOWN]) + more
+        key = _likeness(part, products)
+        if key not in self.prices:
+            self.prices[key] = self._priced(part, products)
+        apart, together, way = self.prices[key]
+        kept = together <= apart or (self.always and math.isfinite(together))
+        why = f"{way}, side by side" if kept else "as one they are slower"
+        chosen = way if kept else None
+        return chosen, BatchTrial(subject, chosen, apart, together, why)
+
+    def _priced(self, part: ComputeGraph, products: Collection[str]) -> tuple[float, float, Way]:
+        """Seconds of a region as it is, and in the better way, with that."""
+        best, way = math.inf, JOINED
+        texts = set[str]()
+        for each in (JOINED, STACKED):
+            found = batched(part, dict.fromkeys(products, each), self.joins)
+            outputs = tuple(dict.fromkeys(_outermost(o, found) for o in part.outputs))
+            graph = replace(found.graph, outputs=outputs)
+            if (text := str(graph)) in texts:
+                continue
+            texts.add(text)
+            seconds = self.pricing.seconds(graph)
+            if seconds < best:
+                best, way = seconds, each
+        return self.pricing.seconds(part), best, way
+
+    def _part(self, region: Sequence[str]) -> ComputeGraph:
+        """A region as a graph of its own."""
+        graph, inside = self.graph, {*region}
+        computes = tuple(self.producers[n] for n in region)
+        reads = dict.fromkeys(r for c in computes for r in c.reads if r not in inside)
+        constants = {n: graph.constants[n] for n in reads if n in graph.constants}
+        left = [n for n in region if n in graph.outputs or any(r.name not in inside for r in self.consumers[n])]
+        outputs = left or [region[-1]]
+        types = {n: graph.types[n] for n in (*reads, *region)}
+        inputs = tuple(n for n in reads if n not in constants)
+        return ComputeGraph(graph.name, inputs, tuple(outputs), computes, types, constants)
+
+
+def _products_of(names: Collection[str], found: Batched) -> set[str]:
+    """The model's products of whose results ``names`` are slices, batches or rearrangements."""
+    producers, members = found.graph.producers, {b.name: b.members for b in found.batches}
+    of_batch = {m: b for b in found.batches for m in b.members}
+    originals, result, waiting = found.originals, set[str](), list(names)
+    seen = set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in producers:
+            continue
+        seen.add(name)
+        if name in members:
+            waiting += members[name]
+        elif name in originals and name in of_batch:
+            if originals[name].kind == "contraction":
+                result.add(name)
+            else:
+                waiting += [r for r in originals[name].reads if r in of_batch]
+        elif rearranges(producers[name]):
+            waiting += producers[name].reads
+    return result
+
+
+def _outermost(name: str, found: Batched) -> str:
+    """The batch of which ``name`` is a slice in the end, ``name`` where it is none."""
+    of_batch = {m: b.name for b in found.batches for m in b.members}
+    while name in of_batch:
+        name = of_batch[name]
+    return name
+
+
+def _likeness(part: ComputeGraph, products: Collection[str]) -> str:
+    """Equal for regions of one price: all but the names of tensors."""
+    names: dict[str, str] = {}
+    for c in part.computes:
+        for n in (*c.reads, c.name):
+            names.setdefault(n, f"t{len(names)}")
+    lines = [f"{new}: {part.types[old]}{' constant' if old in part.constants else ''}" for old, new in names.items()]
+    lines += [f"{c.text_with(names)}{' product' if c.name in products else ''}" for c in part.computes]
+    shared = " ".join(names[o] for o in part.outputs)
+    return "\n".join([*lines, f"writes {shared}"])

@@ -1,0 +1,210 @@
+"""Independent products of one kind become one: what they compute stays, nothing is copied, and wrong ones are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import model, tensor
+from sibling_graphs import sibling_model
+from sibling_models import attention, branches, cell, widths
+
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import Compute, ComputeGraph, verify_compute_graph
+from rammer.ir.evaluate import run_graph
+from rammer.ir.expr import Load
+from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.plan.simplify import simplified
+from rammer.plan.storage import assign_storage
+from rammer.testing.some import some
+from rammer.tile import batching, siblings, worth
+from rammer.tile.batching import Way, batched
+from rammer.tile.siblings import SideBySide
+from rammer.tile.worth import batch_where_it_pays
+
+#: Random models of a run of the tests; faults are looked for in as many.
+COUNT, PLANTED = 6, 60
+
+
+def lowered(proto: onnx.ModelProto) -> ComputeGraph:
+    return lower(Pipeline(default_passes()).run(bind(read_model(proto), {}))[0])
+
+
+class Priced:
+    """Prices by a rule; copies are those that the storage pass leaves."""
+
+    def __init__(self, rule: Callable[[ComputeGraph], float] = lambda graph: 1.0) -> None:
+        self.rule = rule
+        self.asked = list[ComputeGraph]()
+
+    def copies(self, graph: ComputeGraph) -> list[Compute]:
+        return assign_storage(simplified(graph)).copies
+
+    def seconds(self, graph: ComputeGraph) -> float:
+        verify_compute_graph(graph)
+        self.asked.append(graph)
+        return self.rule(graph)
+
+
+def products(graph: ComputeGraph) -> list[Compute]:
+    return [c for c in graph.computes if c.kind == "contraction"]
+
+
+def problem(graph: ComputeGraph, after: ComputeGraph, rng: np.random.Generator) -> str:
+    """What is wrong with ``after``, which is ``graph`` batched."""
+    try:
+        verify_compute_graph(after)
+    except ValueError as fault:
+        return str(fault)
+    feeds = {n: rng.standard_normal(graph.types[n].shape) for n in graph.inputs}
+    want, have = (run_graph(g, feeds) for g in (graph, after))
+    wrong = [o for o in graph.outputs if not np.allclose(want[o], have[o], rtol=1e-9, atol=1e-9)]
+    copied = {c.name for c in Priced().copies(after)} - {c.name for c in Priced().copies(graph)}
+    return f"{wrong} differ" if wrong else f"{sorted(copied)} are copied" if copied else ""
+
+
+def trial(graph: ComputeGraph, rng: np.random.Generator) -> str:
+    """What is wrong after batching all that may be, in either way; copies only where they are looked for."""
+    for way in ("stacked", "joined"):
+        ways: dict[str, Way] = {c.name: way for c in products(graph)}  # type: ignore[misc]
+        found = problem(graph, batched(graph, ways).graph, rng)
+        if found and not found.endswith("are copied"):
+            return f"{way}: {found}"
+    return problem(graph, batch_where_it_pays(graph, Priced(), always=True)[0], rng)
+
+
+def test_random_siblings(seed: int, rng: np.random.Generator) -> None:
+    done = 0
+    for each in range(seed, seed + COUNT):
+        graph = lowered(sibling_model(each))
+        done += batch_where_it_pays(graph, Priced(), always=True)[0] is not graph
+        assert not (found := trial(graph, rng)), f"model {each}: {found}"
+    assert done
+
+
+def _shifted(self: SideBySide, own: Any, number: int) -> Any:
+    return _SLICE(self, own, (number + 1) % len(self.starts))
+
+
+_SLICE, _OF, _MADE = SideBySide.slice, batching.Joins.of, siblings.places
+
+
+def _reversed(self: batching.Joins, key: Any, known: Any) -> Any:
+    return _OF(self, (key[0][::-1], key[1], key[2]), known)
+
+
+PLANTS: dict[str, tuple[Any, str, Any]] = {
+    "a sibling reads its neighbour's slice": (SideBySide, "slice", _shifted),
+    "constants lie in another order": (batching.Joins, "of", _reversed),
+    "slices need not follow one another": (
+        siblings,
+        "places",
+        lambda load: (_MADE(load) or (0,))[:1] + (0,) * (len(load.indices) - 1),
+    ),
+    "whatever is read may be shared": (siblings.Union, "_load", lambda self, loads, roots, layout, column: roots[0]),
+    "copies do not matter": (worth.Deciding, "_without_copies", lambda self, ways: batched(self.graph, ways, self.joins)),
+    "any maps are carried along": (batching.Batcher, "_likeness", lambda self, form, number: len(form.loads)),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_planted_faults_are_found(plant: str, seed: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PLANTS[plant])
+    for each in range(seed, seed + PLANTED):
+        try:
+            if trial(lowered(sibling_model(each)), rng):
+                return
+        except (ValueError, KeyError, IndexError, AssertionError):
+            return  # what it makes cannot even be evaluated
+    raise AssertionError("nothing was found")
+
+
+@pytest.mark.parametrize("way", ["stacked", "joined"])
+def test_a_cell_of_products_is_two_products_a_step_at_most(way: Way, rng: np.random.Generator) -> None:
+    graph = lowered(cell(rng, steps=5, width=4))
+    found = batched(graph, {c.name: way for c in products(graph)})
+    assert len(products(graph)) == 40 and len(products(found.graph)) == 6
+    assert not problem(graph, found.graph, rng)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_keys_and_values_may_be_narrower_than_queries(merged: bool, rng: np.random.Generator) -> None:
+    """Where queries are read in an order that no strides give, they are not batched."""
+    graph = lowered(attention(rng, tokens=5, width=16, heads=4, shared=2, merged=merged))
+    after, trials = batch_where_it_pays(graph, Priced())
+    assert len(products(graph)) - len(products(after)) == (1 if merged else 2) and not problem(graph, after, rng)
+    assert [t.subject for t in some(trials)] == (["mq", "mk + mv"] if merged else ["mq + mk + mv"])
+
+
+def test_what_ends_in_a_concatenation_stays_apart(rng: np.random.Generator) -> None:
+    graph = lowered(branches(rng))
+    after, trials = batch_where_it_pays(graph, Priced())
+    assert len(products(graph)) - len(products(after)) == 1 and not problem(graph, after, rng)
+    assert [t.subject for t in trials if "copied" in str(t)] == ["none_conv"]
+
+
+def test_concatenated_siblings_lie_where_they_are_wanted(rng: np.random.Generator) -> None:
+    """All of a batch in one concatenation, in order: it is the batch."""
+    constants = {f"w{i}": rng.standard_normal((n, 3, 1, 1)).astype(np.float32) for i, n in enumerate((2, 4))}
+    nodes = [helper.make_node("Conv", ["x", f"w{i}"], [f"c{i}"]) for i in range(2)]
+    nodes += [helper.make_node("Relu", [f"c{i}"], [f"r{i}"]) for i in range(2)]
+    nodes += [
+        helper.make_node("Concat", ["r0", "r1"], ["b"], axis=1),
+        helper.make_node("MaxPool", ["b"], ["y"], kernel_shape=[2, 2]),
+    ]
+    graph = lowered(model(nodes, [tensor("x", (1, 3, 4, 4))], ["y"], constants=constants))
+    after, _ = batch_where_it_pays(graph, Priced())
+    assert len(products(after)) == 1 and not problem(graph, after, rng)
+
+
+def test_a_dependence_keeps_products_apart(rng: np.random.Generator) -> None:
+    """The second product reads what the first made: they read different tensors."""
+    constants = {n: rng.standard_normal((4, 4)).astype(np.float32) for n in ("v", "w")}
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["a"]),
+        helper.make_node("Add", ["x", "a"], ["s"]),
+        helper.make_node("MatMul", ["s", "w"], ["y"]),
+    ]
+    graph = lowered(model(nodes, [tensor("x", (3, 4))], ["y"], constants=constants))
+    assert batch_where_it_pays(graph, Priced(), always=True) == (graph, ())
+
+
+def test_outputs_of_a_model_stay_apart(rng: np.random.Generator) -> None:
+    """Each has a buffer of its own: a slice would have to be copied into it."""
+    constants = {n: rng.standard_normal((4, 4)).astype(np.float32) for n in ("v", "w")}
+    nodes = [helper.make_node("MatMul", ["x", w], [y]) for w, y in (("v", "y"), ("w", "z"))]
+    graph = lowered(model(nodes, [tensor("x", (3, 4))], ["y", "z"], constants=constants))
+    after, trials = batch_where_it_pays(graph, Priced(), always=True)
+    assert after.computes == graph.computes and len(trials) == 2
+
+
+@pytest.mark.parametrize("last", [(), ("Relu", "Tanh", "Sigmoid")])
+def test_maps_that_differ_in_constants_are_carried_along(last: tuple[str, ...], rng: np.random.Generator) -> None:
+    graph = lowered(widths(rng, 4, 8, 3, last=last))
+    after, _ = batch_where_it_pays(graph, Priced())
+    assert len(products(after)) == 1 and not problem(graph, after, rng)
+    maps = [c for c in after.computes if c.combiner is None and not isinstance(c.body, Load)]
+    assert len(maps) == (1 + 3 if last else 2)
+
+
+def test_what_is_slower_as_one_stays_apart(rng: np.random.Generator) -> None:
+    """Regions are priced one by one, and equal ones once."""
+    graph = lowered(widths(rng, 4, 4))
+    more = Priced(lambda g: 3.0 - len(products(g)))
+    after, trials = batch_where_it_pays(graph, more)
+    assert after.computes == graph.computes and [t.way for t in some(trials)] == [None] and "slower" in str(trials[0])
+    assert batch_where_it_pays(graph, more, always=True)[1][0].way is not None
+
+
+def test_batching_twice_gives_the_same_text(rng: np.random.Generator) -> None:
+    graph = lowered(cell(rng, steps=3, width=4))
+    first, second = (batch_where_it_pays(graph, Priced())[0] for _ in range(2))
+    assert str(first) == str(second) and all(
+        np.array_equal(first.constants[n], second.constants[n]) for n in some(first.constants)
+    )

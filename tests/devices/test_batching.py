@@ -1,0 +1,85 @@
+"""Products that become one, on devices: how many operators are left, that none copies, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from sibling_graphs import sibling_model
+from sibling_models import attention, branches, cell, onnx_cell, widths
+from view_graphs import failure, opened
+
+from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import ProgramSegment
+from rammer.compiler import Compiler
+from rammer.device.loader import Registry
+from rammer.frontend.reader import read_model
+from rammer.ir.operator import ROperator
+from rammer.ir.pieces import pieces
+from rammer.profile.store import KernelStore
+from rammer.runtime.executable import Executable
+from rammer.runtime.source import open_source
+from rammer.testing.some import some
+from rammer.tile.siblings import rearranges
+
+#: Random models of a run of the tests.
+COUNT = {"ipu_sim": 4, "rocm": 2}
+Maker = Callable[[np.random.Generator], onnx.ModelProto]
+
+
+def compiled(proto: onnx.ModelProto, device: str, batching: str) -> ProgramSegment:
+    compiler = Compiler(opened(device), CompileOptions(batching=batching), KernelStore(None))
+    (segment,) = compiler.compile_model(read_model(proto), {}).segments
+    assert isinstance(segment, ProgramSegment)
+    return segment
+
+
+def copies(segment: ProgramSegment) -> list[ROperator]:
+    return [o for o in segment.program.operators if any(rearranges(c) or pieces(c) for c in o.computes)]
+
+
+def test_a_cell_of_products_becomes_what_a_cell_becomes(rng: np.random.Generator) -> None:
+    apart, together, given = (
+        compiled(cell(rng), "rocm", "off"),
+        compiled(cell(rng), "rocm", "auto"),
+        compiled(onnx_cell(rng), "rocm", "auto"),
+    )
+    assert [len(s.program.operators) for s in (apart, together, given)] == [32, 9, 9]
+    assert not copies(together) and together.program.predicted < apart.program.predicted
+
+
+@pytest.mark.parametrize("device", COUNT)
+@pytest.mark.parametrize(
+    ("make", "fewer"), [(attention, 2), (branches, 1), (lambda rng: widths(rng, 16, 16, 16, last=("Relu", "Relu", "Neg")), None)]
+)
+def test_no_slower_and_nothing_is_copied(make: Maker, fewer: int | None, device: str, rng: np.random.Generator) -> None:
+    proto = make(rng)
+    apart, together, chosen = (compiled(proto, device, b) for b in ("off", "all", "auto"))
+    assert len(copies(together)) <= len(copies(apart)) and len(copies(chosen)) <= len(copies(apart))
+    assert chosen.program.predicted <= apart.program.predicted * (1 + 1e-9)
+    products = [sum(c.kind == "contraction" for o in s.program.operators for c in o.computes) for s in (apart, together)]
+    assert products[0] - products[1] == (2 if fewer is None else fewer)
+
+
+@pytest.mark.parametrize("device", COUNT)
+def test_random_siblings_agree_with_onnxruntime(device: str, seed: int) -> None:
+    backend = opened(device)
+    for each in range(seed, seed + COUNT[device]):
+        options = CompileOptions(batching=("all", "auto")[each % 2])
+        assert not (found := failure(backend, device, each, sibling_model(each), options)), f"seed {each}: {found}"
+
+
+@pytest.mark.parametrize("device", COUNT)
+def test_a_batch_in_float16(device: str, rng: np.random.Generator) -> None:
+    """What is batched after tensors became 16 bits wide is what it was apart, but for roundings."""
+    proto = widths(rng, 8, 8, 5)
+    runs = list[dict[str, np.ndarray]]()
+    for batching in ("off", "all"):
+        options = CompileOptions(precision="float16", batching=batching)
+        exe = Executable(open_source(proto), opened(device), device, options, Registry(), store=KernelStore(None))
+        runs.append(exe.run({"x": np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32)}))
+        exe.close()
+    for name, value in some(runs[0].items()):
+        np.testing.assert_allclose(value, runs[1][name], rtol=2e-3, atol=2e-3)

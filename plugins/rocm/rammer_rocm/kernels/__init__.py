@@ -10,7 +10,7 @@ from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, ROperator, compared
 
-from rammer_rocm.kernels.choose import panels
+from rammer_rocm.kernels.choose import GENERIC_RATE, panels
 from rammer_rocm.kernels.generic import generic_tiles
 from rammer_rocm.kernels.task import Family, TaskFunction
 
@@ -18,8 +18,6 @@ __all__ = ["OpenClKernels", "families_of", "task_function"]
 
 #: Panel tiles offered to the tuner, before the generic ones.
 PANEL_TILES = 6
-#: Share of the peak that generic contractions reach: 15 to 23 of 500 GFLOP/s on two Zen 5 cores.
-GENERIC_RATE = 0.05
 
 
 def families_of(device: VDevice) -> tuple[Family, ...]:

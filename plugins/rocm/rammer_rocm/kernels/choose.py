@@ -32,6 +32,12 @@ WINDOW_SHARE = 0.94
 TILE_OVERHEAD = 25e-9
 #: Seconds to gather one vector of columns, and to start one run of them.
 VECTOR_GATHER, RUN_GATHER = 1.5e-9, 1.2e-9
+#: Seconds to gather one element whose neighbour lies elsewhere: a transposition, lane by lane.
+LANE_GATHER = 0.7e-9
+#: Share of the peak that generic contractions reach: 15 to 23 of 500 GFLOP/s on two Zen 5 cores.
+GENERIC_RATE = 0.05
+#: And where rows share no columns, as of depthwise convolutions: 13 to 18% of one such core.
+GENERIC_ROW_RATE = 0.1
 #: Seconds a byte for panels that outgrow the core's cache.
 SPILLED_BYTE = 1e-10
 #: Fused multiply-adds in flight that hide their latency (4 cycles, up to 2 units).
@@ -94,8 +100,13 @@ def dots_form(operator: ROperator, binding: Binding) -> PanelForm:
 
 
 def _tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
-    """Every tile that is worth its overhead, with its best register tile."""
+    """Every tile that is worth its overhead, with its best register tile; none that the generic kernel is faster than: what is
+    gathered for few rows costs more than they multiply."""
     found = list(_tiled(form, device, _smallest(form.operator, device.veus)))
+    if form.product_of is panel_product:
+        work = form.operator.main.flops / (device.flops * device.veus)
+        most = {True: work / GENERIC_RATE, False: work / GENERIC_ROW_RATE}
+        found = [f for f in found if _seconds(f, form.binding, device) <= most[f.tiled.rows > 1]]
     if not found and form.product_of is bytes_product:
         # Products side by side, each too small: for bytes the generic kernel is no better choice, as it has no vectors.
         found = list(_tiled(form, device, 0))
@@ -245,7 +256,8 @@ def _variants(p: PanelProduct, binding: Binding, device: VDevice) -> list[Varian
         found = [Variant(p.width, ready, PEAK_SHARE, left=depth.left)]
     else:
         run = p.tile[p.columns[-1]]
-        copied = _copy_seconds(p.depth * (p.width // max(run, 1)), run, device) * depth.left
+        each = _vector_seconds(p, binding, device)
+        copied = _copy_seconds(p.depth * (p.width // max(run, 1)), run, device, each) * depth.left
         found = _cut(Variant(p.width, copied, PEAK_SHARE, left=depth.left), p, p.depth * (p.width + device.vector) * 4, device)
     window = _window(p) if ready != 0.0 else None
     if window is not None:
@@ -323,8 +335,16 @@ def _ready_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float 
     return None
 
 
-def _copy_seconds(runs: int, length: int, device: VDevice) -> float:
-    return runs * (RUN_GATHER + -(-length // device.vector) * VECTOR_GATHER)
+def _vector_seconds(p: PanelProduct, binding: Binding, device: VDevice) -> float:
+    """Seconds to gather a vector of neighbouring columns: as it is, every second element of two, or lane by lane."""
+    if p.b.tensor in p.before:
+        return VECTOR_GATHER
+    apart = access(replace(p.b, fill=None), binding).step(p.columns[-1])
+    return VECTOR_GATHER * max(1, apart) if apart in (0, 1, 2) else LANE_GATHER * device.vector
+
+
+def _copy_seconds(runs: int, length: int, device: VDevice, each: float = VECTOR_GATHER) -> float:
+    return runs * (RUN_GATHER + -(-length // device.vector) * each)
 
 
 def _spill_seconds(nbytes: int, device: VDevice) -> float:

@@ -23,6 +23,7 @@ from rammer.runtime.executable import Executable
 from rammer.runtime.source import open_source
 from rammer.testing.some import some
 from rammer.tile.siblings import rearranges
+from rammer.tile.worth import BatchTrial
 
 #: Random models of a run of the tests.
 COUNT = {"ipu_sim": 4, "rocm": 2}
@@ -83,3 +84,14 @@ def test_a_batch_in_float16(device: str, rng: np.random.Generator) -> None:
         exe.close()
     for name, value in some(runs[0].items()):
         np.testing.assert_allclose(value, runs[1][name], rtol=2e-3, atol=2e-3)
+
+
+def test_tasks_that_keep_several_veus_busy_cost_that_many() -> None:
+    """Three products of 14 tasks of 8 blocks fill 132 vEUs three times; a schedule counts tasks only."""
+    pytest.importorskip("cuda.bindings")
+    backend = Registry().open("cuda", target="sm_90a")
+    compiler = Compiler(backend, CompileOptions(), KernelStore(None))
+    rng = np.random.default_rng(0)
+    (segment,) = compiler.compile_model(read_model(widths(rng, 768, 768, 768, rows=128, depth=768)), {}).segments
+    assert isinstance(segment, ProgramSegment) and segment.tile is not None
+    assert [d.way for d in segment.tile.decisions if isinstance(d, BatchTrial)] == ["stacked"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from golden_text import digest, digits
 
 from rammer.compiled.options import CompileOptions
+from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.compiler import Compiler
 from rammer.device.manifest import Backend, Binding, Hardware, OpenOptions
 from rammer.errors import DeviceFailure, RammerError
@@ -134,17 +135,26 @@ def outcome(job: Job) -> Outcome:
     backend.candidates = candidates
     compiler = Compiler(backend, CompileOptions(precision=job.precision), KernelStore(None))
     try:
-        programs = compiler.compile(_graph(job.model)).programs
+        compiled = compiler.compile(_graph(job.model))
+        programs = compiled.programs
     except RammerError as problem:
         return Outcome((), {**vars(job), "refused": str(problem).splitlines()[0]})
     ranks, lines = list[dict[str, Any]](), list[str]()
-    for operator, binding, found in asked.values() if job.device in RANKED else ():
+    used = _keys(compiled)  # alternatives that were priced and not taken are asked for, too
+    for operator, binding, found in [a for k, a in asked.items() if k in used] if job.device in RANKED else ():
         first = ranking(backend, operator, binding, found[:SHOWN])
         others = [pick_of(o) for o in found[SHOWN:]]
         behind = f"{len(others)} {digest(' '.join(others))}" if others else ""
         ranks.append({"model": job.model, "operator": operator.name, "candidates": first, "behind": behind})
         lines += [operator.name, *(f"  {line}" for line in (*first, *others))]
     return Outcome(tuple(ranks), {**vars(job), **program_record(programs)}, "".join(map(str, programs)), tuple(lines))
+
+
+def _keys(compiled: Compiled) -> set[str]:
+    """The keys of all operators as they were before tiles were chosen."""
+    segments = [s for s in compiled.segments if isinstance(s, ProgramSegment)]
+    found = ((Binding.of(s.program, s.constants), o) for s in segments for o in s.program.operators)
+    return {binding.key(replace(o, tile=(), family="", config=())) for binding, o in found}
 
 
 def ranking(backend: Backend, operator: ROperator, binding: Binding, found: Sequence[ROperator]) -> list[str]:

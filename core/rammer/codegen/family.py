@@ -36,6 +36,7 @@ class KernelFamily(Generic[Unit, Code, Own]):
     of them ``kernel`` may refuse. ``seconds`` predicts all tasks of a tiled operator without the launch, and is what schedules
     are made by, too. ``kernel`` writes it. Both raise Unsuited where the operator is none of the family.
 
+    ``spread`` says how many vEUs one task of a tiled operator keeps busy, where that is not one: blocks that share a sum.
     ``needs`` says of a unit whether it has what the kernels use. ``most`` choices are offered of it, of all matrix products
     together as many (``product``). ``first`` says of an operator whether only this family is offered where it has
     candidates. ``last`` is true of a family that can write everything and is offered behind all others, in its own order:
@@ -57,6 +58,7 @@ class KernelFamily(Generic[Unit, Code, Own]):
     holds: bool = False
     times: Callable[[ROperator, Binding, Unit], tuple[float, float]] | None = None
     own: Own | None = None
+    spread: Callable[[ROperator], int] = lambda operator: 1
 
     def round(self, operator: ROperator, binding: Binding, unit: Unit, veus: int) -> tuple[float, float]:
         """Predicted seconds of one round of a tiled operator's tasks on ``veus`` vEUs, alone and crowded."""

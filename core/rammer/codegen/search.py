@@ -127,7 +127,8 @@ class FamilyBackend(Generic[Unit, Code, Own]):
         except Unsuited as problem:
             raise refusal(operator, problem) from problem
         least = self._least(operator, binding) if family.last else 0.0
-        return RKernel(operator, lambda: self._written(operator, binding), max(alone, least), max(crowded, least))
+        spread = family.spread(operator)
+        return RKernel(operator, lambda: self._written(operator, binding), max(alone, least), max(crowded, least), spread=spread)
 
     def _least(self, operator: ROperator, binding: Binding) -> float:
         """Seconds of a task such that all of them are no less work than the best choice of the families that are not last."""

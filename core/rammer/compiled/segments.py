@@ -64,6 +64,11 @@ class ProgramSegment:
     kernels: Mapping[str, tuple[RKernel, ...]] = field(default_factory=dict)
     choice: str = ""
 
+    def busy_time(self) -> float:
+        """Seconds of vEUs that all tasks take together by their kernels."""
+        made = {o: k for kernels in self.kernels.values() for k in kernels for o in (k.operator,)}
+        return sum(made[o].busy_time() for o in self.program.operators if o in made)
+
 
 @dataclass(frozen=True)
 class HostSegment:

@@ -232,7 +232,7 @@ class RKernel:
     ``write`` is called when text or needs are first asked for: of an operator's candidates most are only priced. It raises
     DeviceFailure where the device has no such kernel. ``alone`` is one task on an otherwise idle device, ``crowded`` one
     task with every vEU running it; ``origin`` says where they come from: ``cost model``, ``measured`` or ``simulated``.
-    ``compiled`` are the needs that the device's compiler reported.
+    ``compiled`` are the needs that the device's compiler reported. ``spread`` is the number of vEUs that one task keeps busy.
     """
 
     operator: ROperator
@@ -241,6 +241,7 @@ class RKernel:
     crowded: float = 0.0
     origin: str = "cost model"
     compiled: Resources | None = None
+    spread: int = 1
 
     @cached_property
     def _written(self) -> Written:
@@ -259,6 +260,10 @@ class RKernel:
     def task_time(self, busy: float) -> float:
         """Task time with the fraction ``busy`` (0..1) of vEUs occupied, interpolated."""
         return self.alone + (self.crowded - self.alone) * min(max(busy, 0.0), 1.0)
+
+    def busy_time(self) -> float:
+        """Seconds of vEUs that all tasks take together, with every vEU at work."""
+        return self.operator.task_count * self.spread * self.crowded
 
     def operator_time(self, veus: int) -> float:
         """Seconds for all tasks spread over ``veus`` units, without launch cost."""

@@ -370,8 +370,15 @@ def warpgroup_time(cost: WarpgroupCost, operator: ROperator, binding: Binding, g
 # --- the families -------------------------------------------------------------------------------
 
 
+def _blocks(operator: ROperator) -> int:
+    """Blocks of a task, each on an SM: parts of one sum."""
+    return max(1, dict(operator.config).get("split_k", 1))
+
+
 def _family(i: Instruction, keys: Sequence[str], candidates: Candidates, seconds: Seconds) -> Family:
-    return Family(i.name, dict.fromkeys(keys, range(0, 1025)), candidates, seconds, contraction, i.needs, product=True)
+    return Family(
+        i.name, dict.fromkeys(keys, range(0, 1025)), candidates, seconds, contraction, i.needs, product=True, spread=_blocks
+    )
 
 
 _RING = ("tm", "tn", "bk", "split_k", "slice_k", "stages")

@@ -190,7 +190,7 @@ class Compiler:
     def _batched(self, compute: ComputeGraph) -> tuple[ComputeGraph, tuple[BatchTrial, ...]]:
         if self.options.batching == "off":
             return compute, ()
-        steps = PricedBy(lambda g: self._stored(g)[1].copies, self._alone)
+        steps = PricedBy(lambda g: self._stored(g)[1].copies, self._alone, bool(MEASURED[self.options.tune]))
         return batch_where_it_pays(compute, steps, self.options.batching == "all")
 
     def _alone(self, compute: ComputeGraph) -> float:

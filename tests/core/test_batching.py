@@ -39,8 +39,8 @@ def lowered(proto: onnx.ModelProto) -> ComputeGraph:
 class Priced:
     """Prices by a rule; copies are those that the storage pass leaves."""
 
-    def __init__(self, rule: Callable[[ComputeGraph], float] = lambda graph: 1.0) -> None:
-        self.rule = rule
+    def __init__(self, rule: Callable[[ComputeGraph], float] = lambda graph: 1.0, measured: bool = False) -> None:
+        self.rule, self.measured = rule, measured
         self.asked = list[ComputeGraph]()
 
     def copies(self, graph: ComputeGraph) -> list[Compute]:
@@ -200,6 +200,18 @@ def test_what_is_slower_as_one_stays_apart(rng: np.random.Generator) -> None:
     after, trials = batch_where_it_pays(graph, more)
     assert after.computes == graph.computes and [t.way for t in some(trials)] == [None] and "slower" in str(trials[0])
     assert batch_where_it_pays(graph, more, always=True)[1][0].way is not None
+
+
+@pytest.mark.parametrize("whole", [1.0, 9.0])
+def test_where_the_whole_is_measured_to_be_slower_all_stay_apart(whole: float, rng: np.random.Generator) -> None:
+    constants = {f"w{i}": rng.standard_normal((4, 4)).astype(np.float32) for i in range(6)}
+    nodes = [helper.make_node("MatMul", ["x" if i < 3 else "z", f"w{i}"], [f"m{i}"]) for i in range(6)]
+    nodes += [helper.make_node("ReduceMax", [f"m{i}"], [f"y{i}"], keepdims=1) for i in range(6)]
+    ports = [tensor(n, (3, 4)) for n in "xz"]
+    graph = lowered(model(nodes, ports, [f"y{i}" for i in range(6)], constants=constants))
+    seconds = {1: 1.0, 3: 3.0, 6: 6.0, 2: whole}  # by products: a region as one and apart, all apart and as one
+    after, trials = batch_where_it_pays(graph, Priced(lambda g: seconds[len(products(g))], measured=True))
+    assert (after is graph) == (whole > 6) == (trials[-1].subject == "all")
 
 
 def test_batching_twice_gives_the_same_text(rng: np.random.Generator) -> None:

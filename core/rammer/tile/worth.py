@@ -26,7 +26,10 @@ SHOWN: Final = 6
 
 
 class Pricing(Protocol):
-    """What the steps behind say of a graph."""
+    """What the steps behind say of a graph; ``measured`` by running it."""
+
+    @property
+    def measured(self) -> bool: ...
 
     def copies(self, graph: ComputeGraph) -> Sequence[Compute]:
         """The Computes that run and only rearrange."""
@@ -43,6 +46,7 @@ class PricedBy:
 
     copies: Callable[[ComputeGraph], Sequence[Compute]]
     seconds: Callable[[ComputeGraph], float]
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,13 @@ class Deciding:
             self.trials.append(trial)
             if way is not None:
                 chosen |= {n: way for n in region if n in ways}
-        return self._without_copies(chosen).graph, tuple(self.trials)
+        final = self._without_copies(chosen).graph
+        if self.pricing.measured and not self.always and final is not self.graph:
+            apart, together = map(self.pricing.seconds, (self.graph, final))
+            if not together <= apart:  # what products ran beside is no part of their region
+                final = self.graph
+                self.trials.append(BatchTrial("all", None, apart, together, "the whole is slower with them as one"))
+        return final, tuple(self.trials)
 
     def _without_copies(self, ways: dict[str, Way]) -> Batched:
         """Batched as ``ways`` say, which lose the products whose results would have to be copied."""

@@ -10,7 +10,8 @@ wrong, it is refused.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from rammer.frontend.contrib import expand_use
 from rammer.frontend.control import CONTROL, BodyRunner, TurnsAhead, controlled, graph_of
 from rammer.frontend.functions import Expansion
 from rammer.frontend.host_operators import OPERATORS
+from rammer.frontend.host_plain import Plain, plain
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.lower import lower_node
 from rammer.frontend.lowering import REGISTRY, CannotLower
@@ -161,12 +163,34 @@ def _element_types(node: Node, given: Arrays) -> dict[str, str]:
 def interpreted(body: nd.SubGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
     """The outputs of a body, operator by operator on the host."""
     graph, opsets = graph_of(body), dict(body.opsets)
-    values = {**outer, **{t.name: numpy_helper.to_array(t) for t in graph.initializer}}
+    ready = _prepared(body, frozenset(outer))
+    values = {**outer, **ready.constants}
     values |= {v.name: a for v, a in zip(graph.input, given, strict=True)}
-    outputs = [o.name for o in graph.output]
-    for proto in checks.live_nodes(checks.sorted_nodes(graph, outer), outputs):
-        values |= evaluate_proto(proto, values, opsets)
-    return [values[o] for o in outputs]
+    for proto, computed in ready.steps:
+        found = computed([values[n] if n else None for n in proto.input]) if computed is not None else None
+        values |= evaluate_proto(proto, values, opsets) if found is None else {proto.output[0]: found}
+    return [values[o.name] for o in graph.output]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A body as the host goes through it: its constants, and its operators in order, with how NumPy computes them at once."""
+
+    constants: Mapping[str, Any]
+    steps: Sequence[tuple[NodeProto, Plain | None]]
+
+
+@lru_cache(256)
+def _prepared(body: nd.SubGraph, outer: frozenset[str]) -> _Prepared:
+    graph, opsets = graph_of(body), dict(body.opsets)
+    constants: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    steps: list[tuple[NodeProto, Plain | None]] = []
+    for proto in checks.live_nodes(checks.sorted_nodes(graph, outer), [o.name for o in graph.output]):
+        if proto.op_type == "Constant" and not proto.domain:
+            constants |= evaluate_proto(proto, {}, opsets)
+        else:
+            steps.append((proto, plain(host_node(proto, opsets), proto)))
+    return _Prepared(constants, steps)
 
 
 class Interpreted:

@@ -1,4 +1,4 @@
-"""Operators without a tensor expression for which ``onnx.reference`` departs from ONNX's words: NumPy of our own."""
+"""Operators without a tensor expression for which ``onnx.reference`` departs from ONNX's words or is slow: NumPy of our own."""
 
 from __future__ import annotations
 
@@ -37,18 +37,23 @@ def _non_max_suppression(attributes: Mapping[str, Any], operands: Sequence[Array
     assert boxes is not None and scores is not None
     limit, overlap, least = (_scalar(operands, i) for i in (2, 3, 4))
     corners = _corners(boxes, bool(attributes.get("center_point_box", 0)))
-    chosen: list[tuple[int, int, int]] = []
+    areas, chosen = np.prod(corners[..., 2:] - corners[..., :2], axis=-1), list[tuple[int, int, int]]()
     for batch, label in np.ndindex(*scores.shape[:2]):
-        kept: list[int] = []
-        for box in np.argsort(-scores[batch, label], kind="stable"):
-            if len(kept) >= int(limit or 0):
-                break
-            if least is not None and scores[batch, label, box] <= least:
-                continue
-            if all(_overlap(corners[batch, box], corners[batch, other]) <= (overlap or 0) for other in kept):
-                kept.append(int(box))
-        chosen += [(batch, label, box) for box in kept]
+        rated = scores[batch, label]
+        order, kept = np.argsort(-rated, kind="stable"), 0
+        order = order if least is None else order[~(rated[order] <= least)]
+        while order.size and kept < int(limit or 0):
+            best, order, kept = order[0], order[1:], kept + 1
+            chosen.append((batch, label, int(best)))
+            shared = _overlaps(corners[batch, best], corners[batch, order], areas[batch, best], areas[batch, order])
+            order = order[shared.astype(np.float32) <= np.float32(overlap or 0)]
     return (np.array(chosen, np.int64).reshape(-1, 3),)
+
+
+def _non_zero(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array] | None:
+    """ "the indices of the elements that are non-zero (in row-major order - by dimension)"; of a scalar the reference's."""
+    x = operands[0]
+    return (np.array(np.nonzero(x), np.int64),) if x is not None and x.ndim and x.dtype.kind in "fiub" else None
 
 
 def _dropout(attributes: Mapping[str, Any], operands: Sequence[Array | None]) -> Sequence[Array]:
@@ -83,12 +88,11 @@ def _corners(boxes: Array, centred: bool) -> Array:
     return np.concatenate([np.minimum(one, two), np.maximum(one, two)], axis=-1)
 
 
-def _overlap(a: Array, b: Array) -> float:
-    """Intersection over union."""
-    sides = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
-    shared = float(sides[0] * sides[1])
-    areas = float(np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2]))
-    return shared / (areas - shared) if areas > shared else 0.0
+def _overlaps(box: Array, others: Array, area: Array, areas: Array) -> Array:
+    """Intersections over unions of a box and others."""
+    sides = np.maximum(np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2]), 0)
+    shared, both = (sides[:, 0] * sides[:, 1]).astype(np.float64), (area + areas).astype(np.float64)
+    return np.asarray(np.divide(shared, both - shared, out=np.zeros_like(shared), where=both > shared))
 
 
 def _optional(attributes: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
@@ -113,6 +117,7 @@ OPERATORS: Final[Mapping[str, _Operator]] = {
     "Optional": _optional,
     "ZipMap": _zip_map,
     "Unique": _unique,
+    "NonZero": _non_zero,
     "NonMaxSuppression": _non_max_suppression,
     "BitCast": _bit_cast,
     "Dropout": _dropout,

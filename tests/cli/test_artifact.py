@@ -14,7 +14,7 @@ from command import Command
 from onnx import parser
 
 import rammer as api
-from rammer.compiled.artifact import is_text, save_artifact, seal_of
+from rammer.compiled.artifact import FORMAT, is_text, save_artifact, seal_of
 from rammer.errors import BadInput
 from rammer.testing.small_models import MODELS
 from rammer.testing.some import some
@@ -173,11 +173,11 @@ def test_damaged_files_are_refused(rammer: Command, compiled: Path, rng: np.rand
         done = rammer("run", compiled)
         assert done.code in (0, 2) and "Traceback" not in done.err, (place, done.err)  # 0: a bit that nothing reads
     compiled.write_bytes(whole)
-    rewritten(compiled, "head.json", '"format": 6', '"format": 99')
+    rewritten(compiled, "head.json", f'"format": {FORMAT}', '"format": 99')
     done = rammer("run", compiled)
     assert (done.code, done.err) == (
         2,
-        f"rammer: error: {compiled} has format 99, this rammer reads 6\n  hint: compile the model again\n",
+        f"rammer: error: {compiled} has format 99, this rammer reads {FORMAT}\n  hint: compile the model again\n",
     )
 
 

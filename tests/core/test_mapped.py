@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from rammer.errors import BadInput
 from rammer.frontend import wire
+from rammer.frontend.bind import bind
 from rammer.frontend.reader import Model, read_model
 from rammer.ir.content import Contents, digest
 from rammer.ir.mapped import Mapped, released
@@ -165,6 +167,26 @@ def test_memory_is_given_back_and_read_again(tmp_path: Path) -> None:
     released(array)
     assert resident() - before < size / 2
     assert int(array.sum()) == total
+
+
+def test_what_was_folded_on_the_way_is_let_go_of() -> None:
+    """Twelve values of 4 MB one after another, of which the first is read again and the last stays."""
+    nodes = [helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(12)]
+    nodes += [helper.make_node("Add", ["v12", "v1"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    weight = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
+    ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 1024])] for n in "xy"]
+    graph = helper.make_graph(nodes, "g", *ports, [numpy_helper.from_array(weight, "v0")])
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    read = read_model(data)
+    tracemalloc.start()
+    try:
+        bound = bind(read, {})
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (made,) = bound.constants.values()
+    np.testing.assert_array_equal(made, weight - weight)
+    assert most < 7 * weight.nbytes
 
 
 def test_equal_arrays_are_one(rng: np.random.Generator) -> None:

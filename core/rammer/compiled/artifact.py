@@ -19,14 +19,15 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from rammer.compiled.files import write_whole
+from rammer.compiled.kept import LARGE, KeptConstants
 from rammer.compiled.segments import Compiled, HostSegment, Segment, host_needs
 from rammer.ir.graph import Value
-from rammer.ir.mapped import released
+from rammer.ir.mapped import Mapped, released
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Bumped whenever what is written changes meaning.
-FORMAT = 6
+FORMAT = 7
 #: Constants begin at multiples of so many bytes of their member, and are read so many at a time.
 ALIGNED, SHARE = 64, 4 << 20
 #: Of a zip's local header: where the lengths of name and extra field are, their form, and the bytes before the name.
@@ -48,8 +49,16 @@ class Artifact:
     key: str = ""
 
 
-def save_artifact(path: Path, artifact: Artifact) -> None:
-    """Write in one step, as ``write_whole`` does. OSError if that fails."""
+@dataclass(frozen=True)
+class KeptApart:
+    """Where large constants of kept programs go, but for those that are in ``sources``."""
+
+    kept: KeptConstants
+    sources: tuple[Mapped, ...]
+
+
+def save_artifact(path: Path, artifact: Artifact, apart: KeptApart | None = None) -> None:
+    """Write in one step, as ``write_whole`` does, with all constants in it, or large ones ``apart``. OSError if that fails."""
     compiled = artifact.compiled
     head: dict[str, Any] = {
         "format": FORMAT,
@@ -70,9 +79,9 @@ def save_artifact(path: Path, artifact: Artifact) -> None:
         texts = dict[str, bytes]()
         with zipfile.ZipFile(file, "w") as archive:
             constants = {n: v for n, v in compiled.graph.constants.items() if n in host_needs(compiled)}
-            head["constants"] = _pack(archive, "constants", constants)
+            head["constants"] = _pack(archive, "constants", constants, apart)
             for number, segment in enumerate(compiled.segments):
-                head["segments"].append(_write_segment(archive, texts, number, segment))
+                head["segments"].append(_write_segment(archive, texts, number, segment, apart))
             texts["head.json"] = json.dumps(head).encode()
             for name, text in texts.items():
                 archive.writestr(name, text)
@@ -94,23 +103,29 @@ def is_text(member: str) -> bool:
     return not member.endswith("constants")
 
 
-def _write_segment(archive: zipfile.ZipFile, texts: dict[str, bytes], number: int, segment: Segment) -> dict[str, Any]:
+def _write_segment(
+    archive: zipfile.ZipFile, texts: dict[str, bytes], number: int, segment: Segment, apart: KeptApart | None
+) -> dict[str, Any]:
     if isinstance(segment, HostSegment):
         texts[f"{number}.node"] = segment.node.to_bytes()
         return {"kind": "host", "why": segment.why}
     texts[f"{number}.program"] = str(segment.program).encode()
-    return {"kind": "program", "constants": _pack(archive, f"{number}.constants", segment.constants)}
+    return {"kind": "program", "constants": _pack(archive, f"{number}.constants", segment.constants, apart)}
 
 
 def _port(value: Value) -> list[str]:
     return [value.name, str(value.port), value.external]
 
 
-def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array]) -> list[list[Any]]:
-    """Write arrays one after another into a member; returns name, type, shape, first byte and checksum of each."""
+def _pack(archive: zipfile.ZipFile, member: str, arrays: Mapping[str, Array], apart: KeptApart | None) -> list[list[Any]]:
+    """Write arrays one after another into a member; returns name, type, shape, first byte and checksum of each, and of those that
+    are kept apart a row of ``KeptConstants``."""
     index, place = list[list[Any]](), 0
     with archive.open(member, "w", force_zip64=True) as file:
         for name, array in arrays.items():
+            if apart is not None and array.nbytes >= LARGE:
+                index.append([name, array.dtype.name, list(array.shape), apart.kept.put(array, apart.sources)])
+                continue
             data = np.ascontiguousarray(array)
             flat = data.reshape(-1).view(np.uint8).data
             index.append([name, array.dtype.name, list(array.shape), place, zlib.crc32(flat)])

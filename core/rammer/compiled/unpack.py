@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rammer.compiled.artifact import FORMAT, HEADER, LENGTHS, LENGTHS_AT, SHARE, Artifact, is_text, seal_of
+from rammer.compiled.kept import KeptConstants
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
 from rammer.compiled.shares import in_threads, read_into
 from rammer.device.manifest import Backend, Families
@@ -58,14 +59,15 @@ _DAMAGE = (
 )
 
 
-def load_artifact(path: Path, plugins: Plugins = dict) -> Artifact:
+def load_artifact(path: Path, plugins: Plugins = dict, kept: KeptConstants | None = None) -> Artifact:
     """Read an artifact and verify all of it. BadInput when it is damaged, of another format, or not as it must be.
 
-    ``plugins`` gives the operators that plugins declare, and is called where an operator runs on the host.
+    ``plugins`` gives the operators that plugins declare, and is called where an operator runs on the host. Of kept programs,
+    large constants are ``kept`` elsewhere; other files have all of theirs.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return _Members(archive, path, plugins).artifact()
+            return _Members(archive, path, plugins, kept).artifact()
     except VerifyError as problem:
         said = f"{problem.what} ({problem.where})" if problem.where else problem.what
         raise _refused(path, said) from problem
@@ -106,8 +108,8 @@ def check_device(path: Path, compiled: Compiled, backend: Backend) -> None:
 class _Members:
     """The members of one file."""
 
-    def __init__(self, archive: zipfile.ZipFile, path: Path, plugins: Plugins) -> None:
-        self.archive, self.path, self.plugins = archive, path, plugins
+    def __init__(self, archive: zipfile.ZipFile, path: Path, plugins: Plugins, kept: KeptConstants | None) -> None:
+        self.archive, self.path, self.plugins, self.kept = archive, path, plugins, kept
         self.members: dict[str, zipfile.ZipInfo] = {}
         for info in archive.infolist():
             name = shortened(info.filename)
@@ -183,13 +185,14 @@ class _Members:
         info = self.members.pop(member)
         data = np.empty(info.file_size, np.uint8)
         begin, end, entries = _data_begin(self.path, info), 0, list[_Entry]()
-        for name, dtype, shape, place, checksum in index:
+        apart = [row for row in index if len(row) == 4]
+        for name, dtype, shape, place, checksum in (row for row in index if len(row) != 4):
             checked("a constant", name)
             if dtype not in SHORT or not all(type(n) is int and n >= 0 for n in (*shape, place)) or place < end:
                 raise ValueError(f"constant {name} has an impossible type, shape or place")
             entries.append(_Entry(name, dtype, tuple(shape), place, checksum))
             end = place + entries[-1].nbytes
-        if end > info.file_size or len({e.name for e in entries}) < len(entries):
+        if end > info.file_size or len({row[0] for row in index}) < len(index):
             raise ValueError(f"member {member!r} does not hold its constants, each once")
 
         def read(share: list[_Entry]) -> dict[str, Array]:
@@ -198,7 +201,16 @@ class _Members:
         arrays = {name: array for part in in_threads(read, _shares(entries)) for name, array in part.items()}
         for array in arrays.values():
             array.flags.writeable = False
-        return arrays
+        arrays |= dict(zip((row[0] for row in apart), in_threads(self._apart, apart), strict=True))
+        return {row[0]: arrays[row[0]] for row in index}
+
+    def _apart(self, row: list[Any]) -> Array:
+        """A constant that is kept elsewhere."""
+        name, dtype, shape, where = row
+        checked("a constant", name)
+        if self.kept is None or dtype not in SHORT or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"constant {name} has an impossible type, shape or place")
+        return self.kept.get(where, dtype, tuple(shape))
 
 
 def _text(value: Any) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
@@ -20,6 +21,9 @@ from rammer.ir.mapped import Mapped
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
+#: No weights are apart.
+NOTHING: Final[Mapping[str, Array]] = MappingProxyType({})
+
 
 @dataclass
 class Apart:
@@ -27,6 +31,17 @@ class Apart:
 
     values: dict[str, memoryview] = field(default_factory=dict)
     files: dict[Path, Mapped] = field(default_factory=dict)
+    used: set[Path] = field(default_factory=set)
+
+    @property
+    def sources(self) -> tuple[Mapped, ...]:
+        """The files that values stay in."""
+        return tuple(self.files[p] for p in self.used if p in self.files)
+
+    def put(self, tensor: TensorProto, raw: memoryview, path: Path | None) -> None:
+        """Keep a tensor's bytes apart, which are in a file or in memory."""
+        self.values[tensor.name] = raw
+        self.used.update([path] if path is not None else [])
 
     def parsed(self, source: Path | bytes, where: str) -> ModelProto:
         """The model in a file or in bytes, large weights apart. BadInput for what is none."""
@@ -36,7 +51,7 @@ class Apart:
         for place, raw in cut.items():
             tensor = proto.graph.initializer[place]
             if mappable(tensor):
-                self.values[tensor.name] = raw
+                self.put(tensor, raw, source if isinstance(source, Path) else None)
             else:
                 tensor.raw_data = bytes(raw)
         return proto

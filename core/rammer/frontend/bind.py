@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -22,9 +21,11 @@ from rammer.device.operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput
 from rammer.frontend import attributes, checks, custom, functions, limits, schemas
 from rammer.frontend import nodes as nd
+from rammer.frontend.apart import NOTHING
 from rammer.frontend.carriers import carry
 from rammer.frontend.contrib import FUNCTIONS, expand_use
 from rammer.frontend.evaluator import Unjudged, evaluate, host_node
+from rammer.frontend.forget import Readers
 from rammer.frontend.inference import inferred_types
 from rammer.frontend.kinds import check_constant, check_types
 from rammer.frontend.later import Later, Rest, Unknown, check_decided, deciding, no_tensor, untyped
@@ -39,8 +40,6 @@ from rammer.ir.types import KNOWN, TensorType, is_float
 
 #: Operands that were float attributes of older opsets.
 _MADE_FLOAT: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1, 2), "Pad": (2,)}
-#: No weights.
-NOTHING: Final[Mapping[str, np.ndarray]] = MappingProxyType({})
 #: Operators whose result follows from the type of their input alone.
 _TYPE_ONLY: Final = frozenset({"Shape", "Size"})
 
@@ -103,7 +102,7 @@ def bind_until(
     given = {port.name for port in model.inputs}
     later = Later(foreign=given - {port.name for port in numeric})
     order = checks.sorted_nodes(graph, {*model.known, *given})
-    walk.known_shapes(checks.live_nodes(order, model.outputs), scope, later)
+    walk.known_shapes(Readers(list(checks.live_nodes(order, model.outputs)), model.outputs), scope, later)
     declared = {v.name: v.type.tensor_type.elem_type for v in graph.output}
     if not later and later.foreign.isdisjoint(model.outputs):
         outputs = tuple(walk.output(name, declared[name], scope) for name in dict.fromkeys(model.outputs))
@@ -165,9 +164,9 @@ class Binder:
         for proto in checks.live_nodes(order, outputs):
             self.step(proto, scope)
 
-    def known_shapes(self, order: Iterable[NodeProto], scope: Scope, later: Later) -> None:
+    def known_shapes(self, readers: Readers, scope: Scope, later: Later) -> None:
         """Walk over the operators whose shapes can be known; the others, and all that read what those compute, come ``later``."""
-        for proto in order:
+        for place, proto in enumerate(readers.order):
             reads = checks.node_reads(proto)
             if later.waits(proto, reads):
                 continue
@@ -177,6 +176,8 @@ class Binder:
             made = len(self.nodes)
             try:
                 self.step(proto, scope)
+                if not later:  # which may read what was there before
+                    readers.passed(place, self.nodes, scope.values, self.known)
             except Unknown as problem:
                 del self.nodes[made:]
                 known = [n for n in reads if scope.values[n] in self.known]

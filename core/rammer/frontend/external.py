@@ -35,7 +35,7 @@ def load_external_data(model: ModelProto, folder: Path, apart: Apart) -> None:
         if external_data_helper.uses_external_data(tensor) and mappable(tensor):
             raw = _bytes_of(tensor, folder, apart)
             if len(raw) >= wire.LEAST:
-                apart.values[tensor.name] = raw
+                apart.put(tensor, raw, folder / str(external_data_helper.ExternalDataInfo(tensor).location))
                 tensor.data_location = TensorProto.DEFAULT
                 del tensor.external_data[:]
     for tensor in _external_tensors(model):

@@ -101,7 +101,7 @@ def read_model(source: str | Path | bytes | ModelProto, plugins: CustomOperators
     check_kinds(proto, mine)
     proto = open_extents(proto)
     proto, notes = upgraded(proto)
-    return replace(_model(proto, path, notes, external, mine), weights=weights, files=tuple(apart.files.values()))
+    return replace(_model(proto, path, notes, external, mine), weights=weights, files=apart.sources)
 
 
 def _parsed(source: str | Path | bytes, where: str, apart: Apart) -> ModelProto:

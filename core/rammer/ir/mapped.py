@@ -13,6 +13,8 @@ import numpy as np
 from rammer.errors import BadInput
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+#: Of a file: bytes, and when they were written last (nanoseconds).
+State: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Mapped:
     path: Path
     data: mmap.mmap = field(repr=False)
     file: BinaryIO = field(repr=False)
-    state: tuple[int, int]  #: Bytes, and when they were written last (nanoseconds).
+    state: State
 
     @staticmethod
     def of(path: Path) -> Mapped:
@@ -44,8 +46,12 @@ class Mapped:
             )
 
 
-def _state(file: BinaryIO) -> tuple[int, int]:
-    found = os.fstat(file.fileno())
+def _state(file: BinaryIO) -> State:
+    return state_of(os.fstat(file.fileno()))
+
+
+def state_of(found: os.stat_result) -> State:
+    """What of a file's state changes when it is written to."""
     return found.st_size, found.st_mtime_ns
 
 
@@ -57,6 +63,13 @@ def in_memory(array: Array) -> Array:
     result.flags.writeable = False
     released(array)
     return result
+
+
+def place_of(array: Array, file: Mapped) -> int | None:
+    """Where the values of an array begin in a file, in bytes; None where they are none of it."""
+    if _file_of(array) is not file.data or not array.flags.c_contiguous:
+        return None
+    return _address(array) - _address(np.frombuffer(file.data, np.uint8))
 
 
 def released(array: Array) -> None:

@@ -9,23 +9,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from rammer.compiled.artifact import Artifact, save_artifact
+from rammer.compiled.artifact import Artifact, KeptApart, save_artifact
+from rammer.compiled.kept import KeptConstants
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
-from rammer.compiled.segments import Compiled, ProgramSegment, with_contents
+from rammer.compiled.segments import Compiled, with_contents
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.arrays import as_numpy, by_name, dtype_of, mapped, shape_of
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
-from rammer.device.manifest import Backend, Loaded
+from rammer.device.manifest import Backend
 from rammer.errors import BadInput, printable
 from rammer.ir.collector import collector_paused
 from rammer.ir.content import Contents
 from rammer.ir.formats import carrier, from_file
-from rammer.ir.mapped import released
 from rammer.ir.operator import RKernel
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.profile.store import KernelStore, key_of
@@ -35,7 +35,7 @@ from rammer.runtime.continuation import Continuation
 from rammer.runtime.lengths import Lengths
 from rammer.runtime.residents import Residents
 from rammer.runtime.source import Head, ModelSource
-from rammer.runtime.specialised import NO_RUN, Specialised, Timing
+from rammer.runtime.specialised import NO_RUN, Specialised, Timing, load_segments
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 ShapeKey: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
+#: The folder beside that of programs, of constants by content.
+CONSTANTS: Final = "constants"
 
 
 @dataclass
@@ -246,7 +248,7 @@ class Executable:
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save_artifact(path, self._to_cache(compiled, path))
+                save_artifact(path, self._to_cache(compiled, path), KeptApart(self._kept(), self.source.model.files))
             except OSError as problem:
                 warn(f"compiled program is not kept: {problem}")
         return compiled
@@ -256,7 +258,7 @@ class Executable:
         if path is None or not path.is_file():
             return None
         try:
-            cached = load_artifact(path, self.registry.operators if self.registry else dict)
+            cached = load_artifact(path, self.registry.operators if self.registry else dict, self._kept())
             bare = Compiled(cached.compiled.graph, ())
             if replace(cached, compiled=bare) != self._to_cache(bare, path) or not self._fits(cached.compiled, key):
                 raise BadInput(f"{path} was kept for something else")
@@ -265,6 +267,12 @@ class Executable:
         except BadInput as problem:
             warn(f"{problem.what}; compiling again")
             return None
+
+    def _kept(self) -> KeptConstants:
+        """Where large constants of kept programs are."""
+        assert self.programs is not None
+        home = self.source.path.parent if self.source.path is not None else None
+        return KeptConstants(self.programs.with_name(CONSTANTS), home, self.source.seen)
 
     def _fits(self, compiled: Compiled, key: ShapeKey) -> bool:
         """Whether a program has the model's ports, at the shapes that it was kept for."""
@@ -309,23 +317,6 @@ def check_resident(count: int) -> None:
 def warn(message: str) -> None:
     """One line on stderr."""
     sys.stderr.write(printable(f"rammer: warning: {message}\n"))
-
-
-def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
-    """Load every device segment; what was loaded is freed again if a later one fails."""
-    loaded: dict[int, Loaded] = {}
-    try:
-        with collector_paused():
-            for number, segment in enumerate(compiled.segments):
-                if isinstance(segment, ProgramSegment):
-                    loaded[number] = backend.load(segment.program, segment.constants)
-                    for array in segment.constants.values():
-                        released(array)
-    except BaseException:
-        for program in loaded.values():
-            program.close()
-        raise
-    return loaded
 
 
 def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:

@@ -16,6 +16,7 @@ from rammer.compiled.files import cache_text, cached_text
 from rammer.compiled.shares import in_threads
 from rammer.device.operators import CustomOperators
 from rammer.ir.data import loads, place_in
+from rammer.ir.mapped import State, state_of
 from rammer.ir.port import ON_HOST, InputPort
 from rammer.profile.folder import cache_folder
 from rammer.version import __version__
@@ -49,6 +50,7 @@ class ModelSource:
     digest: str = ""
     path: Path | None = None
     known: Head | None = None
+    seen: dict[str, State] = field(default_factory=dict)  #: The files as they were just before they were hashed, by name.
 
     @cached_property
     def model(self) -> Model:
@@ -86,6 +88,7 @@ class ModelSource:
         assert self.path is not None
         try:
             places = [p for p in (place_in(self.path.parent, name) for name in names) if p is not None]
+            self.seen |= {n: state_of(p.stat()) for n, p in zip(names, places, strict=False)}
             found = [_digest(p) for p in places]
             late = began and any(p.stat().st_mtime_ns >= began for p in places)
         except (OSError, ValueError):
@@ -108,8 +111,11 @@ def open_source(source: str | Path | bytes | onnx.ModelProto, plugins: Callable[
         return read_model(source, plugins())
 
     path = Path(source) if isinstance(source, str | Path) else None
+    seen = dict[str, State]()
+    with suppress(OSError, ValueError):  # reading it says what is wrong
+        seen |= {path.name: state_of(path.stat())} if path is not None else {}
     digest = _digest(path) if path is not None else _digest(source) if isinstance(source, bytes) else ""
-    return ModelSource(read, digest, path)
+    return ModelSource(read, digest, path, seen=seen)
 
 
 def _digest(source: Path | bytes) -> str:

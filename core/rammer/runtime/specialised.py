@@ -13,9 +13,11 @@ from weakref import WeakSet
 import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
-from rammer.device.manifest import Loaded
+from rammer.device.manifest import Backend, Loaded
 from rammer.errors import BadInput, DeviceFailure
+from rammer.ir.collector import collector_paused
 from rammer.ir.formats import carried, restored
+from rammer.ir.mapped import released
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.lengths import narrowed, widened
 
@@ -204,3 +206,20 @@ class Specialised:
                 program.close()
             if self.following is not None:
                 self.following.close()
+
+
+def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
+    """Load every device segment; what was loaded is freed again if a later one fails."""
+    loaded: dict[int, Loaded] = {}
+    try:
+        with collector_paused():
+            for number, segment in enumerate(compiled.segments):
+                if isinstance(segment, ProgramSegment):
+                    loaded[number] = backend.load(segment.program, segment.constants)
+                    for array in segment.constants.values():
+                        released(array)
+    except BaseException:
+        for program in loaded.values():
+            program.close()
+        raise
+    return loaded

@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
-from rammer.codegen.task import Argument
+from rammer.codegen.task import Argument, Packing
 from rammer.device.manifest import Array
+from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import DeviceFailure
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
-from rammer.runtime.host_memory import image, view
+from rammer.runtime.host_memory import fills, image, view
 
 from rammer_cuda.compile import compile_all, compile_cubin
 from rammer_cuda.device import source
@@ -27,6 +30,17 @@ from rammer_cuda.hardware import Unit, cupy
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.pdl import Switches
 from rammer_cuda.source import translation_unit
+
+
+@dataclass(frozen=True, eq=False)
+class OnGpu:
+    """A constant on a GPU, which lives as long as a program has it."""
+
+    array: Any
+
+
+#: Constants of all programs of this process, by the number of the GPU: its context is the process's, too.
+SHARED: Final[defaultdict[int, SharedConstants[OnGpu]]] = defaultdict(SharedConstants)
 
 
 class Resident:
@@ -46,6 +60,8 @@ class Resident:
         self.modules: list[Any] = []
         self._unload = weakref.finalize(self, _unload, self.device, self.modules)  # nobody need close a program
         self._unload.atexit = False  # the driver may be gone by then
+        self.shared = SHARED[index]
+        self.constants: list[OnGpu] = []
         self.packed: dict[tuple[str, str], Any] = {}
         self.keep: list[Any] = []
         self.owner: Any = None
@@ -64,7 +80,9 @@ class Resident:
         cp, program = self.cp, self.program
         values = {program.storage[n].buffer: n for n in constants}
         kept = [b for b in program.buffers if b.kind != "constant" or read is None or b.name in read]
-        need = program.arena_bytes + sum(b.nbytes for b in kept if b.kind != "arena")
+        plain = {b.name: self._plain(values[b.name], constants[values[b.name]]) for b in kept if b.name in values}
+        there = {name for name, how in plain.items() if how.form in self.shared.held}
+        need = program.arena_bytes + sum(b.nbytes for b in kept if b.kind != "arena" and b.name not in there)
         free = int(cp.cuda.runtime.memGetInfo()[0])
         if need > free:
             raise DeviceFailure(
@@ -77,9 +95,8 @@ class Resident:
             for b in kept:
                 if b.kind == "arena":
                     result[b.name] = arena[b.offset : b.offset + b.nbytes]
-                elif b.name in values:
-                    flat = self._image(values[b.name], constants[values[b.name]])
-                    result[b.name] = cp.asarray(flat) if flat.size else cp.zeros(1, cp.uint8)
+                elif b.name in plain:
+                    result[b.name] = self._held({plain[b.name].form: plain[b.name]})[plain[b.name].form].array
                 else:
                     result[b.name] = self._unset(b.nbytes)
             return result
@@ -95,14 +112,31 @@ class Resident:
     def pack(self, arguments: Iterable[Argument], constants: Mapping[str, Array]) -> None:
         """Upload every constant that a kernel wants arranged, once for each arrangement."""
         wanted = {(a.tensor, a.packing.key): a.packing for a in arguments if a.packing is not None}
+        forms = {key: _packed(np.asarray(constants[key[0]]), packing) for key, packing in wanted.items()}
+        held = self._held({how.form: how for how in forms.values()})
+        self.packed |= {key: held[how.form].array for key, how in forms.items()}
 
-        def arrange(key: tuple[str, str]) -> Array:
-            return wanted[key].make(np.asarray(constants[key[0]])).reshape(-1)
+    def _held(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
+        """Forms of constants on the device, which stay there as long as this program."""
+        found = self.shared.take(wanted, self._upload)
+        self.constants += found.values()
+        return found
 
+    def _upload(self, wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, OnGpu]:
         # NumPy copies outside Python's lock; a few at a time keep the memory for it small.
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            for key, arranged in zip(wanted, pool.map(arrange, wanted), strict=True):
-                self.packed[key] = self.cp.asarray(arranged)
+            arranged = pool.map(lambda how: how.given(lambda values: values), wanted.values())
+            return {form: OnGpu(self._on_gpu(values)) for form, values in zip(wanted, arranged, strict=True)}
+
+    def _on_gpu(self, values: Array) -> Any:
+        return self.cp.asarray(values) if values.size else self.cp.zeros(1, self.cp.uint8)
+
+    def _plain(self, tensor: str, values: Array) -> WantedForm:
+        """A constant as it is in its buffer."""
+        storage = self.program.storage[tensor]
+        buffer = self.program.buffer[storage.buffer]
+        key = "" if fills(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
+        return WantedForm(form_of(values, key, buffer.nbytes), values, lambda given: image(storage, buffer, given).view(np.uint8))
 
     def load(self, kernels: Iterable[TaskKernel]) -> dict[str, Any]:
         """Functions by entry point; every distinct kernel is compiled on its own, in parallel."""
@@ -232,7 +266,13 @@ class Resident:
             self._unload()
             self.buffers.clear()
             self.packed.clear()
+            self.constants.clear()
             self.keep.clear()
+
+
+def _packed(values: Array, packing: Packing) -> WantedForm:
+    nbytes = packing.size * itemsize(packing.dtype)
+    return WantedForm(form_of(values, packing.key, nbytes), values, lambda given: packing.make(given).reshape(-1))
 
 
 def _unload(unit: Unit, modules: list[Any]) -> None:

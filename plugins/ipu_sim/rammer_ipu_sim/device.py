@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rammer.device.manifest import Array, Binding, Hardware, OpenOptions
+from rammer.device.shared import SharedConstants
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
 from rammer.ir.operator import RKernel, ROperator, Written, compared
@@ -13,7 +14,7 @@ from rammer.tile.search import candidates
 
 from rammer_ipu_sim.chip import Chip, configured, hardware, vdevice
 from rammer_ipu_sim.codelet import codelet
-from rammer_ipu_sim.executor import LoadedProgram
+from rammer_ipu_sim.executor import HeldConstant, LoadedProgram
 from rammer_ipu_sim.profiler import SimulatedProfiler, operator_times, resources
 
 #: Raised whenever generated codelets or the cycle accounts change.
@@ -40,6 +41,7 @@ class SimulatorBackend:
             raise DeviceUnavailable(f"ipu_sim has no unit {options.index}", "ipu_sim", "use ipu_sim:0")
         self.chip: Chip = configured(options.options)
         self.stream = not _flag(options.options.get("no_stream", "0"))
+        self.constants: SharedConstants[HeldConstant] = SharedConstants()
         self._profiler = SimulatedProfiler(self.chip, self.stream)
 
     @property
@@ -98,7 +100,7 @@ class SimulatorBackend:
 
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> LoadedProgram:
         """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""
-        return LoadedProgram(program, constants, self.chip, self.stream)
+        return LoadedProgram(program, constants, self.chip, self.stream, shared=self.constants)
 
     def close(self) -> None:
         """A description holds nothing."""

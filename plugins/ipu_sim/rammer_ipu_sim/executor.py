@@ -10,13 +10,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rammer.device.manifest import Bound, RunResult
+from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir import expr as ex
 from rammer.ir.compute import contraction_operands
 from rammer.ir.evaluate import evaluate
+from rammer.ir.mapped import in_memory
 from rammer.ir.program import RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_bound import HostBound
+from rammer.runtime.host_memory import fills as whole
 
 from rammer_ipu_sim.batch import BatchPlan, plan_batch
 from rammer_ipu_sim.chip import Chip
@@ -48,6 +51,13 @@ class Drop:
     load: int
 
 
+@dataclass(frozen=True, eq=False)
+class HeldConstant:
+    """The flat values of a constant's buffer, in the tiles or streamed."""
+
+    values: Array
+
+
 @dataclass(frozen=True)
 class Superstep:
     """Plans of one superstep, what else is written beyond the lengths of a run, the buffers that die with its reads, and
@@ -69,6 +79,7 @@ class LoadedProgram:
         chip: Chip,
         stream: bool = True,
         drop_transfer: Drop | None = None,
+        shared: SharedConstants[HeldConstant] | None = None,
     ) -> None:
         if program.veus > chip.tiles:
             raise DeviceFailure(
@@ -80,9 +91,8 @@ class LoadedProgram:
         whole = _batched(program, drop_transfer)
         self.streamed = self._place(whole, stream)
         self.homes = plan_homes([b for b in program.buffers if b.name not in self.streamed], chip.tiles)
-        self.memory = HomeMemory(chip, self.homes)
-        self.host: dict[str, Array] = {}
-        self._upload(constants)
+        self.constants = self._constants(constants, shared if shared is not None else SharedConstants())
+        self.memory = HomeMemory(chip, self.homes, {n: held.values for n, held in self.constants.items()})
         self.supersteps = self._supersteps(whole)
         self.whole = whole
         self.lengths = tuple(dict.fromkeys(n for o in program.operators for n in o.lengths))
@@ -115,20 +125,21 @@ class LoadedProgram:
         hint = "use smaller tiles" if stream or need > limit else "allow streaming of constants, or use smaller tiles"
         return DeviceFailure(f"{what}; the limit is {limit} bytes", f"{self.program.name} on {self.chip}", hint)
 
-    def _upload(self, constants: Mapping[str, Array]) -> None:
-        images: dict[str, Array] = {}
+    def _constants(self, constants: Mapping[str, Array], shared: SharedConstants[HeldConstant]) -> dict[str, HeldConstant]:
+        """The constants by buffer; one that fills its buffer may be another program's, too."""
+        own, wanted = dict[str, Array](), dict[str, WantedForm]()
         for name, value in constants.items():
             if name not in self.program.storage:
                 continue
             storage = self.program.storage[name]
             buffer = self.program.buffer[storage.buffer]
-            image = images.setdefault(buffer.name, poisoned((buffer.size,), buffer.dtype))
-            tensor_view(image, storage)[...] = value
-        for name, image in images.items():
-            if name in self.streamed:
-                self.host[name] = image
+            if whole(storage, buffer) and buffer.kind == "constant" and value.dtype == np.dtype(buffer.dtype):
+                wanted[buffer.name] = WantedForm(form_of(value, "", buffer.nbytes), value, _flat)
             else:
-                self.memory.write(name, image)
+                image = own.setdefault(buffer.name, poisoned((buffer.size,), buffer.dtype))
+                tensor_view(image, storage)[...] = value
+        held = shared.take({w.form: w for w in wanted.values()}, _held)
+        return {n: held[w.form] for n, w in wanted.items()} | {n: HeldConstant(a) for n, a in own.items()}
 
     def _supersteps(self, whole: Sequence[Sequence[Batch]], point: Mapping[str, int] | None = None) -> list[Superstep]:
         """The plan of ``whole``, without the tasks that end at the lengths of ``point``."""
@@ -213,7 +224,7 @@ class LoadedProgram:
             self.memory.write(name, image)
 
     def _buffer(self, name: str) -> Array:
-        return self.host[name] if name in self.host else self.memory.read(name)
+        return self.memory.read(name)
 
     def _tensor(self, name: str) -> Array:
         storage = self.program.storage[name]
@@ -285,7 +296,16 @@ class LoadedProgram:
         """Free the simulated memory."""
         self.open = False
         self.memory = HomeMemory(self.chip, {})
-        self.host.clear()
+        self.constants.clear()
+
+
+def _held(wanted: Mapping[ConstantForm, WantedForm]) -> dict[ConstantForm, HeldConstant]:
+    return {form: how.given(HeldConstant) for form, how in wanted.items()}
+
+
+def _flat(values: Array) -> Array:
+    """The values in order, in memory that nobody writes to."""
+    return np.array(values).reshape(-1) if values.flags.writeable else np.ascontiguousarray(in_memory(values)).reshape(-1)
 
 
 def _batched(program: RProgram, drop: Drop | None) -> list[list[Batch]]:

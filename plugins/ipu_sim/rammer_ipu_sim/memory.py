@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: Repeated, these 16 bits are a quiet NaN as float16, float32 and float64, and an implausible integer.
 POISON = np.uint16(0x7FF5)
+NONE: Final[Mapping[str, Array]] = MappingProxyType({})
 
 #: Home blocks start and end at multiples of this many bytes, the widest element.
 GRAIN = 8
@@ -95,10 +97,15 @@ def height(homes: Mapping[str, Home]) -> int:
 
 
 class HomeMemory:
-    """The home region of all tiles, ``[tiles, bytes]``; access by whole buffers, as the exchange does."""
+    """The home region of all tiles, ``[tiles, bytes]``; access by whole buffers, as the exchange does. ``constants`` are flat
+    buffers that are read only, and may be other programs', too: their homes are counted, not simulated."""
 
-    def __init__(self, chip: Chip, homes: Mapping[str, Home]) -> None:
-        self.homes = homes
+    def __init__(self, chip: Chip, homes: Mapping[str, Home], constants: Mapping[str, Array] = NONE) -> None:
+        self.constants = constants
+        self.homes = (
+            homes if not constants else plan_homes([h.buffer for n, h in homes.items() if n not in constants], chip.tiles)
+        )
+        homes = self.homes
         width = -(-max(height(homes), GRAIN) // GRAIN) * GRAIN
         self.words = np.full((chip.tiles, width // 2), POISON, dtype=np.uint16)
 
@@ -110,7 +117,9 @@ class HomeMemory:
         return rows[: h.blocks, first : first + h.block]
 
     def read(self, name: str) -> Array:
-        """A flat copy of a buffer, gathered from its home blocks."""
+        """A flat copy of a buffer, gathered from its home blocks; a constant as it is."""
+        if name in self.constants:
+            return self.constants[name]
         return self._blocks(name).reshape(-1)[: self.homes[name].buffer.size].copy()
 
     def write(self, name: str, values: Array) -> None:

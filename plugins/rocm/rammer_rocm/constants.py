@@ -19,7 +19,7 @@ from rammer.device.manifest import Array
 from rammer.device.shared import ConstantForm, SharedConstants, WantedForm, form_of
 from rammer.ir.program import Buffer, Storage
 from rammer.ir.types import itemsize
-from rammer.runtime.host_memory import image
+from rammer.runtime.host_memory import fills, image
 
 from rammer_rocm.units import opencl
 
@@ -67,7 +67,7 @@ def packed(values: Array, packing: Packing) -> WantedForm:
 
 def plain(values: Array, storage: Storage, buffer: Buffer) -> WantedForm:
     """A constant as it is in its buffer."""
-    key = "" if storage.row_major else f"{storage.strides} {storage.offset}"
+    key = "" if fills(storage, buffer) else f"{storage.strides} {storage.offset} {buffer.size}"
     return WantedForm(form_of(values, key, buffer.nbytes), values, lambda given: image(storage, buffer, given))
 
 

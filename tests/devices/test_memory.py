@@ -1,0 +1,163 @@
+"""Weights are in memory once, as a device packs them, and on disk once, whatever number of programs reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import rammer
+from rammer.compiled.kept import LARGE
+from rammer.device.shared import SharedConstants
+from rammer.errors import BadInput
+from rammer.runtime.executable import Executable
+from rammer.testing.some import some
+
+#: What a process does: open a model and run it at every extent of its open dimension, then say its most memory in bytes.
+CHILD = """
+import json, sys
+import numpy as np
+import rammer
+path, device, extents, options = (json.loads(a) for a in sys.argv[1:])
+exe = rammer.compile(path, device, options=options, resident=3)
+port = exe.head.inputs[0]
+had = []
+for extent in extents:
+    exe.run({port.name: np.ones((extent, port.shape[1]), np.float32)})
+    had.append(int(open("/proc/self/statm").read().split()[1]) * 4096)
+print(json.dumps([int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024, had]))
+"""
+OPTIONS = {"ipu_sim": {"tiles": "16", "sram": str(1 << 28)}}
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def saved(path: Path, count: int, width: int, external: bool = False, wide: int = 0) -> Path:
+    """Products in a row, of ``count`` weights of 4 * width ** 2 bytes, and a last one to ``wide`` columns."""
+    rng = np.random.default_rng(0)
+    shapes = [(width, width)] * count + ([(width, wide)] if wide else [])
+    weights = [rng.standard_normal(s, np.float32) / np.float32(width**0.5) for s in shapes]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"x{i + 1}"]) for i in range(len(weights))],
+        "products",
+        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, ["n", width])],
+        [helper.make_tensor_value_info(f"x{len(weights)}", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(a, f"w{i}") for i, a in enumerate(weights)],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(proto, path, save_as_external_data=external, location=f"{path.stem}.data")
+    return path
+
+
+def measured(path: Path, device: str, extents: list[int], cache: Path) -> tuple[int, list[int]]:
+    """Most bytes of memory of a fresh process, and what it has after each run."""
+    arguments = map(json.dumps, (str(path), device, extents, OPTIONS.get(device, {})))
+    environment = {**os.environ, "RAMMER_CACHE": str(cache)}
+    done = subprocess.run([sys.executable, "-c", CHILD, *arguments], env=environment, capture_output=True, text=True, check=True)
+    most, had = json.loads(done.stdout.splitlines()[-1])
+    return most, had
+
+
+def kept(cache: Path) -> int:
+    """Bytes of programs and constants in a cache folder."""
+    return sum(f.stat().st_size for folder in ("programs", "constants") for f in (cache / folder).glob("*") if f.is_file())
+
+
+@linux
+@pytest.mark.parametrize(("device", "external"), [("rocm", False), pytest.param("ipu_sim", True, marks=pytest.mark.large)])
+def test_weights_are_in_memory_once(device: str, external: bool, tmp_path: Path) -> None:
+    """Cold and warm; a small model says what the process takes besides, and no second copy fits into the bound."""
+    path, weights = saved(tmp_path / "m.onnx", 20, 1024, external), 20 * 4 * 1024**2
+    least, _ = measured(saved(tmp_path / "small.onnx", 1, 16), device, [4], tmp_path / "small")
+    for what in ("cold", "warm"):
+        most, _ = measured(path, device, [4], tmp_path / "cache")
+        assert most - least < 1.6 * weights, (what, most, least)
+        assert kept(tmp_path / "cache") < 0.05 * weights  # what the model's own files hold is nowhere else
+
+
+@linux
+@pytest.mark.parametrize(
+    "device", ["toy", pytest.param("ipu_sim", marks=pytest.mark.large), pytest.param("rocm", marks=pytest.mark.large)]
+)
+def test_a_hundred_shapes_take_no_more_than_few(device: str, tmp_path: Path) -> None:
+    """Each has 3 MB of inputs and outputs: 300 MB, if none were freed."""
+    path = saved(tmp_path / "m.onnx", 0, 128, wide=8192)
+    _, had = measured(path, device, list(range(90, 190)), tmp_path / "cache")
+    assert len(had) == 100 and max(had[20:]) - had[9] < 60e6
+
+
+def test_constants_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """On disk: of a model in memory, programs for three shapes have one copy; another process's programs find it, too."""
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
+    data, weights = saved(tmp_path / "m.onnx", 4, 256).read_bytes(), 4 * 4 * 256**2
+    x = rng.standard_normal((9, 256)).astype(np.float32)
+    wanted = {n: rammer.compile(data, "toy").run({"x0": x[:n]})["x4"] for n in (1, 4, 9)}
+    assert len(list((tmp_path / "cache/programs").glob("*.rammer"))) == 3
+    assert weights <= kept(tmp_path / "cache") < 1.1 * weights
+    monkeypatch.setattr("rammer.compiler.Compiler.compile_model", None)  # nothing is compiled again
+    again = rammer.compile(data, "toy")
+    for n, values in wanted.items():
+        np.testing.assert_array_equal(again.run({"x0": x[:n]})["x4"], values)
+
+
+@pytest.mark.parametrize("spoil", ["gone", "short", "flipped"])
+def test_damaged_constants_are_made_again(
+    spoil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
+    data = saved(tmp_path / "m.onnx", 2, 256).read_bytes()
+    x = {"x0": rng.standard_normal((3, 256)).astype(np.float32)}
+    wanted = rammer.compile(data, "toy").run(x)["x2"]
+    files = sorted((tmp_path / "cache/constants").iterdir())
+    assert len(files) == 2 and min(f.stat().st_size for f in files) >= LARGE
+    if spoil == "gone":
+        files[0].unlink()
+    else:
+        content = bytearray(files[0].read_bytes())
+        content[int(rng.integers(len(content)))] ^= 1
+        files[0].write_bytes(content[: 1000 if spoil == "short" else None])
+    np.testing.assert_array_equal(rammer.compile(data, "toy").run(x)["x2"], wanted)
+    assert "compiling again" in capfd.readouterr().err
+    np.testing.assert_array_equal(rammer.compile(data, "toy").run(x)["x2"], wanted)
+    assert "compiling again" not in capfd.readouterr().err
+
+
+def test_a_compiled_file_names_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for the cache is no compiled model for anybody else, who could have a file of his read by it."""
+    monkeypatch.setenv("RAMMER_CACHE", str(tmp_path / "cache"))
+    rammer.compile(saved(tmp_path / "m.onnx", 2, 256), "toy").run({"x0": np.ones((1, 256), np.float32)})
+    (program,) = (tmp_path / "cache/programs").glob("*.rammer")
+    with pytest.raises(BadInput, match="impossible type, shape or place"):
+        rammer.compile(program, "toy")
+
+
+@pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
+def test_programs_share_constants_on_the_device(device: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Two shapes with one tile: every form once, and freed when nobody has it."""
+    data = saved(tmp_path / "m.onnx", 3, 256).read_bytes()
+    exe = rammer.compile(data, device, options=OPTIONS.get(device))
+    held = _shared(exe).held
+    for n in (64, 128):
+        x = rng.standard_normal((n, 256)).astype(np.float32)
+        want = x.astype(np.float64)
+        for w in some(exe.source.model.weights.values()):
+            want = want @ w
+        np.testing.assert_allclose(exe.run({"x0": x})["x3"], want, rtol=1e-4, atol=1e-4)
+    assert len(exe.cache) == 2 and len({f.content for f in held}) == 3
+    assert sum(f.nbytes for f in held) < 1.5 * 3 * 4 * 256**2
+    exe.close()
+    assert not held
+
+
+def _shared(exe: Executable) -> SharedConstants[object]:
+    """The constants of an executable's device."""
+    found: object = getattr(exe.backend, "constants")  # noqa: B009
+    shared = getattr(found, "shared", found)
+    assert isinstance(shared, SharedConstants)
+    return shared

@@ -20,8 +20,9 @@ demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
 
 # Three processes for two cores: tests wait for processes that they start. One thread each for NumPy's products. A process keeps
-# to its files, as long as it has any, since what the tests of a file share is then made once.
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+# to its files, as long as it has any, since what the tests of a file share is then made once. Bytecode is kept even where the
+# environment says otherwise: tests start many processes.
+PYTEST := OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The checks run beside the first tests: mypy alone takes 20 s where it has no cache yet.
 test: .venv/test

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rammer.testing.some import some
+
 pytest_plugins = "pytester"
 ROOT = Path(__file__).parents[1]
 FILES = sorted((*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")))
@@ -92,3 +94,35 @@ def test_a_test_draws_the_same_under_one_seed_and_other_numbers_under_another(
     assert re.findall(TOLD, first, re.MULTILINE) == [(seed, "test_it[1]")]
     assert drawn(run("--seed", seed, "-n", "1")) == drawn(first)
     assert drawn(run("--seed", str(int(seed) + 1))) != drawn(first)
+
+
+def test_a_sample_is_drawn_by_the_seed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.sampled(2, of="device")
+        @pytest.mark.parametrize("device", ["one", "two"])
+        @pytest.mark.parametrize("case", [*range(5), pytest.param(5, marks=pytest.mark.large)])
+        def test_it(case, device):
+            pass
+
+        @pytest.mark.sampled(3)
+        @pytest.mark.parametrize("case", range(2))
+        def test_few(case):
+            pass
+        """
+    )
+
+    def ran(*words: str) -> list[str]:
+        done = pytester.inline_run("-p", "rammer.testing.seeds", "-p", "no:cacheprovider", *words)
+        passed, others, failed = done.listoutcomes()
+        assert not others and not failed
+        return sorted(r.nodeid.split("::")[1] for r in passed)
+
+    drawn = [ran("-m", "not large", "--seed", str(seed)) for seed in (1, 2, 1)]
+    assert drawn[0] == drawn[2] != drawn[1]
+    for names in some(drawn):
+        assert [sum(n.startswith("test_few") for n in names), len(names)] == [2, 6]
+        assert [sum(f"-{device}]" in n for n in names) for device in ("one", "two")] == [2, 2]
+    assert len(ran("--seed", "1")) == 14

@@ -13,7 +13,7 @@ from rammer.testing.operators.survey import outcome, survey
 
 
 def test_a_sample_is_refused_or_means_something() -> None:
-    found = survey(sorted(FAMILIES), seed=3, seconds=60, share=0.04)
+    found = survey(sorted(FAMILIES), seed=3, seconds=60, share=0.02)
     assert not found.faults, str(found)
     assert found.ends["refused"] > 100 and found.ends["accepted"] > 100
 

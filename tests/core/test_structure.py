@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -87,11 +88,14 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
 
 
-def owned(tree: ast.AST) -> set[str]:
+def owned(nodes: Iterable[ast.AST]) -> set[str]:
     """Names that a file defines: functions, classes, fields, variables, and attributes of ``self``."""
-    names = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    names |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for node in ast.walk(tree):
+    names = set[str]()
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
             names |= {node.attr} if node.value.id in ("self", "cls") else set()
     return names
@@ -99,32 +103,53 @@ def owned(tree: ast.AST) -> set[str]:
 
 def borrowed(tree: ast.AST) -> Iterator[str]:
     """Private names of other files that a file imports or asks objects for."""
-    mine = owned(tree)
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    mine = owned(nodes)
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "_typeshed"):
             yield from (a.name for a in node.names if private(a.name))
         if isinstance(node, ast.Attribute) and private(node.attr) and node.attr not in mine:
             yield node.attr
 
 
-def inherited(trees: Mapping[Path, ast.AST]) -> Iterator[tuple[str, str]]:
+@dataclass(frozen=True)
+class Class:
+    """What is asked of a class. All trees at once would be a million objects, and half the time of this test."""
+
+    name: str
+    file: Path
+    methods: frozenset[str]
+    bases: tuple[str, ...]
+
+
+def classes(file: Path, tree: ast.AST) -> Iterator[Class]:
+    """The classes of a file."""
+    for c in ast.walk(tree):
+        if isinstance(c, ast.ClassDef):
+            methods = frozenset(m.name for m in c.body if isinstance(m, ast.FunctionDef))
+            yield Class(c.name, file, methods, tuple(ast.unparse(b).split(".")[-1] for b in c.bases))
+
+
+def inherited(known: Iterable[Class]) -> Iterator[tuple[str, str]]:
     """Private methods that a class replaces in a class of another file."""
-    classes = {c.name: (file, c) for file, tree in trees.items() for c in ast.walk(tree) if isinstance(c, ast.ClassDef)}
-    for name, (file, found) in classes.items():
-        mine = {m.name for m in found.body if isinstance(m, ast.FunctionDef) and private(m.name)}
-        for base in (ast.unparse(b).split(".")[-1] for b in found.bases):
-            other, theirs = classes.get(base, (file, found))
-            names = {m.name for m in theirs.body if isinstance(m, ast.FunctionDef)}
-            yield from ((f"{name}({base})", method) for method in mine & names if other != file)
+    named = {c.name: c for c in known}
+    for c in named.values():
+        for base in c.bases:
+            other = named.get(base, c)
+            both = {m for m in c.methods & other.methods if private(m)}
+            yield from ((f"{c.name}({base})", method) for method in both if other.file != c.file)
 
 
 def test_no_file_needs_anothers_private_names() -> None:
     files = [f for folder in ("core", "plugins", "tests", "benchmarks", "docs") for f in (ROOT / folder).rglob("*.py")]
-    trees = {f: ast.parse(f.read_text()) for f in files}
-    assert len(trees) > 500
-    found = {(str(f.relative_to(ROOT)), name) for f, tree in trees.items() for name in borrowed(tree) if name not in ALLOWED}
+    assert len(files) > 500
+    found, known = set[tuple[str, str]](), list[Class]()
+    for file in files:
+        tree = ast.parse(file.read_text())
+        found |= {(str(file.relative_to(ROOT)), name) for name in borrowed(tree) if name not in ALLOWED}
+        known += classes(file, tree)
     assert found == WHITE_BOX
-    assert not {*inherited(trees)}
+    assert not {*inherited(known)}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +161,8 @@ def test_the_search_finds_private_names(code: str) -> None:
 
 def test_the_search_finds_what_is_inherited() -> None:
     one, two = "class A:\n    def _f(self): ...", "class B(a.A):\n    def _f(self): ..."
-    assert [*inherited({Path("a"): ast.parse(one), Path("b"): ast.parse(two)})] == [("B(A)", "_f")]
+    known = [*classes(Path("a"), ast.parse(one)), *classes(Path("b"), ast.parse(two))]
+    assert [*inherited(known)] == [("B(A)", "_f")]
 
 
 #: Parameters of a function at the most: what belongs together is a value of its own.

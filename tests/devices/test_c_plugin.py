@@ -25,6 +25,7 @@ def registry() -> Registry:
     return registry_of(*rammer_c.rammer_devices())
 
 
+@pytest.mark.sampled(24)
 @needs_compiler
 @pytest.mark.parametrize("check", CHECKS)
 def test_conformance(check: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +24,6 @@ from rammer.testing.some import some
 FILES = sorted((Path(__file__).parent / "exports").glob("*.onnx"))
 #: Dynamic axes take these sizes, one column after the other.
 SIZES = {"batch": (3, 1), "steps": (3, 6), "tokens": (7, 5)}
-#: The simulator is slow: it runs one of so many.
-SAMPLE = 4
-
-
-def sampled(path: Path) -> bool:
-    return zlib.crc32(path.name.encode()) % SAMPLE == 0
 
 
 def shapes_of(proto: onnx.ModelProto, column: int) -> dict[str, tuple[int, ...]]:
@@ -65,14 +58,13 @@ def marked(path: Path) -> list[pytest.MarkDecorator]:
     return [pytest.mark.large] if by_both or path.stem == "convnext_permuted_dynamo" else []
 
 
+@pytest.mark.sampled(7, of="device")
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=marked(p)) for p in FILES])
 @pytest.mark.parametrize("device", ["rocm", "ipu_sim"])
 def test_an_export_agrees_with_onnxruntime(path: Path, device: str, rng: np.random.Generator) -> None:
     registry = Registry()
     if registry.status(device).state != "ok":
         pytest.skip(f"{device} does not work here")
-    if device == "ipu_sim" and not sampled(path):
-        pytest.skip("not in the simulator's sample")
     proto = onnx.load(path)
     options = {"tiles": "64"} if device == "ipu_sim" else {}
     exe = Executable(

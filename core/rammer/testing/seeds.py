@@ -2,11 +2,12 @@
 
 A run draws one number, its seed, and says it in the end and with every failure; ``--seed N`` takes N instead. A test's fixtures
 ``rng`` and ``seed`` depend on that number and the test's own name alone: it gets the same values whatever ran before it, and in
-whichever process.
+whichever process. Of a test with the mark ``sampled(n)`` the run's seed draws n cases; the others get the mark ``large``.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator
 from hashlib import blake2b
 from typing import Any
@@ -42,8 +43,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """The run's seed is drawn once; a process that shares its tests is told it."""
+    config.addinivalue_line("markers", "sampled(n, of=PARAMETER): n cases, of every value of a parameter, are not `large`")
     told = getattr(config, "workerinput", {}).get("seed", config.option.seed)
     config.option.seed = int(np.random.SeedSequence().generate_state(1)[0]) if told is None else told
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases of ``sampled`` tests that the run's seed does not draw are ``large``. Whoever names cases gets them."""
+    groups = defaultdict[tuple[str, int, str], list[pytest.Item]](list)
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark and not item.get_closest_marker("large"):
+            values = item.callspec.params if isinstance(item, pytest.Function) else {}
+            of = str(values[mark.kwargs["of"]]) if mark.kwargs else ""
+            groups[item.nodeid.split("[")[0], mark.args[0], of].append(item)
+    for (test, most, of), cases in groups.items():
+        order = np.random.default_rng(seed_of(config.option.seed, f"{test} {of}")).permutation(len(cases))
+        for n in order[most:]:
+            cases[n].add_marker(pytest.mark.large)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -101,6 +101,7 @@ def test_core_matrices_are_eight_columns_of_sixteen_bytes() -> None:
     assert cores(values, RESULT_ORDER)[1, 1, 1, 2, 5, 3] == values[1, 8 + RESULT_ORDER[4 + 3], 16 + 5]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", sorted(WIDE))
 def test_machine_code_of_the_wide_family(case: str) -> None:
     backend, (operator, binding) = target(), WIDE[case]
@@ -149,6 +150,7 @@ def test_a_patch_covers_every_window_once() -> None:
             assert base + more == (r // 8 * 2 + t // 3) * 17 + r % 8 * 2 + t % 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", sorted(CHAINS))
 def test_machine_code_of_chains(case: str) -> None:
     backend, (operator, binding) = target(), CHAINS[case]

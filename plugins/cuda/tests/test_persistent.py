@@ -154,6 +154,7 @@ def test_table_holds_the_program(rng: np.random.Generator) -> None:
             at += 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_kernel_compiles_and_holds_its_weights_in_registers(arch: str, rng: np.random.Generator) -> None:
     segment = compiled(small_lstm(rng, batch=4), "sm_90a")

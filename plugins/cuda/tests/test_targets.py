@@ -63,13 +63,12 @@ def choices(target: str, family: KernelFamily[Gpu, TaskKernel, object], gpu: Gpu
         yield from ((c.operator, subject) for c in family.candidates(subject.operator, subject.binding, gpu))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_family_is_offered_where_its_kernels_compile(target: str) -> None:
     """And only there: those that a GPU lacks instructions for are refused by the compiler, too."""
     backend, compiled = backend_of(target), 0
-    for family in FAMILIES:
-        tiled, subject = next(choices("sm_90a", family, TARGETS["sm_90a"]))
-        unit = translation_unit([task_kernel(writable(family, subject, tiled), subject.binding)])
+    for family, unit in zip(FAMILIES, units(), strict=True):
         if family in backend.usable:
             compile_cubin(unit, target)
             compiled += 1
@@ -77,6 +76,13 @@ def test_a_family_is_offered_where_its_kernels_compile(target: str) -> None:
         with pytest.raises(DeviceFailure, match="NVRTC"):
             compile_cubin(unit, target)
     assert compiled == len(backend.usable) >= 5
+
+
+@cache
+def units() -> list[str]:
+    """What is compiled for each family, the same for every target."""
+    found = [(f, *next(choices("sm_90a", f, TARGETS["sm_90a"]))) for f in FAMILIES]
+    return [translation_unit([task_kernel(writable(f, s, tiled), s.binding)]) for f, tiled, s in found]
 
 
 def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: UntiledOperator, tiled: ROperator) -> ROperator:
@@ -87,6 +93,7 @@ def writable(family: KernelFamily[Gpu, TaskKernel, object], subject: UntiledOper
     return next((o for o in whole if backend.fits(o, subject.binding)), tiled)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_offer_fits_its_gpu(target: str, seed: int) -> None:
     """Shared memory and threads of what is offered for a sample of operators; registers of one of each family, by ptxas."""

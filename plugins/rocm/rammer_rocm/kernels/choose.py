@@ -100,13 +100,18 @@ def dots_form(operator: ROperator, binding: Binding) -> PanelForm:
 
 
 def _tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
-    """Every tile that is worth its overhead, with its best register tile; none that the generic kernel is faster than: what is
-    gathered for few rows costs more than they multiply."""
+    """Every tile that is worth its overhead, with its best register tile; none that gathers columns for so few rows that the
+    generic kernel is faster."""
     found = list(_tiled(form, device, _smallest(form.operator, device.veus)))
     if form.product_of is panel_product:
         work = form.operator.main.flops / (device.flops * device.veus)
         most = {True: work / GENERIC_RATE, False: work / GENERIC_ROW_RATE}
-        found = [f for f in found if _seconds(f, form.binding, device) <= most[f.tiled.rows > 1]]
+        found = [
+            f
+            for f in found
+            if _ready_seconds(f.tiled, form.binding, device) is not None
+            or _seconds(f, form.binding, device) <= most[f.tiled.rows > 1]
+        ]
     if not found and form.product_of is bytes_product:
         # Products side by side, each too small: for bytes the generic kernel is no better choice, as it has no vectors.
         found = list(_tiled(form, device, 0))

@@ -65,8 +65,14 @@ def differences(have: Mapping[str, Array], want: Mapping[str, Array], rtol: floa
 def rows(found: list[Difference]) -> list[list[str]]:
     """Table rows: output, max abs, max rel, relative L2, verdict."""
     return [
-        [d.name, f"{d.worst:.3g}", f"{d.relative:.3g}", f"{d.l2:.3g}", "ok" if d.good else f"MISMATCH ({d.why})"] for d in found
+        [d.name, f"{d.worst:.3g}", f"{d.relative:.3g}", f"{d.l2:.3g}", " ".join(filter(None, [word(d), d.why and f"({d.why})"]))]
+        for d in found
     ]
+
+
+def word(found: Difference) -> str:
+    """The verdict in a word."""
+    return "ok" if found.good else "MISMATCH"
 
 
 HEADERS = ["output", "max abs", "max rel", "rel L2", "verdict"]

@@ -17,6 +17,8 @@ from rammer.compiled.options import DEFAULT, Request
 from rammer.errors import BadInput
 from rammer.peers.bench import Effort, Row, Runner, bench_device, bench_framework, bench_onnxruntime
 from rammer.report.environment import environment
+from rammer.report.operators import HEADERS as OPERATOR_HEADERS
+from rammer.report.operators import OperatorShare, shares, table_rows
 from rammer.report.table import duration, markdown, plain
 from rammer.runtime.host_bound import WHOLE
 
@@ -34,10 +36,32 @@ class Runners:
 
 @dataclass(frozen=True)
 class Files:
-    """Where the results go, beside the terminal."""
+    """Where the results go, beside the terminal, and whether operators are among them."""
 
     json_file: Path | None
     markdown_file: Path | None
+    per_operator: bool
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The operators of a model on a device."""
+
+    model: str
+    runner: str
+    operators: list[OperatorShare]
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.runner}\n\n{plain(table_rows(self.operators), OPERATOR_HEADERS)}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured on a device: how long, by which clock, and whether operators are, which join ``parts``."""
+
+    effort: Effort
+    on_device: bool
+    parts: list[ModelParts] | None
 
 
 @click.command()
@@ -48,11 +72,12 @@ class Files:
 @click.option("--iterations", type=click.IntRange(1), default=20, show_default=True, help="Least number of timed runs.")
 @click.option("--duration", type=float, default=1.0, show_default=True, help="And at least so many seconds.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write rows and environment as JSON.")
+@click.option("--per-operator", is_flag=True, help="And how long each operator takes on each device, which runs it alone.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table as Markdown.")
 @compile_options
 @gathered("runners", Runners, "devices", "peers")
 @gathered("effort", Effort, "warmup", "iterations", "duration")
-@gathered("files", Files, "json_file", "markdown_file")
+@gathered("files", Files, "json_file", "markdown_file", "per_operator")
 def command(
     models: tuple[Path, ...], runners: Runners, effort: Effort, files: Files, shapes: tuple[str, ...], request: Request
 ) -> None:
@@ -61,6 +86,9 @@ def command(
     The ratio is the best peer's median over the device's: above 1 the device is faster. Simulated times have no
     ratio. Inputs and outputs stay on the device and its own clock counts, for torch and JAX as well. With ONNX Runtime
     as the only peer, whole runs are timed on both sides: NumPy in, NumPy out.
+
+    --per-operator adds a table for each device: by its record of a run (cuda), by its profiler, which runs each operator alone
+    (rocm), or in simulated cycles (ipu_sim); operators on the host by type, by the host's clock.
 
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """
@@ -72,15 +100,17 @@ def command(
             f"leave it out, or compare in {DEFAULT.precision}",
         )
     on_device = set(runners.peers) != {"onnxruntime"}
-    rows: list[Row] = []
+    rows, parts = list[Row](), list[ModelParts]()
+    wanted = Measured(effort, on_device, parts if files.per_operator else None)
     for model, choice in zip(models, _choices(models, shapes), strict=True):
         for device in runners.devices:
-            rows.append(_device(model, device, replace(request, precision=precision), choice, effort, on_device))
+            asked = replace(request, precision=precision)
+            rows.append(_device(model, device, asked, choice, wanted))
         rows += [_peer(model, peer, choice, effort, precision) for peer in runners.peers]
     facts = environment() | {"precision": precision, "layout": layout}
-    click.echo(table(rows, plain))
+    click.echo("\n\n".join([table(rows, plain), *map(str, parts)]))
     if files.json_file is not None:
-        write_text(files.json_file, json.dumps({"environment": facts, "rows": [asdict(r) for r in rows]}, indent=2) + "\n")
+        write_text(files.json_file, json.dumps(_listed(facts, rows, parts), indent=2) + "\n")
     if files.markdown_file is not None:
         write_text(files.markdown_file, document(rows, facts))
 
@@ -101,15 +131,23 @@ def _choices(models: tuple[Path, ...], shapes: tuple[str, ...]) -> list[InputCho
     return [InputChoice(shapes={n: s for n, s in given.items() if n in names}) for names in ports]
 
 
-def _device(model: Path, device: str, request: Request, choice: InputChoice, effort: Effort, on_device: bool) -> Row:
+def _listed(facts: dict[str, str], rows: list[Row], parts: list[ModelParts]) -> dict[str, Any]:
+    whole = {"environment": facts, "rows": [asdict(r) for r in rows]}
+    return {**whole, "operators": [asdict(p) for p in parts]} if parts else whole
 
+
+def _device(model: Path, device: str, request: Request, choice: InputChoice, wanted: Measured) -> Row:
+    """Its row; the model's operators join ``wanted.parts``."""
     with progress(f"{model.name} for {device}") as sink:
         exe = opened(model, device, request, sink)
         inputs = exe.checked(collect_inputs(exe.head, choice))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name
     simulated = exe.backend.vdevice.simulated
-    row = bench_device(Runner(model.stem, device, hardware), special, inputs, effort, simulated=simulated, on_device=on_device)
+    runner = Runner(model.stem, device, hardware)
+    row = bench_device(runner, special, inputs, wanted.effort, simulated=simulated, on_device=wanted.on_device)
+    if wanted.parts is not None:
+        wanted.parts.append(ModelParts(model.stem, device, shares(exe.backend, special, inputs)))
     exe.close()
     return row
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
+from rammer.compiled.spent import timed
 from rammer.device.operators import CustomOperator, CustomOperators
 from rammer.errors import BadInput, DeviceFailure
 from rammer.frontend import checks
@@ -83,8 +84,10 @@ class HostNode:
         where = self.title
         try:
             if self.node.declared:
-                return self._referred(inputs)
-            return evaluate(self.node, inputs, self.types, True, bodies, constants)
+                with timed(self.node.op):
+                    return self._referred(inputs)
+            with timed(self.node.op):
+                return evaluate(self.node, inputs, self.types, True, bodies, constants)
         except BadInput as problem:
             raise BadInput(problem.what, where, problem.hint) from problem
         except DeviceFailure:

@@ -1,0 +1,134 @@
+"""`bench --per-operator`: every operator of a model with its share of the time on every device, and what the host computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+import rammer
+from rammer.cli.main import cli
+from rammer.compiled.spent import timed, watched
+from rammer.device.manifest import Span
+from rammer.errors import DeviceUnavailable
+from rammer.report import operators
+from rammer.report.operators import HOST, MEASURED, PREDICTED, SIMULATED, TRACED, OperatorShare, shares, table_rows
+from rammer.testing.some import some
+
+#: NumPy, one tile after another, takes long for what shows a difference elsewhere.
+SMALL, LARGE = 16, 192
+
+
+def network(rng: np.random.Generator, hosted: bool = False, size: int = SMALL) -> onnx.ModelProto:
+    """A product that takes most of the time, and two maps behind reductions; with two operators of a type on the host."""
+    weights = [numpy_helper.from_array(rng.standard_normal((size, size)).astype(np.float32), "w")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], "large"),
+        helper.make_node("Softmax", ["p"], ["s"], "soft"),
+    ]
+    last = "s"
+    if hosted:
+        for i in range(2):
+            step = [f"u{i}", "", f"v{i}", ""]
+            nodes.append(helper.make_node("Unique", [last], step[:3], f"unique{i}", axis=0))
+            nodes.append(helper.make_node("Relu", [f"u{i}"], [f"r{i}"], f"relu{i}"))
+            last = f"r{i}"
+    ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, shape)] for n, shape in (("x", [size, size]), (last, None))]
+    graph = helper.make_graph(nodes, "network", *ports, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def listed(proto: onnx.ModelProto, device: str, rng: np.random.Generator) -> list[OperatorShare]:
+    exe = rammer.compile(proto, device)
+    size = proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    feeds = {"x": rng.standard_normal((size, size)).astype(np.float32)}
+    try:
+        return shares(exe.backend, exe.prepare(feeds), feeds)
+    finally:
+        exe.close()
+
+
+@pytest.mark.parametrize(("device", "how"), [("toy", MEASURED), ("rocm", MEASURED), ("ipu_sim", SIMULATED)])
+def test_every_operator_has_a_share(device: str, how: str, rng: np.random.Generator) -> None:
+    found = listed(network(rng, size=SMALL if device == "toy" else LARGE), device, rng)
+    nodes = {n: t for s in found for n, t in zip(s.nodes, s.types, strict=True)}
+    assert nodes == {"large": "MatMul", "soft": "Softmax"}
+    assert all(s.how == how and s.seconds > 0 and s.tasks > 0 for s in some(found))
+    assert [s.seconds for s in found] == sorted((s.seconds for s in found), reverse=True)
+    assert device == "toy" or "large" in found[0].nodes, found  # NumPy's softmax is no faster than its product
+
+
+def test_host_operators_by_type(rng: np.random.Generator) -> None:
+    """Also behind what waits for values."""
+    found = listed(network(rng, hosted=True), "toy", rng)
+    (unique,) = [s for s in found if s.how == HOST]
+    assert (unique.types, unique.tasks) == (("Unique",), 2) and unique.seconds > 0
+    assert {"large", "soft"} <= {n for s in found for n in s.nodes}
+    assert any("Unique on the host" in " ".join(row) for row in table_rows(found))
+
+
+def test_what_an_operator_runs_inside_is_not_its_own() -> None:
+    with watched() as spent:
+        with timed("Loop"), timed("Unique"):
+            sum(range(200_000))
+        with timed("Unique"):
+            pass
+    assert spent.calls == {"Loop": 1, "Unique": 2} and spent.seconds["Loop"] < spent.seconds["Unique"]
+    with timed("Loop"):
+        pass
+    assert spent.calls["Loop"] == 1  # nobody watches
+
+
+def test_a_record_of_the_run_comes_before_the_profiler(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    exe = rammer.compile(network(rng), "toy")
+    feeds = {"x": rng.standard_normal((SMALL, SMALL)).astype(np.float32)}
+    special = exe.prepare(feeds)
+    (program,) = special.compiled.programs
+
+    class Recorded(SimpleNamespace):
+        def trace(self, program: Any, constants: Any, given: Mapping[str, Any]) -> Sequence[Span]:
+            assert given["x"] is not None
+            return [Span(v, o.name, v, k, k + 2.0 + v) for k, o in enumerate(program.operators) for v in range(2)]
+
+    found = shares(Recorded(), special, feeds)  # type: ignore[arg-type]
+    assert {(s.operator, s.seconds, s.how) for s in found} == {(o.name, 3.0, TRACED) for o in program.operators}
+
+    class Absent(SimpleNamespace):
+        def task_time(self, kernel: Any, binding: Any) -> tuple[float, float]:
+            raise DeviceUnavailable("no card")
+
+    offline = SimpleNamespace(kernel=exe.backend.kernel, vdevice=exe.backend.vdevice, profiler=Absent())
+    binding = operators.Binding.of(program, ())
+    seconds, how = operators.alone(offline, program.operators[0], binding)  # type: ignore[arg-type]
+    assert how == PREDICTED and seconds > 0
+    exe.close()
+
+
+def test_a_long_table_ends_with_what_it_leaves_out() -> None:
+    many = [
+        OperatorShare(f"o{i}", ("a", "b", "c", "d"), ("Add", "", "Mul", "Sub"), "generic", 1, 1.0, MEASURED) for i in range(25)
+    ]
+    rows = table_rows(many)
+    assert rows[0][1] == "a (Add), b, c (Mul) and 1 more" and rows[0][5] == "4.0%"
+    assert rows[-1][0] == "5 more" and rows[-1][5] == "20.0%" and len(rows) == operators.MOST_OPERATORS + 1
+
+
+def test_the_command(tmp_path: Path, rng: np.random.Generator) -> None:
+    model, file = tmp_path / "network.onnx", tmp_path / "bench.json"
+    onnx.save(network(rng), model)
+    words = ["bench", str(model), "--device", "toy", "--iterations", "1", "--duration", "0", "--json", str(file)]
+    said = CliRunner().invoke(cli, [*words, "--per-operator"])
+    assert said.exit_code == 0, said.output
+    assert "network on toy" in said.output and "large (MatMul)" in said.output
+    (parts,) = json.loads(file.read_text())["operators"]
+    assert (parts["model"], parts["runner"]) == ("network", "toy") and parts["operators"][0]["seconds"] > 0
+    assert "operators" not in json.loads(file.read_text())["rows"][0]
+    assert CliRunner().invoke(cli, words).exit_code == 0 and "operators" not in json.loads(file.read_text())

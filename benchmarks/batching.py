@@ -92,7 +92,7 @@ def measured(key: str, device: str, precision: str, tune: str, seed: int) -> lis
         operators = [o for s in segments for o in s.program.operators]
         copies = [o for o in operators if any(rearranges(c) or pieces(c) for c in o.computes)]
         predicted = sum(s.program.predicted for s in segments)
-        error = max(relative_error(have[n], outputs[0][n]) for n in have)
+        error = relative_error(have, outputs[0])
         found.append(Measured(way, len(operators), len(copies), predicted, median(seconds), error))
     for exe in programs:
         exe.close()

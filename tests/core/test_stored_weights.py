@@ -101,3 +101,19 @@ def test_sums_of_products_that_are_made_first_are_those_made_point_by_point(seed
         for precise in (True, False):
             points = evaluate(product, tensors, precise, watch=lambda *step: step[-1])
             np.testing.assert_allclose(evaluate(product, tensors, precise), points, rtol=1e-4, atol=1e-4 * np.abs(points).max())
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_packed_blocks_stay_codes_of_their_bits(bits: int, seed: int) -> None:
+    """Of any size: what is large is folded by nobody, so a body says no type that its opset lacks."""
+    rng = np.random.default_rng(seed)
+    given = {"w": rng.integers(0, 256, (64, 4, 16 * bits // 8)).astype(np.uint8), "s": rng.random((64, 4)).astype(np.float32)}
+    given |= {"z": rng.integers(0, 256, (64, 4 * bits // 8)).astype(np.uint8)}
+    sizes = {"K": 64, "N": 64, "bits": bits, "block_size": 16}
+    node = helper.make_node("MatMulNBits", ["x", *given], ["y"], domain="com.microsoft", **sizes)
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3, 64]) for n in "xy"]
+    graph = helper.make_graph([node], "few", ends[:1], ends[1:], [numpy_helper.from_array(v, n) for n, v in given.items()])
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    made = Pipeline(default_passes())(bind(read_model(helper.make_model(graph, opset_imports=imports, ir_version=10)), {}))
+    assert [(n.op, n.attributes["bits"]) for n in made.nodes] == [("StoredMatMul", bits)]
+    assert sum(a.nbytes for a in made.constants.values() if a.ndim == 2 and a.shape[1] > 4) == 64 * 64 * bits // 8

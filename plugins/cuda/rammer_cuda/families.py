@@ -12,12 +12,13 @@ from rammer_cuda.chain.kernel import CHAIN
 from rammer_cuda.contraction.choose import PRODUCTS
 from rammer_cuda.family import Family
 from rammer_cuda.generic.cost import GENERIC
+from rammer_cuda.rows.codes import CODES
 from rammer_cuda.rows.gemv import GEMV
 from rammer_cuda.rows.rowwise import ROWWISE
 from rammer_cuda.window.kernel import WINDOW
 
 #: In the order in which they are asked, and in which equal predictions stand.
-FAMILIES: Final[tuple[Family, ...]] = (CELL, CHAIN, ATTENTION, *PRODUCTS, GENERIC, GEMV, ROWWISE, WINDOW)
+FAMILIES: Final[tuple[Family, ...]] = (CELL, CHAIN, ATTENTION, *PRODUCTS, GENERIC, GEMV, CODES, ROWWISE, WINDOW)
 BY_NAME: Final = {f.name: f for f in FAMILIES}
 
 

@@ -31,6 +31,7 @@ from rammer.testing.some import some
 from .test_attention import CASES as ATTENTIONS
 from .test_bytes import CASES as BYTES
 from .test_chain import CHAINS, mlp
+from .test_codes import STORED
 from .test_single import HALVES
 from rammer_cuda import backend as module
 from rammer_cuda import families, source
@@ -59,6 +60,7 @@ def cases() -> Iterator[tuple[ROperator, Binding]]:
         *CHAINS.values(),
         *ATTENTIONS.values(),
         *BYTES.values(),
+        STORED,
     ):
         yield operator, binding
         yield operator, replace(binding, precision="bfloat16")

@@ -37,6 +37,7 @@ SAMPLE = (
     "rows b=3 m=17 depth=96 off=0 @float32 seed=1",
     "chain rows=1000 first=64 wide=64 last=64 layers=3 off=0 @float32 seed=1",
     "imatmul b=1 m=128 depth=256 width=96 off=0 +codes @float32 seed=1",
+    "stored b=1 m=2 depth=256 width=96 bits=4 block=32 off=0 +moved @float32 seed=1",
 )
 #: Threads of a block, whatever the GPU (CUDA C++ programming guide, "Compute Capabilities").
 MOST_THREADS = 1024

@@ -89,6 +89,9 @@ HEAD = (
 #define __shared__ static
 struct float4 {{ float x, y, z, w; }};
 static float4 make_float4(float x, float y, float z, float w) {{ return {{x, y, z, w}}; }}
+struct uint2 {{ unsigned x, y; }};
+struct uint4 {{ unsigned x, y, z, w; }};
+static float __uint_as_float(unsigned bits) {{ float f; memcpy(&f, &bits, 4); return f; }}
 struct Place {{ int x; }};
 static Place blockDim;
 #ifdef __SANITIZE_THREAD__

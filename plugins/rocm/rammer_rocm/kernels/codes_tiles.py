@@ -17,11 +17,9 @@ from rammer_rocm.kernels.task import Family
 
 #: Share of the peak that multiplications reach.
 PEAK_SHARE = 0.9
-#: Operations that make numbers of a vector of codes: a shift, a logical one and a difference; and of a vector of a block's scales
-#: and zero points.
-DECODING, GRAINS = 3.0, 6.0
-#: Operations of any kind that are begun beside one multiplication.
-WIDTH = 2.0
+#: Multiplications' time that it takes to make numbers of a vector of codes beside them, and of a vector of a block's scales and
+#: zero points (fitted on Zen 4: 8 and 12 rows by one vector, 4 by four, 5 by four, 6 and 8 by two).
+DECODING, GRAINS = 1.9, 3.0
 #: Multiplications that hide the latency of one.
 INDEPENDENT = 4
 #: Seconds around the sums of a register tile, and around those of a block: pointers, counters, stores.
@@ -102,9 +100,9 @@ def _tiles(operator: ROperator, lanes: int, smallest: int) -> Iterator[tuple[int
 
 
 def register_tiles(lanes: int) -> list[tuple[int, int]]:
-    """(rows, vectors) whose sums, words, numbers, scales and zero points fit the vector registers."""
-    registers = 32 if lanes >= 16 else 16
-    return [(m, v) for v in VECTORS for m in ROWS if m * v + v + (v if m <= BARE else 2 * v) + 3 <= registers or (m, v) == (1, 1)]
+    """(rows, vectors) whose sums, words, numbers, zero points and scales fit the vector registers, beside masks and exponents."""
+    bare, scaled = (24, 20) if lanes >= 16 else (12, 12)
+    return [(m, v) for v in VECTORS for m in ROWS if (m + 2) * v <= bare and (m <= BARE or (m + 4) * v <= scaled)]
 
 
 def _price(form: CodesForm, binding: Binding, device: VDevice) -> float:
@@ -123,8 +121,8 @@ def seconds(p: PanelProduct, words: Words, apart: bool, device: VDevice, mr: int
     for count, v in ((full, nv), (single, 1)):
         bare = mr <= BARE
         products = mr * v + (0 if bare else v)
-        step = max(products, (products + DECODING * v) / WIDTH, INDEPENDENT) * p.depth
-        grains = words.blocks * v * (GRAINS + (mr if bare else 0)) / WIDTH
+        step = max(products + DECODING * v, INDEPENDENT) * p.depth
+        grains = words.blocks * v * (GRAINS + (mr if bare else 0))
         computed += count * blocks * ((step + grains) * multiplication + words.blocks * BLOCK_OVERHEAD + TILE_OVERHEAD)
     read = p.width * (words.line * 4 + words.blocks * 5) / (device.layer("device").bandwidth / device.veus)
     held = p.rows * p.depth * 4

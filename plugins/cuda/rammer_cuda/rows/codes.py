@@ -88,12 +88,10 @@ def packing_of(m: MatVec, kind: str) -> Packing:
     groups = wide * 32 // d.bits // RUN
 
     def make(values: Array) -> Array:
-        raw = np.ascontiguousarray(values).view(np.uint8)
-        parts = raw[..., None] >> np.arange(0, 8, d.bits, dtype=np.uint8) & np.uint8((1 << d.bits) - 1)
-        codes = parts.reshape(columns, -1)[:, :depth] ^ np.uint8(bias)
-        whole = padded(codes, 1, loads * groups * WARP * RUN).reshape(columns, loads, groups, WARP, RUN)
-        dealt = np.swapaxes(whole, 2, 3).reshape(columns, -1, 8 // d.bits)
-        return np.asarray((dealt << np.arange(0, 8, d.bits, dtype=np.uint8)).sum(-1, dtype=np.uint8))
+        runs = np.ascontiguousarray(values).view(f"<u{d.bits * RUN // 8}")
+        flips = sum(bias << place for place in range(0, d.bits * RUN, d.bits))
+        whole = padded(runs ^ runs.dtype.type(flips), 1, loads * groups * WARP)
+        return np.ascontiguousarray(np.swapaxes(whole.reshape(columns, loads, groups, WARP), 2, 3)).view(np.uint8)
 
     key = packing_key("dealt codes", columns, depth, d.bits, bias, wide, loads)
     return Packing(key, columns * loads * WARP * wide * 4, make, "uint8")

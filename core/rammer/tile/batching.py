@@ -255,7 +255,8 @@ class Batcher:
 
 
 def _product(c: Compute) -> bool:
-    return c.kind == "contraction" and c.points > 0
+    # Weights that are codes have one axis of columns: with one for the side, too, no family would see what they are.
+    return c.kind == "contraction" and c.decoded is None and c.points > 0
 
 
 def _shared(state: Batcher, form: Sibling) -> tuple[Hashable, tuple[int, ...]] | None:

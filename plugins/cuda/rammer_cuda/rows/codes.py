@@ -30,7 +30,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.frame import WARP, Frame, join_lanes
 from rammer_cuda.kernels.strips import Strips
 from rammer_cuda.kernels.task import TaskKernel
-from rammer_cuda.rows.gemv import BLOCKS, COLUMNS, MatVec, _Gemv
+from rammer_cuda.rows.gemv import BLOCKS, COLUMNS, GemvKernel, MatVec
 
 #: Vectors of a task, and neighbours of a sum that belong to one lane.
 VECTORS, RUN = (1, 2, 4, 8), 4
@@ -101,7 +101,7 @@ def _bias(d: Decoded, kind: str) -> int:
     return 1 << d.bits - 1 if d.signed or kind == "int8" else 0
 
 
-class _Codes(_Gemv):
+class CodesKernel(GemvKernel):
     """A kernel over words of codes; what surrounds the sums is that of ``gemv``."""
 
     def __init__(self, m: MatVec, binding: Binding) -> None:
@@ -113,7 +113,7 @@ class _Codes(_Gemv):
         threads = self.strips.count * WARP
         if not self.strips.fits or self.strips.each > MOST_SUMS or threads > 1024:
             raise Unsuited(f"{threads} threads for strips of {self.strips.sizes}")
-        joined = self._joined(m.vectors)
+        joined = self.joined(m.vectors)
         if joined is None or joined[2] != 1:
             raise Unsuited("vectors that are not one run of products")
         kind = binding.types[m.matrix.tensor].dtype
@@ -130,13 +130,13 @@ class _Codes(_Gemv):
         f.line(f"const int lane = tid % {WARP}, group = tid / {WARP};")
         base = s.base(f, "group")
         points = s.points(base)
-        self.columns, self.rows = self._distinct(points, self.matrix), self._distinct(points, self.vectors)
+        self.columns, self.rows = self.distinct(points, self.matrix), self.distinct(points, self.vectors)
         strides = {ld: self.binding.storages[ld.tensor].strides[0] for ld in self._grains()}
         self.grains = {
-            ld: self._distinct(points, ({d.column: n if ld.indices[0] != integer(0) else 0}, 0, 1)) for ld, n in strides.items()
+            ld: self.distinct(points, ({d.column: n if ld.indices[0] != integer(0) else 0}, 0, 1)) for ld, n in strides.items()
         }
         self.totals = [Val(f"sum{k}", "float32", atom=True) for k in range(s.each)]
-        point = self._picked(base)
+        point = self.picked(base)
         reads = list(dict.fromkeys(ld for n in m.operator.outputs for ld in stored_loads(Load(n, point), f.inlined)))
         reads = [ld for ld in reads if ld.tensor in f.places]
         f.line("// The first words of codes, and what the maps read; constants before the wait for earlier kernels.")
@@ -144,9 +144,9 @@ class _Codes(_Gemv):
         preload(self.block, f.constants(reads))
         f.line("rm_after();")
         preload(self.block, reads)
-        self._sum()
+        self.sum()
         join_lanes(f, m.main, self.totals, WARP)
-        self._finish(point, [f"lane < {s.each}", *s.own(f, point)])
+        self.finish(point, [f"lane < {s.each}", *s.own(f, point)])
         return f.kernel("c_")
 
     def _grains(self) -> list[Load]:
@@ -168,7 +168,7 @@ class _Codes(_Gemv):
             place = f"(const {kind} *)({pointer} + (size_t)({address})) + ({turn}) * {WARP} + lane"
             self.block.line(f"{f'{kind} ' if declare else ''}{name}{c} = *({place});")
 
-    def _sum(self) -> None:
+    def sum(self) -> None:
         """Load after load: the next one's words, then this one's products."""
         f, loads, wide = self.frame, steps_along(self.m), words(self.m)
         f.line("// Products and their sums.")
@@ -216,7 +216,7 @@ class _Codes(_Gemv):
         f, load = self.frame, self.m.vectors
         pointer, half = f.places[load.tensor].pointer, self.binding.types[load.tensor].dtype == "float16"
         assert self.vectors is not None
-        if not self._wide(load, self.vectors):
+        if not self.wide(load, self.vectors):
             each = [f"rm_load_f16({pointer} + {place} + {i})" if half else f"{pointer}[{place} + {i}]" for i in range(RUN)]
         elif not half:
             f.line(f"const float4 {name} = *(const float4 *)({pointer} + {place});")
@@ -268,6 +268,6 @@ def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     return START / gpu.model_clock + max(size / gpu.bandwidth, busy)
 
 
-CODES: Final = Forms(codes_of, _tilings, _seconds, lambda m, binding: _Codes(m, binding).kernel()).family(
+CODES: Final = Forms(codes_of, _tilings, _seconds, lambda m, binding: CodesKernel(m, binding).kernel()).family(
     "codes", sizes("columns")
 )

@@ -113,7 +113,9 @@ def strips_of(m: MatVec) -> Strips:
     return Strips(m.operator, tuple(sizes))
 
 
-class _Gemv:
+class GemvKernel:
+    """One kernel, as it is written."""
+
     def __init__(self, m: MatVec, binding: Binding) -> None:
         self.m, self.binding, self.strips = m, binding, strips_of(m)
         self.lanes = dict(m.operator.config).get("lanes", WARP)
@@ -123,7 +125,7 @@ class _Gemv:
             raise Unsuited(f"{threads} threads for strips of {s.sizes}, {self.lanes} threads each")
         self.walk = walk_of(m, self.lanes, s.sizes[m.many[-1]])
         self.packing, self.matrix = self._matrix()
-        self.vectors = self._joined(m.vectors)
+        self.vectors = self.joined(m.vectors)
         if self.vectors is None:
             raise Unsuited("vectors that are not one run of products")
         packed = {m.matrix.tensor: self.packing} if self.packing else {}
@@ -132,7 +134,7 @@ class _Gemv:
 
     # --- operands -------------------------------------------------------------------------------
 
-    def _joined(self, load: Load) -> tuple[dict[str, int], int, int] | None:
+    def joined(self, load: Load) -> tuple[dict[str, int], int, int] | None:
         """``(step by output axis, constant, step from one product to the next)``; None where the products are no one run."""
         found = steps_of(load, self.binding.storages[load.tensor].strides)
         if found is None:
@@ -145,8 +147,8 @@ class _Gemv:
 
     def _matrix(self) -> tuple[Packing | None, tuple[dict[str, int], int, int]]:
         """The matrix where it lies, or a packed copy."""
-        load, joined = self.m.matrix, self._joined(self.m.matrix)
-        if joined is not None and joined[2] == 1 and (self.walk.vector == 1 or self._wide(load, joined)):
+        load, joined = self.m.matrix, self.joined(self.m.matrix)
+        if joined is not None and joined[2] == 1 and (self.walk.vector == 1 or self.wide(load, joined)):
             return None, joined
         others = {t for c in self.m.operator.computes[1:] for t in c.reads} | {self.m.vectors.tensor}
         if load.tensor not in self.binding.constants or load.tensor in others:
@@ -158,7 +160,7 @@ class _Gemv:
             below *= a.extent
         return _packing(load, axes, self.m.main.reduce), (steps, 0, 1)
 
-    def _wide(self, load: Load, joined: tuple[dict[str, int], int, int]) -> bool:
+    def wide(self, load: Load, joined: tuple[dict[str, int], int, int]) -> bool:
         """Whether four products are always 16 aligned bytes."""
         offset = self.binding.storages[load.tensor].offset
         return all(n % VECTOR == 0 for n in (offset, joined[1], *joined[0].values()))
@@ -172,10 +174,10 @@ class _Gemv:
         spare = s.count * self.lanes < f.threads
         f.line(f"const int lane = tid % {self.lanes}, group = {f'min({number}, {s.count - 1})' if spare else number};")
         base = s.base(f, "group")
-        self.columns = self._distinct(s.points(base), self.matrix)
-        self.rows = self._distinct(s.points(base), self.vectors)
+        self.columns = self.distinct(s.points(base), self.matrix)
+        self.rows = self.distinct(s.points(base), self.vectors)
         self.totals = [Val(f"sum{k}", "float32", atom=True) for k in range(s.each)]
-        point = self._picked(base)
+        point = self.picked(base)
         tests = [f"lane < {s.each}", *s.own(f, point)] + ([f"{number} < {s.count}"] if spare else [])
         reads = list(dict.fromkeys(ld for n in m.operator.outputs for ld in stored_loads(Load(n, point), f.inlined)))
         reads = [ld for ld in reads if ld.tensor in f.places]
@@ -188,14 +190,12 @@ class _Gemv:
         if not early:
             self._fetch("")
         preload(self.block, reads)
-        self._sum()
+        self.sum()
         join_lanes(f, m.main, self.totals, self.lanes)
-        self._finish(point, tests)
+        self.finish(point, tests)
         return f.kernel("v_")
 
-    def _distinct(
-        self, points: Sequence[tuple[Expr, ...]], where: tuple[dict[str, int], int, int] | None
-    ) -> dict[str, list[int]]:
+    def distinct(self, points: Sequence[tuple[Expr, ...]], where: tuple[dict[str, int], int, int] | None) -> dict[str, list[int]]:
         """Address of the first product -> the results that read from there."""
         assert where is not None
         result: dict[str, list[int]] = {}
@@ -206,7 +206,7 @@ class _Gemv:
             result.setdefault(self.frame.unit.index(tidy(total)).text, []).append(k)
         return result
 
-    def _picked(self, base: list[Expr]) -> tuple[Expr, ...]:
+    def picked(self, base: list[Expr]) -> tuple[Expr, ...]:
         """The result that this lane finishes: lane p takes number p."""
         f, s = self.frame, self.strips
         f.line(f"const int pick = min(lane, {s.each - 1});")
@@ -236,7 +236,7 @@ class _Gemv:
                 text = f"*(const {self._kind()} *)({pointer} + (size_t)({address}) + {place})"
                 self.block.line(f"{declare}w{column}_{chunk} = {text};")
 
-    def _sum(self) -> None:
+    def sum(self) -> None:
         """The turns: load the vectors' part and the matrix' next one, multiply."""
         w = self.walk
         self.block.line("// Products and their sums.")
@@ -288,13 +288,13 @@ class _Gemv:
             name = f"v{row}_{chunk}"
             if self.walk.vector == 1:
                 self.block.line(f"const float {name} = {pointer}[{address} + ({place}) * {step}];")
-            elif step == 1 and self._wide(load, self.vectors):
+            elif step == 1 and self.wide(load, self.vectors):
                 self.block.line(f"const float4 {name} = *(const float4 *)({pointer} + {address} + {place});")
             else:
                 each = ", ".join(f"{pointer}[{address} + ({place} + {i}) * {step}]" for i in range(VECTOR))
                 self.block.line(f"const float4 {name} = make_float4({each});")
 
-    def _finish(self, point: tuple[Expr, ...], tests: list[str]) -> None:
+    def finish(self, point: tuple[Expr, ...], tests: list[str]) -> None:
         """The following maps and the stores, one lane a result."""
         self.block.line("// Maps and stores.")
         text = self.totals[-1].text
@@ -357,6 +357,6 @@ def _seconds(m: MatVec, binding: Binding, gpu: Gpu) -> float:
     return max(cycles / clock, size / gpu.bandwidth)
 
 
-GEMV: Final = Forms(matvec_of, _tilings, _seconds, lambda m, binding: _Gemv(m, binding).kernel()).family(
+GEMV: Final = Forms(matvec_of, _tilings, _seconds, lambda m, binding: GemvKernel(m, binding).kernel()).family(
     "gemv", sizes("lanes", "columns")
 )

@@ -6,7 +6,7 @@ Both runtimes use the same cores; ``--threads`` is what ONNX Runtime is told. Mi
 one run), the least of many runs that take turns, so that what else a machine does counts little. ONNX Runtime's accuracy level
 4 rounds what the weights multiply to bytes; 0 does not, and neither does rammer. ``error`` is the largest difference from ONNX
 Runtime's level 0, as a share of the largest result; behind it that of level 4. The floor is the bytes of the packed weights at 47
-GB/s, or the multiplications at two for each lane and cycle of ``--clock``, whichever takes longer.
+GB/s, or the multiplications at one for each of 16 lanes and cycle of ``--clock``, whichever takes longer.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def main(threads: int, seconds: float, clock: float, out: Path | None) -> None:
         floor = floor_of(d.tokens, weights_of(d), d.block, d.moved, clock)
         rows.append(row(name, models, d.feeds(1), floor, threads, seconds))
         click.echo(" ".join(rows[-1]), err=True)
-    table = markdown(HEADERS, rows)
+    table = markdown(rows, HEADERS)
     click.echo(table)
     if out is not None:
         title = "# Weights of 4 bits on a CPU\n\n" + (__doc__ or "")

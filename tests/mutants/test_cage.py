@@ -30,6 +30,16 @@ def test_a_child_may_use_few_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert os.sched_getaffinity(0) == before, "the parent keeps its own"
 
 
+def test_bytecode_that_python_keeps_is_no_deed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_first.py").touch()
+    (tmp_path / "a").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(cage, "command", lambda words: print(__import__("imported_first").__name__) or 0)
+    seen = cage.caged(["run"], tmp_path / "a")
+    assert (seen.fault, seen.out) == ("", "imported_first\n")
+
+
 #: A process of its own: one that has run thousands of tests has room in what it gave back.
 RESERVING = """
 import mmap, sys

@@ -110,6 +110,7 @@ def caged(
         few_cores(os.getpid() * CORES, CORES)  # others beside it, so that many use all there are
         with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, ARENAS)
+        sys.dont_write_bytecode = True  # what Python keeps of a module is no deed of the file under test
         os.environ |= {**ENVIRONMENT, "RAMMER_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "caches")}
         os.chdir(folder)
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -15,26 +15,27 @@ from rammer.compiled.debug import DECISIONS, PROGRAMS, STEPS, debug
 from rammer.compiled.host import HostNode
 from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
+from rammer.compiled.uses import Uses
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
 from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.bind import bind_until
 from rammer.frontend.ending import Ended, ended_operators, interleaved
 from rammer.frontend.evaluator import check_host, reservation
-from rammer.frontend.generalise import NoRange, generalised
+from rammer.frontend.generalise import Generalised, NoRange, generalised
 from rammer.frontend.lower import Lowerings, can_lower, lower
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.ranges import probes, shapes_at
 from rammer.frontend.reader import Model
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.extent import NONE, AffineExtent
+from rammer.ir.extent import NONE, AffineExtent, Point
 from rammer.ir.graph import Graph, Node, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
 from rammer.ir.verify import verify
 from rammer.passes.narrow import narrowed
-from rammer.passes.pipeline import OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
+from rammer.passes.pipeline import OF_EQUALS, OF_EXTENTS, Pass, PassReport, Pipeline, default_passes
 from rammer.plan.build import Interface, build_program
 from rammer.plan.capacity import check_capacity
 from rammer.plan.layouts import LEAST_GAIN, Price, assign_layouts
@@ -110,26 +111,35 @@ class Compiler:
         """One program for all lengths in ``spans`` of open dimensions; ``shapes`` tell the other ones. NoRange where it is
         none."""
         self.seconds = {}
-        points = probes(spans)
+        points = [(p, shapes_at(model, shapes, p, derived)) for p in probes(spans)]
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
-            graphs = [self._static(model, shapes_at(model, shapes, p, derived)) for p in points]
-            with self.step("lower"):
-                compute, ranged, tensors = generalised(points, [lower(g, self.lowerings) for g in graphs])
+            try:
+                longest, (compute, ranged, tensors) = self._general(model, points, OF_EXTENTS)
+            except NoRange:  # a length may be another extent's, and nodes be equal there alone
+                longest, (compute, ranged, tensors) = self._general(model, points, (*OF_EXTENTS, *OF_EQUALS))
             lengths = tuple(Value(t, compute.types[t], compute.aliases[t]) for t in ranged.lengths.values())
-            graph = replace(graphs[0], inputs=(*graphs[0].inputs, *lengths))
+            graph = replace(longest, inputs=(*longest.inputs, *lengths))
             segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs), tensors)
         segment = replace(segment, program=interleaved(segment.program))
         verify(segment.program, self.backend.vdevice)
         return Compiled(graph, (segment,), (), dict(self.seconds), ranged=ranged)
 
-    def _static(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    def _general(
+        self, model: Model, points: Sequence[tuple[Point, Mapping[str, tuple[int, ...]]]], without: Collection[str]
+    ) -> tuple[Graph, Generalised]:
+        """The graph of the first of ``points``, and the program of all, of graphs after all passes ``without`` these."""
+        graphs = [self._static(model, shapes, without) for _, shapes in points]
+        with self.step("lower"):
+            return graphs[0], generalised([p for p, _ in points], [lower(g, self.lowerings) for g in graphs])
+
+    def _static(self, model: Model, shapes: Mapping[str, tuple[int, ...]], without: Collection[str]) -> Graph:
         """The model at these shapes, if all of it is one program. NoRange says what is not."""
         with self.step("bind"):
             graph, rest = bind_until(model, shapes, self.lowerings, ranged=True)
         if rest is not None:
             raise NoRange(rest.why.what, rest.why.where, "each shape is compiled on its own")
         with self.step("passes"):
-            graph, _ = self._rewritten(graph, tuple(p for p in self.passes if p.name not in OF_EXTENTS))
+            graph, _ = self._rewritten(graph, tuple(p for p in self.passes if p.name not in without))
         found = split_segments(graph, self.lowerings)
         hosted = next((f"{nodes[0].op} runs on the host: {why}" for nodes, why in found if why), "")
         if hosted or len(found) != 1:
@@ -147,7 +157,7 @@ class Compiler:
             graph, reports = self._rewritten(graph, self.passes)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
-        uses = _Uses(graph)
+        uses = Uses(graph)
         for number, (nodes, why) in enumerate(split_segments(graph, self.lowerings)):
             if why:
                 segments.append(HostSegment(HostNode.of(graph, nodes[0], self.custom), why))
@@ -357,43 +367,6 @@ def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[
         else:
             result.append(([node for node, _ in groups[depth]], ""))
     return result
-
-
-class _Uses:
-    """What segments ask of their graph, found once for all of them: there may be as many as operators."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.readers: dict[str, list[int]] = {}
-        for node in graph.nodes:
-            for name in node.inputs:
-                self.readers.setdefault(name, []).append(id(node))
-        self.outputs = {v.name for v in graph.outputs}
-        self.external = {v.name: v.external for v in (*graph.inputs, *graph.outputs)}
-        self.place = {name: i for i, name in enumerate(graph.constants)}
-
-    def subgraph(self, nodes: list[Node], number: int) -> Graph:
-        """The graph of ``nodes``: inputs are values made elsewhere, outputs are values needed elsewhere."""
-        graph, inside = self.graph, {id(n) for n in nodes}
-        made = dict.fromkeys(o for n in nodes for o in n.outputs if o)
-        used = dict.fromkeys(i for n in nodes for i in n.inputs if i)
-        constants = sorted((n for n in used if n in self.place), key=self.place.__getitem__)
-
-        def values(names: Iterator[str]) -> tuple[Value, ...]:
-            return tuple(Value(n, graph.types[n], self.external.get(n, "")) for n in names)
-
-        def wanted(name: str) -> bool:
-            return name in self.outputs or any(reader not in inside for reader in self.readers.get(name, ()))
-
-        return replace(
-            graph,
-            name=graph.name if number == 0 else f"{graph.name}_{number}",
-            nodes=tuple(nodes),
-            inputs=values(i for i in used if i not in made and i not in self.place),
-            outputs=values(o for o in made if wanted(o)),
-            types={n: graph.types[n] for n in (*made, *used)},
-            constants={n: graph.constants[n] for n in constants},
-        )
 
 
 def _ports(values: tuple[Value, ...]) -> tuple[Port, ...]:

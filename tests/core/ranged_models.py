@@ -118,8 +118,25 @@ def windows(rng: np.random.Generator) -> RangedModel:
     return RangedModel(proto, {"seq": (1, 12)})
 
 
+def residual(rng: np.random.Generator) -> RangedModel:
+    """ResNet's operators at a batch that changes."""
+    proto = _model(
+        """residual (float[batch, 3, 8, 8] x) => (float[batch, 5] y) {
+            c = Conv<pads = [3, 3, 3, 3], strides = [2, 2]>(x, a, i)  r = Relu(c)
+            p = MaxPool<kernel_shape = [3, 3], strides = [1, 1], pads = [1, 1, 1, 1]>(r)
+            d = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(p, b, i)  e = Relu(d)  s = Conv<strides = [2, 2]>(p, k, i)
+            t = Add(e, s)  u = Relu(t)  v = GlobalAveragePool(u)  z = Flatten(v)  y = Gemm(z, w, j)
+        }""",
+        **{
+            n: (rng.standard_normal(shape) / 3).astype(np.float32)
+            for n, shape in {"a": (4, 3, 7, 7), "b": (4, 4, 3, 3), "k": (4, 4, 1, 1), "w": (4, 5), "i": (4,), "j": (5,)}.items()
+        },
+    )
+    return RangedModel(proto, {"batch": (1, 12)})
+
+
 #: Models of which one program serves a range.
-RANGED = {"attention": attention, "cache": cache, "causal": causal, "windows": windows}
+RANGED = {"attention": attention, "cache": cache, "causal": causal, "residual": residual, "windows": windows}
 
 
 def mixed() -> onnx.ModelProto:

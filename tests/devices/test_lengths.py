@@ -109,3 +109,24 @@ def test_fixed_arrays_need_fixed_shapes(rng: np.random.Generator) -> None:
     with pytest.raises(BadInput, match="range of lengths"):
         exe.bind(model.inputs({"seq": 5}, rng))
     exe.close()
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("name", ["gpt2_script", "llama_script", "roberta_script"])
+def test_exported_models_take_a_range_of_batches(name: str, rng: np.random.Generator) -> None:
+    path = Path(__file__).parents[1] / "corpus" / "models" / f"{name}.onnx"
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    exe = rammer.compile(path, "rocm", shapes={"batch": (1, 32)})
+    for batch in (15, 32, 1, 9):
+        extents = {"batch": batch, "tokens": 4, "total": 7, "past": 3}
+        inputs = {}
+        for value in session.get_inputs():
+            shape = [extents.get(d, d) for d in value.shape]
+            inputs[value.name] = np.ones(shape, np.int64) if "mask" in value.name else rng.integers(0, 9, shape)
+            if "float" in value.type:
+                inputs[value.name] = rng.standard_normal(shape).astype(np.float32)
+        got = exe.run(inputs)
+        for output, want in zip(session.get_outputs(), session.run(None, inputs), strict=True):
+            np.testing.assert_allclose(got[output.name], want, 1e-3, 1e-4, err_msg=f"{output.name} at {batch}")
+    assert all(s.compiled.ranged is not None for s in some(exe.cache.values()))
+    exe.close()

@@ -140,12 +140,13 @@ def _device(model: Path, device: str, request: Request, choice: InputChoice, wan
     """Its row; the model's operators join ``wanted.parts``."""
     with progress(f"{model.name} for {device}") as sink:
         exe = opened(model, device, request, sink)
-        inputs = exe.checked(collect_inputs(exe.head, choice))
+        inputs = exe.checked(collect_inputs(exe.head, choice, exe.lengths))
         special = exe.prepare(inputs)
     hardware = exe.backend.hardware.name
     simulated = exe.backend.vdevice.simulated
     runner = Runner(model.stem, device, hardware)
-    row = bench_device(runner, special, inputs, wanted.effort, simulated=simulated, on_device=wanted.on_device)
+    on_device = wanted.on_device and special.compiled.ranged is None  # whose arrays have no fixed shapes: whole runs
+    row = bench_device(runner, special, inputs, wanted.effort, simulated=simulated, on_device=on_device)
     if wanted.parts is not None:
         wanted.parts.append(ModelParts(model.stem, device, shares(exe.backend, special, inputs)))
     exe.close()

@@ -20,6 +20,7 @@ from rammer.compiled.options import Progress, Request
 from rammer.errors import BadInput
 from rammer.ir.formats import readable
 from rammer.runtime.inputs import load_npy, load_npz, make_inputs
+from rammer.runtime.lengths import FIXED, Lengths
 from rammer.runtime.source import Head
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ def opened(model: Path, device: str, request: Request, sink: Progress) -> Execut
     return exe
 
 
-def collect_inputs(model: Head, choice: InputChoice) -> dict[str, Array]:
-    """Arrays from files and random ones for the rest."""
+def collect_inputs(model: Head, choice: InputChoice, lengths: Lengths = FIXED) -> dict[str, Array]:
+    """Arrays from files and random ones for the rest, of the greatest lengths where a range is all that is said."""
     given: dict[str, Array] = load_npz(choice.npz) if choice.npz else {}
     given |= {name: load_npy(path) for name, path in choice.single.items()}
-    return make_inputs(model, shapes=choice.shapes, ranges=choice.ranges, seed=choice.seed, given=given)
+    return make_inputs(
+        model, shapes=lengths.greatest(model.inputs, choice.shapes), ranges=choice.ranges, seed=choice.seed, given=given
+    )
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     metavar="REFERENCE",
     help="onnxruntime, reference (ONNX's own, in Python) or F.npz.",
 )
-@input_options
 @compile_options
+@input_options
 @tolerance_options
 def command(
     model: Path,
@@ -63,7 +63,7 @@ def command(
     for device in devices:
         with progress(f"{model.name} for {device}") as sink:
             exe = opened(model, device, request, sink)
-            inputs = collect_inputs(exe.head, choice)
+            inputs = collect_inputs(exe.head, choice, exe.lengths)
             have = exe.run(inputs)  # first: it has limits where a reference would run for ever
             want = want or expected_outputs(exe.source.model, against, inputs)
         found = differences(have, want, *tolerance.of(exe.options.precision))

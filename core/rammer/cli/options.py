@@ -20,13 +20,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 NO_HINT = ""
 
 
+_SHAPE = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME:1x3x224x224|DIM=1..512",
+    help="Shape of a dynamic input; or a range of an open dimension, for few programs (total=past+1: it follows).",
+)
+
+
 def compile_options(fn: F) -> F:
     """--require, --policy, --precision, --layout, --batching, --tune and --option, as ``request``, and --shape."""
 
     @wraps(fn)
     def taking(options: tuple[str, ...], **given: Any) -> Any:
         asked = {n: given.pop(n) for n in ("policy", "tune", "precision", "layout", "batching", "require")}
-        return fn(request=Request(**asked, device_options=parse_options(options)), **given)
+        given["shapes"], lengths = _parted(given["shapes"])
+        return fn(request=Request(**asked, device_options=parse_options(options), lengths=lengths), **given)
 
     made = cast(F, taking)
     for option in (
@@ -37,7 +47,7 @@ def compile_options(fn: F) -> F:
             metavar="KEY=VALUE",
             help="Option of the device; repeatable. An unknown one is refused with those there are.",
         ),
-        click.option("--shape", "shapes", multiple=True, metavar="NAME:1x3x224x224", help="Shape of a dynamic input."),
+        _SHAPE,
         click.option(
             "--tune",
             type=click.Choice(["off", "quick", "full"]),
@@ -174,6 +184,25 @@ def parse_shapes(items: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
             raise BadInput(f"--shape {item!r} is not NAME:EXTENTxEXTENT...", hint="for example --shape x:1x3x224x224")
         result[name] = tuple(int(n) for n in text.split("x") if n)
     return result
+
+
+def _parted(items: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[int, int] | str]]:
+    """Shapes of inputs, and what is said of open dimensions."""
+    found = {item: _lengths(item) for item in items}
+    return tuple(i for i in items if found[i] is None), dict(f for f in found.values() if f is not None)
+
+
+def _lengths(item: str) -> tuple[str, tuple[int, int] | str] | None:
+    """``seq=1..512`` or ``total=past+1``; None for what is the shape of an input."""
+    name, sign, said = item.partition("=")
+    if not sign or ":" in item:
+        return None
+    found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", said)
+    if found is not None:
+        return name, (int(found[1]), int(found[2]))
+    if not re.fullmatch(r"[\w.*+ -]+", said) or ".." in said:
+        raise BadInput(f"--shape {item!r} is not DIM=LEAST..MOST", hint="for example --shape seq=1..512, or --shape total=past+1")
+    return name, said
 
 
 def _file(item: str) -> tuple[str, Path]:

@@ -53,8 +53,8 @@ class Wanted:
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--device", default="", metavar="NAME[:INDEX]", help="Default: the first working device with a clock.")
-@input_options
 @compile_options
+@input_options
 @click.option("--iterations", type=click.IntRange(1), default=1, show_default=True, help="Timed runs (median shown).")
 @click.option("--save-inputs", type=click.Path(path_type=Path), help="Write the inputs to an .npz file.")
 @click.option("--save-outputs", type=click.Path(path_type=Path), help="Write the outputs to an .npz file.")
@@ -79,7 +79,7 @@ def command(model: Path, device: str, wanted: Wanted, tolerance: Tolerance, choi
         exe = opened(model, device, request, sink)
         if wanted.trace_file is not None:
             tracer(exe)  # refuse before anything is compiled or written
-        inputs = exe.checked(collect_inputs(exe.head, choice))
+        inputs = exe.checked(collect_inputs(exe.head, choice, exe.lengths))
         special = exe.prepare(inputs)
     outputs, timings = run_repeatedly(special, inputs, wanted.iterations)
     report = build_report(exe, special, outputs, timings)

@@ -75,6 +75,9 @@ def save_artifact(path: Path, artifact: Artifact, apart: KeptApart | None = None
         "segments": [],
     }
 
+    if compiled.ranged is not None:
+        head["ranged"] = compiled.ranged.record()
+
     def fill(file: BinaryIO) -> None:
         texts = dict[str, bytes]()
         with zipfile.ZipFile(file, "w") as archive:

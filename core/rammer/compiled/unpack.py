@@ -30,6 +30,7 @@ from rammer.device.manifest import Backend, Families
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
 from rammer.ir.data import loads
+from rammer.ir.extent import Ranged
 from rammer.ir.formats import carrier
 from rammer.ir.graph import Graph, Value
 from rammer.ir.names import checked, shortened
@@ -153,7 +154,10 @@ class _Members:
         constants = self.constants("constants", head["constants"])
         inputs, outputs = (tuple(map(_value, head[k])) for k in ("inputs", "outputs"))
         types = {v.name: v.type for v in (*inputs, *outputs)}
-        compiled = Compiled(Graph(checked("the model", head["name"]), inputs, outputs, (), types, constants), segments)
+        graph = Graph(checked("the model", head["name"]), inputs, outputs, (), types, constants)
+        ranks = {v.name: len(v.type.shape) for v in (*inputs, *outputs)}
+        ranged = Ranged.restored(head["ranged"], ranks) if "ranged" in head else None
+        compiled = Compiled(graph, segments, ranged=ranged)
         if self.members:
             raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")
         _check_flow(compiled)

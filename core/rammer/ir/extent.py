@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 #: The least length that a model is bound at to find a program of all: where an axis has one element, ONNX's operators may
 #: broadcast it.
@@ -87,9 +87,34 @@ class Ranged:
     lengths: Mapping[str, str]
     shapes: Mapping[str, tuple[Dim, ...]]
 
+    def record(self) -> dict[str, Any]:
+        """Plain data, for a file."""
+        shapes = {n: [d if isinstance(d, int) else [list(d.terms), d.offset] for d in s] for n, s in self.shapes.items()}
+        return {"lengths": dict(self.lengths), "shapes": shapes}
+
+    @staticmethod
+    def restored(record: Any, tensors: Mapping[str, int]) -> Ranged:
+        """Inverse of ``record``. ValueError and the like for what is about others than ``tensors``, by their ranks."""
+        lengths = {str(n): str(t) for n, t in record["lengths"].items()}
+        shapes = {str(n): tuple(_dim(d, lengths) for d in s) for n, s in record["shapes"].items()}
+        if any(tensors.get(t) != 0 for t in lengths.values()) or {n: len(s) for n, s in shapes.items()} != {
+            n: rank for n, rank in tensors.items() if n not in lengths.values()
+        }:
+            raise ValueError("lengths of other tensors")
+        return Ranged(lengths, shapes)
+
     def shape(self, tensor: str, point: Point) -> tuple[int, ...]:
         """The shape of an input or output where the lengths are those of ``point``."""
         return tuple(d if isinstance(d, int) else d.at(point) for d in self.shapes[tensor])
+
+
+def _dim(record: Any, lengths: Mapping[str, str]) -> Dim:
+    if type(record) is int:
+        return record
+    terms, offset = record
+    if not all(n in lengths and type(f) is int for n, f in terms) or type(offset) is not int:
+        raise ValueError("an extent of other lengths")
+    return AffineExtent(tuple((n, f) for n, f in terms), offset)
 
 
 def spelled(point: Point) -> str:

@@ -28,6 +28,8 @@ __all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
 #: Passes whose result follows from the very extents of a graph: a slice that is the whole of its operand at one length is none at
 #: others.
 OF_EXTENTS: Final = (Fold.name, RemoveIdentities.name)
+#: Passes that join what is equal: at one length, which is another extent as well, more may be than at others.
+OF_EQUALS: Final = (CommonSubexpressions.name,)
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ from rammer.profile.store import KernelStore, key_of
 from rammer.runtime.bodies import BodyPrograms
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.continuation import Continuation
-from rammer.runtime.lengths import Lengths
+from rammer.runtime.lengths import FIXED, Lengths, Span
 from rammer.runtime.residents import Residents
 from rammer.runtime.source import Head, ModelSource
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing, load_segments
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rammer.frontend.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 ShapeKey: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
 #: The folder beside that of programs, of constants by content.
 CONSTANTS: Final = "constants"
@@ -70,7 +71,7 @@ class Executable:
     device_options: Mapping[str, str] = field(default_factory=dict)
     timing: Timing = NO_RUN  #: Of the run that ended last.
     resident: int = RESIDENT
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: Lengths = field(default=FIXED)
     contents: Contents = field(default_factory=Contents, repr=False)  #: Constants of all programs, equal ones once.
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
 
@@ -157,22 +158,11 @@ class Executable:
         found = self.residents.find(ranged)
         if found is None:
             with compiling(self.backend):  # whoever waits here for the same shapes finds them made
-                found = self.residents.find(ranged) or (self._range(ranged, shapes, spans) if spans else self._made(key, shapes))
+                found = self.residents.find(ranged) or self._made(ranged, shapes, spans)
         return found
 
-    def _range(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, tuple[int, int]]) -> Specialised:
-        """One program for the lengths in ``spans``; where there is none, one for these shapes, as for each that comes."""
-        from rammer.frontend.generalise import NoRange
-
-        start = time.perf_counter()
-        try:
-            return self._load(key, self.compiler.compile_range(self.source.model, shapes, spans, self.lengths.derived), start)
-        except NoRange as problem:
-            warn(f"{problem}")
-        self.lengths = Lengths()
-        return self.specialise(shapes)
-
-    def _made(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
+    def _made(self, key: ShapeKey, shapes: Shapes, spans: Mapping[str, Span]) -> Specialised:
+        """What is kept for the key, or compiled."""
         start = time.perf_counter()
         with collector_paused():
             compiled = self._from_cache(key)
@@ -182,7 +172,24 @@ class Executable:
                     return self._load(key, compiled, start)
             except BadInput as problem:
                 warn(f"{problem.what}; compiling again")
-        return self._load(key, self._compile(key, shapes), start)
+        compiled = self._compiled(shapes, spans)
+        if spans and compiled.ranged is None:
+            key = tuple(sorted(shapes.items()))
+        self._keep(key, compiled)
+        return self._load(key, compiled, start)
+
+    def _compiled(self, shapes: Shapes, spans: Mapping[str, Span]) -> Compiled:
+        """One program for the lengths in ``spans``; where there is none, the range ends, and it is one for these shapes."""
+        if not spans:
+            return self.compiler.compile_model(self.source.model, shapes)
+        from rammer.frontend.generalise import NoRange
+
+        try:
+            return self.compiler.compile_range(self.source.model, shapes, spans, self.lengths.derived)
+        except NoRange as problem:
+            warn(f"{problem}")
+        self.lengths = FIXED
+        return self.compiler.compile_model(self.source.model, shapes)
 
     def adopt(self, compiled: Compiled) -> Specialised:
         """Load a program that was compiled elsewhere; runs of its input shapes use it."""
@@ -214,9 +221,12 @@ class Executable:
         return self.residents.used(lambda: self.specialise(shapes))
 
     def compile_only(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
-        """Every step short of loading; ``shapes`` are needed for dynamic inputs only."""
+        """Every step short of loading; ``shapes`` are needed for dynamic inputs only, and of a range for another length than the
+        greatest."""
+        shapes = self.lengths.greatest(self.head.inputs, shapes)
         with compiling(self.backend):
-            return self.compiler.compile_model(self.source.model, shapes)
+            spans = self.lengths.buckets(self.head.inputs, shapes)
+            return self._compiled(shapes, spans)
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""
@@ -228,6 +238,13 @@ class Executable:
         if compiled.rest is not None:
             why = compiled.rest.why
             raise BadInput(f"a compiled file needs fixed shapes, but {why.what}", why.where, why.hint)
+        if compiled.ranged is not None:
+            raise BadInput(
+                "a compiled file needs fixed shapes", "a program for a range of lengths", "give the shapes of all inputs"
+            )
+        return self._artifact(compiled)
+
+    def _artifact(self, compiled: Compiled) -> Artifact:
         return Artifact(
             compiled,
             self.device,
@@ -240,10 +257,9 @@ class Executable:
 
     def _to_cache(self, compiled: Compiled, path: Path) -> Artifact:
         """``compiled`` under the key that its file's name is: one that lies under another name is not what it says."""
-        return replace(self.artifact(compiled), key=path.stem)
+        return replace(self._artifact(compiled), key=path.stem)
 
-    def _compile(self, key: ShapeKey, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
-        compiled = self.compile_only(shapes)
+    def _keep(self, key: ShapeKey, compiled: Compiled) -> None:
         path = self._path(key) if compiled.rest is None else None
         if path is not None:
             try:
@@ -251,7 +267,6 @@ class Executable:
                 save_artifact(path, self._to_cache(compiled, path), KeptApart(self._kept(), self.source.model.files))
             except OSError as problem:
                 warn(f"compiled program is not kept: {problem}")
-        return compiled
 
     def _from_cache(self, key: ShapeKey) -> Compiled | None:
         path = self._path(key)
@@ -276,11 +291,14 @@ class Executable:
 
     def _fits(self, compiled: Compiled, key: ShapeKey) -> bool:
         """Whether a program has the model's ports, at the shapes that it was kept for."""
-        have = {v.external or v.name: v.port for v in compiled.graph.inputs}
-        if {n: t.dtype for n, t in have.items()} != {p.name: p.dtype for p in self.head.inputs}:
+        lengths = compiled.ranged.lengths if compiled.ranged is not None else {}
+        have = {v.external or v.name: v.port for v in compiled.graph.inputs if v.name not in lengths.values()}
+        if {*lengths} != {n for n, _ in key} & {*self.lengths.spans} or {n: t.dtype for n, t in have.items()} != {
+            p.name: p.dtype for p in self.head.inputs
+        }:
             return False
         outputs = tuple(v.external or v.name for v in compiled.graph.outputs)
-        return outputs == self.head.outputs and all(have[n].shape == shape for n, shape in key if n in have)
+        return outputs == self.head.outputs and all(have[n].shape == s for n, s in key if n in have and n not in lengths)
 
     def _path(self, key: ShapeKey) -> Path | None:
         if self.programs is None or not self.source.digest:
@@ -289,7 +307,7 @@ class Executable:
         extensions = self.registry.extension_key() if self.registry else ""
         parts = (
             self.source.digest,
-            repr(key),
+            repr(key) + "".join(f" {n}={e}" for n, e in self.lengths.derived.items()),
             self.backend.fingerprint,
             options.policy,
             options.tune,
@@ -306,12 +324,6 @@ class Executable:
         self.bodies.close()
         if self.owner:
             self.backend.close()
-
-
-def check_resident(count: int) -> None:
-    """BadInput unless ``count`` sets of input shapes can stay on a device."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise BadInput(f"resident is {count!r}, not a number of sets of input shapes", hint="give 1 or more")
 
 
 def warn(message: str) -> None:

@@ -53,6 +53,13 @@ class Lengths:
         spans = {name: _span(name, said) for name, said in given.items() if not isinstance(said, str)}
         return Lengths(spans, {name: _sum(name, said, spans) for name, said in given.items() if isinstance(said, str)})
 
+    def greatest(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """``shapes``, and those of other inputs whose open dimensions all have ranges, at the greatest lengths."""
+        high = self.whole({name: span[1] for name, span in self.spans.items()})
+        found = {p.name: tuple(high.get(d, d) if isinstance(d, str) else d for d in p.shape) for p in ports}
+        known = {n: tuple(d for d in s if isinstance(d, int)) for n, s in found.items() if all(isinstance(d, int) for d in s)}
+        return {**known, **shapes} if high else dict(shapes)
+
     def whole(self, point: Point) -> dict[str, int]:
         """The lengths of ``point`` and those that follow from them."""
         return {**point, **{name: extent.at(point) for name, extent in self.derived.items()}}
@@ -78,6 +85,10 @@ class Lengths:
         high = self.whole({name: span[1] for name, span in spans.items()})
         by_name = {p.name: p for p in ports}
         return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].shape, s, strict=True)) for n, s in shapes.items()}
+
+
+#: Of a model of which nothing was said.
+FIXED: Final = Lengths()
 
 
 def _span(name: str, said: Span) -> Span:

@@ -9,7 +9,7 @@ from itertools import islice
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
-from rammer.errors import DeviceFailure
+from rammer.errors import BadInput, DeviceFailure
 from rammer.runtime.specialised import Specialised
 
 Key = TypeVar("Key", bound=Hashable)
@@ -83,3 +83,9 @@ class Residents(Generic[Key]):
             for special in freed:
                 special.close()
             self.held.clear()
+
+
+def check_resident(count: int) -> None:
+    """BadInput unless ``count`` sets of input shapes can stay on a device."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise BadInput(f"resident is {count!r}, not a number of sets of input shapes", hint="give 1 or more")

@@ -29,8 +29,9 @@ from rammer.ir.port import InputPort
 from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED
-from rammer.runtime.executable import Executable, check_resident, warn
+from rammer.runtime.executable import Executable, warn
 from rammer.runtime.lengths import Lengths
+from rammer.runtime.residents import check_resident
 from rammer.runtime.source import Head, ModelSource, open_source
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     the hardware it was meant for has no fingerprint to compare. Where that has fewer vEUs, rows are folded.
     """
     artifact = load_artifact(path, registry.operators)
+    if artifact.compiled.ranged is not None:
+        raise BadInput(f"{path} is kept for a range of lengths of its model", hint="run the model itself")
     spec = device or artifact.device
     made_for, asked = artifact.device.partition(":")[0], spec.partition(":")[0]
     if made_for != asked:

@@ -1,0 +1,87 @@
+"""Ranges of lengths on the command line, and their programs on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command import Command
+from ranged_models import RANGED
+
+from rammer import compile as open_model
+from rammer.compiler import Compiler
+from rammer.testing.some import some
+
+Array = np.ndarray
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(RANGED["causal"](np.random.default_rng(3)).proto, tmp_path / "causal.onnx")
+    return tmp_path / "causal.onnx"
+
+
+def test_commands_take_ranges(model: Path, rammer: Command) -> None:
+    for command in (
+        ["run", model, "--device", "toy", "--shape", "seq=1..9"],
+        ["run", model, "--device", "toy", "--shape", "seq=1..9", "--shape", "x:2x7x3"],
+        ["compare", model, "--device", "toy", "--shape", "seq=1..9", "--shape", "x:2x5x3"],
+        ["bench", model, "--device", "toy", "--shape", "seq=1..9", "--shape", "x:2x6x3", "--duration", "0", "--iterations", "1"],
+        ["compile", model, "--device", "toy", "--shape", "seq=1..9"],
+    ):
+        done = rammer(*command)
+        assert done.code == 0, done.err
+    done = rammer("inspect", model, "--device", "ipu_sim", "--stage", "program", "--shape", "seq=1..9")
+    assert done.code == 0, done.err
+    assert "ends" in done.out
+    assert "length_seq" in done.out
+
+
+@pytest.mark.parametrize(
+    "said", ["seq=9..1", "seq=x+1", "other=1..9", "seq=1...9", "seq=a..b", "seq=-1..9", "=1..9", "seq=1..99999999999999999999"]
+)
+def test_what_is_no_range_is_bad_input(model: Path, said: str, rammer: Command) -> None:
+    done = rammer("run", model, "--device", "toy", "--shape", said)
+    assert done.code == 2, done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_file_needs_fixed_shapes(model: Path, tmp_path: Path, rammer: Command, own_cache: Path) -> None:
+    done = rammer("compile", model, "--device", "toy", "--shape", "seq=1..9", "-o", tmp_path / "out.rammer")
+    assert (done.code, (tmp_path / "out.rammer").exists()) == (2, False)
+    assert "range" in done.err
+    assert rammer("run", model, "--device", "toy", "--shape", "seq=1..9").code == 0
+    for kept in some(own_cache.rglob("*.rammer")):
+        done = rammer("run", kept)
+        assert done.code == 2, done.err
+        assert "range" in done.err
+
+
+def test_programs_of_ranges_are_kept(
+    model: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """The second process compiles nothing, one with other lengths does; a damaged file is made again."""
+    x = rng.standard_normal((2, 7, 3)).astype(np.float32)
+    compiled = list[object]()
+    honest = Compiler.compile_range
+    monkeypatch.setattr(Compiler, "compile_range", lambda *given: compiled.append(given) or honest(*given))
+
+    def run(shapes: dict[str, tuple[int, int]]) -> Array:
+        exe = open_model(model, "toy", shapes=shapes)
+        result = exe.run({"x": x})["sums"]
+        exe.close()
+        return result
+
+    first = run({"seq": (1, 9)})
+    assert len(compiled) == 1
+    np.testing.assert_array_equal(run({"seq": (1, 9)}), first)
+    assert len(compiled) == 1
+    run({"seq": (1, 8)})
+    assert len(compiled) == 2
+    for path in some(own_cache.rglob("*.rammer")):
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b'"ranged"', b'"RANGED"'))
+    np.testing.assert_array_equal(run({"seq": (1, 9)}), first)
+    assert len(compiled) == 3

@@ -60,6 +60,8 @@ def test_many_turns_ask_the_host_seldom(how: str, asked: list[str]) -> None:
     exe = opened(proto := counting(how))
     for limit in (40, 7, 1, 0, 3):
         agree(proto, exe, {"limit": np.array(limit), "x": np.array(0)})
+    for start in (999, 980, 950, 900, 700):  # ends by its data, somewhere in a program
+        agree(proto, exe, {"limit": np.array(40), "x": np.array(start)})
     asked.clear()
     agree(proto, exe, {"limit": np.array(200), "x": np.array(-(10**6))})
     assert len(asked) <= 3 + 200 / 16, asked
@@ -78,6 +80,10 @@ def test_what_is_left_over_repeats_the_last_turn() -> None:
     gathered = found[turns.name("gathered0")]
     assert gathered[:5].tolist() == [100 // 5, 100 // 4, 100 // 3, 100 // 2, 100] and set(gathered[5:].tolist()) == {100}
     assert found[turns.name("after0")] == gathered[:5].sum()
+    feeds |= {"state0": np.array(970), "left": np.array(turns.count)}  # 970 + 10 + 11 + 12 is enough: three turns
+    found = special.run({turns.name(n): a for n, a in feeds.items()} | {"limit": np.array(12)})[0]
+    assert found[turns.name("going")].tolist()[:3] == [True, True, False]
+    assert found[turns.name("gathered0")].tolist() == [10, 11] + [12] * (turns.count - 2)
     exe.close()
 
 

@@ -75,9 +75,12 @@ def program(compiled: Compiled, device: VDevice) -> str:
 
 def schedule(compiled: Compiled, device: VDevice) -> str:
     """What every vEU does when, as the task times predict it."""
-    return _each(
-        compiled, lambda s: f"policy {s.choice or s.program.policy}\n{gantt(s.program, task_seconds(s.program, s.kernels))}"
-    )
+    return _each(compiled, _drawn)
+
+
+def _drawn(segment: ProgramSegment) -> str:
+    drawn = gantt(segment.program, task_seconds(segment.program, segment.kernels))
+    return f"{drawn}\npolicy {segment.choice}" if segment.choice else drawn
 
 
 def trace(compiled: Compiled, device: VDevice) -> str:

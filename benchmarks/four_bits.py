@@ -1,6 +1,6 @@
 """Weights of 4 bits on a CPU beside ONNX Runtime: matrix products, and decoders like Llama with random weights.
 
-    taskset -c 0 python benchmarks/stored_weights.py --threads 1 --markdown cpu_stored_weights.md
+    taskset -c 0 python benchmarks/four_bits.py --threads 1 --markdown cpu_four_bits.md
 
 Both runtimes use the same cores; ``--threads`` is what ONNX Runtime is told. Milliseconds are of the processor (with one core: of
 one run), the least of many runs that take turns, so that what else a machine does counts little. ONNX Runtime's accuracy level

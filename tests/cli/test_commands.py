@@ -236,7 +236,9 @@ def test_cache_status_and_clear(rammer: Command, model: Path, own_cache: Path) -
     assert int(rows["tuned kernels"][0]) >= 2
     assert rows["compiled programs"][0] == rows["model ports"][0] == "1"
     done = rammer("cache", "clear")
-    assert re.fullmatch(r"removed \d+ tuned kernels, 1 compiled programs, \d+ constants, 1 model ports, 0 device binaries\n", done.out)
+    assert re.fullmatch(
+        r"removed \d+ tuned kernels, 1 compiled programs, \d+ constants, 1 model ports, 0 device binaries\n", done.out
+    )
     assert not list(own_cache.glob("programs/*")) and not list(own_cache.glob("heads/*"))
     assert rammer("cache", "status").out.startswith(f"{own_cache}\n")
     (own_cache / "kernels.sqlite").write_bytes(b"this is no database, whatever its name says")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -198,3 +199,10 @@ def test_equal_arrays_are_one(rng: np.random.Generator) -> None:
     first[0] = 7  # a caller's array is his own
     assert one["a"][0] == 0 and digest(one["a"]) == digest(np.arange(40.0))
     assert first.flags.writeable
+
+
+@pytest.mark.parametrize("value", [np.int8(-7), np.float32(2.5), np.array(3, np.int64)])
+def test_what_has_no_axes_is_shared_too(value: np.ndarray[Any, Any]) -> None:
+    contents = Contents()
+    (first,), (second,) = contents.of({"a": value}).values(), contents.of({"b": value.copy()}).values()
+    assert first is second and first == value and digest(value) == digest(np.array(value))

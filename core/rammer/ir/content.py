@@ -24,6 +24,7 @@ _KNOWN: Final[dict[int, tuple[ReferenceType[Array], str]]] = {}
 
 def digest(array: Array) -> str:
     """Equal for arrays of one element type and shape with the same bytes. That of a read-only array is found once."""
+    array = np.asarray(array)  # NumPy's results without axes are scalars, which nothing can refer to weakly
     known = _KNOWN.get(id(array))
     if known is not None and known[0]() is array:
         return known[1]
@@ -60,6 +61,7 @@ class Contents:
         return {name: self._one(array) for name, array in arrays.items()}
 
     def _one(self, array: Array) -> Array:
+        array = np.asarray(array)
         if array.flags.writeable:
             array = np.array(array) if array.nbytes <= SMALL else array.view()
             array.flags.writeable = False

@@ -120,7 +120,12 @@ def test_seeds_repeat_and_differ(rammer: Command, model: Path, tmp_path: Path) -
 
 
 BAD_OPTIONS = {
-    ("--shape", "x=3"): "--shape 'x=3' is not NAME:EXTENTxEXTENT...\n  hint: for example --shape x:1x3x224x224",
+    ("--shape", "x3"): "--shape 'x3' is not NAME:EXTENTxEXTENT...\n  hint: for example --shape x:1x3x224x224",
+    ("--shape", "x=1...3"): "--shape 'x=1...3' is not DIM=LEAST..MOST\n"
+    "  hint: for example --shape seq=1..512, or --shape total=past+1",
+    ("--shape", "x=3"): "the model has no open dimension 'x'\n  at: shapes of x\n"
+    "  hint: it has none; the shape of its input x is given as x:EXTENTxEXTENT...",
+    ("--shape", "z=3"): "the model has no open dimension 'z'\n  at: shapes of z\n  hint: it has none",
     ("--range", "i:4"): "--range 'i:4' is not NAME:LOW..HIGH\n  hint: for example --range tokens:0..256",
     ("--range", "i:0.2..0.7"): "no int64 lies in 1..1 throughout\n  at: --range\n"
     "  hint: choose whole numbers from -9223372036854775808 to 9223372036854775807",

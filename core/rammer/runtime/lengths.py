@@ -49,6 +49,8 @@ class Lengths:
         for name in given:
             if name not in names:
                 known = f"its open dimensions are {', '.join(names)}" if names else "it has none"
+                if any(p.name == name for p in ports):
+                    known += f"; the shape of its input {name} is given as {name}:EXTENTxEXTENT..."
                 raise BadInput(f"the model has no open dimension {name!r}", f"shapes of {name}", known)
         spans = {name: _span(name, said) for name, said in given.items() if not isinstance(said, str)}
         return Lengths(spans, {name: _sum(name, said, spans) for name, said in given.items() if isinstance(said, str)})

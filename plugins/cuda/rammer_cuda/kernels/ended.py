@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rammer.codegen.ended import EndText
 from rammer.codegen.task import Argument
+from rammer.codegen.text import Text
 from rammer.device.manifest import Binding
 from rammer.ir.operator import ROperator
 
@@ -23,9 +24,10 @@ def ended(operator: ROperator, kernel: TaskKernel, binding: Binding) -> TaskKern
     lengths = {n: f"rm_n{k}" for k, n in enumerate(operator.lengths)}
     pointers = {a.tensor: f"p{k}" for k, a in enumerate(kernel.arguments) if a.written}
     slot = f"(int)blockIdx.x{f' / {kernel.blocks}' if kernel.blocks > 1 else ''}"
-    lines = ["  {", f"  const int slot = {slot};", "  const int task = order ? order[slot] : first + slot;"]
-    lines += EndText(operator, binding, CUDA, pointers, lengths).beginning(before="rm_after();")
+    text = Text()
+    with text.block(""):
+        text.lines += [f"  const int slot = {slot};", "  const int task = order ? order[slot] : first + slot;"]
+        text.lines += EndText(operator, binding, CUDA, pointers, lengths).beginning(before="rm_after();")
     parameters = (*kernel.parameters, *(f"const {CUDA.types['int64']} *__restrict__ {n}" for n in lengths.values()))
     arguments = (*kernel.arguments, *(Argument(n, written=False) for n in lengths))
-    body = "\n".join([*lines, "  }", kernel.body])
-    return replace(kernel, entry="", parameters=parameters, arguments=arguments, body=body).named("ended_")
+    return replace(kernel, entry="", parameters=parameters, arguments=arguments, body=f"{text}{kernel.body}").named("ended_")

@@ -125,7 +125,8 @@ def agrees(session: onnxruntime.InferenceSession, exe: Executable, feeds: Feeds)
 
 
 @pytest.mark.usefixtures("long")
-@pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.large) for n in range(6, 200))])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("number", range(200))
 def test_random_loops(number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With programs of 2, 4 or 8 turns, from the second turn on or from some later one."""
     monkeypatch.setattr(bodies, "MOST_TURNS", int(rng.choice([2, 4, 8])))

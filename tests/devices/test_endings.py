@@ -74,6 +74,7 @@ def wrong_at(name: str, device: str, program: RProgram, rng: np.random.Generator
     return found
 
 
+@pytest.mark.sampled(2, of="device")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RANGED)
 def test_every_value_of_a_range_is_right(device: str, name: str, rng: np.random.Generator) -> None:
@@ -82,6 +83,7 @@ def test_every_value_of_a_range_is_right(device: str, name: str, rng: np.random.
     assert wrong_at(name, device, RProgram.parse(str(program)), rng) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RANGED)
 def test_kernels_that_stop_at_the_length_are_right(name: str, rng: np.random.Generator) -> None:
     """The programs that rocm makes for itself: products whose rows and columns end within a task."""

@@ -73,7 +73,7 @@ def kept(cache: Path) -> int:
 @pytest.mark.parametrize(("device", "external"), [("rocm", False), pytest.param("ipu_sim", True, marks=pytest.mark.large)])
 def test_weights_are_in_memory_once(device: str, external: bool, tmp_path: Path) -> None:
     """Cold and warm; a small model says what the process takes besides, and no second copy fits into the bound."""
-    path, weights = saved(tmp_path / "m.onnx", 20, 1024, external), 20 * 4 * 1024**2
+    path, weights = saved(tmp_path / "m.onnx", 10, 1024, external), 10 * 4 * 1024**2
     least, _ = measured(saved(tmp_path / "small.onnx", 1, 16), device, [4], tmp_path / "small")
     for what in ("cold", "warm"):
         most, _ = measured(path, device, [4], tmp_path / "cache")

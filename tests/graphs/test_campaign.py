@@ -16,7 +16,7 @@ SEED = int(os.environ.get("RAMMER_GRAPHS_SEED", "20"))
 
 
 # Other voices are asked once: what a graph means does not depend on the device.
-@pytest.mark.parametrize(("device", "graphs", "voices"), [("toy", 60, True), ("ipu_sim", 30, False), ("rocm", 15, False)])
+@pytest.mark.parametrize(("device", "graphs", "voices"), [("toy", 30, True), ("ipu_sim", 15, False), ("rocm", 8, False)])
 def test_random_graphs(device: str, graphs: int, voices: bool) -> None:
     if Registry().status(device).state != "ok":
         pytest.skip(f"{device} does not work here")

@@ -34,6 +34,7 @@ CASES = (
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", CASES)
 def test_products_with_codes_are_right(text: str, seed: int) -> None:
     """One candidate at random of each; a refused one is followed by another."""

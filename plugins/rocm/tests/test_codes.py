@@ -74,6 +74,7 @@ EDGES = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", EDGES)
 def test_register_tiles_are_right(backend: Any, text: str, seed: int) -> None:
     """Rows and vectors at random; the tuner would try the best few."""

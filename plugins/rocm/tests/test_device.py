@@ -115,6 +115,7 @@ def conv_constants(y: str, c: int, m: int, k: int, groups: int = 1) -> dict[str,
     return {f"{y}_w": (m, c // groups, k, k), f"{y}_c": (m,)}
 
 
+@pytest.mark.sampled(2, of="family")
 @pytest.mark.parametrize("family", ["", "panel"])
 @pytest.mark.parametrize(
     ("c", "m", "size", "k", "stride", "groups", "tile"),

@@ -5,17 +5,64 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from onnx import helper
 
 from rammer.testing.operators import search  # noqa: F401  (importing it registers all families)
 from rammer.testing.operators.case import FAMILIES, OperatorCase, drawn
 from rammer.testing.operators.misuse import Misuse, misuses
 from rammer.testing.operators.survey import outcome, survey
+from rammer.testing.some import some
 
 
 def test_a_sample_is_refused_or_means_something() -> None:
     found = survey(sorted(FAMILIES), seed=3, seconds=60, share=0.02)
     assert not found.faults, str(found)
     assert found.ends["refused"] > 100 and found.ends["accepted"] > 100
+
+
+FOUND = (
+    ("ai.onnx.ml.TreeEnsembleClassifier", "input 0 as a scalar"),
+    ("ai.onnx.ml.TreeEnsembleClassifier", "nodes_values_as_tensor="),
+    ("ai.onnx.ml.TreeEnsembleRegressor", "n_targets=1099511627776"),
+    ("ai.onnx.ml.TreeEnsemble", "n_targets=1099511627776"),
+    ("ai.onnx.ml.TreeEnsemble", "nodes_splits="),
+    ("ai.onnx.ml.TreeEnsemble", "nodes_modes="),
+    ("LayerNormalization", "axis=5"),
+    ("RMSNormalization", "axis=5"),
+    ("com.microsoft.GroupQueryAttention", "input 6 that ends with 2147483647"),
+)
+
+
+@pytest.mark.parametrize(("op", "what"), FOUND)
+def test_what_surveys_found(op: str, what: str) -> None:
+    """Uses that ended in an exception of Python's, or took all memory."""
+    cases = (drawn(op, 17, n) for n in range(3))
+    found = [m for case in cases for m in misuses(case, Random(0)) if m.what.startswith(what)]
+    assert {outcome(m)[0] for m in some(found)} <= {"refused", "accepted"}
+
+
+@pytest.mark.parametrize("axis", [7, -8])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "GatherElements",
+        "LayerNormalization",
+        "LpNormalization",
+        "MeanVarianceNormalization",
+        "RMSNormalization",
+        "ScatterElements",
+    ],
+)
+def test_an_axis_that_there_is_not_is_refused(op: str, axis: int) -> None:
+    """ONNX's inference lets it pass; counted round, it is another axis."""
+    case = drawn(op, 0, 0)
+    made = case.model()
+    (node,) = made.graph.node
+    (name,) = {"axis", "axes"} & {*case.schema.attributes}
+    others = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*others, helper.make_attribute(name, [axis] if name == "axes" else axis)])
+    assert outcome(Misuse(op, f"{name}={axis}", made, case.feeds)) == ("refused", "")
 
 
 def test_the_survey_sees_what_escapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,18 @@ _ALIKE: Final[Mapping[str, tuple[int, ...]]] = {
 }
 #: Operands with one element for each channel of the first one.
 _CHANNELS: Final[Mapping[str, tuple[int, ...]]] = {"InstanceNormalization": (1, 2), "BatchNormalization": (1, 2, 3, 4)}
+#: Operators whose attributes ``axis`` and ``axes`` name axes of the first operand, and ONNX's inference does not look at them.
+_AXES_OF_FIRST: Final = frozenset(
+    {
+        "GatherElements",
+        "LayerNormalization",
+        "LpNormalization",
+        "MeanVarianceNormalization",
+        "RMSNormalization",
+        "Scatter",
+        "ScatterElements",
+    }
+)
 #: Operands of one element.
 _SINGLE: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),
@@ -263,6 +275,7 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
         if place in _CHANNELS.get(op, ()) and types[0] is not None and kind.size != _channels(types[0]):
             raise _refused(node, place, kind, f"{_channels(types[0])} elements, one for each channel")
         _check_grain(node, place, kind, types)
+    _check_axes(node, types[0] if types else None)
     for attribute in node.attribute:
         if attribute.name == "batch_dims" and any(k is not None and len(k.shape) <= attribute.i for k in types):
             shapes = " and ".join(str(list(k.shape)) for k in types if k is not None)
@@ -271,6 +284,21 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
                 node_title(node),
                 "it counts axes that both operands have, and one more follows",
             )
+
+
+def _check_axes(node: NodeProto, kind: TensorType | None) -> None:
+    """BadInput for an axis that the first operand does not have."""
+    if kind is None or node.op_type not in _AXES_OF_FIRST:
+        return
+    rank = len(kind.shape)
+    for attribute in (a for a in node.attribute if a.name in _AXES):
+        for value in attribute.ints if attribute.type == AttributeProto.INTS else (attribute.i,):
+            if not -rank <= value < rank:
+                raise BadInput(
+                    f"attribute {attribute.name} of {node.op_type} is {value}, where input 0 has the shape {list(kind.shape)}",
+                    node_title(node),
+                    f"axes of it are {-rank} to {rank - 1}",
+                )
 
 
 def _check_grain(node: NodeProto, place: int, kind: TensorType, types: Sequence[TensorType | None]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from rammer.frontend.contrib.attention import default_scale, joined_heads, split_heads
 from rammer.frontend.contrib.function import Declined, FunctionBody, function
 from rammer.frontend.contrib.rotary import angles, rotated
+from rammer.frontend.limits import MAX_POSITIONS
 
 #: Inputs and attributes of forms that have no body.
 _DECLINED_INPUTS = {12: "keys and values of integers", 13: "keys and values of integers"}
@@ -47,6 +48,8 @@ class QueryGroup:
         if known.size != 1:
             raise Declined(f"total_sequence_length has {known.size} elements")
         total = int(known.reshape(()))
+        if total > MAX_POSITIONS:
+            raise Declined(f"total_sequence_length is {total}")
         before = b.shape(3, 4)[2] if b.has(3) else 0
         return QueryGroup(batch, shared, heads // shared, length, width, 0 if total == length else before, max(before, total))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rammer.frontend.contrib.function import Declined, FunctionBody
+from rammer.frontend.limits import MAX_TABLE
 from rammer.frontend.lowerings.stored import DOMAIN
 from rammer.frontend.ml.forest import PADDED_FREE, PADDED_GROWTH, PADDED_LEVELS, Array, Forest, classic, modern, numbers
 from rammer.frontend.ml.scores import binary, chosen, labelled, transformed
@@ -17,11 +18,9 @@ _COMBINERS = {"SUM": "sum", "AVERAGE": "sum", "MIN": "min", "MAX": "max"}
 
 def rows_of(b: FunctionBody) -> str:
     """``X [rows, features]`` as floats; one row where it has one axis."""
-    shape = b.shape(0)
-    if len(shape) not in (1, 2):
-        raise Declined(f"X has the shape {list(shape)}, where it needs rows of features")
+    rows, features = _extents(b)
     x = b.input(0) if b.dtype() in ("float32", "float64") else b.cast(b.input(0), "float32")
-    return x if len(shape) == 2 else b.reshape(x, 1, shape[0])
+    return x if len(b.shape(0)) == 2 else b.reshape(x, rows, features)
 
 
 def _kind(b: FunctionBody) -> np.dtype[np.floating]:
@@ -33,13 +32,16 @@ def aggregated(b: FunctionBody, forest: Forest, targets: int, how: str) -> str:
     if how not in _COMBINERS:
         raise Declined(f"the aggregate function {how!r} is not known")
     used = {t for leaf in forest.leaves for t, _ in leaf}
-    if targets < 1 or not used <= set(range(targets)) or not forest.roots:
+    if targets < 1 or any(not 0 <= t < targets for t in used) or not forest.roots:
         raise Declined(f"{len(forest.roots)} trees have leaves for other targets than {targets}")
-    features = b.shape(0)[-1]
+    rows, features = _extents(b)
+    # What leaves give is a table with a column for each target, whether any leaf has a weight for it or not.
+    if targets > max(len(used), MAX_TABLE):
+        raise Declined(f"there are {targets} targets, of which leaves have weights for {len(used)}")
     if any(not 0 <= f < features for f in forest.feature):
         raise Declined(f"a node asks for another feature than the {features} of X")
     if not used:
-        return b.constant(np.zeros((_rows(b), targets), _kind(b)))
+        return b.constant(np.zeros((rows, targets), _kind(b)))
     ordered, groups = _grouped(forest, targets, how)
     leaves, weights, padded = _walked(b, ordered, targets if not groups else 0, how)
     flags = {"padded": int(padded), "groups": int(groups), "targets": targets}
@@ -51,9 +53,12 @@ def aggregated(b: FunctionBody, forest: Forest, targets: int, how: str) -> str:
     return total
 
 
-def _rows(b: FunctionBody) -> int:
+def _extents(b: FunctionBody) -> tuple[int, int]:
+    """Rows and features of X. Declined for other than one or two axes."""
     shape = b.shape(0)
-    return shape[0] if len(shape) == 2 else 1
+    if len(shape) not in (1, 2):
+        raise Declined(f"X has the shape {list(shape)}, where it needs rows of features")
+    return (shape[0] if len(shape) == 2 else 1), shape[-1]
 
 
 def _grouped(forest: Forest, targets: int, how: str) -> tuple[Forest, bool]:

@@ -162,8 +162,16 @@ def numbers(attributes: Mapping[str, Any], name: str) -> Sequence[float]:
     """Floats of an attribute, or of the tensor of its name."""
     tensor = attributes.get(f"{name}_as_tensor")
     if tensor is not None and np.size(tensor):
-        return [float(v) for v in np.ravel(tensor)]
+        return [float(v) for v in _flat(attributes, f"{name}_as_tensor")]
     return [float(v) for v in attributes.get(name, ())]
+
+
+def _flat(attributes: Mapping[str, Any], name: str, kinds: str = "biuf") -> Array:
+    """The numbers of a tensor, of one of NumPy's ``kinds``; none if it is absent. Declined for anything else in it."""
+    values = np.ravel(attributes.get(name, ()))
+    if values.size and values.dtype.kind not in kinds:
+        raise Declined(f"{name} is a tensor of {values.dtype}")
+    return values
 
 
 #: Modes of TreeEnsemble, by their numbers.
@@ -173,18 +181,18 @@ _MODES: Final = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
 def modern(attributes: Mapping[str, Any], kind: np.dtype[Any]) -> Forest:
     """The forest of a TreeEnsemble."""
     lists = {n: list(attributes[f"nodes_{n}"]) for n in ("featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")}
-    modes, splits = np.ravel(attributes["nodes_modes"]), np.ravel(attributes["nodes_splits"]).astype(np.float64)
+    modes, splits = _flat(attributes, "nodes_modes", "iu"), _flat(attributes, "nodes_splits").astype(np.float64)
     count = len(modes)
     tracks = list(attributes.get("nodes_missing_value_tracks_true", ())) or [0] * count
     if {len(splits), len(tracks), *map(len, lists.values())} != {count} or any(not 0 <= m < len(_MODES) for m in modes):
         raise Declined("the attributes of its nodes have several lengths, or modes that there are not")
-    weights = np.ravel(attributes["leaf_weights"]).astype(np.float64)
+    weights = _flat(attributes, "leaf_weights").astype(np.float64)
     if len(weights) != len(attributes["leaf_targetids"]):
         raise Declined("the attributes of its leaves have several lengths")
     forest = Forest(leaves=[[(int(t), float(w))] for t, w in zip(attributes["leaf_targetids"], weights, strict=True)])
     for feature in lists["featureids"]:
         forest.add(int(feature))
-    sets = _sets(np.ravel(attributes.get("membership_values", ())))
+    sets = _sets(_flat(attributes, "membership_values"))
     for i in range(count):
         one, two = (_end(forest, lists, i, side, count) for side in ("true", "false"))
         if modes[i] == _MODES.index("MEMBER"):

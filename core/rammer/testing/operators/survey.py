@@ -23,7 +23,7 @@ from rammer.frontend.bind import bind
 from rammer.frontend.lower import lower_node
 from rammer.frontend.lowering import CannotLower
 from rammer.frontend.reader import read_model
-from rammer.testing.cage import forked
+from rammer.testing.cage import MEMORY, forked, limit_memory
 from rammer.testing.operators.case import drawn
 from rammer.testing.operators.misuse import Misuse, misuses
 
@@ -75,6 +75,7 @@ def _of_case(result: Survey, op: str, seed: int, number: int, share: float, fold
 
 def _judged(todo: Sequence[Misuse]) -> int:
     warnings.simplefilter("ignore")
+    limit_memory(MEMORY)
     for misuse in todo:
         print(json.dumps(outcome(misuse)), flush=True)
     return 0

@@ -30,6 +30,7 @@ FOUND = (
     ("LayerNormalization", "axis=5"),
     ("RMSNormalization", "axis=5"),
     ("com.microsoft.GroupQueryAttention", "input 6 that ends with 2147483647"),
+    ("com.microsoft.GroupQueryAttention", "input 6 that ends with -3"),
 )
 
 

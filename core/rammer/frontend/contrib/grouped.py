@@ -48,8 +48,8 @@ class QueryGroup:
         if known.size != 1:
             raise Declined(f"total_sequence_length has {known.size} elements")
         total = int(known.reshape(()))
-        if total > MAX_POSITIONS:
-            raise Declined(f"total_sequence_length is {total}")
+        if not length <= total <= MAX_POSITIONS:
+            raise Declined(f"total_sequence_length is {total}, where {length} queries are the last ones of it")
         before = b.shape(3, 4)[2] if b.has(3) else 0
         return QueryGroup(batch, shared, heads // shared, length, width, 0 if total == length else before, max(before, total))
 

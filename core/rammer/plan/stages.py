@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rammer.device.manifest import Array, Backend, Binding
 from rammer.ir.device import VDevice
-from rammer.ir.operator import RKernel, ROperator
-from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage
+from rammer.ir.operator import RKernel
+from rammer.ir.program import RProgram
 from rammer.plan.waits import dependences, plan_waits
-from rammer.profile.probe import own_buffer, random_values
+from rammer.profile.probe import OwnTensors
 from rammer.profile.store import KernelStore, key_of
 from rammer.schedule.place import Row, side_by_side
 from rammer.schedule.policy import Schedule, rows_of
@@ -54,7 +52,7 @@ class StageTimer:
     def _whole(self, kernels: Sequence[RKernel]) -> float | None:
         operators = [k.operator for k in kernels]
         place = {o.name: i for i, o in enumerate(operators)}
-        inside = _inside(operators, self.binding)
+        inside = dependences(operators, self.binding.storages)
         edges = [(place[p], i) for i, o in enumerate(operators) for p in inside[o.name]]
         shared = [sorted(place[p.name] for p in operators if set(p.inputs) & set(o.inputs)) for o in operators]
         key = key_of(self.backend.fingerprint, "stage", str(edges), str(shared), *map(self.binding.key, operators))
@@ -72,44 +70,18 @@ class StageTimer:
 def stage_program(kernels: Sequence[RKernel], binding: Binding, device: VDevice) -> tuple[RProgram, dict[str, Array]] | None:
     """A program of operators that share the vEUs as a stage of a schedule has them, and its constants.
 
-    Each tensor has a buffer of its own; constants have random values, and what nobody in the stage makes is an input. None
-    where one operator reads under another name what another one writes: that takes the model's own buffers.
+    It runs on ``OwnTensors``: what nobody in the stage makes is an input. None where one operator
+    reads under another name what another one writes: that takes the model's own buffers.
     """
     operators = [k.operator for k in kernels]
-    inside = _inside(operators, binding)
+    inside = dependences(operators, binding.storages)
     by_name = {o.name: {p.name for p in operators if set(p.outputs) & set(o.inputs)} for o in operators}
     if any(set(inside[o.name]) != by_name[o.name] for o in operators):
         return None
-    rng, constants = np.random.default_rng(), dict[str, Array]()
-    storages, buffers, inputs, outputs = list[Storage](), list[Buffer](), list[Port](), list[Port]()
-    made = {t for o in operators for t in o.outputs}
-    for name in dict.fromkeys(t for o in operators for t in (*o.inputs, *o.outputs)):
-        moved, size = own_buffer(binding.storages[name], f"b_{name}")
-        kind: BufferKind = "output" if name in made else "constant" if name in binding.constants else "input"
-        storages.append(moved)
-        buffers.append(Buffer(moved.buffer, binding.types[name].dtype, size, kind))
-        if kind == "constant":
-            constants[name] = random_values(binding.types[name], rng)
-        else:
-            (outputs if kind == "output" else inputs).append(Port(name, name))
+    own = OwnTensors.of(operators, binding)
     rows: list[Row] = [[] for _ in range(device.veus)]
     side_by_side(kernels, inside, device, rows)
     names = tuple(o.name for o in operators)
-    waits = plan_waits(Schedule(tuple(kernels), (names,), rows_of(rows), False, 0.0), {s.tensor: s for s in storages})
-    program = RProgram(
-        "stage",
-        "stage",
-        tuple(inputs),
-        tuple(outputs),
-        tuple(buffers),
-        tuple(storages),
-        tuple(operators),
-        waits.counters,
-        waits.rows,
-        precision=binding.precision,
-    )
-    return program, constants
-
-
-def _inside(operators: Sequence[ROperator], binding: Binding) -> dict[str, tuple[str, ...]]:
-    return dependences(operators, binding.storages)
+    stage = Schedule(tuple(kernels), (names,), rows_of(rows), False, 0.0)
+    waits = plan_waits(stage, {s.tensor: s for s in own.storages})
+    return own.program("stage", operators, waits.rows, binding.precision, waits.counters), own.constants

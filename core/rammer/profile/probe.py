@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from rammer.device.manifest import ALIGNED_ELEMENTS, Binding, Loaded
 from rammer.ir.operator import ROperator
-from rammer.ir.program import Buffer, BufferKind, Port, RProgram, Storage, Task
+from rammer.ir.program import Buffer, BufferKind, Counter, Port, RProgram, Storage, Task
 from rammer.ir.types import TensorType, is_float
 
-__all__ = ["own_buffer", "probe_program", "random_inputs", "random_values", "task_times"]
+__all__ = ["OwnTensors", "own_buffer", "probe_program", "random_inputs", "random_values", "task_times"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -31,42 +31,69 @@ def own_buffer(storage: Storage, buffer: str) -> tuple[Storage, int]:
     return replace(storage, buffer=buffer, offset=storage.offset - start), max(high - start, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnTensors:
+    """The tensors of some operators, each in a buffer of its own with the strides and the alignment of a binding: what the
+    operators write are outputs, the rest inputs.
+
+    What is constant there is constant here, with random values, so that kernels pack it as they will in the model.
+    """
+
+    storages: tuple[Storage, ...]
+    buffers: tuple[Buffer, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants: dict[str, Array]
+
+    @staticmethod
+    def of(operators: Sequence[ROperator], binding: Binding) -> OwnTensors:
+        """Those that ``operators`` read or write."""
+        rng, constants = np.random.default_rng(), dict[str, Array]()
+        storages, buffers, inputs, outputs = list[Storage](), list[Buffer](), list[Port](), list[Port]()
+        made = {t for o in operators for t in o.outputs}
+        for name in dict.fromkeys(t for o in operators for t in (*o.inputs, *o.outputs)):
+            moved, size = own_buffer(binding.storages[name], f"b_{name}")
+            storages.append(moved)
+            kind: BufferKind = "output" if name in made else "constant" if name in binding.constants else "input"
+            buffers.append(Buffer(moved.buffer, binding.types[name].dtype, size, kind))
+            if kind == "constant":
+                constants[name] = random_values(binding.types[name], rng)
+            else:
+                (outputs if kind == "output" else inputs).append(Port(name, name))
+        return OwnTensors(tuple(storages), tuple(buffers), tuple(inputs), tuple(outputs), constants)
+
+    def program(
+        self,
+        name: str,
+        operators: Sequence[ROperator],
+        rows: tuple[tuple[Task, ...], ...],
+        precision: str,
+        counters: tuple[Counter, ...] = (),
+    ) -> RProgram:
+        """The operators' tasks in ``rows``."""
+        return RProgram(
+            name,
+            name,
+            self.inputs,
+            self.outputs,
+            self.buffers,
+            self.storages,
+            tuple(operators),
+            counters,
+            rows,
+            precision=precision,
+        )
+
+
 def probe_program(
     operator: ROperator, binding: Binding, rows: int, veus: int = 0, length: int = 1
 ) -> tuple[RProgram, dict[str, Array]]:
-    """A program of ``operator`` alone: ``length`` tasks on each of ``rows`` vEUs, different ones as far as there are, and none on
-    the others of ``veus``.
-
-    Its tensors have the strides and the alignment of ``binding``. What is constant there is constant here, with the random
-    values that are returned, so that kernels pack it as they will in the model; its results are outputs, the rest inputs.
-    """
-    rng, constants = np.random.default_rng(), dict[str, Array]()
-    storages, buffers, inputs, outputs = list[Storage](), list[Buffer](), list[Port](), list[Port]()
-    for name in (*operator.inputs, *operator.outputs):
-        moved, size = own_buffer(binding.storages[name], f"b_{name}")
-        storages.append(moved)
-        kind: BufferKind = "output" if name in operator.outputs else "constant" if name in binding.constants else "input"
-        buffers.append(Buffer(moved.buffer, binding.types[name].dtype, size, kind))
-        if kind == "constant":
-            constants[name] = random_values(binding.types[name], rng)
-        else:
-            (outputs if kind == "output" else inputs).append(Port(name, name))
-    count = operator.task_count
+    """A program of ``operator`` alone and its constants: ``length`` tasks on each of ``rows`` vEUs, different ones as far as
+    there are, and none on the others of ``veus``; on ``OwnTensors``."""
+    own, count = OwnTensors.of([operator], binding), operator.task_count
     tasks = range(length if count else 0)
     table = [tuple([Task(operator.name, (row + i * rows) % count) for i in tasks]) for row in range(rows)]
-    program = RProgram(
-        "probe",
-        "probe",
-        tuple(inputs),
-        tuple(outputs),
-        tuple(buffers),
-        tuple(storages),
-        (operator,),
-        (),
-        (*table, *[()] * (veus - rows)),
-        precision=binding.precision,
-    )
-    return program, constants
+    return own.program("probe", [operator], (*table, *[()] * (veus - rows)), binding.precision), own.constants
 
 
 def task_times(

@@ -21,6 +21,46 @@ from rammer.errors import DeviceFailure, of_driver
 from rammer.ir.program import RProgram
 
 
+class Telling:
+    """A block in which errors of ``device``'s driver and of the system become RammerErrors. A class, as every run has
+    some: a generator takes a microsecond more."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        if isinstance(problem, Exception):
+            error = of_driver(problem, f"device {self.device}")
+            if error is not None:
+                raise error from problem
+
+
+class Turn:
+    """A block in which no other call of ``program`` runs. DeviceFailure once that is closed."""
+
+    __slots__ = ("outer", "program")
+
+    def __init__(self, program: GuardedLoaded) -> None:
+        self.program, self.outer = program, False
+
+    def __enter__(self) -> None:
+        program = self.program
+        program.lock.acquire()
+        if program.shut:
+            program.lock.release()
+            raise DeviceFailure(f"program {program._name} was closed", hint="open or compile the model again")
+        self.outer, program.busy = program.busy, True
+
+    def __exit__(self, *problem: object) -> None:
+        self.program.busy = self.outer
+        self.program.lock.release()
+
+
 class Guard:
     """Stands for ``plain``, an object of the plugin of device ``device``."""
 
@@ -40,16 +80,9 @@ class Guard:
 
         return call
 
-    @contextmanager
-    def told(self) -> Iterator[None]:
+    def told(self) -> Telling:
         """Here the plugin meets its driver and the system: what they raise is told as a RammerError."""
-        try:
-            yield
-        except Exception as problem:
-            error = of_driver(problem, f"device {self._device}")
-            if error is None:
-                raise
-            raise error from problem
+        return Telling(self._device)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:
@@ -131,26 +164,17 @@ class GuardedLoaded(Guard):
 
     def run(self, inputs: Mapping[str, Array]) -> RunResult:
         """One run, when all calls that came before have returned."""
-        with self.turn():
+        with self.turn(), self.told():
             return cast(RunResult, self._plain.run(inputs))
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """A bound call that takes turns with this program's other calls."""
-        with self.turn():
+        with self.turn(), self.told():
             return GuardedBound(self, self._plain.bind(inputs, outputs, stream))
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self) -> Turn:
         """No other call meanwhile. DeviceFailure once closed."""
-        with self.lock:
-            if self.shut:
-                raise DeviceFailure(f"program {self._name} was closed", hint="open or compile the model again")
-            outer, self.busy = self.busy, True
-            try:
-                with self.told():
-                    yield
-            finally:
-                self.busy = outer
+        return Turn(self)
 
     def close(self) -> None:
         """Free the program when the call that is running has returned; closing again does nothing."""
@@ -203,7 +227,7 @@ class GuardedBound(Guard):
 
     def run(self) -> None:
         """One run, queued or done."""
-        with self._program.turn():
+        with self._program.turn(), self.told():
             self._plain.run()
 
     def synchronize(self) -> None:
@@ -214,17 +238,17 @@ class GuardedBound(Guard):
 
     def seconds(self) -> float:
         """One run, waited for."""
-        with self._program.turn():
+        with self._program.turn(), self.told():
             return cast(float, self._plain.seconds())
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy values into bound inputs."""
-        with self._program.turn():
+        with self._program.turn(), self.told():
             self._plain.write(inputs)
 
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of outputs."""
-        with self._program.turn():
+        with self._program.turn(), self.told():
             return cast("dict[str, Array]", self._plain.to_host(*names))
 
     def close(self) -> None:

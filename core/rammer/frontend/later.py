@@ -20,6 +20,7 @@ from rammer.frontend import checks
 from rammer.frontend import nodes as nd
 from rammer.frontend.contrib import FUNCTIONS
 from rammer.frontend.reader import Model
+from rammer.ir.formats import name_of
 from rammer.ir.graph import Node
 from rammer.ir.mapped import in_memory
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
@@ -194,8 +195,8 @@ def deciding(proto: NodeProto) -> list[str]:
 
 def port_of(name: str, value: Any) -> InputPort:
     """The input that ``value`` would be."""
-    if isinstance(value, np.ndarray) and str(value.dtype) in KNOWN:
-        return InputPort(name, str(value.dtype), value.shape)
+    if isinstance(value, np.ndarray) and name_of(value.dtype) in KNOWN:
+        return InputPort(name, name_of(value.dtype), value.shape)
     if isinstance(value, np.ndarray):
         return InputPort(name, STRING, value.shape)
     return InputPort(name, OPTIONAL if value is None else SEQUENCE, ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -85,9 +86,15 @@ def carrier(dtype: str) -> str:
     return FORMATS[dtype].carrier if dtype in FORMATS else dtype
 
 
+@lru_cache(256)
+def name_of(dtype: np.dtype[Any]) -> str:
+    """What NumPy calls a type: it writes the name anew whenever it is asked, in microseconds of every run."""
+    return str(dtype)
+
+
 def carried(array: Array) -> Array:
     """An array as its carrier, in the same memory."""
-    kind = FORMATS.get(str(array.dtype))
+    kind = FORMATS.get(name_of(array.dtype))
     return array if kind is None else array.view(kind.carrier)
 
 
@@ -98,14 +105,14 @@ def restored(array: Array, dtype: str) -> Array:
 
 def readable(array: Array) -> Array:
     """An array of numbers that NumPy compares and prints: itself, where its type is none of ``FORMATS``."""
-    kind = FORMATS.get(str(array.dtype))
+    kind = FORMATS.get(name_of(array.dtype))
     return array if kind is None else array.astype(kind.wide)
 
 
 def from_file(array: Array, dtype: str) -> Array:
     """An array as NumPy's files hold one of ``dtype``, which is one of bytes, as it was; any other array as it is."""
     plain = dtype in FORMATS and array.dtype.kind == "V" and array.dtype.names is None
-    fits = plain and str(array.dtype) not in FORMATS and array.dtype.itemsize == numpy_type(dtype).itemsize
+    fits = plain and name_of(array.dtype) not in FORMATS and array.dtype.itemsize == numpy_type(dtype).itemsize
     return restored(array, dtype) if fits else array
 
 

@@ -18,14 +18,14 @@ from rammer.compiled.kept import KeptConstants
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, with_contents
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
-from rammer.device.arrays import as_numpy, by_name, dtype_of, mapped, shape_of
+from rammer.device.arrays import as_numpy, by_name, check_names, dtype_of, mapped, shape_of
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, printable
 from rammer.ir.collector import collector_paused
 from rammer.ir.content import Contents
-from rammer.ir.formats import carrier, from_file
+from rammer.ir.formats import carrier, from_file, name_of
 from rammer.ir.operator import RKernel
 from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.profile.store import KernelStore, key_of
@@ -156,10 +156,10 @@ class Executable:
         key = tuple(sorted(self.lengths.longest(self.head.inputs, shapes, spans).items()))
         ranged = (*key, *sorted(spans.items()))
         found = self.residents.find(ranged)
-        if found is None:
-            with compiling(self.backend):  # whoever waits here for the same shapes finds them made
-                found = self.residents.find(ranged) or self._made(ranged, shapes, spans)
-        return found
+        if found is not None:
+            return found
+        with compiling(self.backend):  # whoever waits here for the same shapes finds them made
+            return self.residents.find(ranged) or self._made(ranged, shapes, spans)
 
     def _made(self, key: ShapeKey, shapes: Shapes, spans: Mapping[str, Span]) -> Specialised:
         """What is kept for the key, or compiled."""
@@ -338,7 +338,7 @@ def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict
     others = by_name("input", {n: v for n, v in given.items() if n not in hosted})
     kinds = {p.name: p.dtype for p in ports}
     arrays = {n: from_file(as_numpy(f"input {n!r}", v), kinds.get(n, "")) for n, v in others.items()}
-    check_ports(ports, {**dict.fromkeys(hosted, ("", ())), **{n: (str(a.dtype), a.shape) for n, a in arrays.items()}})
+    check_ports(ports, {**dict.fromkeys(hosted, ("", ())), **{n: (name_of(a.dtype), a.shape) for n, a in arrays.items()}})
     return {p.name: hosted[p.name] if p.name in hosted else np.asarray(arrays[p.name], order="C") for p in ports}
 
 
@@ -365,9 +365,7 @@ def shapes_of(head: Head, values: Mapping[str, Array]) -> dict[str, tuple[int, .
 def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """BadInput unless ``given`` has an element type and shape for every port, and they are as declared."""
     names = [p.name for p in ports]
-    unknown = [n for n in given if n not in names]
-    if unknown:
-        raise BadInput(f"the model has no input {unknown[0]!r}", hint=f"its inputs are: {', '.join(names)}")
+    check_names("input", given, dict.fromkeys(names))
     for port in ports:
         if port.name not in given:
             raise BadInput(f"input {port.name!r} is missing", hint=f"the model needs: {', '.join(names)}")
@@ -377,6 +375,8 @@ def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tup
 
 
 def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
+    if dtype == port.dtype and shape == port.shape:
+        return
     declared = f"{port.dtype}[{','.join('?' if d is None else str(d) for d in port.shape)}]"
     if dtype != port.dtype:
         raise BadInput(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import RLock
@@ -61,15 +61,17 @@ class Residents(Generic[Key]):
     @contextmanager
     def used(self, find: Callable[[], Specialised]) -> Iterator[Specialised]:
         """What ``find`` gives, which is not freed meanwhile."""
-        with ExitStack() as stack:
-            while True:
-                special = find()
-                try:
-                    stack.enter_context(special.used())
-                    break
-                except DeviceFailure:  # freed for another since it was found
-                    continue
+        while True:
+            special = find()
+            try:
+                special.enter()
+                break
+            except DeviceFailure:  # freed for another since it was found
+                continue
+        try:
             yield special
+        finally:
+            special.leave()
         self.trim(special)
 
     def close(self) -> None:

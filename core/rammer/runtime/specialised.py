@@ -98,16 +98,24 @@ class Specialised:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Not closed meanwhile. DeviceFailure where it is closed already."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        """Here a call of this thread begins; DeviceFailure where it is closed already."""
         with self._changed:
             if self.closed:
                 raise DeviceFailure(f"{self.compiled.graph.name} was closed", hint="open or compile the model again")
             self.users.append(get_ident())
-        try:
-            yield
-        finally:
-            with self._changed:
-                self.users.remove(get_ident())
-                self._changed.notify_all()
+
+    def leave(self) -> None:
+        """The call that began last has returned."""
+        with self._changed:
+            self.users.remove(get_ident())
+            self._changed.notify_all()
 
     def run(
         self, inputs: Mapping[str, Array], watch: Callable[[ProgramSegment, Mapping[str, Array]], None] | None = None

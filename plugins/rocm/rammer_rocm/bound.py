@@ -38,6 +38,10 @@ class Queued(Protocol):
         """A tensor's values, when all before is done."""
         ...
 
+    def seen(self, tensor: str) -> Array | None:
+        """A tensor's elements in the device's memory, where the host sees it, between runs."""
+        ...
+
     def queue_run(self) -> None:
         """Queue one run."""
         ...
@@ -135,6 +139,8 @@ class OpenClBound:
                 src_offset=self._program.start(tensor),
                 dst_offset=array.offset,
             )
+        elif (seen := self._program.seen(tensor)) is not None:
+            np.copyto(array, seen)
         elif array.flags.c_contiguous:
             opencl().enqueue_copy(
                 self.stream, array, self._program.buffer, src_offset=self._program.start(tensor), is_blocking=False

@@ -26,6 +26,7 @@ from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.ended import ended
 from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.memory import shared_memory
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 from rammer_rocm.units import opencl
 
@@ -120,6 +121,7 @@ class OpenClProgram:
         queue = shared.queue
         context, device = queue.context, kernels.vdevice
         self.program, self.queue, self.single, self.closed = program, queue, single, False
+        self.views = dict[str, Array]()
         binding = Binding.of(program, constants)
         used = {task.operator for row in program.rows for task in row}
         functions = kernels.writer.all((o for o in program.operators if o.name in used), binding)
@@ -198,9 +200,8 @@ class OpenClProgram:
         cl = opencl()
         flags = cl.mem_flags
         try:
-            # On a CPU the runtime's own allocation makes copies plain memcpys; on a GPU it would be host memory.
-            kind = flags.READ_WRITE | (flags.ALLOC_HOST_PTR if self.threads == 1 else 0)
-            self.buffer = cl.Buffer(context, kind, self.memory.nbytes)
+            # The host's views are there where runs have finished when they return: nobody else is at it then.
+            self.buffer, self.host = shared_memory(context, self.memory.nbytes, self.threads == 1, self.single)
             self.spill = cl.Buffer(context, flags.READ_WRITE, max(scratch, 64))
             tables = (arguments, self.table.starts, self.table.runs, self.table.filled)
             self.tables = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=t) for t in tables]
@@ -221,9 +222,10 @@ class OpenClProgram:
         common = (self.buffer, arguments, starts, runs, self.spill, *self.constants.buffers)
         veus, count = self.program.veus, len(self.table.kernel_of_wave)
         self.launches: list[Any] = []
+        self.counters: Array | None = None
         if self.single:
             words = count * (LINE_WORDS + veus) + 1
-            self.sync = cl.Buffer(context, cl.mem_flags.READ_WRITE, words * 4)
+            self.sync, self.counters = shared_memory(context, words * 4, True, True)
             self._reset()
             self.most_launches = int(self.table.filled.sum()) + 1
             kernel = cl.Kernel(self.binary, "program")
@@ -292,18 +294,25 @@ class OpenClProgram:
         if not count:
             return
         self.epoch += 1
-        kernel, done = self.launches[0], np.zeros(1, np.int32)
-        target = int(self.table.filled[-1]) * self.epoch
+        kernel, target = self.launches[0], int(self.table.filled[-1]) * self.epoch
         for _ in range(self.most_launches):
             self.launch += 1
             kernel.set_args(*self.fixed, self.epoch, self.launch, count)
             self._enqueue(kernel)
-            place = (count - 1) * LINE_WORDS * 4
-            opencl().enqueue_copy(self.queue, done, self.sync, src_offset=place, is_blocking=True)
-            if done[0] == target:
+            if self._finished_rows(count - 1) == target:
                 return
         self._reset()
         raise DeviceFailure(f"program {self.program.name} makes no progress", hint="try --option executor=waves")
+
+    def _finished_rows(self, wave: int) -> int:
+        """What the counter of a wave says when all that was queued is done."""
+        place = wave * LINE_WORDS
+        if self.counters is not None:
+            self.queue.finish()
+            return int(self.counters.view(np.int32)[place])
+        done = np.zeros(1, np.int32)
+        opencl().enqueue_copy(self.queue, done, self.sync, src_offset=place * 4, is_blocking=True)
+        return int(done[0])
 
     def poison(self) -> None:
         """Fill arena, inputs, outputs and scratch with NaN (all bits set): what a run does not write then shows."""
@@ -325,11 +334,15 @@ class OpenClProgram:
         buffer = self.program.buffer[storage.buffer]
         if not buffer.nbytes:
             return
+        seen = self.seen(tensor)
+        if seen is not None:
+            np.copyto(seen, values)
+            return
         if fills(storage, buffer):
             dense = np.ascontiguousarray(values, buffer.dtype)
             self.write_bytes(dense, self.memory.buffers[storage.buffer], blocking or dense is not values)
             return
-        flat = self._flat(storage.buffer)
+        flat = self.flat(storage.buffer)
         view(flat, storage)[...] = values
         self.write_bytes(flat, self.memory.buffers[storage.buffer])
 
@@ -340,10 +353,23 @@ class OpenClProgram:
 
     def read(self, tensor: str) -> Array:
         """A copy of a tensor after the runs queued so far."""
-        storage = self.program.storage[tensor]
-        return np.ascontiguousarray(view(self._flat(storage.buffer), storage)).reshape(storage.shape)
+        seen, storage = self.seen(tensor), self.program.storage[tensor]
+        if seen is not None:
+            return seen.copy()
+        return np.ascontiguousarray(view(self.flat(storage.buffer), storage)).reshape(storage.shape)
 
-    def _flat(self, name: str) -> Array:
+    def seen(self, tensor: str) -> Array | None:
+        """A tensor's elements where they are, between runs; None where the host does not see the device's memory."""
+        if self.host is None:
+            return None
+        if tensor not in self.views:
+            storage = self.program.storage[tensor]
+            buffer, start = self.program.buffer[storage.buffer], self.memory.buffers[storage.buffer]
+            flat = self.host[start : start + buffer.nbytes].view(buffer.dtype)
+            self.views[tensor] = view(flat, storage)
+        return self.views[tensor]
+
+    def flat(self, name: str) -> Array:
         """What is in a buffer after the runs queued so far."""
         buffer = self.program.buffer[name]
         flat = np.empty(buffer.size, buffer.dtype)
@@ -358,5 +384,6 @@ class OpenClProgram:
         for buffer in (self.buffer, self.spill, *self.tables, *([self.sync] if self.single else [])):
             buffer.release()
         self.launches.clear()
-        self.fixed = ()
+        self.views.clear()
+        self.fixed, self.host, self.counters = (), None, None
         self.constants = PlacedConstants((), {}, ())  # others may have them yet

@@ -55,6 +55,7 @@ from rammer.tile.decodings import inline_decodings
 from rammer.tile.graph import TileGraph
 from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
+from rammer.tile.stitch import stitch
 from rammer.tile.worth import BatchTrial, PricedBy, batch_where_it_pays
 
 
@@ -191,7 +192,7 @@ class Compiler:
             kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
             check_capacity(compute.name, plan, kept, self.backend.vdevice)
         with self.step("tile"):
-            tile = self._connected(plan)
+            tile = self._connected(plan, ranged)
             tile = replace(tile, decisions=(*trials, *tile.decisions))
             tile = replace(tile, operators=ended_operators(tile.operators, ended)) if ended else tile
         first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
@@ -219,9 +220,11 @@ class Compiler:
         compute = slice_steps(compute, self.backend.vdevice)
         return compute, assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
 
-    def _connected(self, plan: StoragePlan) -> TileGraph:
-        sources = view_sources(plan.graph, plan.storages)
-        return connect(plan.graph, self.backend.vdevice, sources, *self.rates(plan), self._binding(plan))
+    def _connected(self, plan: StoragePlan, ranged: bool = False) -> TileGraph:
+        """Operators of what meets on chip. Those of a range of lengths are not stitched: each of them may end by itself."""
+        sources, binding, device = view_sources(plan.graph, plan.storages), self._binding(plan), self.backend.vdevice
+        tile, price = connect(plan.graph, device, sources, *self.rates(plan), binding), self._price(binding)
+        return tile if ranged else stitch(tile, device, lambda o: price(o, plan.storages), sources, binding)
 
     def _planned(
         self,

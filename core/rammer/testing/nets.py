@@ -203,6 +203,26 @@ def _rows(net: Net, s: Sizes) -> onnx.ModelProto:
     return net.model(net.node("Mul", y, net.constant(np.float32(2.0))))
 
 
+def _stitched(net: Net, s: Sizes) -> onnx.ModelProto:
+    """Several results of the same rows: statistics, normalisations and maps of one tensor, which may be a result as well."""
+    shape, axis = (s["b"], s["m"], s["depth"]), s["t"] % 3
+    x = net.source(shape, s["off"], 2)
+    x = net.node("Add", x, net.input(*shape)) if "add" in net.tags else x
+    x = net.node("Tanh", x) if "tanh" in net.tags else x
+    if "keep" in net.tags:
+        net.outputs.append(net.node("Relu", x) if x == "x0" else x)
+    if "norm" in net.tags:
+        net.outputs.append(net.node("LayerNormalization", x, net.some(s["depth"]), net.some(s["depth"]), axis=-1))
+    along, keepdims = net.constant(np.array([axis], np.int64)), int("dims" in net.tags)
+    mean = net.node("ReduceMean", x, along)
+    if "var" in net.tags:
+        apart = net.node("Sub", x, mean)
+        net.outputs.append(net.node("ReduceMean", net.node("Mul", apart, apart), along, keepdims=keepdims))
+    for tag, op in (("max", "ReduceMax"), ("min", "ReduceMin"), ("sum", "ReduceSum"), ("square", "ReduceSumSquare")):
+        net.outputs += [net.node(op, x, along, keepdims=keepdims)] if tag in net.tags else []
+    return net.model(net.node("Sub", x, mean) if "less" in net.tags else net.node("Neg", mean))
+
+
 def _chain(net: Net, s: Sizes) -> onnx.ModelProto:
     """Layers in a row, the form that a device may keep on chip."""
     widths = [s["first"], *[s["wide"]] * (s["layers"] - 1), s["last"]]
@@ -264,6 +284,7 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     "gemv": ("t", "depth", "width", "off"),
     "attention": ("n", "heads", "m", "keys", "depth", "width", "off"),
     "rows": ("b", "m", "depth", "t", "off"),
+    "stitched": ("b", "m", "depth", "t", "off"),
     "chain": ("rows", "first", "wide", "last", "layers", "off"),
     "recurrent": ("t", "b", "depth", "width"),
     "maps": ("n", "c", "h", "w", "off"),
@@ -337,6 +358,12 @@ KINDS: Mapping[str, NetKind] = {
     "rows": NetKind(
         _rows,
         ("add", "slice", "norm", "log", "across", "arg", "mean", "reader", "bn"),
+        _always,
+        lambda s: 40 * s["b"] * s["m"] * s["depth"],
+    ),
+    "stitched": NetKind(
+        _stitched,
+        ("add", "slice", "tanh", "keep", "norm", "dims", "var", "max", "min", "sum", "square", "less"),
         _always,
         lambda s: 40 * s["b"] * s["m"] * s["depth"],
     ),

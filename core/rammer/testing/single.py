@@ -27,6 +27,7 @@ from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, Buffer, BufferKind, Counter, Port, RProgram, Storage, Task, Wait
 from rammer.ir.types import TensorType, is_float, row_major
 from rammer.profile.store import KernelStore
+from rammer.profile.tune import Tuner
 from rammer.runtime.host_memory import view
 from rammer.testing.bounds import Bounded, bounded_results
 from rammer.testing.cases import VIEWS, NetCase
@@ -61,7 +62,8 @@ class _Stop(Exception):
 class _Recorder:
     """In the place of the tuner: keeps the operators that it is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tuner: Tuner) -> None:
+        self.kernels = tuner.kernels  # operators are stitched by what their kernels take
         self.found: tuple[Sequence[ROperator], Binding] = ((), Binding({}, {}))
 
     def prepare(self, operators: Sequence[ROperator], binding: Binding) -> None:
@@ -73,7 +75,7 @@ class _Recorder:
 def subjects(case: NetCase, backend: Backend) -> list[UntiledOperator]:
     """The operators of a case's model on this device, all or the one that it names."""
     compiler = Compiler(backend, CompileOptions(precision=case.precision, layout=case.layout), KernelStore(None))
-    recorder = _Recorder()
+    recorder = _Recorder(compiler.tuner)
     compiler.tuner = recorder  # type: ignore[assignment]
     values: dict[str, Array] = {}
     graph_of = compiler.program

@@ -21,7 +21,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from rammer.device.manifest import Binding
@@ -32,6 +31,7 @@ from rammer.ir.expr import Ref
 from rammer.ir.operator import Connection, ROperator, compared
 from rammer.ir.past import Past
 from rammer.tile.graph import ConnectionTrial, TileGraph, device_edges
+from rammer.tile.order import topological
 from rammer.tile.search import ranked_tiles
 
 #: Longest chain of Computes that meet at thread level: beyond it kernels only grow in registers and compile time.
@@ -65,7 +65,7 @@ def connect(
     binding = binding or Binding(graph.types, {}, frozenset(graph.constants))
     state = _Connector(graph, device, dict(aliases or {}), rate, prologue_rate, binding)
     operators = tuple(state.grow(c) for c in state.seeds() if c.name not in state.owner)
-    ordered = _topological(operators, state)
+    ordered = topological(operators, state.position, state.roots)
     edges = tuple(e for o in ordered for e in o.connections) + device_edges(graph, state.owner)
     return TileGraph(graph, ordered, tuple(state.decisions), edges)
 
@@ -183,7 +183,7 @@ class _Connector:
     def _waits(self, group: list[Compute]) -> bool:
         """Whether the group ends in row-wise work on a product of many rows, which only another product is worth."""
         behind = group[_last_product(group) + 1 :]
-        return self._many_rows(group[0]) and not all(_elementwise(c, group) for c in behind)
+        return self._many_rows(group[0]) and not all(elementwise(c, group) for c in behind)
 
     def _written(self, group: list[Compute]) -> tuple[str, ...]:
         """What the group would write: its last value and, where that is allowed, others that are used outside and that
@@ -214,7 +214,7 @@ class _Connector:
         """The highest layer at which ``c`` can meet the group, or None."""
         produced = {g.name: g for g in group}
         inner = [ld for ld in c.loads if ld.tensor in produced]
-        if _elementwise(c, group):
+        if elementwise(c, group):
             return "thread"
         if _prologue(group, c) and not self._weight_bound(c):
             return None if self._holds(c) else "thread"
@@ -299,7 +299,7 @@ def _within(run: list[Compute], operator: ROperator) -> tuple[Connection, ...]:
     return tuple(e for e in operator.connections if {e.producer, e.consumer} <= names)
 
 
-def _elementwise(c: Compute, group: list[Compute]) -> bool:
+def elementwise(c: Compute, group: list[Compute]) -> bool:
     """Whether ``c`` is a map that reads the group element by element."""
     inside = {g.name for g in group}
     return c.combiner is None and all(identity_load(ld, c) for ld in c.loads if ld.tensor in inside)
@@ -340,27 +340,3 @@ def _in_place(c: Compute) -> bool:
 
 def _operator(computes: tuple[Compute, ...], connections: tuple[Connection, ...]) -> ROperator:
     return ROperator(computes[-1].name, computes, connections, (computes[-1].name,))
-
-
-def _topological(operators: tuple[ROperator, ...], state: _Connector) -> tuple[ROperator, ...]:
-    """By the position of the last Compute, as far as dependences allow: a group may write one of its results long before its
-    last one, and who reads that comes after the group all the same."""
-    by_name = {o.name: o for o in operators}
-    place = {o.name: state.position[o.anchor.name] for o in operators}
-    needs, readers = dict[str, int](), dict[str, list[str]]()
-    for o in operators:
-        before = {state.owner[r] for n in o.inputs for r in state.roots(n) if r in state.owner} - {o.name}
-        needs[o.name] = len(before)
-        for name in before:
-            readers.setdefault(name, []).append(o.name)
-    ready = [(place[name], name) for name, count in needs.items() if not count]
-    heapify(ready)
-    ordered = list[ROperator]()
-    while ready:
-        _, name = heappop(ready)
-        ordered.append(by_name[name])
-        for reader in readers.get(name, ()):
-            needs[reader] -= 1
-            if not needs[reader]:
-                heappush(ready, (place[reader], reader))
-    return tuple(ordered)

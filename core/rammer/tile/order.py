@@ -1,0 +1,35 @@
+"""A legal order of operators that may write one of their results long before their last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from rammer.ir.operator import ROperator
+
+
+def topological(
+    operators: Sequence[ROperator], position: Mapping[str, int], roots: Callable[[str], Iterable[str]]
+) -> tuple[ROperator, ...]:
+    """By the ``position`` of the last Compute, as far as dependences allow: a group may write one of its results long before
+    its last one, and who reads that comes after the group all the same. ``roots`` are the tensors whose memory one reads."""
+    by_name = {o.name: o for o in operators}
+    owner = {c.name: o.name for o in operators for c in o.computes}
+    place = {o.name: position[o.anchor.name] for o in operators}
+    needs, readers = dict[str, int](), dict[str, list[str]]()
+    for o in operators:
+        before = {owner[r] for n in o.inputs for r in roots(n) if r in owner} - {o.name}
+        needs[o.name] = len(before)
+        for name in before:
+            readers.setdefault(name, []).append(o.name)
+    ready = [(place[name], name) for name, count in needs.items() if not count]
+    heapify(ready)
+    ordered = list[ROperator]()
+    while ready:
+        _, name = heappop(ready)
+        ordered.append(by_name[name])
+        for reader in readers.get(name, ()):
+            needs[reader] -= 1
+            if not needs[reader]:
+                heappush(ready, (place[reader], reader))
+    return tuple(ordered)

@@ -1,0 +1,249 @@
+"""Stitching: memory-bound operators on the same rows become one, with several results (FusionStitching, sections 4 and 5).
+
+Groups of ``connect`` grow along chains and mostly write one result. What they leave are operators that read the same tensor
+(two statistics of one batch), or that others need besides (a residual sum and its normalisation). A *plan* says which of
+them become one; a *move* joins two groups. The delta evaluator prices a move by what it changes: bytes, operations and
+launches of three operators, as the core counts them. A beam search keeps the plans of each region, of what possible
+moves connect, that save most; the latency evaluator, which is the device's kernels, predicted or measured, chooses among
+these and the plan without any move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Final, TypeAlias
+
+from rammer.device.manifest import Binding
+from rammer.ir.compute import Compute
+from rammer.ir.device import Scope, VDevice
+from rammer.ir.expr import Const, Ref
+from rammer.ir.operator import Connection, ROperator
+from rammer.tile.connect import LONGEST_CHAIN, elementwise
+from rammer.tile.graph import ConnectionTrial, TileGraph, device_edges
+from rammer.tile.order import topological
+from rammer.tile.search import ranked_tiles
+
+#: Plans that the search keeps, and the most results of one operator.
+BEAM, MOST_RESULTS = 4, 8
+#: Operators of a region from which on only the best plan is kept: a search is no longer than its region is large.
+WIDE: Final = 24
+
+#: Seconds of an operator's best kernel, without its launch; infinite where none fits.
+Latency: TypeAlias = Callable[[ROperator], float]
+Members: TypeAlias = frozenset[int]
+
+
+def stitch(
+    tile: TileGraph, device: VDevice, latency: Latency, aliases: Mapping[str, tuple[str, ...]], binding: Binding | None = None
+) -> TileGraph:
+    """``tile`` with memory-bound operators stitched where the device's kernels are no slower for it. ``aliases`` as for
+    ``connect``."""
+    search = _Stitcher(tile, device, latency, aliases, binding or Binding(tile.graph.types, {}))
+    plans = [search.best(region) for region in search.regions()]
+    joined = [group for plan in plans for group in plan]
+    if not joined:
+        return replace(tile, decisions=(*tile.decisions, *search.decisions))
+    inside = frozenset[int]().union(*joined)
+    kept = [o for i, o in enumerate(tile.operators) if i not in inside]
+    made = [o for o in map(search.operator, joined) if o is not None]
+    operators = topological([*kept, *made], search.position, search.roots)
+    owner = {c.name: o.name for o in operators for c in o.computes}
+    edges = tuple(e for o in operators for e in o.connections) + device_edges(tile.graph, owner)
+    return replace(tile, operators=operators, decisions=(*tile.decisions, *search.decisions), edges=edges)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The groups of more than one operator, and the seconds that they save by the delta evaluator (negative)."""
+
+    groups: frozenset[Members] = frozenset()
+    delta: float = 0.0
+
+    @cached_property
+    def of(self) -> dict[int, Members]:
+        """The group of every operator that is in one."""
+        return {i: g for g in self.groups for i in g}
+
+    def group(self, i: int) -> Members:
+        """The group of operator ``i``: itself alone, or with others."""
+        return self.of.get(i) or frozenset((i,))
+
+    def joined(self, a: Members, b: Members, delta: float) -> _Plan:
+        """This plan with two groups as one."""
+        return _Plan(self.groups - {a, b} | {a | b}, self.delta + delta)
+
+
+class _Stitcher:
+    def __init__(
+        self,
+        tile: TileGraph,
+        device: VDevice,
+        latency: Latency,
+        aliases: Mapping[str, tuple[str, ...]],
+        binding: Binding,
+    ) -> None:
+        self.tile, self.device, self.latency, self.aliases, self.binding = tile, device, latency, aliases, binding
+        self.operators, self.decisions = tile.operators, list[ConnectionTrial]()
+        self.position = {c.name: i for i, c in enumerate(tile.graph.computes)}
+        self.owner = {c.name: i for i, o in enumerate(self.operators) for c in o.computes}
+        self.escaping = set(tile.graph.outputs) | {t for sources in aliases.values() for t in sources}
+        self.readers: dict[str, set[int]] = {}
+        self.after: list[set[int]] = [set() for _ in self.operators]
+        for i, o in enumerate(self.operators):
+            for name in o.inputs:
+                self.readers.setdefault(name, set()).add(i)
+                for root in self.roots(name):
+                    if root in self.owner:
+                        self.after[self.owner[root]].add(i)
+        self.stitched: dict[Members, ROperator | None] = {}
+        self.prices: dict[str, float] = {}
+
+    def roots(self, tensor: str) -> tuple[str, ...]:
+        """The tensors whose memory ``tensor`` reads: itself unless it is a view."""
+        return self.aliases.get(tensor, (tensor,))
+
+    # --- moves ------------------------------------------------------------------------------------
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Operators that could be one: memory-bound, and one reads the other's result, or both a tensor that is no constant."""
+        bound = {i for i, o in enumerate(self.operators) if memory_bound(o)}
+        found = dict[tuple[int, int], None]()
+        for i in sorted(bound):
+            for name in self.operators[i].outputs:
+                found |= {(i, j): None for j in sorted(self.readers.get(name, set()) & bound)}
+        for name, readers in self.readers.items():
+            if name not in self.tile.graph.constants:
+                pairs = combinations(sorted(readers & bound), 2)
+                found |= {(i, j): None for i, j in pairs if self._shape(i) == self._shape(j)}
+        return list(found)
+
+    def _shape(self, i: int) -> tuple[int, ...]:
+        return self.operators[i].anchor.shape
+
+    def operator(self, group: Members) -> ROperator | None:
+        """The operators of ``group`` as one; None where that is no operator."""
+        if len(group) == 1:
+            return self.operators[next(iter(group))]
+        if group not in self.stitched:
+            self.stitched[group] = self._made(group)
+        return self.stitched[group]
+
+    def _made(self, group: Members) -> ROperator | None:
+        members = [self.operators[i] for i in sorted(group)]
+        computes = sorted((c for o in members for c in o.computes), key=lambda c: self.position[c.name])
+        inside = {c.name for c in computes}
+        outputs = tuple(c.name for c in computes if self._used_outside(c.name, group))
+        shapes = {c.shape for c in computes if c.name in outputs}
+        if len(computes) > LONGEST_CHAIN or len(outputs) > MOST_RESULTS or shapes != {computes[-1].shape}:
+            return None
+        links = {(e.producer, e.consumer): e.layer for o in members for e in o.connections}
+        connections = list[Connection]()
+        for place, c in enumerate(computes):
+            layer = meeting(computes[:place], c)
+            for name in (n for n in c.reads if n in inside):
+                kept = links.get((name, c.name), layer)
+                if kept is None:
+                    return None
+                connections.append(Connection(name, c.name, kept))
+        return ROperator(computes[-1].name, tuple(computes), tuple(connections), outputs)
+
+    def _used_outside(self, name: str, group: Members) -> bool:
+        return name in self.escaping or bool(self.readers.get(name, set()) - group)
+
+    def _circular(self, plan: _Plan, group: Members) -> bool:
+        """Whether a way leads from ``group`` over other groups of ``plan`` back to it."""
+        last = max(group.union(*plan.groups))  # operators are in order: nothing behind leads back
+        seen, ahead = set(group), [j for i in group for j in self.after[i] - group]
+        while ahead:
+            i = ahead.pop()
+            if i in seen or i > last:
+                continue
+            for k in plan.group(i):
+                seen.add(k)
+                if self.after[k] & group:
+                    return True
+                ahead += self.after[k] - seen
+        return False
+
+    # --- search -----------------------------------------------------------------------------------
+
+    def regions(self) -> list[list[tuple[int, int]]]:
+        """The pairs by what they connect."""
+        region: dict[int, list[tuple[int, int]]] = {}
+        for pair in self.pairs:
+            a, b = (region.setdefault(i, []) for i in pair)
+            if a is not b:
+                a += b
+                region |= {i: a for p in b for i in p}
+            a.append(pair)
+            region |= dict.fromkeys(pair, a)
+        return list({id(found): found for found in region.values()}.values())
+
+    def best(self, region: Sequence[tuple[int, int]]) -> list[Members]:
+        """The groups of the best plan for ``region``."""
+        found, plans = [_Plan()], [_Plan()]
+        width = BEAM if len({i for p in region for i in p}) < WIDE else 1
+        while plans:
+            moved = {p.groups: p for plan in plans for p in self._moves(plan, region)}
+            plans = sorted(moved.values(), key=lambda p: (p.delta, sorted(map(sorted, p.groups))))[:width]
+            found += plans
+        shortlist = [_Plan(), *sorted(found[1:], key=lambda p: p.delta)[:width]]
+        timed = [self._seconds(p, region) for p in shortlist]
+        chosen = min(range(len(timed)), key=timed.__getitem__)
+        self._log(shortlist, timed, chosen)
+        return sorted(shortlist[chosen].groups, key=sorted)
+
+    def _moves(self, plan: _Plan, region: Iterable[tuple[int, int]]) -> list[_Plan]:
+        """Every plan that joins two groups of ``plan`` and saves time by it."""
+        moves = dict.fromkeys((plan.group(a), plan.group(b)) for a, b in region)
+        result = []
+        for a, b in moves:
+            whole = self.operator(a | b) if a != b else None
+            if whole is None:
+                continue
+            parts = [o for o in (self.operator(a), self.operator(b)) if o is not None]
+            delta = self._price(whole) - sum(map(self._price, parts))
+            if delta < 0 and not self._circular(plan, a | b):
+                result.append(plan.joined(a, b, delta))
+        return result
+
+    def _price(self, operator: ROperator) -> float:
+        """The delta evaluator: seconds with the best tile, launch included, as the core counts bytes and operations."""
+        key = self.binding.key(operator)
+        if key not in self.prices:
+            ranked = ranked_tiles(operator, self.tile.graph.types, self.device)
+            self.prices[key] = ranked[0][0] if ranked else math.inf
+        return self.prices[key]
+
+    def _seconds(self, plan: _Plan, region: Iterable[tuple[int, int]]) -> float:
+        """The latency evaluator: seconds of all operators of a region under ``plan``, launches included."""
+        groups = {plan.group(i) for p in region for i in p}
+        return sum(self.latency(o) + self.device.launch for g in groups if (o := self.operator(g)) is not None)
+
+    def _log(self, plans: Sequence[_Plan], timed: Sequence[float], chosen: int) -> None:
+        for number, (plan, seconds) in enumerate(zip(plans[1:], timed[1:], strict=True), 1):
+            subject = " | ".join(" + ".join(self.operators[i].name for i in sorted(g)) for g in sorted(plan.groups, key=sorted))
+            kept = number == chosen
+            why = "stitched" if kept else "another plan is faster" if chosen else "the device's kernels are slower"
+            self.decisions.append(ConnectionTrial(subject, "stitch", timed[0], seconds, kept, why))
+
+
+def memory_bound(operator: ROperator) -> bool:
+    """Whether an operator is maps and reductions alone, and has something to compute."""
+    kinds = {c.kind for c in operator.computes}
+    return kinds <= {"map", "reduction"} and not operator.endings and 0 not in operator.anchor.shape
+
+
+def meeting(group: Sequence[Compute], c: Compute) -> Scope | None:
+    """Where ``c`` can meet a group of maps and reductions: in registers element by element, else on chip, row by row."""
+    if elementwise(c, list(group)):
+        return "thread"
+    names = {g.name for g in group}
+    inner = [ld for ld in c.loads if ld.tensor in names]
+    aligned = all(ld.fill is None and all(isinstance(i, Ref | Const) for i in ld.indices) for ld in inner)
+    return "veu" if aligned else None

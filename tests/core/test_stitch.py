@@ -1,0 +1,170 @@
+"""Stitching: which memory-bound operators become one, by which evaluator, and that they compute the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from rammer.codegen.dialects import C99
+from rammer.device.manifest import Binding
+from rammer.frontend.bind import bind
+from rammer.frontend.lower import lower
+from rammer.frontend.reader import read_model
+from rammer.ir.compute import ComputeGraph
+from rammer.ir.device import MemoryLayer, VDevice
+from rammer.ir.operator import ROperator
+from rammer.passes.pipeline import Pipeline, default_passes
+from rammer.testing.cases import Sampler
+from rammer.testing.host_c import THREADED, HostCase, check
+from rammer.testing.nets import model_of
+from rammer.testing.small_models import SmallModel
+from rammer.testing.some import some
+from rammer.tile.connect import connect
+from rammer.tile.graph import TileGraph
+from rammer.tile.search import ranked_tiles
+from rammer.tile.stitch import stitch
+
+ROWS = "float[128,192] x"
+#: Models by name, and how many operators there are once they are stitched (and before).
+CASES = {
+    "residual and norm": (
+        SmallModel(
+            "residual",
+            f"""({ROWS}, float[128,192] r, float[192] w_g, float[192] w_b) => (float[128,192] y, float[128,192] s) {{
+            s = Add(x, r)
+            y = LayerNormalization<axis=-1>(s, w_g, w_b)
+        }}""",
+        ),
+        1,
+        2,
+    ),
+    "map with two reductions": (
+        SmallModel(
+            "exponential",
+            f"""({ROWS}) => (float[128,1] p, float[128,1] q) <int64[1] along = {{1}}> {{
+            e = Exp(x)
+            p = ReduceSum(e, along)
+            q = ReduceMax(e, along)
+        }}""",
+        ),
+        1,
+        3,
+    ),
+    "two reductions": (
+        SmallModel(
+            "two",
+            f"""({ROWS}) => (float[128] p, float[128] q) <int64[1] along = {{1}}> {{
+            p = ReduceSum<keepdims=0>(x, along)
+            q = ReduceMax<keepdims=0>(x, along)
+        }}""",
+        ),
+        1,
+        2,
+    ),
+    "statistics of columns": (
+        SmallModel(
+            "columns",
+            """(float[512,64] x) => (float[1,64] mean, float[1,64] var, float[1,64] high, float[1,64] low)
+            <int64[1] along = {0}> {
+            mean = ReduceMean(x, along)
+            d = Sub(x, mean)
+            e = Mul(d, d)
+            var = ReduceMean(e, along)
+            high = ReduceMax(x, along)
+            low = ReduceMin(x, along)
+        }""",
+        ),
+        1,
+        4,
+    ),
+    "other rows": (
+        SmallModel(
+            "apart",
+            f"""({ROWS}) => (float[128] p, float[192] q) <int64[1] a = {{1}}, int64[1] b = {{0}}> {{
+            p = ReduceSum<keepdims=0>(x, a)
+            q = ReduceMax<keepdims=0>(x, b)
+        }}""",
+        ),
+        2,
+        2,
+    ),
+}
+
+
+def device(launch: float = 1e-6) -> VDevice:
+    layers = (
+        MemoryLayer("memory", "device", 1 << 40, 1e10),
+        MemoryLayer("local", "veu", 1 << 20, 1e11),
+        MemoryLayer("register", "thread", 4096, 1e12),
+    )
+    return VDevice("test", "for tests", 4, layers, 1e10, launch)
+
+
+def graph_of(model: SmallModel, rng: np.random.Generator) -> ComputeGraph:
+    return lower(Pipeline(default_passes()).run(bind(read_model(model.build(rng)), {}))[0])
+
+
+def stitched(graph: ComputeGraph, where: VDevice, slow: float = 1.0) -> tuple[TileGraph, TileGraph]:
+    """Before and after; kernels of several results take ``slow`` times what is predicted."""
+
+    def latency(operator: ROperator) -> float:
+        ranked = ranked_tiles(operator, graph.types, where)
+        return (ranked[0][0] - where.launch) * (slow if len(operator.outputs) > 1 else 1.0)
+
+    before = connect(graph, where)
+    return before, stitch(before, where, latency, {})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_on_the_same_rows_become_one(name: str, rng: np.random.Generator) -> None:
+    model, wanted, apart = CASES[name]
+    before, after = stitched(graph_of(model, rng), device())
+    assert (len(before.operators), len(after.operators)) == (apart, wanted)
+    assert {c.name for o in before.operators for c in o.computes} == {c.name for o in after.operators for c in o.computes}
+
+
+@pytest.mark.parametrize("name", [n for n, (_, wanted, apart) in CASES.items() if wanted < apart])
+def test_kernels_that_are_slower_for_it_leave_them_apart(name: str, rng: np.random.Generator) -> None:
+    """The delta evaluator proposes, the latency evaluator disposes; what it refused is in the log."""
+    before, after = stitched(graph_of(CASES[name][0], rng), device(), slow=1e6)
+    refused = [d for d in after.decisions if d not in before.decisions]
+    assert not any(len(o.outputs) > 1 for o in some(after.operators)), name
+    assert any(not d.kept for d in refused if hasattr(d, "kept"))
+
+
+def test_no_way_leads_around_a_stitched_operator(rng: np.random.Generator) -> None:
+    """Two operators read one tensor, the second of them also what a product makes of the first."""
+    model = SmallModel(
+        "around",
+        """(float[64,64] x, float[64,64] w_a) => (float[64,64] a, float[64,64] y) <int64[1] along = {1}> {
+        a = Tanh(x)
+        m = MatMul(a, w_a)
+        s = ReduceMax(m, along)
+        y = Mul(x, s)
+    }""",
+    )
+    before, after = stitched(graph_of(model, rng), device())
+    assert [sorted(o.outputs) for o in before.operators] == [sorted(o.outputs) for o in after.operators]
+    assert len(after.operators) == 3
+
+
+@pytest.mark.parametrize("target", [C99, THREADED], ids=lambda t: t.name)
+def test_stitched_operators_are_right_in_every_tile(target: object, seed: int) -> None:
+    """Random graphs, random tiles, the one-threaded and the many-threaded dialect, against float64."""
+    random, tried = Random(seed), 0
+    sampler = Sampler(random, 8_000, ("float32",), ("stitched",))
+    while tried < 4:
+        case = sampler.next()
+        model = model_of(case.kind, case.sizes, case.tags, case.seed)
+        graph = lower(Pipeline(default_passes()).run(bind(read_model(model), {}))[0])
+        _, after = stitched(graph, device())
+        for operator in (o for o in after.operators if len(o.outputs) > 1 and graph.types[o.name].dtype == "float32"):
+            tiles = [tile for _, tile, _ in ranked_tiles(operator, graph.types, device())]
+            rng = np.random.default_rng(case.seed)
+            values = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
+            types = Binding(graph.types, {}).types
+            check(HostCase(replace(operator, tile=random.choice(tiles)), types, {}, values), target)  # type: ignore[arg-type]
+            tried += 1

@@ -115,12 +115,12 @@ class Compiler:
         points = [(p, shapes_at(model, shapes, p, derived)) for p in probes(spans)]
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
             try:
-                longest, (compute, ranged, tensors) = self._general(model, points, OF_EXTENTS)
+                longest, (compute, ranged, ended) = self._general(model, points, OF_EXTENTS)
             except NoRange:  # a length may be another extent's, and nodes be equal there alone
-                longest, (compute, ranged, tensors) = self._general(model, points, (*OF_EXTENTS, *OF_EQUALS))
+                longest, (compute, ranged, ended) = self._general(model, points, (*OF_EXTENTS, *OF_EQUALS))
             lengths = tuple(Value(t, compute.types[t], compute.aliases[t]) for t in ranged.lengths.values())
             graph = replace(longest, inputs=(*longest.inputs, *lengths))
-            segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs), tensors)
+            segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs), ended)
         segment = replace(segment, program=interleaved(segment.program))
         verify(segment.program, self.backend.vdevice)
         return Compiled(graph, (segment,), (), dict(self.seconds), ranged=ranged)
@@ -180,9 +180,9 @@ class Compiler:
         return self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
 
     def program(
-        self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...], ended: Mapping[str, Ended] | None = None
+        self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...], ended: Ended | None = None
     ) -> ProgramSegment:
-        """From tensor expressions to a verified program. One of a range, whose tensors are ``ended``, has its policy by
+        """From tensor expressions to a verified program. One of a range, which has ``ended``, has its policy by
         prediction: no one length is what it will be run at; and products stay apart, of which each may end by itself."""
         compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
         with self.step("batch"):

@@ -15,7 +15,8 @@ import rammer
 from rammer.compiled.segments import Compiled, ProgramSegment
 from rammer.device.loader import Registry
 from rammer.device.manifest import Poisoned
-from rammer.ir.extent import AffineExtent, Ending, Ranged
+from rammer.ir.extent import AffineExtent, Ending, Ranged, Stop
+from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.ir.verify import VerifyError, verify
 from rammer.runtime.lengths import bucket, narrowed, widened
@@ -102,18 +103,50 @@ def test_tasks_that_end_are_dealt_in_turns() -> None:
         assert max(map(len, first)) - min(map(len, first)) <= 1, operator.name
 
 
-@pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
-def test_an_ending_that_comes_too_early_is_found(device: str, rng: np.random.Generator) -> None:
-    """Planted: tasks that end one element before the length, and zeros that nobody writes."""
-    program = parts("attention")[2].program
-    early = tuple(
-        replace(o, endings=tuple(replace(e, extent=replace(e.extent, offset=-1)) for e in o.endings)) for o in program.operators
-    )
-    assert wrong_at("attention", device, replace(program, operators=early), rng)
-    silent = tuple(
+def shifted(program: RProgram, endings: int = 0, stops: int = 0) -> RProgram:
+    """``program`` whose tasks and reductions end so many elements late."""
+
+    def late(e: AffineExtent, by: int) -> AffineExtent:
+        return replace(e, offset=e.offset + by)
+
+    def moved(o: ROperator) -> ROperator:
+        ends = tuple(replace(e, extent=late(e.extent, endings)) for e in o.endings)
+        return replace(o, endings=ends, stops=tuple(replace(s, extent=late(s.extent, stops)) for s in o.stops))
+
+    return replace(program, operators=tuple(map(moved, program.operators)))
+
+
+def silent(program: RProgram) -> RProgram:
+    """``program`` in which nothing is written beyond the lengths: there memory is what it was."""
+    operators = (
         replace(o, endings=tuple(replace(e, fills=(None,) * len(e.fills)) for e in o.endings)) for o in program.operators
     )
-    assert wrong_at("attention", device, replace(program, operators=silent), rng)
+    return replace(program, operators=tuple(operators))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", RANGED)
+def test_reductions_stop_at_the_length(name: str, rng: np.random.Generator) -> None:
+    """On simulated tiles nothing reads beyond it: what lies there may be no number at every value of a range."""
+    program = parts(name)[2].program
+    assert any(o.stops for o in program.operators) or name not in ("attention", "means")
+    assert wrong_at(name, "ipu_sim", silent(program), rng) == []
+
+
+@pytest.mark.parametrize("device", ["ipu_sim", "rocm"])
+def test_an_ending_that_comes_too_early_is_found(device: str, rng: np.random.Generator) -> None:
+    """Planted: tasks that end one element before the length, and zeros that nobody writes where reductions go on."""
+    program = parts("attention")[2].program
+    assert wrong_at("attention", device, shifted(program, endings=-1), rng)
+    bare = replace(program, operators=tuple(replace(o, stops=()) for o in program.operators))
+    assert wrong_at("attention", device, silent(bare), rng)
+
+
+def test_a_reduction_that_stops_elsewhere_is_found(rng: np.random.Generator) -> None:
+    """Planted: one element early, and one late where that one was not written."""
+    program = parts("attention")[2].program
+    assert wrong_at("attention", "ipu_sim", shifted(program, stops=-1), rng)
+    assert wrong_at("attention", "ipu_sim", shifted(silent(program), stops=1), rng)
 
 
 def test_a_program_of_a_range_reads_back_equal() -> None:
@@ -122,8 +155,9 @@ def test_a_program_of_a_range_reads_back_equal() -> None:
     assert again == program
     assert str(again) == str(program)
     assert {e.writes for e in endings(program)} == {True, False}
-    bare = replace(program, operators=tuple(replace(o, endings=()) for o in program.operators))
-    assert bare.digest != program.digest
+    for kind in ("endings", "stops"):
+        bare = replace(program, operators=tuple(replace(o, **{kind: ()}) for o in program.operators))
+        assert bare.digest != program.digest, kind
 
 
 def test_what_is_no_ending_is_refused() -> None:
@@ -131,11 +165,11 @@ def test_what_is_no_ending_is_refused() -> None:
     place = next(i for i, o in enumerate(program.operators) if any(e.writes for e in o.endings))
     operator = program.operators[place]
     (ending, *_) = [e for e in operator.endings if e.writes]
-    silent = replace(ending, fills=(None,) * len(ending.fills))
+    quiet = replace(ending, fills=(None,) * len(ending.fills))
     for wrong in (
         (replace(ending, axis="other"),),
         (replace(ending, fills=()),),
-        (ending, silent),
+        (ending, quiet),
         (replace(ending, extent=AffineExtent(((operator.outputs[0], 1),), 0)),),
         (replace(ending, extent=AffineExtent((("nobody", 1),), 0)),),
         (replace(ending, extent=replace(ending.extent, terms=((ending.extent.terms[0][0], 1 << 40),))),),
@@ -143,6 +177,21 @@ def test_what_is_no_ending_is_refused() -> None:
         operators = (*program.operators[:place], replace(operator, endings=wrong), *program.operators[place + 1 :])
         with pytest.raises(VerifyError, match="ends"):
             verify(replace(program, operators=operators))
+    place = next(i for i, o in enumerate(program.operators) if o.stops)
+    operator = program.operators[place]
+    stop = operator.stops[0]
+    for bad in (
+        replace(stop, axis="other"),
+        replace(stop, compute="other"),
+        replace(stop, axis=operator.anchor.axes[0].name),
+        replace(stop, extent=AffineExtent((("nobody", 1),), 0)),
+    ):
+        operators = (*program.operators[:place], replace(operator, stops=(bad,)), *program.operators[place + 1 :])
+        with pytest.raises(VerifyError, match="stops"):
+            verify(replace(program, operators=operators))
+    for text in ("m", "m.k", "m.k at 3", "m at length_seq * 2"):
+        with pytest.raises(ValueError, match="length"):
+            Stop.parse(text)
     for text in ("m", "m at ", "m at 3", "m at length_seq with x", "m at length_seq * 2"):
         with pytest.raises(ValueError, match=r"length|float"):
             Ending.parse(text, 1)

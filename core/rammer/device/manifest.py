@@ -115,6 +115,10 @@ class Binding:
         for ending in operator.endings:
             terms = [(names.setdefault(n, f"t{len(names)}"), f) for n, f in ending.extent.terms]
             lines.append(f"ends {replace(ending, extent=replace(ending.extent, terms=tuple(terms)))}")
+        for stop in operator.stops:
+            terms = [(names.setdefault(n, f"t{len(names)}"), f) for n, f in stop.extent.terms]
+            extent = replace(stop.extent, terms=tuple(terms))
+            lines.append(f"stops {replace(stop, compute=names[stop.compute], extent=extent)}")
         lines.append(f"tile {operator.tile} {operator.family} {operator.config} {self.precision}")
         return "\n".join(lines)
 

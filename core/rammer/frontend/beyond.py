@@ -44,6 +44,7 @@ class Ends:
     names: Names
     needs: dict[Place, Number] = field(default_factory=dict)
     held: dict[Place, Number] = field(default_factory=dict)
+    stops: dict[tuple[str, str], AffineExtent] = field(default_factory=dict)  #: By reduction, as it is called now, and axis.
 
     def result(self) -> list[Compute]:
         """The computes; what a product writes is ended by a map behind it."""
@@ -53,6 +54,11 @@ class Ends:
         for c in self.computes:
             made += self._ended(replace(c, body=self._guarded(c, guarded.get(c.name, ()))))
         return made
+
+    def _note_stops(self, c: Compute, name: str) -> None:
+        """All reductions stop: those that do not ask read what changes no result."""
+        found = ((r, dim) for r, dim in self.deep.get(c.name, {}).items())
+        self.stops |= {(name, r): dim for r, dim in found if isinstance(dim, AffineExtent)}
 
     # --- what reductions need -----------------------------------------------------------------
 
@@ -132,6 +138,7 @@ class Ends:
             whole = replace(c, name=identifier(f"{c.name}_whole", self.names))
             body = self._cut(c, Load(whole.name, tuple(Ref(a.name) for a in c.axes)), cut)
             ended = [whole, Compute(c.name, c.dtype, c.axes, body, origin=c.origin)]
+        self._note_stops(c, ended[0].name)
         for d in range(len(c.axes)):
             known = wanted.get(d, self._beyond(c, d))
             if isinstance(known, int | float):

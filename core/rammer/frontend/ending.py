@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rammer.frontend.beyond import Ends
 from rammer.ir import expr as ex
-from rammer.ir.compute import ComputeGraph
+from rammer.ir.compute import Axis, ComputeGraph
 from rammer.ir.expr import Expr, Load, Number, Op
-from rammer.ir.extent import AffineExtent, Dim, Ending
+from rammer.ir.extent import AffineExtent, Dim, Ending, Stop
 from rammer.ir.operator import ROperator
 from rammer.ir.program import RProgram
 from rammer.ir.types import is_float
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedTensor:
     """A tensor along each of its axes: the extent behind which nobody reads it, by scalar inputs, or None; and what lies there
     all the same."""
 
@@ -28,18 +29,35 @@ class Ended:
     fills: tuple[float | None, ...]
 
 
-def ended_tensors(
+@dataclass(frozen=True)
+class Ended:
+    """What of a program ends at a length: ``tensors``, and ``stops``, the reductions to which nothing counts beyond, each with
+    its axis as long as it is at the bound."""
+
+    tensors: Mapping[str, EndedTensor]
+    stops: tuple[tuple[Stop, Axis], ...]
+
+
+def ended_at(graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], ends: Ends, lengths: Mapping[str, str]) -> Ended:
+    """What of ``graph`` ends, of whose tensors the ``shapes`` are known; ``ends`` says what was put beyond. ``lengths`` are the
+    scalar inputs by dimension."""
+    reduced = {(c.name, r.name): r for c in graph.computes for r in c.reduce}
+    stops = ((Stop(*place, _renamed(extent, lengths)), reduced[place]) for place, extent in ends.stops.items())
+    return Ended(_tensors(graph, shapes, ends.held, lengths), tuple(stops))
+
+
+def _tensors(
     graph: ComputeGraph, shapes: Mapping[str, tuple[Dim, ...]], held: Mapping[tuple[str, int], Number], lengths: Mapping[str, str]
-) -> dict[str, Ended]:
-    """The tensors of ``graph`` that end, of which ``shapes`` are known; ``held`` is what was put beyond, by tensor and axis."""
-    found, everywhere = dict[str, Ended](), _deciding(graph)
+) -> dict[str, EndedTensor]:
+    found, everywhere = dict[str, EndedTensor](), _deciding(graph)
     for c in graph.computes:
         dims = shapes.get(c.name, ())
         if c.name in everywhere or not any(isinstance(d, AffineExtent) for d in dims):
             continue
         fills = tuple(_number(held.get((c.name, d))) for d in range(len(dims)))
         if is_float(c.dtype) or fills == (None,) * len(dims):
-            found[c.name] = Ended(c.shape, tuple(_renamed(d, lengths) for d in dims), fills)
+            extents = tuple(None if isinstance(d, int) else _renamed(d, lengths) for d in dims)
+            found[c.name] = EndedTensor(c.shape, extents, fills)
     return found
 
 
@@ -47,8 +65,8 @@ def _number(held: Number | None) -> float | None:
     return None if held is None else float(held)
 
 
-def _renamed(dim: Dim, lengths: Mapping[str, str]) -> AffineExtent | None:
-    return None if isinstance(dim, int) else replace(dim, terms=tuple((lengths[name], f) for name, f in dim.terms))
+def _renamed(extent: AffineExtent, lengths: Mapping[str, str]) -> AffineExtent:
+    return replace(extent, terms=tuple((lengths[name], f) for name, f in extent.terms))
 
 
 def _deciding(graph: ComputeGraph) -> set[str]:
@@ -73,9 +91,16 @@ def _places(e: Expr, graph: ComputeGraph, within: bool) -> Iterator[str]:
         yield from _places(part, graph, within)
 
 
-def ended_operators(operators: Sequence[ROperator], tensors: Mapping[str, Ended]) -> tuple[ROperator, ...]:
+def ended_operators(operators: Sequence[ROperator], ended: Ended) -> tuple[ROperator, ...]:
     """``operators`` with what is known of their ends."""
-    return tuple(replace(o, endings=_endings(o, tensors)) for o in operators)
+    stops = {(s.compute, axis): s for s, axis in ended.stops}
+    return tuple(replace(o, endings=_endings(o, ended.tensors), stops=_stops(o, stops)) for o in operators)
+
+
+def _stops(operator: ROperator, known: Mapping[tuple[str, Axis], Stop]) -> tuple[Stop, ...]:
+    """Where the operator's reductions stop; one that was cut in two since has other axes, and none."""
+    found = (known.get((c.name, r)) for c in operator.computes for r in c.reduce)
+    return tuple(s for s in found if s is not None)
 
 
 def interleaved(program: RProgram) -> RProgram:
@@ -96,7 +121,7 @@ def interleaved(program: RProgram) -> RProgram:
     return replace(program, rows=tuple(map(tuple, rows)))
 
 
-def _endings(operator: ROperator, tensors: Mapping[str, Ended]) -> tuple[Ending, ...]:
+def _endings(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tuple[Ending, ...]:
     """Where the tasks of an operator end: along each axis where all of its outputs end alike."""
     known = [tensors.get(name) for name in operator.outputs]
     outputs = [k for k in known if k is not None and k.shape == operator.anchor.shape]

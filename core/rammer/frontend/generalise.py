@@ -18,7 +18,7 @@ import numpy as np
 
 from rammer.errors import BadInput
 from rammer.frontend.beyond import Ends
-from rammer.frontend.ending import Ended, ended_tensors
+from rammer.frontend.ending import Ended, ended_at
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
@@ -34,11 +34,11 @@ class NoRange(BadInput):
 
 
 class Generalised(NamedTuple):
-    """A program for a range, how it serves every length of it, and the tensors that nobody reads beyond the length."""
+    """A program for a range, how it serves every length of it, and what ends at the length."""
 
     graph: ComputeGraph
     ranged: Ranged
-    ended: Mapping[str, Ended]
+    ended: Ended
 
 
 def generalised(points: Sequence[Point], graphs: Sequence[ComputeGraph]) -> Generalised:
@@ -81,7 +81,7 @@ class _Generalisation:
         graph = replace(graph, aliases={**first.aliases, **{t: f"length of {n}" for n, t in self.lengths.items()}})
         verify_compute_graph(graph)
         ranged = Ranged(self.lengths, {n: self.shapes[n] for n in (*first.inputs, *first.outputs)})
-        return Generalised(graph, ranged, ended_tensors(graph, self.shapes, ends.held, self.lengths))
+        return Generalised(graph, ranged, ended_at(graph, self.shapes, ends, self.lengths))
 
     # --- integers -----------------------------------------------------------------------------
 

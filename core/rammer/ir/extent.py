@@ -72,6 +72,26 @@ class Ending:
         return Ending(axis, AffineExtent.parse(extent), made)
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A reduction of an operator to which nothing counts at or beyond ``extent`` along its reduced ``axis``: what it combines
+    there is its combiner's identity, whatever the lengths, as far as it was written. A device may end its loop there or go on."""
+
+    compute: str
+    axis: str
+    extent: AffineExtent
+
+    def __str__(self) -> str:
+        return f"{self.compute}.{self.axis} at {self.extent}"
+
+    @staticmethod
+    def parse(text: str) -> Stop:
+        """Inverse of ``str``. ValueError for anything else."""
+        place, _, extent = text.partition(" at ")
+        compute, _, axis = place.partition(".")
+        return Stop(compute, axis, AffineExtent.parse(extent))
+
+
 #: Where no dimension follows from others.
 NONE: Final[Mapping[str, AffineExtent]] = MappingProxyType({})
 #: A dimension of a tensor: a number of elements, or one that follows from lengths.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from rammer.ir.compute import Box, Compute, load_box
+from rammer.ir.compute import Axis, Box, Compute, load_box
 from rammer.ir.device import Scope
 from rammer.ir.expr import Interval, Load
-from rammer.ir.extent import Ending
+from rammer.ir.extent import Ending, Point, Stop
 from rammer.ir.names import checked
 from rammer.ir.types import TensorType
 
@@ -36,8 +36,8 @@ class ROperator:
 
     ``tile`` gives the elements per task along each output axis of the anchor, the last Compute. Every
     output has the anchor's shape, so that the tasks partition it. ``family`` and ``config`` are the kernel
-    family that the tile was chosen for; a device that does not know the family uses its generic kernel. ``endings`` are of a
-    program for a range of lengths, those that write nothing first.
+    family that the tile was chosen for; a device that does not know the family uses its generic kernel. ``endings`` and
+    ``stops`` are of a program for a range of lengths; those endings that write nothing come first.
     """
 
     name: str
@@ -48,6 +48,7 @@ class ROperator:
     family: str = ""
     config: tuple[tuple[str, int], ...] = ()
     endings: tuple[Ending, ...] = ()
+    stops: tuple[Stop, ...] = ()
 
     def __post_init__(self) -> None:
         for what, name in (("an operator", self.name), *((f"config of {self.name}", key) for key, _ in self.config)):
@@ -112,8 +113,26 @@ class ROperator:
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """The scalar tensors that say where it ends, in order of first use."""
-        return tuple(dict.fromkeys(name for e in self.endings for name, _ in e.extent.terms))
+        """The scalar tensors that say where it and its reductions end, in order of first use."""
+        extents = (*(e.extent for e in self.endings), *(s.extent for s in self.stops))
+        return tuple(dict.fromkeys(name for extent in extents for name, _ in extent.terms))
+
+    def at(self, point: Point) -> ROperator:
+        """The same where the lengths are those of ``point``, by scalar tensor: what its tasks compute that counts. Its task
+        numbers are others, and what lies beyond is nobody's."""
+        if not self.endings and not self.stops:
+            return self
+        ends = {(self.anchor.name, e.axis): e.extent for e in self.endings}
+        ends |= {(s.compute, s.axis): s.extent for s in self.stops}
+
+        def cut(c: Compute, axis: Axis) -> Axis:
+            end = ends.get((c.name, axis.name))
+            return axis if end is None else Axis(axis.name, max(1, min(axis.extent, end.at(point))))
+
+        computes = tuple(
+            replace(c, axes=tuple(cut(c, a) for a in c.axes), reduce=tuple(cut(c, r) for r in c.reduce)) for c in self.computes
+        )
+        return replace(self, computes=computes, endings=(), stops=())
 
     def inner_box(self) -> Box:
         """The output box of a full tile in the middle: unlike the first one it is clipped by no padding."""
@@ -172,6 +191,7 @@ class ROperator:
         lines += [f"  connect {c}" for c in self.connections]
         lines.append(f"  writes {', '.join(self.outputs)}")
         lines += [f"  ends {e}" for e in self.endings]
+        lines += [f"  stops {s}" for s in self.stops]
         return "\n".join(lines)
 
 

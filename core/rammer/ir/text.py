@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from rammer.ir.compute import Compute
-from rammer.ir.extent import Ending
+from rammer.ir.extent import Ending, Stop
 from rammer.ir.names import quoted, shortened, unquoted
 from rammer.ir.operator import Connection, ROperator
 from rammer.ir.parts import PRECISIONS, Buffer, Counter, Port, ProgramParts, Storage, Task, Wait
@@ -125,6 +125,7 @@ _PATTERNS = {
         "connect": rf"{_NAME} <(host|device|veu|thread)> {_NAME}",
         "writes": r"(.*)",
         "ends": r"(.*)",
+        "stops": r"(.*)",
         "counter": rf"{_NAME}: {_NAME}\[{_NUMBER}:{_NUMBER}\]",
         "row": r"v(\d{1,6})(?:\.\.v(\d{1,6}))?: (.*)",
     }.items()
@@ -229,6 +230,12 @@ class _Reader:
             raise ValueError("'ends' not behind an operator")
         last = self.operators[-1]
         self.operators[-1] = replace(last, endings=(*last.endings, Ending.parse(text, len(last.outputs))))
+
+    def _stops(self, text: str) -> None:
+        if self.pending is not None or not self.operators:
+            raise ValueError("'stops' not behind an operator")
+        last = self.operators[-1]
+        self.operators[-1] = replace(last, stops=(*last.stops, Stop.parse(text)))
 
     def _counter(self, name: str, operator: str, first: str, last: str) -> None:
         self.counters.append(Counter(name, operator, int(first), int(last)))

@@ -140,7 +140,8 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
 
 
 def _check_endings(program: RProgram, operator: ROperator) -> None:
-    """Lengths are scalar inputs, which nobody writes; those endings that write nothing come first, and others write numbers."""
+    """Lengths are scalar inputs, which nobody writes; those endings that write nothing come first, and others write numbers;
+    what stops is a reduction of the operator."""
     axes = {a.name for a in operator.anchor.axes}
     inputs = {p.tensor for p in program.inputs}
     for place, ending in enumerate(operator.endings):
@@ -149,12 +150,18 @@ def _check_endings(program: RProgram, operator: ROperator) -> None:
         if place and operator.endings[place - 1].writes > ending.writes:
             raise VerifyError(f"'ends {ending}' writes nothing behind one that does", operator.name)
         written = zip(operator.outputs, ending.fills, strict=True)
-        for tensor, factor in ending.extent.terms:
-            storage = program.storage.get(tensor) if tensor in inputs else None
-            if storage is None or storage.shape or program.buffer[storage.buffer].dtype != "int64" or abs(factor) >= MOST_FACTOR:
-                raise VerifyError(f"'ends {ending}' asks {tensor}, which is no scalar input of int64", operator.name)
         if any(fill is not None and not is_float(program.types[n].dtype) for n, fill in written):
             raise VerifyError(f"'ends {ending}' writes other numbers than floats", operator.name)
+    reduced = {(c.name, r.name) for c in operator.computes for r in c.reduce}
+    for stop in operator.stops:
+        if (stop.compute, stop.axis) not in reduced:
+            raise VerifyError(f"'stops {stop}' is about no reduction", operator.name)
+    said = [(f"ends {e}", e.extent) for e in operator.endings] + [(f"stops {s}", s.extent) for s in operator.stops]
+    for what, extent in said:
+        for tensor, factor in extent.terms:
+            storage = program.storage.get(tensor) if tensor in inputs else None
+            if storage is None or storage.shape or program.buffer[storage.buffer].dtype != "int64" or abs(factor) >= MOST_FACTOR:
+                raise VerifyError(f"'{what}' asks {tensor}, which is no scalar input of int64", operator.name)
 
 
 def _check_counters(program: RProgram) -> None:

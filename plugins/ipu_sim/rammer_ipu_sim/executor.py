@@ -239,17 +239,18 @@ class LoadedProgram:
         for name in step.dead:
             self.memory.poison(name)
         written: dict[str, Array] = {}
-        for plan, local in zip(step.plans, staged, strict=True):
-            self._compute(plan, local)
-            for tensor, held in plan.outputs:
-                scatter(plan.batch, local[held], self._written(tensor, written))
-            local.clear()
         for batch, fills in step.fills:
             for tensor, fill in zip(batch.operator.outputs, fills, strict=True):
                 if fill is not None:
                     view = self._written(tensor, written)
                     tile = np.full((*(1 for _ in batch.operator.tile), *batch.operator.tile), fill, view.dtype)
                     scatter(batch, tile, view)
+        for plan, local in zip(step.plans, staged, strict=True):
+            self._compute(plan, local)
+            within = tuple(slice(a.extent) for a in plan.batch.operator.anchor.axes)
+            for tensor, held in plan.outputs:
+                scatter(plan.batch, local[held], self._written(tensor, written)[within])
+            local.clear()
         for name, image in written.items():
             self.memory.write(name, image)
 

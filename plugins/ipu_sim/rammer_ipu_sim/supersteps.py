@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -143,21 +143,22 @@ def _part(whole: Batch, places: Sequence[Sequence[int]], lost: int = -1) -> Batc
 
 
 def ended(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tuple[Batch, tuple[float | None, ...]]]]:
-    """The tasks that compute where the lengths are those of ``point``, if there are any, and those that only write fills."""
+    """The tasks that compute where the lengths are those of ``point``, if there are any, and those that write fills: all of their
+    tiles, of which the first ones then compute what lies before the length."""
     fills = list[tuple[Batch, tuple[float | None, ...]]]()
     axes = [a.name for a in batch.operator.anchor.axes]
     for ending in batch.operator.endings:
-        d = axes.index(ending.axis)
-        count = math.ceil(max(ending.extent.at(point), 0) / batch.operator.tile[d])
+        d, extent = axes.index(ending.axis), max(ending.extent.at(point), 0)
+        tile = batch.operator.tile[d]
         places = [range(len(c)) for c in batch.coordinates]
-        within = [i for i, c in enumerate(batch.coordinates[d]) if c < count]
-        if ending.writes and len(within) < len(places[d]):
-            beyond = [i for i in places[d] if i not in within]
+        within = [i for i, c in enumerate(batch.coordinates[d]) if c < math.ceil(extent / tile)]
+        beyond = [i for i, c in enumerate(batch.coordinates[d]) if c >= extent // tile]
+        if ending.writes and beyond:
             fills.append((_part(batch, [beyond if k == d else p for k, p in enumerate(places)], batch.lost), ending.fills))
         if not within:
             return None, fills
         batch = _part(batch, [within if k == d else p for k, p in enumerate(places)], batch.lost)
-    return batch, fills
+    return replace(batch, operator=batch.operator.at(point)), fills
 
 
 def halves(batch: Batch) -> list[Batch]:

@@ -44,6 +44,7 @@ from rammer.plan.stages import StageTimer
 from rammer.plan.storage import StoragePlan, assign_storage
 from rammer.plan.views import view_sources
 from rammer.plan.waits import dependences
+from rammer.profile.aside import task_timer
 from rammer.profile.choose import fastest_program
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED, Tuner
@@ -87,6 +88,7 @@ class Compiler:
             extra=self._extra,
             extensions=plugins.extension_key() if plugins else "",
             progress=lambda operator: self.progress("kernels", operator),
+            timer=task_timer(self.backend),
         )
 
     def _extra(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:

@@ -72,7 +72,7 @@ class Measured:
 @click.option("--iterations", type=click.IntRange(1), default=20, show_default=True, help="Least number of timed runs.")
 @click.option("--duration", type=float, default=1.0, show_default=True, help="And at least so many seconds.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write rows and environment as JSON.")
-@click.option("--per-operator", is_flag=True, help="And how long each operator takes on each device, which runs it alone.")
+@click.option("--per-operator", is_flag=True, help="And how long each operator takes on each device.")
 @click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write the table as Markdown.")
 @compile_options
 @gathered("runners", Runners, "devices", "peers")
@@ -87,8 +87,8 @@ def command(
     ratio. Inputs and outputs stay on the device and its own clock counts, for torch and JAX as well. With ONNX Runtime
     as the only peer, whole runs are timed on both sides: NumPy in, NumPy out.
 
-    --per-operator adds a table for each device: by its record of a run (cuda), by its profiler, which runs each operator alone
-    (rocm), or in simulated cycles (ipu_sim); operators on the host by type, by the host's clock.
+    --per-operator adds a table for each device: by its record of a run or, where it keeps none, by its
+    profiler, which runs each operator alone, or in simulated cycles (ipu_sim); operators on the host by type, by its clock.
 
     Example: rammer bench a.onnx b.onnx --device rocm --device ipu_sim --peer onnxruntime --markdown table.md
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from threading import RLock
 from types import MethodType
@@ -16,7 +17,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from rammer.device.code import code_hash, package_of
-from rammer.device.manifest import Array, Backend, Bound, Loaded, RunResult
+from rammer.device.manifest import Array, Backend, Bound, Loaded, OpenOptions, RunResult
 from rammer.errors import DeviceFailure, of_driver
 from rammer.ir.program import RProgram
 
@@ -61,6 +62,18 @@ class Turn:
         self.program.lock.release()
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a device was opened, such that another process of this environment can open it too."""
+
+    device: str
+    options: OpenOptions
+
+    def __hash__(self) -> int:
+        o = self.options
+        return hash((self.device, o.index, o.target, o.require, frozenset(o.options.items())))
+
+
 class Guard:
     """Stands for ``plain``, an object of the plugin of device ``device``."""
 
@@ -92,8 +105,9 @@ class Guard:
 class GuardedBackend(Guard):
     """An opened device. ``lock`` is held while something is compiled or loaded for it; runs do not need it."""
 
-    def __init__(self, plain: Backend, device: str) -> None:
+    def __init__(self, plain: Backend, device: str, opening: Opening | None = None) -> None:
         super().__init__(plain, device)
+        self.opening = opening
         self.lock, self.shut = RLock(), False
         self._programs: WeakSet[GuardedLoaded] = WeakSet()
 
@@ -257,9 +271,15 @@ class GuardedBound(Guard):
             self._plain.close()
 
 
-def guarded(backend: Backend, device: str) -> Backend:
-    """``backend`` of device ``device`` in a guard; one that is in a guard already as it is."""
-    return backend if type(backend) is GuardedBackend else cast(Backend, GuardedBackend(backend, device))
+def guarded(backend: Backend, device: str, opening: Opening | None = None) -> Backend:
+    """``backend`` of device ``device`` in a guard; one that is in a guard already as it is. ``opening`` says how another process
+    can open it."""
+    return backend if type(backend) is GuardedBackend else cast(Backend, GuardedBackend(backend, device, opening))
+
+
+def opening_of(backend: Backend) -> Opening | None:
+    """How another process can open ``backend``; None where it cannot."""
+    return backend.opening if type(backend) is GuardedBackend else None
 
 
 def compiling(backend: Backend) -> AbstractContextManager[Any]:

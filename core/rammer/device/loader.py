@@ -18,7 +18,7 @@ import pluggy
 
 from rammer.device.code import code_hash, package_of
 from rammer.device.contributions import Checked, candidates, declarations, lowerings, passes, policies, spelled
-from rammer.device.guard import guarded
+from rammer.device.guard import Opening, guarded
 from rammer.device.hooks import PROJECT, Hooks
 from rammer.device.manifest import API_VERSION, Backend, Binding, Device, Hardware, OpenOptions
 from rammer.device.operators import CustomOperator
@@ -160,7 +160,9 @@ class Registry:
         if device.api != API_VERSION:
             raise _unavailable(_mismatch(name, device))
         try:
-            return guarded(_whole(device.open(request)), name)
+            # Plugins that were handed over are in this process alone.
+            opening = Opening(name, request) if self.points is None else None
+            return guarded(_whole(device.open(request)), name, opening)
         except Exception as problem:
             told = of_driver(problem, f"device {name}")
             if told is None and isinstance(problem, RammerError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -70,6 +70,10 @@ class Compute:
         unknown = (ex.axes_of(self.body) if used is None else used) - set(names)
         if unknown:
             raise ValueError(f"compute {self.name}: the body uses undeclared axes {sorted(unknown)}")
+
+    def __getstate__(self) -> dict[str, object]:
+        """What makes it, without what was derived: that has functions in it, which no other process can be sent."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:
         return self._line(self.name, self.body_text) + self.remark

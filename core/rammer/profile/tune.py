@@ -7,6 +7,7 @@ operators are tuned once, in this model and the next.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -15,6 +16,7 @@ from rammer.device.lazily import Lazily
 from rammer.device.manifest import Backend, Binding, Preparing
 from rammer.errors import DeviceFailure, blamed
 from rammer.ir.operator import RKernel, ROperator
+from rammer.profile.aside import TaskTimer
 from rammer.profile.store import KernelStore, TunedKernel, key_of
 
 #: Candidates measured and kept, by ``--tune`` level.
@@ -25,7 +27,8 @@ KEPT = 3
 @dataclass
 class Tuner:
     """Finds kernels for operators on one backend. ``extra`` gives third-party candidates, which compete with the device's own;
-    ``extensions`` tells the store whose they are. ``progress`` is told each operator's name as it is done."""
+    ``extensions`` tells the store whose they are. ``progress`` is told each operator's name as it is done. ``timer`` measures
+    a task, by default the backend's profiler."""
 
     backend: Backend
     store: KernelStore
@@ -33,6 +36,7 @@ class Tuner:
     extra: Callable[[ROperator, Binding], Sequence[ROperator]] = lambda operator, binding: ()
     extensions: str = ""
     progress: Callable[[str], None] = lambda name: None
+    timer: TaskTimer | None = None
     measured: int = 0
     _seen: dict[str, tuple[RKernel, ...]] = field(default_factory=dict)
     _options: dict[str, Sequence[ROperator]] = field(default_factory=dict)
@@ -116,14 +120,22 @@ class Tuner:
         return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
 
     def _measure(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
-        profiler, timed = self.backend.profiler, list[RKernel]()
+        profiler, timed, lost = self.backend.profiler, list[RKernel](), list[DeviceFailure]()
+        timer = self.timer or profiler.task_time
         for option in options[: MEASURED[self.level]]:
             kernel = self.backend.kernel(option, binding)
-            alone, crowded = profiler.task_time(kernel, binding)
+            try:
+                alone, crowded = timer(kernel, binding)
+            except DeviceFailure as problem:  # its loss, not the compile's
+                print(f"rammer: warning: candidate left out: {option}\n  {problem.what}", file=sys.stderr)
+                lost.append(problem)
+                continue
             origin = "simulated" if self.backend.vdevice.simulated else "measured"
             resources = profiler.resources(kernel, binding)
             timed.append(replace(kernel, alone=alone, crowded=crowded, origin=origin, compiled=resources))
             self.measured += 1
+        if not timed:
+            raise lost[-1]
         veus = self.backend.vdevice.veus
         ranked = sorted(timed, key=lambda k: k.operator_time(veus))
         thrifty = min(timed, key=_veu_seconds)

@@ -83,8 +83,9 @@ def _programs(special: Specialised) -> Iterator[tuple[ProgramSegment, Mapping[st
 
 
 def _traced(backend: Backend, segment: ProgramSegment, feeds: Mapping[str, Array] | None) -> dict[str, float]:
-    """Seconds in which any unit ran a task of an operator, where the device records that."""
-    if feeds is None or not isinstance(backend, Tracer):
+    """Seconds in which any unit ran a task of an operator, where the device records that. Not of a simulated one: what tasks
+    wait for there, exchanges and syncs, is an operator's own by its profiler alone."""
+    if feeds is None or not isinstance(backend, Tracer) or backend.vdevice.simulated:
         return {}
     spans: dict[str, list[tuple[float, float]]] = {}
     for span in backend.trace(segment.program, segment.constants, feeds):

@@ -35,19 +35,29 @@ class CudaProfiler:
         compile_all({e: translation_unit([k]) for e, k in kernels.items()}, self.backend.gpu.architecture)
 
     def task_time(self, kernel: RKernel, binding: Binding) -> tuple[float, float]:
-        """Seconds of one round of tasks, alone and crowded, such that all rounds take the operator's measured time.
+        """Seconds of a task while the other SMs idle, and with all of them busy.
 
-        The whole operator is timed as a link of a chain, less an empty link: how its blocks share SMs is the
-        hardware's choice, so a single task's time says little.
+        The first is a launch of one task as a link of a chain, less an empty link. The second is such that rounds of tasks at
+        ``RKernel.task_time`` take what the whole operator takes: how its blocks share SMs is the hardware's choice, so it may be
+        less than the first, where several blocks fit into an SM.
         """
-        gpu, operator = self.backend.gpu, kernel.operator
-        seconds = max(self.operator_time(operator, binding) - gpu.launch, 1e-9)
-        each = seconds / -(-operator.task_count // gpu.sms)
-        return each, each
+        operator, sms = kernel.operator, self.backend.gpu.sms
+        whole = self._link_time(operator, binding, operator.task_count)
+        if operator.task_count <= 1:
+            return whole, whole
+        alone = self._link_time(operator, binding, 1)
+        if operator.task_count >= sms:
+            return alone, whole / -(-operator.task_count // sms)
+        alone = min(alone, whole)  # a clock's error: fewer tasks of one launch take no longer
+        return alone, alone + (whole - alone) * sms / operator.task_count
 
-    def operator_time(self, operator: ROperator, binding: Binding) -> float:
-        """Seconds of all tasks of one operator as a link of a chain, on fresh random values."""
-        program, constants = whole_program(operator, binding)
+    def _link_time(self, operator: ROperator, binding: Binding, tasks: int) -> float:
+        """Seconds of the first ``tasks`` of an operator, without those of an empty launch."""
+        return max(self.operator_time(operator, binding, tasks) - self.backend.gpu.launch, 1e-9)
+
+    def operator_time(self, operator: ROperator, binding: Binding, tasks: int | None = None) -> float:
+        """Seconds of all tasks of one operator, or of its first ``tasks``, as a link of a chain, on fresh random values."""
+        program, constants = probe_program(operator, binding, operator.task_count if tasks is None else tasks)
         loaded = self.backend.open_program(program, constants, CHAIN)
         try:
             loaded.run(random_inputs(program, np.random.default_rng()))

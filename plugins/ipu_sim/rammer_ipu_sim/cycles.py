@@ -62,6 +62,17 @@ class StepCycles:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeTime:
+    """When a task computes: cycles since the begin of its superstep's compute phases."""
+
+    operator: str
+    index: int
+    tile: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class OutsideBox:
     """The box of an outside ``tensor`` that one load needs, for every task."""
 
@@ -162,13 +173,7 @@ class Accountant:
 
     def superstep(self, whole: Sequence[Batch], streamed: int = 0) -> StepCycles:
         """Cycles of the batches of one superstep, during which ``streamed`` bytes come from the host."""
-        costs = [task_costs(b, self.types, self.chip) for b in whole]
-        veus = np.concatenate([b.veus.ravel() for b in whole])
-        orders = np.concatenate([b.orders.ravel() for b in whole])
-        parts = {
-            k: np.concatenate([getattr(c, k).ravel() for c in costs]) for k in ("received", "written", "footprint", "compute")
-        }
-        rounds = self._rounds(veus, orders, parts["footprint"])
+        veus, parts, rounds = self._placed(whole)
         count = int(rounds.max(initial=0)) + 1
         place = rounds * self.chip.tiles + veus
         size = count * self.chip.tiles
@@ -189,6 +194,33 @@ class Accountant:
             stream,
             streamed,
         )
+
+    def compute_times(self, whole: Sequence[Batch]) -> list[ComputeTime]:
+        """When each task of a superstep computes: cycles from the begin of its compute phases, which are drawn one behind the
+        other; rounds after rounds, the tasks of a tile in the order of its row."""
+        veus, parts, rounds = self._placed(whole)
+        orders = np.concatenate([b.orders.ravel() for b in whole])
+        names = [(b.operator.name, int(i)) for b in whole for i in b.tasks.ravel()]
+        begun, done, now, result = 0.0, dict[int, float](), -1, list[ComputeTime]()
+        for i in np.lexsort((orders, veus, rounds)):
+            if rounds[i] != now:
+                begun, done, now = max(done.values(), default=begun), {}, rounds[i]
+            tile = int(veus[i])
+            start = done.get(tile, begun)
+            done[tile] = start + float(parts["compute"][i])
+            name, index = names[i]
+            result.append(ComputeTime(name, index, tile, start, done[tile]))
+        return result
+
+    def _placed(self, whole: Sequence[Batch]) -> tuple[Numbers, dict[str, Any], Numbers]:
+        """The tiles of all tasks, their costs by field of TaskCosts, and their rounds."""
+        costs = [task_costs(b, self.types, self.chip) for b in whole]
+        veus = np.concatenate([b.veus.ravel() for b in whole])
+        orders = np.concatenate([b.orders.ravel() for b in whole])
+        parts = {
+            k: np.concatenate([getattr(c, k).ravel() for c in costs]) for k in ("received", "written", "footprint", "compute")
+        }
+        return veus, parts, self._rounds(veus, orders, parts["footprint"])
 
     def _rounds(self, veus: Numbers, orders: Numbers, footprint: Numbers) -> Numbers:
         """The round of each task: a tile stages as many tasks at once, in row order, as fit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rammer.device.manifest import Array, Binding, Hardware, OpenOptions
+from rammer.device.manifest import Array, Binding, Hardware, OpenOptions, Span
 from rammer.device.shared import SharedConstants
 from rammer.errors import BadInput, DeviceFailure, DeviceUnavailable
 from rammer.ir.device import VDevice
@@ -16,6 +16,7 @@ from rammer_ipu_sim.chip import Chip, configured, hardware, vdevice
 from rammer_ipu_sim.codelet import codelet
 from rammer_ipu_sim.executor import HeldConstant, LoadedProgram
 from rammer_ipu_sim.profiler import SimulatedProfiler, operator_times, resources
+from rammer_ipu_sim.trace import trace
 
 #: Raised whenever generated codelets or the cycle accounts change.
 GENERATOR = 1
@@ -101,6 +102,10 @@ class SimulatorBackend:
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> LoadedProgram:
         """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""
         return LoadedProgram(program, constants, self.chip, self.stream, shared=self.constants)
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        """When and on which tile each task of a run computes, by the simulated clock."""
+        return trace(self.load(program, constants), inputs)
 
     def close(self) -> None:
         """A description holds nothing."""

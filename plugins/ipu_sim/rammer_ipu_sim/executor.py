@@ -143,9 +143,7 @@ class LoadedProgram:
 
     def _supersteps(self, whole: Sequence[Sequence[Batch]], point: Mapping[str, int] | None = None) -> list[Superstep]:
         """The plan of ``whole``, without the tasks that end at the lengths of ``point``."""
-        program = self.program
-        staging = self.chip.sram - height(self.homes)
-        accountant = Accountant(self.chip, self.homes, program.storage, program.types, staging)
+        program, accountant = self.program, self.accountant()
         deaths = _deaths(program, whole)
         result = []
         for number, group in enumerate(whole):
@@ -159,7 +157,12 @@ class LoadedProgram:
             result.append(Superstep(plans, fills, tuple(deaths.get(number, ())), cycles))
         return result
 
-    def _at(self, inputs: Mapping[str, Array]) -> list[Superstep]:
+    def accountant(self) -> Accountant:
+        """Counts the cycles of supersteps, as the chip's memory is taken."""
+        staging = self.chip.sram - height(self.homes)
+        return Accountant(self.chip, self.homes, self.program.storage, self.program.types, staging)
+
+    def at(self, inputs: Mapping[str, Array]) -> list[Superstep]:
         """The supersteps of a run with these inputs."""
         if not self.lengths:
             return self.supersteps
@@ -195,7 +198,7 @@ class LoadedProgram:
             if b.kind not in ("constant", "input"):
                 self.memory.poison(b.name)
         self._write_inputs(inputs)
-        steps = self._at(inputs)
+        steps = self.at(inputs)
         with np.errstate(all="ignore"):
             for step in steps:
                 self._superstep(step)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from rammer.codegen.generators import generator_hash
-from rammer.device.manifest import Array, Backend, Hardware, Loaded, OpenOptions
+from rammer.device.manifest import Array, Backend, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.program import RProgram
 
@@ -16,6 +16,7 @@ from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.profiler import OpenClProfiler
+from rammer_rocm.trace import TracedProgram, trace
 from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
 
 #: ``--option executor=...``: one launch a wave, or one launch a program (CPUs only).
@@ -69,6 +70,14 @@ class OpenClBackend(OpenClKernels):
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled and resident."""
         return OpenClProgram(self.builder, self.constants, self, program, constants, self.single)
+
+    def trace(self, program: RProgram, constants: Mapping[str, Array], inputs: Mapping[str, Array]) -> Sequence[Span]:
+        """When each task of a run began and ended, by row; kernels are built once more, with what notes it."""
+        loaded = TracedProgram(self.builder, self.constants, self, program, constants, self.single)
+        try:
+            return trace(loaded, inputs)
+        finally:
+            loaded.close()
 
     def close(self) -> None:
         """Free the queue, built kernels and the context, which is this object's own."""

@@ -109,6 +109,9 @@ def _runs(row: Sequence[Task], function_of: Mapping[str, int], row_of: Mapping[s
 class OpenClProgram:
     """A program resident on an OpenCL device."""
 
+    #: Whether kernels note when each task begins and ends (``trace.py``).
+    traced = False
+
     def __init__(
         self,
         builder: Builder,
@@ -137,7 +140,7 @@ class OpenClProgram:
         self.constants = self.placed(functions, constants, shared)
         arguments, row_of = self._arguments(functions)
         self.table = make_table(program, {o: numbers[f.entry] for o, f in functions.items()}, row_of)
-        shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers))
+        shape = WalkShape(program.veus, device.threads, scratch, len(self.constants.buffers), self.traced)
         text = program_text(list(distinct.values()), self.table.sets, shape, dialect_of(device), single)
         self.binary = builder(text)
         self.upload(context, arguments, constants, self.groups * scratch if device.threads == 1 else 0)
@@ -215,11 +218,15 @@ class OpenClProgram:
             if name in self.program.storage and self.program.storage[name].buffer in self.memory.buffers:
                 self.write(name, constants[name])
 
+    def recorders(self, context: Any) -> Sequence[Any]:
+        """Buffers of a traced program's kernels besides those of all."""
+        return ()
+
     def _prepare(self, context: Any) -> None:
         """Kernels with all arguments set, so that a run only enqueues them."""
         cl = opencl()
         arguments, starts, runs, filled = self.tables
-        common = (self.buffer, arguments, starts, runs, self.spill, *self.constants.buffers)
+        common = (self.buffer, arguments, starts, runs, self.spill, *self.constants.buffers, *self.recorders(context))
         veus, count = self.program.veus, len(self.table.kernel_of_wave)
         self.launches: list[Any] = []
         self.counters: Array | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from rammer.codegen.target import CTarget
 
@@ -26,12 +27,29 @@ LINE_WORDS = 16
 _WALK = """  for (int r = starts[{row}]; r < starts[{row} + 1]; ++r) {{
     __global const int *run = runs + r * {words};
     __global const long *a = arguments + run[1];
-    for (int i = 0, task = run[2]; i < run[3]; ++i, task += run[4]) {{
+    for (int i = 0, task = run[2]; i < run[3]; ++i, task += run[4]) {{{begin}
       switch (run[0]) {{
-{cases}      }}{barrier}
+{cases}      }}{barrier}{end}
     }}
   }}
 """
+#: The unit's clock, in ticks of its own length. On a GPU of NVIDIA's it is the whole chip's, where OpenCL C names only an SM's.
+CLOCK: Final = """
+#if defined(cl_khr_kernel_clock) && defined(__opencl_c_kernel_clock_scope_device)
+#define rm_clock() clock_read_device()
+#elif defined(cl_nv_pragma_unroll)
+inline static ulong rm_clock(void) { ulong t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t) : : "memory"); return t; }
+#elif defined(__AMDGCN__)
+#define rm_clock() __builtin_amdgcn_s_memrealtime()
+#else
+#define rm_clock() __builtin_readcyclecounter()
+#endif
+__kernel void clock_now(__global ulong *now) { *now = rm_clock(); }
+"""
+#: What a traced walk does before and after a task.
+_BEGIN = "\n      const ulong begin = rm_clock();"
+_END = """
+      if (!get_local_id(0)) { records[2 * (firsts[r] + i)] = begin; records[2 * (firsts[r] + i) + 1] = rm_clock(); }"""
 _PARAMETERS = (
     "__global char *memory, __global const long *arguments, __global const int *starts, "
     "__global const int *runs, __global char *spill{constants}"
@@ -76,17 +94,21 @@ __kernel void wave_{number}({parameters}, int first)
 
 @dataclass(frozen=True, slots=True)
 class WalkShape:
-    """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU, buffers with constants."""
+    """What the walking kernels are specialised on: vEUs, work-items a group, scratch bytes a vEU, buffers with constants; and
+    whether they note when each task begins and ends."""
 
     veus: int
     threads: int
     scratch: int
     constants: int = 0
+    traced: bool = False
 
     @property
     def parameters(self) -> str:
         """Those of every kernel."""
-        return _PARAMETERS.format(constants="".join(f", __global char *constants{i}" for i in range(self.constants)))
+        constants = "".join(f", __global char *constants{i}" for i in range(self.constants))
+        records = ", __global ulong *records, __global const int *firsts" if self.traced else ""
+        return _PARAMETERS.format(constants=constants + records)
 
     def base(self, number: str) -> str:
         """The buffer with this number: 0 is the program's own, constants follow."""
@@ -100,7 +122,11 @@ def program_text(
     """The whole OpenCL program. ``sets[i]`` are the indices of the functions that ``wave_i`` calls; with
     ``single`` there is one kernel, ``program``, that calls them all."""
     called = [f.inner for f in functions if f.inner is not None]
-    parts = [dialect.preamble, *dict.fromkeys(f.helpers for f in (*called, *functions) if f.helpers)]
+    parts = [
+        dialect.preamble,
+        *([CLOCK] if shape.traced else []),
+        *dict.fromkeys(f.helpers for f in (*called, *functions) if f.helpers),
+    ]
     parts += dict.fromkeys(f.text for f in (*called, *functions))
     head = f"__attribute__((reqd_work_group_size({shape.threads}, 1, 1)))"
     if single:
@@ -127,7 +153,8 @@ def _walk(functions: Sequence[TaskFunction], members: Sequence[int], row: str, s
     cases = "".join(f"        case {i}: {_call(functions[i], shape)}; break;\n" for i in members)
     # Tasks of a row may depend on each other: the whole group must have finished one before the next.
     fence = "\n      barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);" if shape.threads > 1 else ""
-    return _WALK.format(row=row, words=RUN_WORDS, cases=cases, barrier=fence)
+    begin, end = (_BEGIN, _END) if shape.traced else ("", "")
+    return _WALK.format(row=row, words=RUN_WORDS, cases=cases, barrier=fence, begin=begin, end=end)
 
 
 def _call(function: TaskFunction, shape: WalkShape) -> str:

@@ -1,0 +1,30 @@
+"""When the simulated tiles compute: a span for every task of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rammer.device.manifest import Array, Span
+
+from rammer_ipu_sim.executor import LoadedProgram
+from rammer_ipu_sim.supersteps import ended
+
+
+def trace(loaded: LoadedProgram, inputs: Mapping[str, Array]) -> list[Span]:
+    """The tasks of a run with these inputs, in seconds by the chip's clock.
+
+    Of a superstep, what goes before and behind (streaming, syncs, exchanges both ways) is drawn before all compute phases. Tasks
+    that end at a run's length take no time.
+    """
+    accountant, clock, now, spans = loaded.accountant(), loaded.chip.clock, 0.0, list[Span]()
+    point = {p.tensor: int(inputs[p.external]) for p in loaded.program.inputs if p.tensor in loaded.lengths}
+    for group, step in zip(loaded.whole, loaded.at(inputs), strict=True):
+        kept = [b for b in (ended(b, point)[0] if point else b for b in group) if b is not None]
+        begin = now + step.cycles.total - step.cycles.compute
+        times = accountant.compute_times(kept) if kept else []
+        spans += [Span(t.tile, t.operator, t.index, (begin + t.start) / clock, (begin + t.end) / clock) for t in times]
+        here = {(t.operator, t.index) for t in times}
+        all_tasks = ((b.operator.name, int(i), int(v)) for b in group for v, i in zip(b.veus.flat, b.tasks.flat, strict=True))
+        spans += [Span(v, name, i, begin / clock, begin / clock) for name, i, v in all_tasks if (name, i) not in here]
+        now += step.cycles.total
+    return spans

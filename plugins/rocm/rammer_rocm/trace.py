@@ -1,0 +1,91 @@
+"""When each task of a run began and ended, by a clock that the unit's kernels read themselves.
+
+OpenCL tells the times of launches only. Every processor has a counter that its runtime's compiler can name
+(``source.CLOCK``); how long its ticks are is found by reading it twice, some time apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from rammer.device.manifest import Array, Span
+from rammer.errors import DeviceFailure
+from rammer.ir.program import RProgram, waves
+
+from rammer_rocm.executor import OpenClProgram
+from rammer_rocm.units import opencl
+
+#: Seconds between the two readings: a reading comes some 10 us late, which is 0.02% of it.
+APART: Final = 0.05
+
+
+class TracedProgram(OpenClProgram):
+    """A program whose kernels leave two times a task."""
+
+    traced = True
+
+    def recorders(self, context: Any) -> Sequence[Any]:
+        """Two words of 64 bits a task, and where those of each run of the table begin."""
+        cl, counts = opencl(), self.table.runs[:, 3]
+        firsts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int32)
+        self.records = cl.Buffer(context, cl.mem_flags.READ_WRITE, 16 * max(int(counts.sum()), 1))
+        self.firsts = cl.Buffer(context, cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR, hostbuf=firsts)
+        return self.records, self.firsts
+
+    def times(self) -> Array:
+        """Begin and end of every task of the last run, in ticks."""
+        found = np.zeros((self.records.size // 16, 2), np.uint64)
+        opencl().enqueue_copy(self.queue, found, self.records)
+        return found
+
+    def tick(self) -> float:
+        """Seconds of a tick."""
+        cl, words = opencl(), np.zeros(1, np.uint64)
+        kernel = cl.Kernel(self.binary, "clock_now")
+        readings = list[tuple[int, float]]()
+        for pause in (0.0, 0.0, APART):  # the first run of a kernel takes longer
+            time.sleep(pause)
+            kernel(self.queue, (1,), (1,), self.records)
+            self.queue.finish()
+            now = time.perf_counter()
+            cl.enqueue_copy(self.queue, words, self.records)
+            readings.append((int(words[0]), now))
+        (first, begun), (last, ended) = readings[-2:]
+        if last <= first:
+            raise DeviceFailure(f"the clock of {self.queue.device.name.strip()} stands still: its tasks cannot be traced")
+        return (ended - begun) / (last - first)
+
+    def close(self) -> None:
+        """Free the records, too."""
+        super().close()
+        self.records.release()
+        self.firsts.release()
+
+
+def trace(loaded: TracedProgram, inputs: Mapping[str, Array]) -> list[Span]:
+    """The tasks of the second of two runs, by the rows of the table: which compute unit runs a row OpenCL does not tell."""
+    for _ in range(2):
+        loaded.run(inputs)
+    times = loaded.times()
+    if not (times[:, 0] > 0).all() or not (times[:, 1] >= times[:, 0]).all():
+        raise DeviceFailure(f"program {loaded.program.name}: not every task left its times")
+    seconds = (times - times[:, 0].min()).astype(np.float64) * loaded.tick()
+    return [
+        Span(veu, operator, index, float(begin), float(end))
+        for (veu, operator, index), (begin, end) in zip(_tasks(loaded.program), seconds, strict=True)
+    ]
+
+
+def _tasks(program: RProgram) -> list[tuple[int, str, int]]:
+    """Row, operator and index of every task, in the order of the table: waves, of each its rows."""
+    result = list[tuple[int, str, int]]()
+    for wave in waves(program):
+        rows: list[list[tuple[int, str, int]]] = [[] for _ in range(program.veus)]
+        for placed in wave:
+            rows[placed.veu].append((placed.veu, placed.task.operator, placed.task.index))
+        result += [task for row in rows for task in row]
+    return result

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -38,12 +38,14 @@ class OuterValues(dict[str, Value]):
 @dataclass(frozen=True, slots=True)
 class TurnsAhead:
     """Turns of a body that come next: the index of the first, how many are left (None: as long as the condition holds), the
-    states, and of a Scan the slices of all of its turns, along a first axis."""
+    states, and of a Scan the slices of all of its turns, along a first axis. ``check`` is to be asked now and then, with the
+    number of turns so far: BadInput for a loop that takes too long."""
 
     first: int
     left: int | None
     state: Sequence[Value]
-    slices: Sequence[Value] = ()
+    slices: Sequence[Value]
+    check: Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,11 @@ class BodyRunner(Protocol):
 
 @dataclass
 class _Clock:
-    """When the outermost operator on the host began, in seconds of this thread's CPU, and how many it may take."""
+    """When the outermost loop on the host began, in seconds of this thread's CPU, and how many it may take. ``passed`` is
+    when it began by the wall clock, which is the cheaper to ask and never behind."""
 
     start: float
+    passed: float
     most: float
 
 
@@ -93,6 +97,8 @@ def controlled(node: Node, values: Mapping[str, Value], bodies: BodyRunner, cons
     named = dict(zip(captured, node.inputs[len(formal) :], strict=True))
     outer = OuterValues({n: values[o] for n, o in named.items()}, frozenset(n for n, o in named.items() if o in constants))
     operands = [values[n] if n else None for n in formal]
+    if node.op == "If":  # which has no end to be waited for
+        return _if(node, operands, _BodyRun(bodies, outer))
     with _timed():
         return _OPERATORS[node.op](node, operands, _BodyRun(bodies, outer))
 
@@ -125,10 +131,10 @@ def _loop(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     going = condition is None or bool(np.asarray(condition).item())
     body = node.attributes["body"]
     scanned = [_Scanned(v) for v in graph_of(body).output[1 + len(state) :]]
-    count = 0
+    count, check = 0, partial(_check, node.op)
     while going and (most is None or count < most):
-        _check(node.op, count)
-        done = run.several(body, TurnsAhead(count, None if most is None else most - count, state))
+        check(count)
+        done = run.several(body, TurnsAhead(count, None if most is None else most - count, state, (), check))
         if done is None:
             cond, *made = run(body, (np.array(count, np.int64), np.array(True), *state))
             done = _one(bool(np.asarray(cond).item()), made, len(state))
@@ -157,10 +163,11 @@ def _scan(node: Node, operands: Sequence[Value], run: _BodyRun) -> list[Value]:
     if len(lengths) != 1:
         raise BadInput(f"Scan goes over extents of {sorted(lengths)} at a time", f"node {node.name} (Scan)", "give equal ones")
     (length,) = lengths
-    scanned, step = [_Scanned(v) for v in graph_of(body).output[len(state) :]], 0
+    scanned = [_Scanned(v) for v in graph_of(body).output[len(state) :]]
+    step, check = 0, partial(_check, node.op)
     while step < length:
-        _check(node.op, step)
-        done = run.several(body, TurnsAhead(step, length - step, state, slices))
+        check(step)
+        done = run.several(body, TurnsAhead(step, length - step, state, slices, check))
         if done is None:
             done = _one(True, run(body, (*state, *(np.array(x[step]) for x in slices))), len(state))
         state, step = done.state, step + done.count
@@ -215,8 +222,9 @@ class _Scanned:
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """The outermost operator's clock: what it contains takes of its seconds."""
-    token = _CLOCK.set(_Clock(time.thread_time(), limits.host_seconds())) if _CLOCK.get() is None else None
+    """The outermost loop's clock: what it contains takes of its seconds."""
+    clock = _Clock(time.thread_time(), time.perf_counter(), limits.host_seconds()) if _CLOCK.get() is None else None
+    token = None if clock is None else _CLOCK.set(clock)
     try:
         yield
     finally:
@@ -227,15 +235,17 @@ def _timed() -> Iterator[None]:
 @contextmanager
 def uncounted() -> Iterator[None]:
     """What is done here, such as compiling, takes none of an operator's seconds."""
-    clock, start = _CLOCK.get(), time.thread_time()
+    clock, start, passed = _CLOCK.get(), time.thread_time(), time.perf_counter()
     try:
         yield
     finally:
         if clock is not None:
             clock.start += time.thread_time() - start
+            clock.passed += time.perf_counter() - passed
 
 
 def _check(op: str, iterations: int) -> None:
     clock = _CLOCK.get()
     assert clock is not None
-    limits.check_loop(op, iterations, time.thread_time() - clock.start, clock.most)
+    if time.perf_counter() - clock.passed > clock.most:
+        limits.check_loop(op, iterations, time.thread_time() - clock.start, clock.most)

@@ -8,8 +8,9 @@ host asks whether to go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from rammer.errors import BadInput
 from rammer.runtime.residents import Residents
 from rammer.runtime.specialised import Specialised
+from rammer.runtime.turning import TurningProgram
 
 if TYPE_CHECKING:
     from rammer.frontend.control import OuterValues, TurnsAhead, TurnsDone
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from rammer.frontend.turns import Turns
     from rammer.ir.port import InputPort
 
-#: A body, or turns of one, with its ports and the constants of outside.
-Key: TypeAlias = "tuple[SubGraph | Turns, tuple[InputPort, ...], tuple[tuple[str, SameArray], ...]]"
 #: Type and shape of an array; of other values their class.
 Kind: TypeAlias = "tuple[Any, tuple[int, ...]] | type"
 
@@ -37,6 +37,9 @@ WARM: Final = 512
 #: Most turns of a program, and predicted seconds: where the host asks seldom enough, longer ones only do more than is wanted.
 MOST_TURNS: Final = 128
 LONGEST: Final = 1e-3
+#: A first turn's index and condition.
+_INDEX: Final = np.array(0)
+_YES: Final = np.array(True)
 #: Models that are kept although their programs may be gone.
 MOST_MODELS: Final = 64
 
@@ -54,11 +57,34 @@ class SameArray:
         return id(self.array)
 
 
+@dataclass(frozen=True, eq=False)
+class BodyKey:
+    """A body, or turns of one, with its ports and the constants of outside. Its hash is worked out once: every turn asks."""
+
+    what: SubGraph | Turns
+    ports: tuple[InputPort, ...]
+    fixed: tuple[tuple[str, SameArray], ...]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, BodyKey) and self._all == other._all)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _all(self) -> tuple[Any, ...]:
+        return self.what, self.ports, self.fixed
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._all)
+
+
 @dataclass(frozen=True)
 class BodyPart:
     """A body, or several turns of one, as a model. ``feeds`` are values of outside by their names."""
 
-    key: Key
+    key: BodyKey
     model: Model
     feeds: Mapping[str, Any]
 
@@ -68,14 +94,18 @@ class BodyPrograms:
     """``make`` compiles and loads a model whose shapes are all known; ``residents`` hold what was made."""
 
     make: Callable[[Model], Specialised]
-    residents: Residents[Key]
+    residents: Residents[BodyKey]
     warm: int = WARM
     forms: dict[SubGraph, set[tuple[InputPort, ...]]] = field(default_factory=dict)
     refused: dict[SubGraph, str] = field(default_factory=dict)
-    models: dict[Key, Model] = field(default_factory=dict)  #: Bodies as models, which every step would copy the weights into.
+    models: dict[BodyKey, Model] = field(default_factory=dict)  #: Bodies as models, which every step would copy the weights into.
     on_host: bool = False  #: Whether a body was interpreted.
     turned: dict[SubGraph, int] = field(default_factory=dict)  #: Turns that ran one by one.
     most: dict[SubGraph, int] = field(default_factory=dict)  #: Most turns of a program; 1 where each is one.
+    reached: dict[SubGraph, int] = field(default_factory=dict)  #: Turns of the last loop that had more than one.
+    parts: dict[Any, BodyPart] = field(default_factory=dict)  #: Turns as models, by what decides them.
+    turning: dict[BodyKey, TurningProgram] = field(default_factory=dict)
+    _binding: Any = field(default_factory=RLock, repr=False)
 
     def __call__(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> Sequence[Any]:
         """The outputs of a body, in order (``frontend.control.BodyRunner``)."""
@@ -91,16 +121,43 @@ class BodyPrograms:
 
     def several(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
         """The next turns by one program, or None where they run one by one (``frontend.control.BodyRunner``)."""
-        if body in self.refused or self.most.get(body) == 1 or not _worth(ahead):
+        if body in self.refused or self.most.get(body) == 1:
             return None
+        if ahead.first:
+            self.reached[body] = ahead.first
         self.turned[body] = turned = self.turned.get(body, 0) + 1
-        if turned <= self.warm or ahead.first == 0:  # the first turn says whether a steady condition holds
+        # Once the first turn went on, a steady condition holds: it is the same in every run.
+        if turned <= self.warm or body not in self.reached or not _worth(ahead):
+            return None
+        if body not in self.most and self._single(body) is None:
             return None
         try:
-            return self._turns(body, ahead, outer)
+            part = self._turns(body, ahead, outer)
+            self._specialised(part)
         except BadInput:  # of one turn each it may still be compiled
             self.most[body] = 1
             return None
+        with self.residents.used(lambda: self._specialised(part)) as special:
+            done = self._turning(special, part).run(ahead, part.feeds)
+        self.reached[body] = ahead.first + done.count
+        return done
+
+    def _turning(self, special: Specialised, part: BodyPart) -> TurningProgram:
+        """A program of several turns, bound: once for all loops."""
+        from rammer.frontend.turns import Turns
+
+        with self._binding:
+            found = self.turning.get(part.key)
+            if found is None or found.special is not special:
+                assert isinstance(part.key.what, Turns)
+                found = TurningProgram(special, part.key.what, part.model)
+                held = self.residents.held.copy()
+                self.turning = {k: t for k, t in self.turning.items() if k in held} | {part.key: found}
+            return found
+
+    def _single(self, body: SubGraph) -> Specialised | None:
+        """A program of one turn."""
+        return next((s for k, s in self.residents.held.copy().items() if k.what == body), None)
 
     def _compiled(self, body: SubGraph, given: Sequence[Any], outer: OuterValues) -> list[Any]:
         """The outputs by a program of one turn. BadInput for a body that is to be interpreted."""
@@ -122,7 +179,7 @@ class BodyPrograms:
         own, read, free = _reads(body)
         named = {n: _dense(a) for n, a in zip(own, given, strict=True) if n in read}
         ports, fixed, feeds = self._ports(named, free, outer)
-        key = (body, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
+        key = BodyKey(body, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
         if key not in self.models:
             if not all(p.numeric for p in ports):
                 raise BadInput("it reads what no device holds")
@@ -133,7 +190,7 @@ class BodyPrograms:
             self._keep(key, _as_model(body, ports, fixed))
         return BodyPart(key, self.models[key], feeds)
 
-    def _keep(self, key: Key, model: Model) -> None:
+    def _keep(self, key: BodyKey, model: Model) -> None:
         """Note a model; those of programs that were freed meanwhile need not be kept for ever."""
         if len(self.models) > MOST_MODELS:
             self.models = {k: m for k, m in self.models.items() if k in self.residents.held}
@@ -147,56 +204,48 @@ class BodyPrograms:
         feeds = {n: _dense(outer[n]) for n in free if n not in fixed}
         return tuple(map(_port, {**named, **feeds}.items())), fixed, feeds
 
-    def _turns(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> TurnsDone | None:
-        """Several turns by one program. BadInput where that cannot be."""
-        from rammer.frontend.control import TurnsDone
-
-        kinds = (tuple(map(_kind, ahead.state)), tuple((x.dtype, x.shape[1:]) for x in ahead.slices))
-        found = outer.ready.get((body, "turns", kinds))
-        wanted = ahead.first if ahead.left is None else ahead.left
-        if found is None or (found[0].count < min(wanted, self.most[body])):
-            found = outer.ready[body, "turns", kinds] = self._turns_part(body, ahead, outer, wanted)
-        turns, part = found
-        count = turns.count if ahead.left is None else min(turns.count, ahead.left)
-        feeds = {turns.name("state", i): _dense(a) for i, a in enumerate(ahead.state)}
-        feeds |= {turns.name("slices", i): _cut(x, ahead.first, count, turns.count) for i, x in enumerate(ahead.slices)}
-        feeds |= {turns.name("left"): np.array(count), turns.name("first"): np.array(ahead.first)}
-        made = self._run(part, {p.name: part.feeds[p.name] if p.name in part.feeds else feeds[p.name] for p in part.model.inputs})
-        going = made[turns.name("going")] if not turns.steady else np.ones(count, bool)
-        done = count if going[:count].all() else int(np.argmin(going[:count])) + 1
-        state = [made[turns.name("after", i)] for i in range(len(turns.states))]
-        gathered = [made[turns.name("gathered", i)][:done] for i in range(len(turns.results) - len(turns.states))]
-        return TurnsDone(done, bool(going[done - 1]), state, gathered)
-
-    def _turns_part(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues, wanted: int) -> tuple[Turns, BodyPart]:
-        """As many turns as are ``wanted``, as a power of two, and as are allowed."""
+    def _turns(self, body: SubGraph, ahead: TurnsAhead, outer: OuterValues) -> BodyPart:
+        """Several turns as a model: as many as are left, where that is known, else as the loop had before. BadInput where that
+        cannot be."""
         from rammer.frontend.turns import Turns, steady
 
         scanned = len(ahead.slices)
-        turns = Turns(body, MOST_TURNS, scanned, bool(scanned) or steady(body))
         if body not in self.most:
-            self.most[body] = self._most(turns, outer)
-        count = min(self.most[body], 1 << max(wanted - 1, 1).bit_length())
+            self.most[body] = self._most(Turns(body, MOST_TURNS, scanned, bool(scanned) or steady(body)))
+        count = min(
+            self.most[body], _turns_of(max(ahead.first, self.reached[body])) if ahead.left is None else _power(ahead.left)
+        )
         if count < 2:
             raise BadInput("one turn is long enough")
-        turns = Turns(body, count, scanned, turns.steady)
         own, _, free = _reads(body)
-        first = () if scanned else (np.array(0), np.array(True))
+        first = () if scanned else (_INDEX, _YES)
         named = dict(zip(own, (*first, *ahead.state, *(x[0] for x in ahead.slices)), strict=True))
-        ports, fixed, feeds = self._ports({n: _dense(a) for n, a in named.items()}, free, outer)
+        fixed = {n: outer[n] for n in free if n in outer.constants and _fixed(outer[n])}
+        feeds = {n: _dense(outer[n]) for n in free if n not in fixed}
+        kinds = tuple((n, _kind(a)) for n, a in (*named.items(), *feeds.items()))
+        key = (body, count, kinds, tuple((n, SameArray(a)) for n, a in fixed.items()))
+        part = self.parts.get(key)
+        if part is None or part.key not in self.models:
+            turns = Turns(body, count, scanned, bool(scanned) or steady(body))
+            part = self._turns_part(turns, {**named, **feeds}, fixed)
+            self.parts = {**self.parts, key: part} if len(self.parts) < MOST_MODELS else {key: part}
+        return replace(part, feeds=feeds)
+
+    def _turns_part(self, turns: Turns, given: Mapping[str, Any], fixed: Mapping[str, Any]) -> BodyPart:
+        """Turns of a body that reads what is ``given``; ``fixed`` are constants of outside."""
+        ports = tuple(map(_port, given.items()))
         if not all(p.numeric for p in ports):
             raise BadInput("it reads what no device holds")
-        key = (turns, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
+        key = BodyKey(turns, ports, tuple((n, SameArray(a)) for n, a in fixed.items()))
         if key not in self.models:
             self._keep(key, turns.model({p.name: p for p in ports}, fixed))
-        return turns, BodyPart(key, self.models[key], feeds)
+        return BodyPart(key, self.models[key], {})
 
-    def _most(self, turns: Turns, outer: OuterValues) -> int:
+    def _most(self, turns: Turns) -> int:
         """Turns of a program, by how long one is predicted to take and how many operators it is."""
         from rammer.frontend.unroll import MOST_UNROLLED
 
-        part = next((p for (b, *_), p in outer.ready.items() if b == turns.body and isinstance(p, BodyPart)), None)
-        special = self.residents.held.get(part.key) if part is not None else None
+        special = self._single(turns.body)
         if special is None or special.compiled.host_nodes:
             raise BadInput("a turn is no one program")
         predicted = sum(p.predicted for p in special.compiled.programs)
@@ -213,7 +262,7 @@ class BodyPrograms:
             if found.compiled.rest is not None:
                 found.close()
                 raise found.compiled.rest.why
-            if found.host_nodes and not isinstance(part.key[0], SubGraph):
+            if (found.host_nodes or len(found.loaded) != 1) and not isinstance(part.key.what, SubGraph):
                 found.close()
                 raise BadInput("several turns are no one program")
             self.residents.keep(part.key, found)
@@ -229,10 +278,14 @@ def _worth(ahead: TurnsAhead) -> bool:
     return ahead.left is None or ahead.left >= 4
 
 
-def _cut(slices: Any, first: int, count: int, wanted: int) -> Any:
-    """The slices of ``count`` turns, the last again for those of ``wanted`` that are not left."""
-    found = np.ascontiguousarray(slices[first : first + count])
-    return found if count == wanted else np.concatenate([found, np.repeat(found[-1:], wanted - count, axis=0)])
+def _power(turns: int) -> int:
+    """The least power of two that is as many."""
+    return 1 << max(turns - 1, 1).bit_length()
+
+
+def _turns_of(reached: int) -> int:
+    """Turns of a program for a loop that reached so many and may go on: few sizes, as each is compiled."""
+    return next((n for n in (8, 32) if reached <= n), MOST_TURNS)
 
 
 def _kind(value: Any) -> Kind:

@@ -80,6 +80,7 @@ class Specialised:
     following: Following | None = None
     bodies: BodyRunner | None = None
     bounds: WeakSet[ModelBound] = field(default_factory=WeakSet)
+    loose: WeakSet[ModelBound] = field(default_factory=WeakSet)  #: Bound calls that do not keep it.
     users: list[int] = field(default_factory=list)  #: Threads whose calls are running.
     closed: bool = False
     _changed: Condition = field(default_factory=Condition, repr=False)
@@ -171,8 +172,9 @@ class Specialised:
         notes += result.notes
         return result.seconds
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> ModelBound:
-        """A call with these arrays by ONNX name; inputs have been checked. BadInput where a part waits for values."""
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None, pinned: bool = True) -> ModelBound:
+        """A call with these arrays by ONNX name; inputs have been checked. One that is not ``pinned`` does not keep the
+        program on the device. BadInput where a part waits for values."""
         if self.following is not None:
             why = self.following.rest.why
             raise BadInput(f"fixed arrays need fixed shapes, but {why.what}", why.where, "call run instead of bind")
@@ -183,7 +185,7 @@ class Specialised:
         with self.used():
             made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
             with self._changed:
-                self.bounds.add(made)
+                (self.bounds if pinned else self.loose).add(made)
             return made
 
     def retire(self) -> bool:
@@ -206,7 +208,7 @@ class Specialised:
             self.check_outside()
             self.closed = True
             self._changed.wait_for(lambda: not self.users)
-            bounds = list(self.bounds)
+            bounds = [*self.bounds, *self.loose]
         with self._freeing:
             for bound in bounds:
                 bound.close()

@@ -16,6 +16,7 @@ from onnx import AttributeProto, NodeProto
 from rammer.errors import BadInput
 from rammer.frontend.limits import MAX_RANK
 from rammer.frontend.nodes import node_title
+from rammer.frontend.schemas import MICROSOFT
 from rammer.ir.names import shortened
 from rammer.ir.types import TensorType
 
@@ -101,7 +102,7 @@ _FLAGS: Final = frozenset(
     }
 )
 #: Attributes that name axes, from the front or from behind, and those that count them from the front.
-_AXES: Final = frozenset({"axis", "axes"})
+_AXES: Final = frozenset({"axis", "axes", "gather_axis", "quantize_axis"})
 _FIRST_AXES: Final = frozenset({"batch_axis", "time_axis", "batch_dims"})
 #: Strings that are data and need not be text.
 _DATA: Final = frozenset({"value_string", "value_strings"})
@@ -219,18 +220,15 @@ _ALIKE: Final[Mapping[str, tuple[int, ...]]] = {
 }
 #: Operands with one element for each channel of the first one.
 _CHANNELS: Final[Mapping[str, tuple[int, ...]]] = {"InstanceNormalization": (1, 2), "BatchNormalization": (1, 2, 3, 4)}
-#: Operators whose attributes ``axis`` and ``axes`` name axes of the first operand, and ONNX's inference does not look at them.
-_AXES_OF_FIRST: Final = frozenset(
-    {
-        "GatherElements",
-        "LayerNormalization",
-        "LpNormalization",
-        "MeanVarianceNormalization",
-        "RMSNormalization",
-        "Scatter",
-        "ScatterElements",
-    }
-)
+#: Operators whose attributes of ``_AXES`` name axes of an operand, and which: those that no inference looks at.
+_AXES_OF: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("GatherElements", "Scatter", "ScatterElements", "GatherBlockQuantized"), 0),
+    **dict.fromkeys(("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization", "LpNormalization"), 0),
+    **dict.fromkeys(("MeanVarianceNormalization", "BiasSoftmax", "QLinearSoftmax", "QuantizeLinear", "DequantizeLinear"), 0),
+    "QLinearConcat": 2,
+}
+#: Of these, those whose axis means nothing where their second operand is one number.
+_AXIS_OF_SEVERAL: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 #: Operands of one element.
 _SINGLE: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),
@@ -259,6 +257,7 @@ _GRAINS: Final[Mapping[str, Mapping[int, tuple[int, int]]]] = {
 def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
     """BadInput where an operand has another number of axes, or of elements, than the operator's documentation says; ``types``
     has those of the inputs, None where one is absent or no tensor of static shape."""
+    _check_axes(node, types)
     if node.domain not in ("", "ai.onnx"):
         return
     op, ranks = node.op_type, _RANKS.get(node.op_type, ())
@@ -275,7 +274,6 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
         if place in _CHANNELS.get(op, ()) and types[0] is not None and kind.size != _channels(types[0]):
             raise _refused(node, place, kind, f"{_channels(types[0])} elements, one for each channel")
         _check_grain(node, place, kind, types)
-    _check_axes(node, types[0] if types else None)
     for attribute in node.attribute:
         if attribute.name == "batch_dims" and any(k is not None and len(k.shape) <= attribute.i for k in types):
             shapes = " and ".join(str(list(k.shape)) for k in types if k is not None)
@@ -286,18 +284,24 @@ def check_operands(node: NodeProto, types: Sequence[TensorType | None]) -> None:
             )
 
 
-def _check_axes(node: NodeProto, kind: TensorType | None) -> None:
-    """BadInput for an axis that the first operand does not have."""
-    if kind is None or node.op_type not in _AXES_OF_FIRST:
+def _check_axes(node: NodeProto, types: Sequence[TensorType | None]) -> None:
+    """BadInput for an axis that the operand whose axes an attribute names does not have."""
+    place = _AXES_OF.get(node.op_type, -1) if node.domain in ("", "ai.onnx", MICROSOFT) else -1
+    kind = types[place] if 0 <= place < len(types) else None
+    if kind is None:
+        return
+    several = types[1] if len(types) > 1 else None
+    if node.op_type in _AXIS_OF_SEVERAL and (several is None or several.size == 1):
         return
     rank = len(kind.shape)
     for attribute in (a for a in node.attribute if a.name in _AXES):
         for value in attribute.ints if attribute.type == AttributeProto.INTS else (attribute.i,):
             if not -rank <= value < rank:
+                shown = f"input {place} has the shape {list(kind.shape)}"
                 raise BadInput(
-                    f"attribute {attribute.name} of {node.op_type} is {value}, where input 0 has the shape {list(kind.shape)}",
+                    f"attribute {attribute.name} of {node.op_type} is {value}, where {shown}",
                     node_title(node),
-                    f"axes of it are {-rank} to {rank - 1}",
+                    f"axes of it are {-rank} to {rank - 1}" if rank else "it has no axes",
                 )
 
 

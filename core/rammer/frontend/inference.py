@@ -80,7 +80,7 @@ def _inferred(
 
 def _corrected(proto: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
     """``inferred`` with the shapes that this module knows better. BadInput for a window that cannot be."""
-    rule = _RULES.get(proto.op_type) if proto.domain in ("", "ai.onnx") else None
+    rule = RULES.get(proto.op_type) if proto.domain in ("", "ai.onnx") else None
     operands = [nd.tensor_type(types[n]) if n else None for n in proto.input]
     if rule is None or not operands or operands[0] is None:
         return dict(inferred)
@@ -209,11 +209,12 @@ def _einsum(op: str, attributes: Mapping[str, Any], operands: Sequence[TensorTyp
     return parsed(str(attributes.get("equation", "")), [kind.shape for kind in operands if kind is not None]).shape
 
 
-_RULES: Final[Mapping[str, _Rule]] = {
+RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
     **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"), _conv),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
-    "MeanVarianceNormalization": _same,
+    # ONNX has no rules for these and infers through their bodies, whose Reshape takes an extent of 0 for "as it was".
+    **dict.fromkeys(("MeanVarianceNormalization", "GroupNormalization"), _same),
     "Transpose": _transpose,
     "Einsum": _einsum,
 }

@@ -99,6 +99,7 @@ def _restored(converted: ModelProto, original: ModelProto, opset: int) -> ModelP
             # Of all Reshapes only those of the model itself take an extent of 0 for "as it was".
             if said.get(node.output[0], "Reshape") != "Reshape":
                 node.attribute.append(helper.make_attribute("allowzero", 1))
+    _check_flattened(converted, original)
     for kept, given in ((converted.graph.input, original.graph.input), (converted.graph.output, original.graph.output)):
         declared = {v.name: v for v in given}
         for value in kept:
@@ -107,6 +108,25 @@ def _restored(converted: ModelProto, original: ModelProto, opset: int) -> ModelP
     if not converted.metadata_props:
         converted.metadata_props.extend(original.metadata_props)
     return converted
+
+
+def _check_flattened(converted: ModelProto, original: ModelProto) -> None:
+    """BadInput for a Softmax with an axis that its operand does not have: the converter adds the rank to one below 0, once, and
+    flattens there, whatever came out."""
+    known = {o for graph in checks.all_graphs(original) for node in graph.node for o in node.output}
+    below = [n for g in checks.all_graphs(original) for n in g.node if any(a.name == "axis" and a.i < 0 for a in n.attribute)]
+    made = {o: n for g in checks.all_graphs(converted) for n in g.node for o in n.output}
+    for node in (n for n in below if n.op_type in ("Softmax", "LogSoftmax")):
+        restored = made.get(node.output[0])
+        flat = made.get(made[restored.input[0]].input[0]) if restored is not None and restored.op_type == "Reshape" else None
+        if flat is not None and flat.op_type == "Flatten" and flat.output[0] not in known and flat.attribute[0].i < 0:
+            (axis,) = (a.i for a in node.attribute if a.name == "axis")
+            rank = flat.attribute[0].i - axis
+            raise BadInput(
+                f"attribute axis of {node.op_type} is {axis}, where input 0 has {rank} axes",
+                node_title(node),
+                f"axes of it are {-rank} to {rank - 1}",
+            )
 
 
 def _prepared(model: ModelProto, opset: int) -> ModelProto:

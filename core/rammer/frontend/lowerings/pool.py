@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rammer.frontend.limits import MAX_POSITIONS, MAX_TABLE, check_positions
+from rammer.frontend.limits import MAX_TABLE, check_positions
 from rammer.frontend.lowering import Lowering, lowering
 from rammer.frontend.operands import emit_narrowed, widened
 from rammer.frontend.windows import SlidingWindow, spatial_names, window_of
@@ -131,10 +131,11 @@ def _counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
     constant = 1
     result: Expr | None = None
     for name, per_position in zip(window.names, _extents_counted(window, include_pad), strict=True):
-        check_positions(len(per_position), "pooling", MAX_POSITIONS if len(set(per_position)) == 1 else MAX_TABLE)
-        if len(set(per_position)) == 1:
-            constant *= per_position[0]
+        counts = np.unique(per_position)
+        if len(counts) == 1:
+            constant *= int(counts[0])
             continue
+        check_positions(len(per_position), "pooling", MAX_TABLE)
         factor = Table(tuple(float(c) for c in per_position), ex.as_index(name), dtype)
         result = factor if result is None else Op("mul", (result, factor))
     if result is None:
@@ -142,15 +143,16 @@ def _counts(window: SlidingWindow, include_pad: bool, dtype: str) -> Expr:
     return result if constant == 1 else Op("mul", (result, Const(constant, dtype)))
 
 
-def _extents_counted(window: SlidingWindow, include_pad: bool) -> list[list[int]]:
+def _extents_counted(window: SlidingWindow, include_pad: bool) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     result = []
     for d, extent in enumerate(window.source):
+        check_positions(window.out[d], "pooling")
         low = -window.begin[d] if include_pad else 0
         high = extent + window.end[d] if include_pad else extent
-        starts = [o * window.strides[d] - window.begin[d] for o in range(window.out[d])]
+        starts = np.arange(window.out[d]) * window.strides[d] - window.begin[d]
         step, last = window.dilations[d], window.kernel[d] - 1
         # Taps k with low <= start + k * step < high, counted without looking at each: a kernel may be huge.
-        result.append([max(0, min(last, (high - 1 - s) // step) - max(0, -((s - low) // step)) + 1) for s in starts])
+        result.append(np.maximum(0, np.minimum(last, (high - 1 - starts) // step) - np.maximum(0, -((starts - low) // step)) + 1))
     return result
 
 

@@ -16,6 +16,9 @@ from onnx_models import BOOL, FLOAT, INT64, model, tensor
 
 import rammer
 from rammer.errors import BadInput, DeviceFailure
+from rammer.frontend.bind import bind
+from rammer.frontend.later import Unknown
+from rammer.frontend.reader import read_model
 from rammer.testing.some import some
 
 node = helper.make_node
@@ -229,3 +232,29 @@ def test_what_is_compiled_for_a_value_has_no_host_operator(rng: np.random.Genera
     for axis, k in ((0, 0), (1, -2), (0, 3)):
         agree(proto, exe, {"x": fed(rng, 4, 5), "axis": np.array(axis), "k": np.array(k)})
     assert not exe.hosted
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_loop_whose_state_keeps_its_shape_has_it_in_the_end(grows: bool) -> None:
+    """ONNX's inference says nothing of it; one that grows has a shape at run time alone."""
+    scalar = [helper.make_tensor_value_info(n, kind, []) for n, kind in (("turn", TensorProto.INT64), ("go", TensorProto.BOOL))]
+    step = helper.make_node("Concat", ["s", "s"], ["t"], axis=0) if grows else helper.make_node("Add", ["s", "w"], ["t"])
+    nodes = [
+        step,
+        helper.make_node("ReduceMax", ["t"], ["most"], keepdims=0),
+        helper.make_node("Less", ["most", "limit"], ["on"]),
+    ]
+    state = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("s", "t")]
+    ends = [helper.make_tensor_value_info("on", TensorProto.BOOL, []), state[1]]
+    limit = helper.make_tensor("limit", TensorProto.FLOAT, [], [9.0])
+    body = helper.make_graph(nodes, "body", [*scalar, state[0]], ends, [limit])
+    most = [helper.make_tensor("most", TensorProto.INT64, [], [50]), helper.make_tensor("start", TensorProto.BOOL, [], [True])]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in ("x", "w")]
+    loop = helper.make_node("Loop", ["most", "start", "x"], ["y"], body=body)
+    result = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    proto = helper.make_model(helper.make_graph([loop], "g", ports, result, most), opset_imports=[helper.make_opsetid("", 21)])
+    if grows:
+        with pytest.raises(Unknown):
+            bind(read_model(proto), {"x": (3,), "w": (3,)})
+    else:
+        assert bind(read_model(proto), {"x": (3,), "w": (3,)}).outputs[0].type.shape == (3,)

@@ -22,7 +22,6 @@ SAMPLE = {"rocm": 4, "ipu_sim": 2}
 OPTIONS = {"ipu_sim": {"tiles": "64"}}
 #: Models that are refused, with what is said of them, as the README says. One that runs fails the test until it is removed.
 REFUSED: dict[str, str] = {
-    "sklearn_svc": "SVMClassifier",
     "swin_tv_dynamo_ort_all": "com.microsoft.nchwc",  # the layout of one CPU, in a form that ONNX Runtime alone reads
 }
 #: What no file may hold: folders of whoever made it, and source files.

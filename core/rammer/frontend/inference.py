@@ -44,6 +44,8 @@ def inferred_types(
         proto.attribute.append(helper.make_attribute("onesided", 1))
     veils.check_bodies(proto, types, opsets)
     result = _corrected(proto, types, _inferred(schema, veils.declared(proto), types, operands, opsets))
+    if proto.op_type == "Loop" and proto.domain in ("", "ai.onnx"):
+        result |= veils.steady_types(proto, types, opsets)
     for kind in result.values():
         limits.check_shape((d.dim_value for d in kind.tensor_type.shape.dim), nd.node_title(proto))
     return result

@@ -139,6 +139,25 @@ def check_bodies(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mappin
                 _check_step(step, inner, known, opsets)
 
 
+def steady_types(node: NodeProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int]) -> dict[str, TypeProto]:
+    """Types of what a Loop's state is in the end, where its body gives every part of it back in the shape that it began with;
+    ONNX's inference takes none for granted. ``types`` as in ``check_bodies``."""
+    body = next((a.g for a in node.attribute if a.name == "body"), GraphProto())
+    state = [types.get(n, TypeProto()) for n in node.input[2:]]
+    if len(body.input) != len(state) + 2 or len(body.output) <= len(state) or not all(nd.tensor_type(t) for t in state):
+        return {}
+    inner = {**types, **{v.name: v.type for v in body.input[:2]}}
+    inner |= {v.name: kind for v, kind in zip(body.input[2:], state, strict=True)}
+    known = {t.name: t for t in body.initializer if math.prod(t.dims) <= _SHORT}
+    inner |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for t in body.initializer}
+    for step in body.node:
+        _check_step(step, inner, known, opsets)
+    after = [inner.get(v.name, TypeProto()) for v in body.output[1:]]
+    if any(nd.tensor_type(a) != nd.tensor_type(b) for a, b in zip(state, after, strict=False)):
+        return {}
+    return {o: kind for o, kind in zip(node.output, state, strict=False) if o}
+
+
 def _check_step(step: NodeProto, types: dict[str, TypeProto], known: dict[str, TensorProto], opsets: Mapping[str, int]) -> None:
     """Add the types of its results to ``types``, and what a Constant holds to ``known``."""
     reads = checks.node_reads(step)

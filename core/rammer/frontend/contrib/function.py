@@ -34,11 +34,13 @@ class Declined(Exception):
 
 @dataclass
 class FunctionBody:
-    """The body of one use, written operator by operator; ``b.Add(x, y)`` appends one and gives the name of its result."""
+    """The body of one use, written operator by operator; ``b.Add(x, y)`` appends one and gives the name of its result. Names of
+    results begin with ``prefix``, which tells those of a body inside from those around it."""
 
     use: Use
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
+    prefix: str = ""
 
     def input(self, index: int) -> str:
         """Name of input ``index``, "" where it is left out."""
@@ -69,7 +71,8 @@ class FunctionBody:
 
     def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
         """Append an operator; names of its results. Inputs at the end may be left out as ``""``."""
-        made = [f"v{len(self.nodes)}_{i}" if outputs > 1 else f"v{len(self.nodes)}" for i in range(outputs)]
+        name = f"{self.prefix}v{len(self.nodes)}"
+        made = [f"{name}_{i}" if outputs > 1 else name for i in range(outputs)]
         last = max((i for i, name in enumerate(inputs) if name), default=-1)
         self.nodes.append(helper.make_node(kind, list(inputs[: last + 1]), made, **attributes))
         return made
@@ -83,7 +86,7 @@ class FunctionBody:
     def constant(self, value: Any, dtype: str = "int64") -> str:
         """A constant: an array as it is, numbers in ``dtype``."""
         array = value if isinstance(value, np.ndarray) else np.array(value, dtype)
-        name = f"k{len(self.constants)}"
+        name = f"{self.prefix}k{len(self.constants)}"
         self.constants[name] = array
         return name
 

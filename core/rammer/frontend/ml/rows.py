@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rammer.frontend.contrib.function import Array, Declined, FunctionBody
+from rammer.frontend.contrib.function import Declined, FunctionBody
 from rammer.frontend.ml.scores import binary, labelled, transformed
 from rammer.frontend.ml.table import standard
 
 
-def _rows(b: FunctionBody, floats: bool = True) -> tuple[str, int, int]:
+def rows_of_features(b: FunctionBody, floats: bool = True) -> tuple[str, int, int]:
     """``X [rows, features]``, and both extents; one row where it has one axis."""
     shape = b.shape(0)
     if len(shape) not in (1, 2):
@@ -21,7 +21,7 @@ def _rows(b: FunctionBody, floats: bool = True) -> tuple[str, int, int]:
 
 def _linear(b: FunctionBody, targets: int) -> str:
     """``X @ coefficients' + intercepts``."""
-    x, _, features = _rows(b)
+    x, _, features = rows_of_features(b)
     coefficients, intercepts = np.array(b.attr("coefficients"), np.float32), np.array(b.attr("intercepts"), np.float32)
     if coefficients.size != targets * features or intercepts.size not in (0, targets):
         raise Declined(f"{coefficients.size} coefficients and {intercepts.size} intercepts for {targets} of {features} features")
@@ -70,7 +70,7 @@ def scaler(b: FunctionBody) -> str:
 @standard("Normalizer")
 def normalizer(b: FunctionBody) -> str:
     """Rows over their greatest element, their sum of magnitudes, or their length."""
-    x, _, _ = _rows(b)
+    x, _, _ = rows_of_features(b)
     how, axis = str(b.attr("norm") or "MAX"), b.constant([1])
     if how not in ("MAX", "L1", "L2"):
         raise Declined(f"the norm {how!r} is not known")
@@ -133,46 +133,3 @@ def feature_vectorizer(b: FunctionBody) -> str:
             raise Declined(f"input {i} has {shape[-1]} features, not {sizes[i]}")
         parts.append(x)
     return b.Concat(*parts, axis=1)
-
-
-@standard("SVMRegressor")
-def svm_regressor(b: FunctionBody) -> str:
-    """A weighted sum of kernels of rows and support vectors, or a product."""
-    x, _, features = _rows(b)
-    count, rho = int(b.use.attr("n_supports", 0)), np.array(b.attr("rho") or [0.0], np.float32)
-    coefficients, vectors = (np.array(b.attr(n), np.float32) for n in ("coefficients", "support_vectors"))
-    if b.use.attr("one_class", 0) or rho.size != 1:
-        raise Declined("one class, or several targets, are not supported")
-    if not count:
-        if coefficients.size != features:
-            raise Declined(f"{coefficients.size} coefficients for {features} features")
-        scores = b.MatMul(x, b.constant(coefficients.reshape(features, 1)))
-    else:
-        if vectors.size != count * features or coefficients.size != count:
-            raise Declined(f"{coefficients.size} coefficients, {vectors.size} numbers: {count} vectors of {features} features")
-        scores = b.MatMul(_kernel(b, x, vectors.reshape(count, features)), b.constant(coefficients.reshape(count, 1)))
-    return transformed(b, b.Add(scores, b.constant(rho)), str(b.attr("post_transform") or "NONE"))
-
-
-def _kernel(b: FunctionBody, x: str, vectors: Array) -> str:
-    """``[rows, vectors]``, by the kernel that attributes name."""
-    gamma, offset, degree = (b.constant(float(v), "float32") for v in (*b.attr("kernel_params"), 0.0, 0.0, 0.0)[:3])
-    kind = str(b.attr("kernel_type") or "LINEAR")
-    if kind == "RBF":
-        apart = b.Sub(b.Unsqueeze(x, b.constant([1])), b.constant(vectors[None]))
-        return b.Exp(b.Neg(b.Mul(b.ReduceSum(b.Mul(apart, apart), b.constant([2]), keepdims=0), gamma)))
-    product = b.MatMul(x, b.constant(np.ascontiguousarray(vectors.T)))
-    if kind == "LINEAR":
-        return product
-    moved = b.Add(b.Mul(product, gamma), offset)
-    if kind == "POLY":
-        return b.Pow(moved, degree)
-    if kind == "SIGMOID":
-        return b.Tanh(moved)
-    raise Declined(f"the kernel {kind!r} is not known")
-
-
-@standard("SVMClassifier", hosted=False)
-def svm_classifier(b: FunctionBody) -> str:
-    """Nothing: neither a body nor what is there for the host gives ONNX Runtime's probabilities."""
-    raise Declined("there is no trustworthy implementation")

@@ -176,6 +176,33 @@ def machines(draw: OperandDraw, op: str) -> OperatorCase:
     return OperatorCase(op, 17, (draw.array((draw.size(1, 5), features), low=-1, high=1),), attributes)
 
 
+@family(f"{_DOMAIN}.SVMClassifier")
+def classifying_machines(draw: OperandDraw, op: str) -> OperatorCase:
+    """Pairs of classes with and without probabilities, and products."""
+    features, classes, kind = (
+        draw.size(1, 5),
+        draw.pick(2, 2, 3, 4, 6),
+        draw.pick("pairs", "pairs", "coupled", "coupled", "products"),
+    )
+    attributes: dict[str, Any] = {"classlabels_ints": [5, 3, 9, 7, -2, 11][:classes], "kernel_params": [0.3, 0.5, 2.0]}
+    attributes |= {"post_transform": draw.pick(None, "NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO")}
+    pairs, low = classes * (classes - 1) // 2, draw.pick(-1.0, -1.0, 0.0)
+    if kind == "products":
+        attributes |= {"coefficients": [draw.random.uniform(low, 1) for _ in range(classes * features)]}
+        attributes |= {"rho": [draw.random.uniform(-0.5, 0.5)], "kernel_type": "LINEAR"}
+    else:
+        counts = [draw.random.randint(0, 4) for _ in range(classes - 1)] + [draw.random.randint(1, 4)]
+        attributes |= {"vectors_per_class": counts, "kernel_type": draw.pick("LINEAR", "RBF", "POLY", "SIGMOID")}
+        attributes |= {"support_vectors": [draw.random.uniform(-1, 1) for _ in range(sum(counts) * features)]}
+        attributes |= {"coefficients": [draw.random.uniform(low, 1) for _ in range(sum(counts) * (classes - 1))]}
+        attributes |= {"rho": [draw.random.uniform(-1, 1) for _ in range(pairs)]}
+    if kind == "coupled":
+        attributes |= {"prob_a": [draw.random.uniform(-3, -0.5) for _ in range(pairs)]}
+        attributes |= {"prob_b": [draw.random.uniform(-1, 1) for _ in range(pairs)]}
+    x = draw.array((draw.size(1, 5), features), draw.pick("float32", "float32", "float64", "int64"), low=-2, high=2)
+    return OperatorCase(op, 17, (x,), attributes, 2)
+
+
 @family(
     *(f"{_DOMAIN}.{n}" for n in ("Scaler", "Normalizer", "Binarizer", "Imputer", "ArrayFeatureExtractor", "FeatureVectorizer"))
 )

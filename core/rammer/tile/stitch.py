@@ -145,6 +145,8 @@ class _Stitcher:
         connections = list[Connection]()
         for place, c in enumerate(computes):
             layer = meeting(computes[:place], c)
+            if any(r in inside for n in c.reads if n not in inside for r in self.roots(n)):
+                return None  # it reads a view of what the others write, which is in memory only behind them
             for name in (n for n in c.reads if n in inside):
                 kept = links.get((name, c.name), layer)
                 if kept is None:

@@ -133,7 +133,7 @@ BAD_OPTIONS = {
     ("--option", "memory"): "--option 'memory' is not KEY=VALUE",
     ("--option", "speed=1"): "device toy has no option 'speed'\n  hint: --option memory=BYTES",
     ("--policy", "wavefrnt"): "unknown policy 'wavefrnt'\n  at: --policy\n"
-    "  hint: did you mean wavefront? Known: sequential, wavefront, ios, auto",
+    "  hint: did you mean wavefront? Known: sequential, greedy, wavefront, ios, auto",
     ("--precision", "float16"): "device toy (NumPy on the host) does not compute in float16\n  at: --precision\n"
     "  hint: it has float32",
     ("--trace", "trace.json"): "device toy:0 does not record when its tasks run\n  at: --trace\n"

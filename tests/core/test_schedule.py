@@ -15,6 +15,7 @@ from rammer.errors import BadInput, DeviceUnavailable
 from rammer.ir.operator import RKernel
 from rammer.ir.program import RProgram
 from rammer.profile.choose import fastest_program
+from rammer.schedule.greedy import Greedy
 from rammer.schedule.ios import IOS
 from rammer.schedule.place import fastest, fill, leanest, side_by_side, spread
 from rammer.schedule.policy import OperatorGraph, Schedule
@@ -79,6 +80,15 @@ def test_wavefront_runs_a_wave_side_by_side() -> None:
     assert loads(schedule, {"a": 4e-6, "b": 2e-6, "c": 1e-6}) == pytest.approx([5e-6] * 4)
     assert schedule.predicted == pytest.approx(4e-6 + 1e-6 + 2 * 0.5e-6)
     assert Sequential()(graph, device(4, launch=0.5e-6)).predicted == pytest.approx(4e-6 + 2e-6 + 1e-6 + 3 * 0.5e-6)
+
+
+def test_greedy_runs_all_that_may_run_and_waits_for_all_of_it() -> None:
+    """The wavefront's waves, ended by barriers: a chain beside a long operator waits for it."""
+    after = {"long": (), "a": (), "b": ("a",), "c": ("b", "long")}
+    kernels = {n: [simple(n, 2, 8e-6 if n == "long" else 1e-6)] for n in after}
+    greedy = Greedy()(graph_of(kernels, after), device(4, launch=0.5e-6))
+    assert greedy.stages == (("long", "a"), ("b",), ("c",)) and greedy.barriers
+    assert greedy.predicted == pytest.approx(8e-6 + 1e-6 + 1e-6 + 3 * 0.5e-6)
 
 
 def test_wavefront_is_quick_while_vEUs_are_idle_and_lean_when_they_are_full() -> None:
@@ -221,7 +231,8 @@ def test_without_a_device_to_measure_the_first_prediction_is_kept_and_it_is_said
 
 
 @pytest.mark.parametrize(
-    "text", ["sequential", "wavefront", "wavefront{lean=0}", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}", "ios{r=3,s=8,seconds=1}"]
+    "text",
+    ["sequential", "greedy", "wavefront", "wavefront{lean=0}", "auto", "ios{r=3,s=8}", "ios{r=2,s=4}", "ios{r=3,s=8,seconds=1}"],
 )
 def test_policies_parse_from_their_spelling(text: str) -> None:
     policy = parse_policy(text)

@@ -81,7 +81,7 @@ def compile_options(fn: F) -> F:
             default="wavefront",
             show_default=True,
             metavar="NAME",
-            help="Scheduling: sequential, wavefront, ios, ios{r=3,s=8} or auto.",
+            help="Scheduling: sequential, greedy, wavefront, ios, ios{r=3,s=8} or auto.",
         ),
         click.option("--require", default="", metavar="KIND", help="Refuse other hardware, e.g. gpu."),
     ):

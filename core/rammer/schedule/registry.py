@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 
 from rammer.errors import BadInput
 from rammer.ir.device import VDevice
+from rammer.schedule.greedy import Greedy
 from rammer.schedule.ios import IOS
 from rammer.schedule.policy import OperatorGraph, Policy, Schedule
 from rammer.schedule.sequential import Sequential
@@ -52,7 +53,7 @@ _BASIC: tuple[Policy, ...] = (Sequential(), Wavefront(), Wavefront(lean=0), IOS(
 
 def policies(extra: Iterable[Policy] = ()) -> dict[str, Policy]:
     """Every policy by its bare name, with default arguments; ``extra`` come from plugins."""
-    known: tuple[Policy, ...] = (Sequential(), Wavefront(), IOS(), Auto(), *extra)
+    known: tuple[Policy, ...] = (Sequential(), Greedy(), Wavefront(), IOS(), Auto(), *extra)
     return {_bare(p): p for p in known}
 
 

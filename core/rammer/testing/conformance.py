@@ -153,7 +153,7 @@ def _compared(device: Subject, model: SmallModel, special: Specialised, inputs: 
 def check_policies(device: Subject) -> None:
     """The device runs whatever table a policy makes."""
     model = MODELS["branches"]
-    for policy in ("sequential", "wavefront", "ios"):
+    for policy in ("sequential", "greedy", "wavefront", "ios"):
         exe = device.executable(model, policy)
         inputs = model.inputs(device.rng, model.shapes[0])
         _compared(device, model, exe.prepare(exe.checked(inputs)), inputs)

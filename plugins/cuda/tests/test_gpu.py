@@ -17,7 +17,7 @@ from rammer.testing.selftest import tiny_graph
 pytestmark = pytest.mark.cuda
 
 
-@pytest.mark.parametrize("policy", ["sequential", "wavefront", "ios"])
+@pytest.mark.parametrize("policy", ["sequential", "greedy", "wavefront", "ios"])
 @pytest.mark.parametrize("tune", ["off", "quick"])
 def test_a_thousand_fresh_runs_equal_the_reference(policy: str, tune: str, rng: np.random.Generator) -> None:
     from rammer_cuda.backend import open_backend

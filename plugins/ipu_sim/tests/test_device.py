@@ -129,7 +129,7 @@ def wide_graph(rng: np.random.Generator) -> ComputeGraph:
     return ComputeGraph("wide", ("x",), ("y",), (compute,), kinds, weights)
 
 
-@pytest.mark.parametrize("policy", ["sequential", "wavefront", "ios"])
+@pytest.mark.parametrize("policy", ["sequential", "greedy", "wavefront", "ios"])
 def test_down_the_staircase(policy: str, rng: np.random.Generator) -> None:
     backend = SimulatorBackend(SMALL)
     graph = tiny_graph(int(rng.integers(1 << 30)))

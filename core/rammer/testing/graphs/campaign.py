@@ -20,7 +20,7 @@ from rammer.testing.graphs.spoil import spoiled
 Key: TypeAlias = tuple[str, str]
 #: What ``*`` stands for: each graph draws one.
 CHOICES: Final = {
-    "policy": ("wavefront", "wavefront", "wavefront", "sequential", "ios", "auto"),
+    "policy": ("wavefront", "wavefront", "wavefront", "sequential", "greedy", "ios", "auto"),
     "layout": ("keep", "keep", "keep", "nhwc", "auto"),
     "precision": ("float32", "float32", "float32", "float16"),
 }

@@ -1,0 +1,37 @@
+"""The greedy schedule that IOS (MLSys'21, section 6) is compared with: whatever may run, runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rammer.ir.device import VDevice
+from rammer.ir.operator import RKernel
+from rammer.schedule.clock import stage_kernels
+from rammer.schedule.place import Row, side_by_side
+from rammer.schedule.policy import OperatorGraph, Schedule, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """A stage has every operator whose predecessors have all run, however many these are; each waits for the stage before it.
+
+    So stages are the wavefront's waves. What differs is that they end together, as IOS's do, so that the two differ in
+    nothing but in which operators share a stage.
+    """
+
+    name: ClassVar[str] = "greedy"
+
+    def __call__(self, graph: OperatorGraph, device: VDevice) -> Schedule:
+        """Predicts the sum of stage latencies."""
+        chosen: dict[str, RKernel] = {}
+        rows: list[Row] = [[] for _ in range(device.veus)]
+        levels, seconds = graph.levels(), 0.0
+        for level in levels:
+            kernels = stage_kernels(graph, level, device)
+            seconds += side_by_side(kernels, graph.after, device, rows)
+            chosen |= {k.operator.name: k for k in kernels}
+        return Schedule(tuple(chosen[n] for n in graph.names), tuple(map(tuple, levels)), rows_of(rows), True, seconds)
+
+    def __str__(self) -> str:
+        return self.name

@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of, section
-from peers import exported, measured, open_rammer
+from measuring import exported
+from peers import measured, open_rammer
 from zoo import SEED, ZOO
 
 from rammer.errors import BadInput, Mismatch

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import subprocess
 
+from rammer.errors import DeviceUnavailable
 from rammer.peers.to_torch import load_torch
 from rammer.report.environment import environment
 
 
 def environment_of(gpu: bool) -> dict[str, str]:
-    """Packages and processor; with ``gpu``, the card, its driver, and the versions of CUDA and cuDNN."""
+    """Packages and processor; with ``gpu``, the card, its driver and, where torch is there, the versions of CUDA and cuDNN."""
     facts = environment()
     if gpu:
-        torch = load_torch()
-        driver = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
-        )
+        command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[0]
+        name, _, driver = told.partition(",")
+        facts |= {"gpu": name.strip() or "unknown", "driver": driver.strip() or "unknown"}
+        try:
+            torch = load_torch()
+        except DeviceUnavailable:
+            return facts
         facts |= {
             "gpu": torch.cuda.get_device_name(0),
-            "driver": driver.stdout.split("\n")[0].strip() or "unknown",
             "torch": torch.__version__,
             "cuda": str(torch.version.cuda),
             "cudnn": str(torch.backends.cudnn.version()),

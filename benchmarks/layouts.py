@@ -9,21 +9,18 @@ change of layout between two operators costs nothing, so the sum of each operato
 from __future__ import annotations
 
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of, section
-from peers import exported
-from zoo import SEED, ZOO
+from measuring import Settings, Way, measured, subject
+from zoo import SEED, find
 
-import rammer
 from rammer.compiled.options import LAYOUTS, PRECISIONS, CompileOptions
 from rammer.compiled.segments import ProgramSegment
 from rammer.compiler import Compiler
@@ -32,16 +29,12 @@ from rammer.device.manifest import Backend, Binding
 from rammer.frontend.reader import read_model
 from rammer.ir.operator import ROperator
 from rammer.ir.parts import Storage
-from rammer.peers.bench import Effort, bound_call, sample
-from rammer.peers.prepare import relative_error
 from rammer.plan.layouts import channels_last
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import Tuner
 from rammer.report.table import markdown
 
 WHOLE = ("layout", "buffers channels last", "launches", "median us", "keep / this", "rel. L2 to keep")
-#: Turns of each layout, and what a turn is.
-ROUNDS, TURN = 5, Effort(2, 10, 0.2)
 HEADERS = ("output", "summed", "times", "NCHW us", "kernel", "NHWC us", "kernel", "NCHW / NHWC")
 
 
@@ -70,30 +63,19 @@ class Layer:
 
 def whole(key: str, device: str, precision: str, tune: str) -> list[list[str]]:
     """A row for each layout of the whole model; they take turns."""
-    path, feeds = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED), ZOO[key].feeds(SEED)
-    programs = [rammer.compile(path, device=device, precision=precision, tune=tune, layout=layout) for layout in LAYOUTS]
-    inputs = programs[0].checked(feeds)
-    special, bound = [exe.prepare(inputs) for exe in programs], [exe.bind(inputs) for exe in programs]
-    times: list[list[float]] = [[] for _ in bound]
-    for _ in range(ROUNDS):
-        for call, seconds in zip(bound, times, strict=True):
-            seconds += sample(bound_call(call), TURN)[1]
-    medians, outputs = [float(np.median(t)) for t in times], [call.to_host() for call in bound]
-    moved = [sum(len(p.permuted) for p in s.compiled.programs) for s in special]
-    rows = [
+    model, ways = subject(key, SEED, checked=False), [Way(layout, {"layout": layout}) for layout in LAYOUTS]
+    found = measured(model.path, model.feeds, ways, Settings((device,), (), tune, precision))
+    return [
         [
-            layout,
-            str(moved[i]),
-            str(special[i].kernels),
-            f"{medians[i] * 1e6:.1f}",
-            f"{medians[0] / medians[i]:.2f}",
-            f"{relative_error(outputs[i], outputs[0]):.1e}",
+            m.way.name,
+            str(m.moved),
+            str(m.kernels),
+            f"{m.seconds * 1e6:.1f}",
+            f"{found[0].seconds / m.seconds:.2f}" if m.seconds else m.failure,
+            f"{m.error:.1e}",
         ]
-        for i, layout in enumerate(LAYOUTS)
+        for m in found
     ]
-    for exe in programs:
-        exe.close()
-    return rows
 
 
 def _last(storage: Storage) -> Storage:
@@ -105,7 +87,7 @@ def layers(key: str, backend: Backend, device: str, precision: str, tune: str) -
     """Every distinct operator of a model with a contraction over images, tuned in both layouts."""
     registry = Registry()
     compiler = Compiler(backend, CompileOptions(precision=precision), KernelStore(None), registry, device=device)
-    segment = compiler.compile_model(read_model(ZOO[key].build(SEED)), {}).segments[0]
+    segment = compiler.compile_model(read_model(find(key).build(SEED)), {}).segments[0]
     assert isinstance(segment, ProgramSegment)
     program, constants = segment.program, frozenset(segment.constants)
     first = Binding.of(program, constants)

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of
+from measuring import exported
 from rows import HEADERS, OURS, Row, cells, document, keep, read_rows, summary
-from zoo import SEED, ZOO
+from zoo import SEED, ZOO, find
 
 import rammer
 from rammer.compiled.options import PRECISIONS
@@ -110,7 +111,7 @@ def model_rows(
     """Measure ``runners`` on one model, one after another; a runner that cannot gives a row that says why."""
     run = uuid.uuid4().hex[:8]
     model = onnx.load(str(path))
-    inputs = ZOO[key].feeds(seed)
+    inputs = find(key).feeds(seed)
     place = "cuda" if device.startswith("cuda") else "cpu"
     reference = reference_outputs(model, inputs, place)
     for runner in runners:
@@ -129,17 +130,6 @@ def model_rows(
         finally:
             if prepared is not None:
                 prepared.close()
-
-
-def exported(key: str, folder: Path, seed: int) -> Path:
-    """The model as a file, built once per folder."""
-    path = folder / f"{key}-{seed}.onnx"
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        onnx.save(ZOO[key].build(seed), str(partial))
-        partial.replace(path)
-    return path
 
 
 def _chosen(text: str, known: tuple[str, ...], what: str) -> list[str]:
@@ -189,7 +179,8 @@ def main(
     wanted = _chosen(runners, (OURS, *PEERS), "runner") or list(GPU_RUNNERS if gpu else CPU_RUNNERS)
     redo = _chosen(again, (OURS, *PEERS, "failed"), "runner")
     settings = dict(o.partition("=")[::2] for o in options)
-    for key in _chosen(models, tuple(ZOO), "model"):
+    for key in filter(None, models.split(",")):
+        find(key)
         kept = {r.key for r in read_rows(out) if not (r.runner in redo or (r.failure and "failed" in redo))}
         missing = [r for r in wanted if (key, precision, r, hardware) not in kept]
         if not missing:

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of, section
-from peers import exported
-from zoo import SEED, ZOO
+from measuring import exported
+from zoo import SEED, find
 
 import rammer
 from rammer.compiled.segments import ProgramSegment
@@ -87,7 +87,7 @@ def run_model(key: str, tune: str, seed: int, path: Path) -> None:
     model = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", SEED)
     exe = rammer.compile(model, device="cuda", tune=tune, options={"executor": "graph"})
     outputs: dict[str, np.ndarray] = {}
-    feeds = [ZOO[key].feeds(seed + i) for i in range(2)]
+    feeds = [find(key).feeds(seed + i) for i in range(2)]
     (segment,) = exe.prepare(exe.checked(feeds[0])).compiled.segments
     assert isinstance(segment, ProgramSegment)
     loaded: Loaded = exe.prepare(feeds[0]).loaded[0]

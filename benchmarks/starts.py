@@ -126,13 +126,13 @@ def started(path: Path, inputs: Path, device: str, tune: str, cache: Path, profi
 def measure(key: str, device: str, tune: str, repeats: int, seed: int, profile: bool) -> list[str]:
     """A row: one cold start, the median of ``repeats`` warm ones."""
     import numpy as np
-    from peers import exported
-    from zoo import ZOO
+    from measuring import exported
+    from zoo import find
 
     path = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", seed)
     with tempfile.TemporaryDirectory() as folder:
         inputs = Path(folder) / "inputs.npz"
-        np.savez(inputs, **ZOO[key].feeds(seed))  # type: ignore[arg-type]
+        np.savez(inputs, **find(key).feeds(seed))  # type: ignore[arg-type]
         cache = Path(folder) / "cache"
         cold = started(path, inputs, device, tune, cache, False)
         warm = sorted((started(path, inputs, device, tune, cache, False) for _ in range(repeats)), key=lambda r: r["start"])

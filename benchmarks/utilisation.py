@@ -1,4 +1,5 @@
-"""How busy a GPU's SMs are: rammer's tasks, each timed, against torch's kernels in a CUDA graph, in one process.
+"""How busy a device's units are: rammer's tasks, each timed, with waves and without; on a GPU against torch's kernels in a CUDA
+graph, in one process.
 
 On a GPU:  python benchmarks/utilisation.py --models lstm_tc,inception_v3 --folder results
 """
@@ -21,17 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
 from facts import environment_of, section
-from peers import exported
+from measuring import Settings, Way, opened, subject, take_turns
+from tables.scheduling import RAMMER
 from timelines import Kernel, Timeline, bound, by_name, gap, idle, measured, replays, typical
-from zoo import SEED, ZOO
+from zoo import SEED
 
-import rammer
-from rammer.compiled.segments import ProgramSegment
 from rammer.device.manifest import Tracer
-from rammer.errors import DeviceUnavailable
-from rammer.peers.bench import bound_call
+from rammer.errors import DeviceUnavailable, RammerError
 from rammer.peers.graph import Array
-from rammer.peers.prepare import capture, event_seconds, set_torch_precision, torch_module
+from rammer.peers.prepare import capture, event_seconds, gpu_name, set_torch_precision, torch_module
 from rammer.peers.to_torch import load_torch
 from rammer.report.measured import Summary, measured_trace, summarise
 from rammer.report.table import duration, markdown
@@ -39,6 +38,8 @@ from rammer.report.table import duration, markdown
 #: Replays under the profiler (the typical one counts) and timed without it.
 PROFILED, TIMED = 15, 50
 HEADERS = ("model", "runner", "median, not traced", "traced span", "kernels", "SMs busy", "by", "nothing runs", "median gap")
+#: With waves, and without: one operator after another.
+WAYS = (Way("wavefront", {"policy": "wavefront"}), Way("wavefront off", {"policy": "sequential"}))
 #: Longest names of operators and kernels in a table.
 NAME = 60
 
@@ -123,29 +124,34 @@ def torch_result(model: onnx.ModelProto, inputs: Mapping[str, Array], units: int
     return from_kernels("torch-graph", seconds, profile(replay), units)
 
 
-def rammer_results(path: Path, inputs: Mapping[str, Array], tune: str, folder: Path, key: str) -> tuple[list[Result], Summary]:
-    """rammer by its tasks and by its kernels; writes the Chrome trace."""
-    exe = rammer.compile(path, device="cuda", tune=tune)
-    arrays = exe.checked(inputs)
-    special = exe.prepare(arrays)
-    (segment,) = special.compiled.segments
-    assert isinstance(segment, ProgramSegment) and isinstance(exe.backend, Tracer)
-    units = exe.backend.vdevice.veus
-    call = exe.bind(arrays)
-    timed = bound_call(call)
-    for _ in range(5):
-        timed()
-    seconds = median(timed() for _ in range(TIMED))
-    kernels = profile(call.run)
-    spans = exe.backend.trace(
-        segment.program, segment.constants, {p.external: arrays[p.external] for p in segment.program.inputs}
-    )
-    (folder / f"trace_{key}.json").write_text(measured_trace([(key, spans)]))
-    summary = summarise(segment.program, spans, units)
-    parts = sorted(((o.name, o.tasks, o.seconds) for o in summary.operators), key=lambda r: -r[2])
-    tasks = Result("rammer", "tasks", seconds, special.kernels, measured(spans, units), summary.idle, summary.gap, parts)
-    exe.close()
-    return [tasks, from_kernels("rammer", seconds, kernels, units)], summary
+def rammer_results(
+    key: str, way: Way, settings: Settings, folder: Path, name: str, gpu: bool
+) -> tuple[list[Result], Summary, int]:
+    """rammer by its tasks, on a GPU with torch by its kernels as well, and the device's units; writes the Chrome trace."""
+    model = subject(key, settings.seed, checked=False)
+    program = opened(model.path, model.feeds, way, settings)
+    try:
+        backend = program.exe.backend
+        if not isinstance(backend, Tracer):
+            raise DeviceUnavailable(f"device {settings.device} does not record when its tasks run")
+        (segment,) = program.segments
+        units = backend.vdevice.veus
+        take_turns([program], settings.rounds)
+        seconds = median(program.seconds)
+        arrays = program.exe.checked(model.feeds)
+        spans = backend.trace(
+            segment.program, segment.constants, {p.external: arrays[p.external] for p in segment.program.inputs}
+        )
+        (folder / f"trace_{name}_{key.replace(':', '-')}_{way.name}.json").write_text(measured_trace([(key, spans)]))
+        summary = summarise(segment.program, spans, units)
+        parts = sorted(((o.name, o.tasks, o.seconds) for o in summary.operators), key=lambda r: -r[2])
+        count, line = program.special.kernels, measured(spans, units)
+        found = [Result(f"rammer, {way.name}", "tasks", seconds, count, line, summary.idle, summary.gap, parts)]
+        if gpu:
+            found.append(from_kernels(f"rammer, {way.name}", seconds, profile(program.bound.run), units))
+        return found, summary, units
+    finally:
+        program.close()
 
 
 def plot(path: Path, results: Mapping[str, Sequence[Result]]) -> None:
@@ -170,13 +176,15 @@ def plot(path: Path, results: Mapping[str, Sequence[Result]]) -> None:
     pyplot.close(figure)
 
 
-def document(results: Mapping[str, Sequence[Result]], facts: Mapping[str, str], units: int) -> str:
+def document(
+    results: Mapping[str, Sequence[Result]], facts: Mapping[str, str], units: int, name: str, failures: Sequence[str]
+) -> str:
     """The Markdown file."""
     rows = [r.cells(model) for model, found in results.items() for r in found]
     parts = []
     for model, found in results.items():
         for r in found:
-            if r.runner == "rammer" and r.method == "kernel bound":
+            if r.runner.startswith("rammer") and r.method == "kernel bound":
                 continue
             total = sum(p[2] for p in r.parts)
             top = [[f"`{n[:NAME]}`", c, duration(t), f"{t / total:.1%}"] for n, c, t in r.parts[:12]]
@@ -184,40 +192,54 @@ def document(results: Mapping[str, Sequence[Result]], facts: Mapping[str, str], 
             if r.method == "tasks":
                 what, unit = "operators, from first start to last end", "tasks"
             parts.append(f"### {model}, {r.runner}: {what}\n\n" + markdown(top, ["name", unit, "time", "of the sum"]))
-    head = f"# SM utilisation and scheduling overhead\n\nBatch 1, float32, {units} SMs, all in one process.\n\n"
+    head = f"# Utilisation and scheduling overhead\n\nBatch 1, float32, {units} units (SMs), all in one process.\n\n"
     return (
         head
         + markdown(rows, HEADERS)
         + "\n\n"
         + METHOD
-        + "\n![share of busy SMs over time](utilisation.png)\n\n"
+        + ("\nWithout a row:\n\n" + "\n".join(failures) + "\n" if failures else "")
+        + f"\n![share of busy units over time]({name}.png)\n\n"
         + "\n\n".join(parts)
         + f"\n\n{section(facts)}"
     )
 
 
 @click.command()
-@click.option("--models", default="lstm_tc,inception_v3", show_default=True, help="Keys of the zoo, with commas.")
+@click.option("--device", default="cuda", show_default=True)
+@click.option("--models", default=",".join(RAMMER), show_default=True, help="Keys of the zoo, with commas.")
 @click.option("--folder", default="utilisation", type=click.Path(path_type=Path), show_default=True, help="Results.")
-@click.option("--tune", default="quick", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--name", default="utilisation", show_default=True, help="Of the result's files.")
+@click.option("--tune", default="off", show_default=True, type=click.Choice(["off", "quick", "full"]))
+@click.option("--rounds", default=5, show_default=True, help="Turns of each program.")
 @click.option("--seed", default=SEED, show_default=True, help="Of weights and inputs.")
-def main(models: str, folder: Path, tune: str, seed: int) -> None:
+def main(device: str, models: str, folder: Path, name: str, tune: str, rounds: int, seed: int) -> None:
     """Measure and write table, plot and traces."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = environment_of(True)
-    torch = load_torch()
-    if not torch.cuda.is_available():
-        raise DeviceUnavailable("torch sees no CUDA GPU")
-    units = int(torch.cuda.get_device_properties(0).multi_processor_count)
+    settings = Settings((device,), tuple(models.split(",")), tune, seed=seed, rounds=rounds)
+    gpu = device.partition(":")[0] == "cuda" and bool(gpu_name())
     results: dict[str, list[Result]] = {}
-    for key in models.split(","):
-        path = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", seed)
-        inputs = ZOO[key].feeds(seed)
-        results[key], summary = rammer_results(path, inputs, tune, folder, key)
-        click.echo(f"{key}\n{summary}")
-        results[key].append(torch_result(onnx.load(str(path)), inputs, units))
-    (folder / "utilisation.md").write_text(document(results, facts, units))
-    plot(folder / "utilisation.png", results)
+    failures, units = list[str](), 0
+    for key in settings.models:
+        results[key] = []
+        for way in WAYS:
+            click.echo(f"{key}: {way.name}")
+            try:
+                found, summary, units = rammer_results(key, way, settings, folder, name, gpu)
+            except RammerError as problem:
+                failures.append(f"- {key}, {way.name}: {problem.what.splitlines()[0]}")
+                continue
+            click.echo(str(summary))
+            results[key] += found
+        if gpu:
+            model = subject(key, seed, checked=False)
+            results[key].append(torch_result(onnx.load(str(model.path)), model.feeds, units))
+    results = {key: found for key, found in results.items() if found}
+    if not results:
+        raise DeviceUnavailable("nothing was traced", hint="\n".join(failures))
+    text = document(results, environment_of(gpu), units, name, failures)
+    (folder / f"{name}.md").write_text(text)
+    plot(folder / f"{name}.png", results)
     click.echo(markdown([r.cells(m) for m, found in results.items() for r in found], HEADERS))
 
 

@@ -10,7 +10,7 @@ from zoo.net import Net
 def _unit(
     net: Net, x: str, channels: int, kernel: int | tuple[int, int] = 1, stride: int = 1, pads: int | tuple[int, int] | None = None
 ) -> str:
-    return net.relu(net.norm(net.conv(x, channels, kernel, stride, pads)))
+    return net.relu(net.norm(net.conv(x, channels // net.part, kernel, stride, pads)))
 
 
 def _pooled(net: Net, x: str, channels: int) -> str:
@@ -49,10 +49,10 @@ def _mixed_c(net: Net, x: str) -> str:
     return net.concat([_unit(net, x, 320), *pairs, _pooled(net, x, 192)])
 
 
-def inception_v3(seed: int, batch: int = 1) -> onnx.ModelProto:
-    """299x299, 1,000 classes; logits."""
-    net = Net("inception_v3", seed, epsilon=1e-3)
-    x = _unit(net, net.input("image", (batch, 3, 299, 299)), 32, 3, 2, 0)
+def inception_v3(seed: int, batch: int = 1, size: int = 299, part: int = 1) -> onnx.ModelProto:
+    """299x299, 1,000 classes; logits. ``part`` divides all numbers of channels."""
+    net = Net("inception_v3", seed, epsilon=1e-3, part=part)
+    x = _unit(net, net.input("image", (batch, 3, size, size)), 32, 3, 2, 0)
     x = net.pool(_unit(net, _unit(net, x, 32, 3, 1, 0), 64, 3), "MaxPool", 3, 2)
     x = net.pool(_unit(net, _unit(net, x, 80), 192, 3, 1, 0), "MaxPool", 3, 2)
     for pool in (32, 64, 64):

@@ -87,15 +87,17 @@ def _previous(net: Net, previous: str, current: str, filters: int) -> str:
     return previous if net.shape(previous)[1] == filters else _pointwise(net, previous, filters)
 
 
-def _cell(net: Net, current: str, previous: str, filters: int, blocks: tuple[Block, ...], stride: int) -> str:
-    """Concatenation of the states that no block reads; a normal cell passes state 1 on as well."""
+def _cell(
+    net: Net, current: str, previous: str, filters: int, blocks: tuple[Block, ...], stride: int, passed: tuple[int, ...] = ()
+) -> str:
+    """Concatenation of the states that no block reads, and of those ``passed`` on; a normal cell passes state 1 on as well."""
     states = [net.norm(net.conv(net.relu(current), filters)), _previous(net, previous, current, filters)]
     used: set[int] = set()
     for block in blocks:
         used |= {state for _, state in block}
         terms = [_apply(net, kind, states[s], filters, stride if s < 2 else 1) for kind, s in block]
         states.append(net.map("Add", *terms))
-    shown = [s for i, s in enumerate(states) if i not in used or (i == 1 and stride == 1)]
+    shown = [s for i, s in enumerate(states) if i not in used or i in passed or (i == 1 and stride == 1)]
     return net.concat([s if net.shape(s)[1] == filters else net.norm(net.conv(s, filters)) for s in shown])
 
 
@@ -111,3 +113,23 @@ def nasnet_cifar(seed: int, batch: int = 1, cells: int = 18, filters: int = 32) 
             outputs.append(_cell(net, outputs[-1], outputs[-2], width, REDUCTION, 2))
         outputs.append(_cell(net, outputs[-1], outputs[-2], width, NORMAL, 1))
     return net.finish(net.classifier(net.relu(outputs[-1]), 10), fit=True)
+
+
+def nasnet_large(
+    seed: int, batch: int = 1, size: int = 331, cells: int = 18, filters: int = 168, classes: int = 1000, stem: int = 96
+) -> onnx.ModelProto:
+    """NASNet-A (6 @ 4032), 331x331, 1,000 classes; logits, without the auxiliary classifier. Two reduction cells with a quarter
+    and a half of the filters follow the first convolution. As in the authors' code reduction cells pass on state 3, too,
+    which one of their blocks reads. (The CIFAR model here does not; its count is the published one in either form.)"""
+    net = Net("nasnet_a_large", seed, epsilon=1e-3)
+    first = net.norm(net.conv(net.input("image", (batch, 3, size, size)), stem, 3, 2, 0))
+    outputs = ["", first]
+    for part in (4, 2):
+        outputs.append(_cell(net, outputs[-1], outputs[-2], filters // part, REDUCTION, 2, (3,)))
+    width = filters
+    for number in range(cells):
+        if number in (cells // 3, 2 * cells // 3):
+            width *= 2
+            outputs.append(_cell(net, outputs[-1], outputs[-2], width, REDUCTION, 2, (3,)))
+        outputs.append(_cell(net, outputs[-1], outputs[-2], width, NORMAL, 1))
+    return net.finish(net.classifier(net.relu(outputs[-1]), classes), fit=True)

@@ -24,14 +24,20 @@ IR_VERSION: Final = 10
 SHIFT: Final = 0.5
 
 
+def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    """(rows, columns) of what may be one number for both."""
+    return (value, value) if isinstance(value, int) else value
+
+
 class Net:
     """Adds nodes in topological order. Every method returns the name of the value it makes.
 
-    Images are NCHW; the batch is the input's first extent. ``epsilon`` is that of every batch norm.
+    Images are NCHW; the batch is the input's first extent. ``epsilon`` is that of every batch norm; builders divide numbers of
+    channels by ``part``.
     """
 
-    def __init__(self, name: str, seed: int, epsilon: float = 1e-5) -> None:
-        self.name, self.seed, self.epsilon = name, seed, epsilon
+    def __init__(self, name: str, seed: int, epsilon: float = 1e-5, part: int = 1) -> None:
+        self.name, self.seed, self.epsilon, self.part = name, seed, epsilon, part
         self.rng = np.random.default_rng(seed)
         self.shapes: dict[str, Shape] = {}
         self.nodes: list[onnx.NodeProto] = []
@@ -77,20 +83,23 @@ class Net:
         x: str,
         channels: int,
         kernel: int | tuple[int, int] = 1,
-        stride: int = 1,
+        stride: int | tuple[int, int] = 1,
         pads: int | tuple[int, int] | None = None,
         groups: int = 1,
         bias: bool = False,
+        dilation: int = 1,
     ) -> str:
         """Convolution; ``pads`` are per side (rows, columns), by default what keeps the size at stride 1."""
-        kh, kw = (kernel, kernel) if isinstance(kernel, int) else kernel
-        ph, pw = (kh // 2, kw // 2) if pads is None else (pads, pads) if isinstance(pads, int) else pads
+        (kh, kw), (sh, sw) = pair(kernel), pair(stride)
+        wide, tall = dilation * (kw - 1) + 1, dilation * (kh - 1) + 1
+        ph, pw = (tall // 2, wide // 2) if pads is None else pair(pads)
         n, c, h, w = self.shape(x)
         weight = self.normal((channels, c // groups, kh, kw), math.sqrt(2 / (c // groups * kh * kw)), "w")
         operands = [x, weight, self.normal((channels,), 0.1, "b")] if bias else [x, weight]
-        out = (n, channels, (h + 2 * ph - kh) // stride + 1, (w + 2 * pw - kw) // stride + 1)
+        out = (n, channels, (h + 2 * ph - tall) // sh + 1, (w + 2 * pw - wide) // sw + 1)
+        spread: dict[str, Any] = {"dilations": [dilation] * 2} if dilation > 1 else {}
         return self.node(
-            "Conv", operands, out, kernel_shape=[kh, kw], strides=[stride, stride], pads=[ph, pw, ph, pw], group=groups
+            "Conv", operands, out, kernel_shape=[kh, kw], strides=[sh, sw], pads=[ph, pw, ph, pw], group=groups, **spread
         )
 
     def norm(self, x: str) -> str:
@@ -112,25 +121,24 @@ class Net:
         self,
         x: str,
         op: str,
-        kernel: int,
-        stride: int,
+        kernel: int | tuple[int, int],
+        stride: int | tuple[int, int],
         pads: int | tuple[int, int, int, int] = 0,
         ceil: bool = False,
         count_padding: bool = False,
     ) -> str:
         """MaxPool or AveragePool; ``pads`` all alike or (top, left, bottom, right)."""
         sides = (pads,) * 4 if isinstance(pads, int) else pads
-        n, c, h, w = self.shape(x)
-        extra = stride - 1 if ceil else 0
-        rows = (h + sides[0] + sides[2] - kernel + extra) // stride + 1
-        columns = (w + sides[1] + sides[3] - kernel + extra) // stride + 1
+        (n, c, h, w), (kh, kw), (sh, sw) = self.shape(x), pair(kernel), pair(stride)
+        rows = (h + sides[0] + sides[2] - kh + (sh - 1 if ceil else 0)) // sh + 1
+        columns = (w + sides[1] + sides[3] - kw + (sw - 1 if ceil else 0)) // sw + 1
         attributes: dict[str, Any] = {"count_include_pad": 1} if count_padding else {}
         return self.node(
             op,
             [x],
             (n, c, rows, columns),
-            kernel_shape=[kernel, kernel],
-            strides=[stride, stride],
+            kernel_shape=[kh, kw],
+            strides=[sh, sw],
             pads=list(sides),
             ceil_mode=int(ceil),
             **attributes,

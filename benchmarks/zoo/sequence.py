@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from zoo.net import Net
+from zoo.tokens import attention, layer_norm, linear
 
 
 def lstm_tc(seed: int, batch: int = 1, layers: int = 10, hidden: int = 256, steps: int = 100) -> onnx.ModelProto:
@@ -33,38 +34,6 @@ def lstm_tc(seed: int, batch: int = 1, layers: int = 10, hidden: int = 256, step
     return net.finish(x, fit=False)
 
 
-def _linear(net: Net, x: str, columns: int, gain: float = 1.0) -> str:
-    """``x @ W + b`` along the last axis; deviation sqrt(gain / rows)."""
-    shape = net.shape(x)
-    weight = net.normal((shape[-1], columns), math.sqrt(gain / shape[-1]), "w")
-    product = net.node("MatMul", [x, weight], (*shape[:-1], columns))
-    return net.map("Add", product, net.normal((columns,), 0.1, "b"))
-
-
-def _layer_norm(net: Net, x: str) -> str:
-    width = net.shape(x)[-1]
-    operands = [x, net.normal((width,), 0.1, "scale", 1.0), net.normal((width,), 0.1, "shift")]
-    return net.node("LayerNormalization", operands, net.shape(x), axis=-1, epsilon=1e-12)
-
-
-def _heads(net: Net, x: str, heads: int, order: tuple[int, ...]) -> str:
-    n, tokens, width = net.shape(x)
-    return net.transpose(net.reshape(x, (n, tokens, heads, width // heads)), order)
-
-
-def _attention(net: Net, x: str, heads: int) -> str:
-    """Multi-head self-attention with its output projection."""
-    n, tokens, width = net.shape(x)
-    q = _heads(net, _linear(net, x, width), heads, (0, 2, 1, 3))
-    k = _heads(net, _linear(net, x, width), heads, (0, 2, 3, 1))
-    v = _heads(net, _linear(net, x, width), heads, (0, 2, 1, 3))
-    scores = net.node("MatMul", [q, k], (n, heads, tokens, tokens))
-    scale = net.constant(np.array(1 / math.sqrt(width // heads), np.float32), "scale")
-    shares = net.map("Softmax", net.map("Mul", scores, scale), axis=-1)
-    context = net.node("MatMul", [shares, v], (n, heads, tokens, width // heads))
-    return _linear(net, net.reshape(net.transpose(context, (0, 2, 1, 3)), (n, tokens, width)), width)
-
-
 def bert_base(
     seed: int, batch: int = 1, tokens: int = 128, layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 30522
 ) -> onnx.ModelProto:
@@ -76,11 +45,11 @@ def bert_base(
     words = net.node("Gather", [net.normal((vocabulary, width), 1.0, "words"), ids], (batch, tokens, width))
     types = net.node("Gather", [net.normal((2, width), 0.5, "types"), kinds], (batch, tokens, width))
     positions = net.node("Gather", [net.normal((512, width), 0.5, "positions"), places], (tokens, width))
-    x = _layer_norm(net, net.map("Add", net.map("Add", words, types), positions))
+    x = layer_norm(net, net.map("Add", net.map("Add", words, types), positions))
     for _ in range(layers):
-        x = _layer_norm(net, net.map("Add", _attention(net, x, heads), x))
-        inner = net.map("Gelu", _linear(net, x, 4 * width, 2.0))
-        x = _layer_norm(net, net.map("Add", _linear(net, inner, width), x))
+        x = layer_norm(net, net.map("Add", attention(net, x, heads), x))
+        inner = net.map("Gelu", linear(net, x, 4 * width, 2.0))
+        x = layer_norm(net, net.map("Add", linear(net, inner, width), x))
     return net.finish(x, fit=False)
 
 
@@ -89,5 +58,5 @@ def nerf_mlp(seed: int, rows: int = 65536, layers: int = 8, width: int = 64) -> 
     net = Net("nerf_mlp", seed)
     x = net.input("samples", (rows, 60))
     for _ in range(layers):
-        x = net.relu(_linear(net, x, width, 2.0))
-    return net.finish(_linear(net, x, 4), fit=False)
+        x = net.relu(linear(net, x, width, 2.0))
+    return net.finish(linear(net, x, 4), fit=False)

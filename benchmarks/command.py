@@ -1,0 +1,172 @@
+"""The command line of ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from facts import environment_of
+from measuring import ROUNDS, Settings
+from registry import TABLES, Table, table
+from result import PAGE, page, write
+from zoo import SEED, SMALL, ZOO, find
+
+import rammer
+from rammer.cli.options import parse_options
+from rammer.compiled.options import PRECISIONS
+from rammer.errors import BadInput, DeviceUnavailable
+from rammer.report.table import markdown, plain
+
+HERE: Final = Path(__file__).resolve().parent
+
+
+def short(device: str) -> str:
+    """What files of a device begin with: ``cpu``, ``ipu_sim``, or a GPU's model (``h200``)."""
+    name = device.partition(":")[0]
+    status = next((s for s in rammer.devices() if s.name == name), None)
+    if status is None or not status.hardware:
+        raise DeviceUnavailable(f"device {name} does not work here", hint="`rammer devices` says why")
+    found = status.hardware[0]
+    if found.kind == "cpu":
+        return "cpu" if name == "rocm" else name
+    model = re.search(r"\b[A-Za-z]*\d+\w*\b", found.name)
+    return model[0].lower() if found.kind == "gpu" and model else name
+
+
+def listing() -> str:
+    """All tables."""
+    rows = [[t.name, t.what, ", ".join(t.devices), t.models or ("its own" if t.script else "")] for t in TABLES.values()]
+    rows.append(["page", f"writes {PAGE}: every table of a folder on one page", "", ""])
+    return plain(rows, ["table", "what it shows", "devices", "models"])
+
+
+def _keys(chosen: Table, models: str, small: bool) -> tuple[str, ...]:
+    names = [n for n in (models or chosen.models).split(",") if n]
+    keys = tuple(ZOO) if names == ["*"] else tuple(names)
+    keys = tuple(k if k.endswith(SMALL) or not small else k + SMALL for k in keys)
+    for key in keys:
+        if key.removesuffix(SMALL) not in ZOO:
+            find(key)
+    return keys
+
+
+def _script(chosen: Table, out: Path | None, asked: dict[str, Any], rest: Sequence[str]) -> int:
+    """Run a script with our options in its own spelling; its exit code."""
+    words = [sys.executable, str(HERE / f"{chosen.where}.py")]
+    for name, value in asked.items():
+        if value in (None, "", ()):
+            continue
+        if name not in chosen.spelled:
+            raise BadInput(
+                f"table {chosen.name} takes no --{name}", hint=f"it takes {', '.join(chosen.spelled) or 'its own, behind --'}"
+            )
+        words += [chosen.spelled[name], str(value)]
+    if out is not None and "out" in chosen.spelled:
+        stem = f"{short(asked.get('device') or chosen.devices[0])}_{chosen.name.replace('-', '_')}"
+        folder = out.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        words += [w.format(stem=folder / stem, folder=folder, name=stem) for w in chosen.spelled["out"].split(" ")]
+    return subprocess.run([*words, *rest], check=False).returncode
+
+
+def _say(begin: float) -> Any:
+    def say(text: str) -> None:
+        click.echo(f"{time.perf_counter() - begin:7.1f} s  {text}", err=True)
+
+    return say
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("name", metavar="TABLE", required=False)
+@click.argument("rest", nargs=-1, metavar="[-- OPTIONS OF A SCRIPT]")
+@click.option("--list", "show", is_flag=True, help="Show all tables.")
+@click.option("--device", "devices", multiple=True, metavar="NAME[:INDEX]", help="Repeatable where a table compares devices.")
+@click.option("--models", default="", help=f"Keys of the zoo, with commas; '*' for all, KEY{SMALL} for a small form.")
+@click.option("--small", is_flag=True, help="Small forms of all models.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the result and the page of all results."
+)
+@click.option("--tune", default="", type=click.Choice(["", "off", "quick", "full"]), show_choices=True)
+@click.option("--precision", default="", type=click.Choice(["", *PRECISIONS]))
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="For the device. Repeatable.")
+@click.option("--rounds", type=click.IntRange(1), help=f"Turns of each program ({ROUNDS}).")
+@click.option("--seed", type=int, help=f"Of weights and inputs ({SEED}).")
+def main(
+    name: str | None,
+    rest: tuple[str, ...],
+    show: bool,
+    devices: tuple[str, ...],
+    models: str,
+    small: bool,
+    out: Path | None,
+    tune: str,
+    precision: str,
+    options: tuple[str, ...],
+    rounds: int | None,
+    seed: int | None,
+) -> None:
+    """Measure TABLE and print it; with --out write it there as Markdown, too."""
+    if show or not name:
+        click.echo(listing())
+        return
+    if name == "page":
+        _page(out or HERE / "results")
+        return
+    chosen = table(name)
+    if chosen.script:
+        keys = ",".join(_keys(chosen, models, small)) if models else ""
+        asked = {
+            "device": ",".join(devices or chosen.devices[:1]),
+            "models": keys,
+            "tune": tune,
+            "precision": precision,
+            "rounds": rounds,
+            "seed": seed,
+        }
+        code = _script(chosen, out, asked, (*(w for o in options for w in ("--option", o)), *rest))
+        if out is not None and not code:
+            _page(out)
+        sys.exit(code)
+    if rest:
+        raise BadInput(f"table {name} takes no {' '.join(rest)!r}", hint="only scripts take options of their own")
+    settings = Settings(
+        devices or chosen.devices,
+        _keys(chosen, models, small),
+        tune or "off",
+        precision or "float32",
+        SEED if seed is None else seed,
+        rounds or ROUNDS,
+        parse_options(options),
+        _say(time.perf_counter()),
+    )
+    _measure(chosen, settings, out)
+
+
+def _measure(chosen: Table, settings: Settings, out: Path | None) -> None:
+    prefix = "_".join(dict.fromkeys(short(d) for d in settings.devices))
+    result = chosen.call(settings)
+    click.echo(markdown(result.rows, result.headers))
+    for note in result.notes:
+        click.echo(f"\n{note}")
+    if out is not None:
+        words = ["python -m benchmarks", chosen.name, *(f"--device {d}" for d in settings.devices)]
+        words += [f"--models {','.join(settings.models)}", f"--tune {settings.tune}", f"--precision {settings.precision}"]
+        words += [f"--seed {settings.seed}", *(f"--option {k}={v}" for k, v in settings.options.items())]
+        gpu = any(d.partition(":")[0] == "cuda" for d in settings.devices)
+        path = out / f"{prefix}_{chosen.name.replace('-', '_')}.md"
+        write(path, result.document(" ".join(words), environment_of(gpu)))
+        click.echo(f"wrote {path}", err=True)
+        _page(out)
+    if chosen.fails(result):
+        sys.exit(1)
+
+
+def _page(folder: Path) -> None:
+    write(folder / PAGE, page(folder, [n.replace("-", "_") for n in TABLES]))
+    click.echo(f"wrote {folder / PAGE}", err=True)

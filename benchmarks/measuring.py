@@ -1,0 +1,244 @@
+"""What every table measures with: ways to compile a model, programs that take turns, and what is known of each."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import onnx
+from zoo import SEED, Entry, find
+
+from rammer.compiled.options import Request
+from rammer.compiled.segments import ProgramSegment
+from rammer.device.loader import Registry
+from rammer.errors import DeviceFailure, RammerError
+from rammer.ir.pieces import pieces
+from rammer.ir.program import RProgram
+from rammer.peers.bench import Effort, bound_call, sample
+from rammer.peers.graph import Array
+from rammer.peers.prepare import relative_error
+from rammer.runtime.executable import Executable
+from rammer.runtime.session import open_executable
+from rammer.runtime.specialised import Specialised
+from rammer.schedule.policy import Policy
+from rammer.testing.weights import runner
+from rammer.tile.siblings import rearranges
+
+#: Turns of each program, and what a turn is.
+ROUNDS: Final = 5
+TURN: Final = Effort(2, 10, 0.2)
+#: What a simulator says does not change from run to run.
+ONCE: Final = Effort(0, 1, 0.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for on the command line. ``say`` shows progress."""
+
+    devices: tuple[str, ...]
+    models: tuple[str, ...]
+    tune: str = "off"
+    precision: str = "float32"
+    seed: int = SEED
+    rounds: int = ROUNDS
+    options: Mapping[str, str] = field(default_factory=dict)
+    say: Callable[[str], None] = print
+
+    @property
+    def device(self) -> str:
+        """The first device, for tables of one."""
+        return self.devices[0]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compile a model, and what a table calls it. ``request`` has fields of ``Request`` that differ from the command
+    line's; ``policy`` is one that no name leads to, for this program alone."""
+
+    name: str
+    request: Mapping[str, Any] = field(default_factory=dict)
+    device: str = ""
+    policy: Policy | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One program: its size, seconds by prediction and of a run, seconds of compiling, the relative L2 distance to the reference.
+    With a ``failure`` all numbers are 0."""
+
+    way: Way
+    operators: int = 0
+    memory_bound: int = 0
+    kernels: int = 0
+    tasks: int = 0
+    waits: int = 0
+    moved: int = 0
+    copies: int = 0
+    predicted: float = 0.0
+    seconds: float = 0.0
+    compiling: float = 0.0
+    error: float = 0.0
+    policy: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model as a file, with inputs and what they should give."""
+
+    entry: Entry
+    path: Path
+    feeds: Mapping[str, Array]
+    reference: Mapping[str, Array] | None
+
+
+def exported(key: str, folder: Path, seed: int) -> Path:
+    """The model as a file, built once per folder."""
+    path = folder / f"{key.replace(':', '-')}-{seed}.onnx"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        onnx.save(find(key).build(seed), str(partial))
+        partial.replace(path)
+    return path
+
+
+def subject(key: str, seed: int, checked: bool = True) -> Subject:
+    """A model of the zoo with random inputs; ``checked`` runs the reference (ONNX Runtime, or ONNX's own evaluator)."""
+    entry = find(key)
+    path = exported(key, Path(tempfile.gettempdir()) / "rammer-zoo", seed)
+    feeds = entry.feeds(seed)
+    return Subject(entry, path, feeds, runner(onnx.load(str(path)))(feeds) if checked else None)
+
+
+@dataclass
+class Opened:
+    """A compiled model with its inputs bound on the device."""
+
+    way: Way
+    exe: Executable
+    special: Specialised
+    bound: Any
+    compiling: float
+    simulated: bool
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def segments(self) -> list[ProgramSegment]:
+        """The parts that run on the device."""
+        return [s for s in self.special.compiled.segments if isinstance(s, ProgramSegment)]
+
+    @property
+    def programs(self) -> list[RProgram]:
+        """What the device runs."""
+        return [s.program for s in self.segments]
+
+    def turn(self) -> None:
+        """Some timed runs."""
+        self.seconds += sample(bound_call(self.bound), ONCE if self.simulated else TURN)[1]
+
+    def close(self) -> None:
+        """Free the device's memory."""
+        self.exe.close()
+
+
+class WithPolicy(Registry):
+    """All plugins, and one policy more."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def policies(self) -> list[Policy]:
+        """The given one behind the plugins'."""
+        return [*super().policies(), self.policy]
+
+
+def opened(model: Path | onnx.ModelProto, feeds: Mapping[str, Array], way: Way, settings: Settings) -> Opened:
+    """Compile in one way and bind. DeviceFailure where a part runs on the host, since such runs compare nothing."""
+    asked = {"precision": settings.precision, "tune": settings.tune, "device_options": settings.options, **way.request}
+    registry = Registry()
+    if way.policy is not None:
+        asked["policy"] = way.policy.name
+        registry = WithPolicy(way.policy)
+    begin = time.perf_counter()
+    exe = open_executable(model, way.device or settings.device, Request(**asked), registry=registry)
+    try:
+        arrays = exe.checked(feeds)
+        special = exe.prepare(arrays)
+        seconds = time.perf_counter() - begin
+        if special.host_nodes:
+            raise DeviceFailure(f"{len(special.host_nodes)} operators run on the host")
+        return Opened(way, exe, special, exe.bind(arrays), seconds, exe.backend.vdevice.simulated)
+    except BaseException:
+        exe.close()
+        raise
+
+
+def take_turns(programs: Sequence[Opened], rounds: int = ROUNDS) -> None:
+    """Time programs in turns, so that what changes on the machine meanwhile changes for all."""
+    for number in range(rounds):
+        for program in programs:
+            if number == 0 or not program.simulated:
+                program.turn()
+
+
+def figures(program: Opened, reference: Mapping[str, Array] | None) -> Measured:
+    """What a table says of a program that had its turns."""
+    have = program.bound.to_host()
+    operators = [o for p in program.programs for o in p.operators]
+    return Measured(
+        program.way,
+        operators=len(operators),
+        memory_bound=sum(all(c.kind != "contraction" for c in o.computes) for o in operators),
+        kernels=program.special.kernels,
+        tasks=sum(p.task_count for p in program.programs),
+        waits=sum(len(t.waits) for p in program.programs for row in p.rows for t in row),
+        moved=sum(len(p.permuted) for p in program.programs),
+        copies=sum(any(rearranges(c) or pieces(c) for c in o.computes) for o in operators),
+        predicted=sum(p.predicted for p in program.programs),
+        seconds=median(program.seconds) if program.seconds else 0.0,
+        compiling=program.compiling,
+        error=relative_error(have, reference) if reference is not None else 0.0,
+        policy=", ".join(dict.fromkeys(p.policy for p in program.programs)),
+    )
+
+
+def measured(
+    model: Path | onnx.ModelProto,
+    feeds: Mapping[str, Array],
+    ways: Sequence[Way],
+    settings: Settings,
+    reference: Mapping[str, Array] | None = None,
+) -> list[Measured]:
+    """All ways side by side in one process, in turns. Without ``reference`` errors are to the first way that works."""
+    programs: list[Opened | Measured] = []
+    try:
+        for way in ways:
+            settings.say(f"  compiling: {way.name}")
+            try:
+                programs.append(opened(model, feeds, way, settings))
+            except RammerError as problem:
+                programs.append(Measured(way, failure=problem.what.splitlines()[0]))
+        working = [p for p in programs if isinstance(p, Opened)]
+        settings.say(f"  running {len(working)} programs in turns")
+        take_turns(working, settings.rounds)
+        if reference is None and working:
+            reference = working[0].bound.to_host()
+        return [figures(p, reference) if isinstance(p, Opened) else p for p in programs]
+    finally:
+        for program in programs:
+            if isinstance(program, Opened):
+                program.close()
+
+
+def each(settings: Settings, checked: bool = True) -> Iterator[Subject]:
+    """The models asked for, one after another, said aloud."""
+    for number, key in enumerate(settings.models, 1):
+        settings.say(f"[{number}/{len(settings.models)}] {key}")
+        yield subject(key, settings.seed, checked)

@@ -1,0 +1,152 @@
+"""All tables: what each shows, and how its command line is spelled."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from rammer.errors import BadInput
+
+if TYPE_CHECKING:
+    from measuring import Settings
+    from result import Result
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+_RAMMER: Final = "resnext29_branches,nasnet_cifar,alexnet,deepspeech2,lstm_tc,seq2seq"
+_IOS: Final = "inception_v3,randwire,nasnet_large,squeezenet_bypass"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table. ``where`` is ``module:function`` of a function from Settings to a Result, with ``models`` where none are named.
+
+    Or, with ``spelled``, the name of a script with a command line of its own: how it spells our options; {stem} is the file to
+    write, without its ending. ``devices``: where none is named. ``fails`` tells a result that is wrong."""
+
+    name: str
+    what: str
+    where: str
+    models: str = ""
+    spelled: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    devices: tuple[str, ...] = ("rocm",)
+    fails: Callable[[Result], bool] = field(default=lambda result: False)
+
+    @property
+    def script(self) -> bool:
+        """Whether it is a script's."""
+        return ":" not in self.where
+
+    def call(self, settings: Settings) -> Result:
+        """Measure."""
+        module, _, function = self.where.partition(":")
+        found: Result = getattr(importlib.import_module(module), function)(settings)
+        return found
+
+
+def _wrong(result: Result) -> bool:
+    from tables.matrices import failed
+
+    return failed(result)
+
+
+_COMMON: Final = {"device": "--device", "models": "--models", "tune": "--tune", "seed": "--seed"}
+_MARKED: Final = {"out": "--markdown {stem}.md"}
+
+_TABLES: Final = (
+    Table("policies", "every policy on Rammer's six models", "tables.scheduling:policies", _RAMMER),
+    Table("rammer-ablation", "Rammer's three bars on every executor", "tables.scheduling:ablation", _RAMMER),
+    Table("ios-five-bars", "Sequential, Greedy, Merge, Parallel and Both", "tables.scheduling:five_bars", _IOS),
+    Table("ios-pruning", "search and result of IOS over r and s", "tables.scheduling:pruning", _IOS),
+    Table("ios-batch", "IOS's stages for one batch, run with another", "tables.matrices:batches", "inception_v3"),
+    Table(
+        "ios-device",
+        "IOS's stages for one device, run on another",
+        "tables.matrices:devices",
+        "inception_v3",
+        devices=("rocm", "ipu_sim"),
+    ),
+    Table(
+        "stitching-kernels",
+        "kernels beside XLA's and torch.compile's",
+        "tables.stitching:kernel_counts",
+        "bert_base,transformer,dien,crnn,quartznet",
+    ),
+    Table(
+        "cross-device",
+        "the same models on every device",
+        "tables.matrices:across",
+        "alexnet,squeezenet,lstm80_128",
+        devices=("rocm", "ipu_sim"),
+    ),
+    Table(
+        "matrix",
+        "every model by every policy: compiled, verified, right",
+        "tables.matrices:matrix",
+        "*",
+        devices=("rocm", "ipu_sim"),
+        fails=_wrong,
+    ),
+    Table(
+        "utilisation",
+        "how busy the units are, by tasks, with and without waves",
+        "utilisation",
+        spelled={**_COMMON, "out": "--folder {folder} --name {name}"},
+    ),
+    Table(
+        "batching",
+        "independent products apart and as one",
+        "batching",
+        spelled={**_COMMON, **_MARKED, "precision": "--precision", "rounds": "--rounds"},
+    ),
+    Table(
+        "compile-time", "seconds from a model file to its first result, cold and warm", "starts", spelled={**_COMMON, **_MARKED}
+    ),
+    Table(
+        "layouts",
+        "whole models and convolutions by layout",
+        "layouts",
+        spelled={"device": "--device", "models": "--models", "tune": "--tune", "precision": "--precision", **_MARKED},
+    ),
+    Table(
+        "peers",
+        "rammer and its peers on the zoo",
+        "peers",
+        spelled={**_COMMON, "precision": "--precision", "out": "--out {stem}.jsonl --markdown {stem}.md"},
+    ),
+    Table(
+        "devices",
+        "trained models on every device beside a peer",
+        "devices",
+        spelled={"device": "--device", "models": "--models", "tune": "--tune"},
+    ),
+    Table(
+        "ablation",
+        "Rammer's three bars for LSTM-TC, with a plot",
+        "ablation",
+        spelled={"models": "--model", "tune": "--tune", "seed": "--seed", "out": "--folder {folder}"},
+        devices=("cuda",),
+    ),
+    Table("four-bits", "weights of 4 bits beside ONNX Runtime", "four_bits", spelled=_MARKED),
+    Table("operators", "models of one operator beside ONNX Runtime", "operators"),
+    Table("exports", "torch's exports beside the zoo's models", "exports", spelled=_MARKED, devices=("cuda",)),
+    Table("half-models", "errors of float16 against torch's", "half_models", spelled=_MARKED, devices=("cuda",)),
+    Table("planted", "faults planted into kernels and found", "planted", spelled={"device": "--device"}),
+    Table("sanitizer", "compute-sanitizer over whole models", "sanitize", spelled=_MARKED, devices=("cuda",)),
+    Table("oclgrind", "rocm's GPU kernels under Oclgrind", "oclgrind", spelled={"seed": "--seed"}),
+    Table("memory", "peak memory of a process that compiles and runs", "memory"),
+    Table("ranges", "programs for ranges of lengths", "ranges"),
+    Table("families", "operator by operator: predicted, floor, measured", "families_cuda", devices=("cuda",)),
+    Table("demo", "a trained model on every device that works here", "demo"),
+)
+#: Every table by name.
+TABLES: Final[Mapping[str, Table]] = MappingProxyType({t.name: t for t in _TABLES})
+
+
+def table(name: str) -> Table:
+    """BadInput for a name that none has."""
+    if name not in TABLES:
+        raise BadInput(f"unknown table {name!r}", hint=f"one of: {', '.join(TABLES)}; --list shows what they are")
+    return TABLES[name]

@@ -1,0 +1,61 @@
+"""A table as a file, and the one page with all of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from facts import section
+
+from rammer.report.table import markdown
+
+#: The page that shows every table of a folder.
+PAGE = "tables.md"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a table found. ``notes`` are paragraphs behind it; ``parts`` are more tables, each with a heading."""
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    parts: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = field(default_factory=dict)
+
+    def document(self, command: str, facts: Mapping[str, str]) -> str:
+        """The Markdown file."""
+        pieces = [f"# {self.title}", f"`{command}`", markdown(self.rows, self.headers), *self.notes]
+        for heading, (headers, rows) in self.parts.items():
+            pieces += [f"## {heading}", markdown(rows, headers)]
+        return "\n\n".join((*pieces, section(dict(facts))))
+
+
+def write(path: Path, text: str) -> None:
+    """The file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def page(folder: Path, order: Sequence[str]) -> str:
+    """Every Markdown file of ``folder`` on one page, one heading level lower; those named in ``order`` first."""
+    known = {name: i for i, name in enumerate(order)}
+    files = [p for p in folder.glob("*.md") if p.name != PAGE]
+    files.sort(key=lambda p: (known.get(p.stem.partition("_")[2], len(known)), p.name))
+    head = ["# All tables", "Written by `python -m benchmarks page`; each section is a file of this folder."]
+    head.append("\n".join(f"- [{p.stem}](#{p.stem})" for p in files))
+    return "\n\n".join((*head, *(f'<a id="{p.stem}"></a>\n\n{lowered(p.read_text(), p.stem)}' for p in files))) + "\n"
+
+
+def lowered(text: str, title: str) -> str:
+    """Headings one level lower, but in fenced code; a text without a title gets ``title``."""
+    lines, fenced = [], False
+    for line in text.strip().splitlines():
+        fenced ^= line.startswith("```")
+        lines.append(f"#{line}" if not fenced and re.match(r"#{1,5} ", line) else line)
+    return "\n".join(lines if lines and lines[0].startswith("## ") else [f"## {title}", "", *lines])

@@ -1,0 +1,108 @@
+"""What policies are worth: all of them on Rammer's models, Rammer's three bars, IOS's five, and IOS's pruning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from measuring import Measured, Settings, Way, each, measured
+from replay import graphs_of
+from result import Result
+
+from rammer.report.table import duration
+from rammer.schedule.ios import IOS
+
+#: Rammer's six models and IOS's four (OSDI'20, section 5; MLSys'21, section 6).
+RAMMER: Final = ("resnext29_branches", "nasnet_cifar", "alexnet", "deepspeech2", "lstm_tc", "seq2seq")
+IOS_MODELS: Final = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass")
+POLICIES: Final = ("sequential", "greedy", "wavefront{lean=0}", "wavefront", "ios", "auto")
+#: Rammer's bars: what they are called, and the policy that schedules so.
+BARS: Final = (
+    ("one after another", "sequential"),
+    ("+ co-scheduled, same kernels", "wavefront{lean=0}"),
+    ("+ kernels chosen for the wave", "wavefront"),
+)
+#: IOS's bars: policy and batching. Merging is a step before scheduling here: products and convolutions of one input become one.
+FIVE: Final = (
+    ("Sequential", "sequential", "off"),
+    ("Greedy", "greedy", "off"),
+    ("Merge", "sequential", "auto"),
+    ("Parallel", "ios", "off"),
+    ("Both", "ios", "auto"),
+)
+#: Where a device has several executors: their names, by device.
+EXECUTORS: Final = {"cuda": ("graph", "persistent"), "rocm": ("waves", "single")}
+#: (r, s) of IOS's table of pruning.
+PRUNING: Final = ((1, 1), (1, 3), (1, 8), (2, 3), (2, 8), (3, 3), (3, 8))
+HEADERS: Final = ("model", "schedule", "operators", "launches", "tasks", "waits", "predicted", "median", "first/this", "rel. L2")
+
+
+def line(model: str, one: Measured, first: float) -> list[str]:
+    """One row under HEADERS; ``first`` is the seconds that ratios are to."""
+    if one.failure:
+        return [model, one.way.name, *["-"] * 7, one.failure]
+    counts = [str(n) for n in (one.operators, one.kernels, one.tasks, one.waits)]
+    ratio = f"{first / one.seconds:.2f}" if first and one.seconds else "-"
+    return [model, one.way.name, *counts, duration(one.predicted), duration(one.seconds), ratio, f"{one.error:.1e}"]
+
+
+def lines(model: str, found: Sequence[Measured]) -> list[list[str]]:
+    """Rows of one model, with ratios to the first that works."""
+    first = next((m.seconds for m in found if not m.failure), 0.0)
+    return [line(model, m, first) for m in found]
+
+
+def compared(settings: Settings, ways: Sequence[Way]) -> list[list[str]]:
+    """Every model in every way, against the reference."""
+    rows: list[list[str]] = []
+    for model in each(settings):
+        rows += lines(model.entry.key, measured(model.path, model.feeds, ways, settings, model.reference))
+    return rows
+
+
+def policies(settings: Settings) -> Result:
+    """All policies on each model."""
+    rows = compared(settings, [Way(p, {"policy": p}) for p in POLICIES])
+    return Result(f"All policies, {settings.device}", HEADERS, rows, ["Errors are to ONNX Runtime, one process a table."])
+
+
+def ablation(settings: Settings) -> Result:
+    """Rammer's three bars on each executor that the device has."""
+    rows: list[list[str]] = []
+    executors = ("",) if "executor" in settings.options else EXECUTORS.get(settings.device.partition(":")[0], ("",))
+    for model in each(settings):
+        for executor in executors:
+            options = {**settings.options, **({"executor": executor} if executor else {})}
+            mark = f", {executor}" if executor else ""
+            ways = [Way(name + mark, {"policy": policy, "device_options": options}) for name, policy in BARS]
+            rows += lines(model.entry.key, measured(model.path, model.feeds, ways, settings, model.reference))
+    return Result(f"What scheduling is worth: Rammer's three bars, {settings.device}", HEADERS, rows)
+
+
+def five_bars(settings: Settings) -> Result:
+    """IOS's comparison of strategies."""
+    ways = [Way(name, {"policy": policy, "batching": batching}) for name, policy, batching in FIVE]
+    notes = ["Merge and Both let batching (`--batching auto`) make one operator of several before they are scheduled."]
+    return Result(f"IOS's five strategies, {settings.device}", HEADERS, compared(settings, ways), notes)
+
+
+def pruning(settings: Settings) -> Result:
+    """Search and result over (r, s)."""
+    headers = ("model", "r", "s", "transitions", "exact", "search s", "predicted", "median", "rel. L2")
+    rows: list[list[str]] = []
+    for model in each(settings):
+        ways = [Way(f"r={r}, s={s}", {"policy": f"ios{{r={r},s={s}}}", "batching": "off"}) for r, s in PRUNING]
+        found = measured(model.path, model.feeds, ways, settings, model.reference)
+        graphs = graphs_of(model, settings)
+        for (r, s), one in zip(PRUNING, found, strict=True):
+            begin = time.thread_time()
+            searched = [IOS(r, s).search(graph, device) for graph, device in graphs]
+            seconds = time.thread_time() - begin
+            search = [str(sum(x.transitions for x in searched)), "yes" if all(x.exact for x in searched) else "no"]
+            predicted = sum(x.seconds for x in searched)
+            settings.say(f"  r={r}, s={s}: {search[0]} transitions in {seconds:.1f} s")
+            end = [duration(one.seconds), f"{one.error:.1e}"] if not one.failure else ["-", one.failure]
+            rows.append([model.entry.key, str(r), str(s), *search, f"{seconds:.2f}", duration(predicted), *end])
+    notes = ["Searched by kernel times as they are predicted, without measuring stages; `exact`: no block was cut by a limit."]
+    return Result(f"IOS's pruning, {settings.device}", headers, rows, notes)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
 
 from rammer.compiled.debug import DECISIONS, PROGRAMS, STEPS, debug
 from rammer.compiled.host import HostNode
@@ -19,18 +21,19 @@ from rammer.compiled.uses import Uses
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
 from rammer.errors import DeviceFailure, blamed
+from rammer.frontend.appending import Appended, appended, merged
 from rammer.frontend.bind import bind_until
 from rammer.frontend.ending import Ended, ended_operators, interleaved
-from rammer.frontend.evaluator import check_host, reservation
-from rammer.frontend.generalise import Generalised, NoRange, generalised
-from rammer.frontend.lower import Lowerings, can_lower, lower
+from rammer.frontend.generalise import generalised
+from rammer.frontend.lower import Lowerings, lower
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.ranges import probes, shapes_at
 from rammer.frontend.reader import Model
+from rammer.frontend.sections import split_segments as split_segments  # where plugins and tests look for it
 from rammer.ir.collector import collector_paused
 from rammer.ir.compute import ComputeGraph
-from rammer.ir.extent import NONE, AffineExtent, Point
-from rammer.ir.graph import Graph, Node, Value
+from rammer.ir.extent import NONE, AffineExtent, NoRange, Point, Ranged
+from rammer.ir.graph import Graph, Value
 from rammer.ir.operator import RKernel, ROperator
 from rammer.ir.program import Port, RProgram, Storage
 from rammer.ir.verify import verify
@@ -58,6 +61,9 @@ from rammer.tile.split import split_deep
 from rammer.tile.steps import slice_steps
 from rammer.tile.stitch import stitch
 from rammer.tile.worth import BatchTrial, PricedBy, batch_where_it_pays
+
+#: No output that lies over an input.
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass
@@ -96,13 +102,14 @@ class Compiler:
             return ()
         return self.registry.extra_kernels(self.device, operator, binding)
 
-    def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
-        """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open."""
+    def compile_model(self, model: Model, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, str] = NOTHING) -> Compiled:
+        """Bind ``shapes`` and compile. BadInput where a dynamic dimension stays open. ``kept`` outputs are in the memory of
+        inputs where they can be (``frontend.appending``)."""
         self.seconds = {}
         with self.registry.blaming() if self.registry else nullcontext():
             with self.step("bind"):
                 graph, rest = bind_until(model, shapes, self.lowerings)
-            return replace(self.compile(graph), rest=rest)
+            return replace(self.compile(graph, kept if rest is None else NOTHING), rest=rest)
 
     def compile_range(
         self,
@@ -110,30 +117,47 @@ class Compiler:
         shapes: Mapping[str, tuple[int, ...]],
         spans: Mapping[str, tuple[int, int]],
         derived: Mapping[str, AffineExtent] = NONE,
+        kept: Mapping[str, str] | None = None,
     ) -> Compiled:
         """One program for all lengths in ``spans`` of open dimensions; ``shapes`` tell the other ones. NoRange where it is
-        none."""
+        none. With ``kept``, for fixed arrays: of these outputs in their inputs' memory, such inputs alone hold zeros beyond the
+        lengths."""
         self.seconds = {}
         points = [(p, shapes_at(model, shapes, p, derived)) for p in probes(spans)]
         with self.registry.blaming() if self.registry else nullcontext(), collector_paused():
             try:
-                longest, (compute, ranged, ended) = self._general(model, points, OF_EXTENTS)
+                longest, (found, ranged, ended) = self._general(model, points, OF_EXTENTS, kept)
             except NoRange:  # a length may be another extent's, and nodes be equal there alone
-                longest, (compute, ranged, ended) = self._general(model, points, (*OF_EXTENTS, *OF_EQUALS))
-            lengths = tuple(Value(t, compute.types[t], compute.aliases[t]) for t in ranged.lengths.values())
-            graph = replace(longest, inputs=(*longest.inputs, *lengths))
-            segment = self.program(compute, _ports(graph.inputs), _ports(graph.outputs), ended)
+                longest, (found, ranged, ended) = self._general(model, points, (*OF_EXTENTS, *OF_EQUALS), kept)
+            lengths = tuple(Value(t, found.graph.types[t], found.graph.aliases[t]) for t in ranged.lengths.values())
+            inputs = tuple(replace(v, type=found.graph.types[v.name]) for v in longest.inputs)
+            graph = replace(longest, inputs=(*inputs, *lengths))
+            segment = self.program(found.graph, _ports(graph.inputs), _ports(graph.outputs), ended, found)
         segment = replace(segment, program=interleaved(segment.program))
         verify(segment.program, self.backend.vdevice)
         return Compiled(graph, (segment,), (), dict(self.seconds), ranged=ranged)
 
     def _general(
-        self, model: Model, points: Sequence[tuple[Point, Mapping[str, tuple[int, ...]]]], without: Collection[str]
-    ) -> tuple[Graph, Generalised]:
+        self,
+        model: Model,
+        points: Sequence[tuple[Point, Mapping[str, tuple[int, ...]]]],
+        without: Collection[str],
+        kept: Mapping[str, str] | None,
+    ) -> tuple[Graph, tuple[Appended, Ranged, Ended]]:
         """The graph of the first of ``points``, and the program of all, of graphs after all passes ``without`` these."""
         graphs = [self._static(model, shapes, without) for _, shapes in points]
         with self.step("lower"):
-            return graphs[0], generalised([p for p, _ in points], [lower(g, self.lowerings) for g in graphs])
+            at, computes = [p for p, _ in points], [lower(g, self.lowerings) for g in graphs]
+            if kept is None:
+                made = generalised(at, computes)
+                return graphs[0], (Appended(made.graph), made.ranged, made.ended)
+            wanted = _tensors(graphs[0], kept)
+            while True:  # what does not lie over its input is promised nothing
+                made = generalised(at, computes, frozenset(wanted.values()))
+                found = appended(made.graph, wanted, made.ranged)
+                if found.kept == wanted:
+                    return graphs[0], (found, made.ranged, made.ended)
+                wanted = dict(found.kept)
 
     def _static(self, model: Model, shapes: Mapping[str, tuple[int, ...]], without: Collection[str]) -> Graph:
         """The model at these shapes, if all of it is one program. NoRange says what is not."""
@@ -149,23 +173,25 @@ class Compiler:
             raise NoRange(hosted or "it is no one program", f"graph {graph.name}", "each shape is compiled on its own")
         return graph
 
-    def compile(self, graph: Graph) -> Compiled:
+    def compile(self, graph: Graph, kept: Mapping[str, str] = NOTHING) -> Compiled:
         """All steps from the graph on. Raises RammerErrors that name the node, operator or pass at fault."""
         # Measuring takes long, and third parties' code may leave cycles; all that compiling alone makes stays.
         with nullcontext() if MEASURED[self.options.tune] else collector_paused():
-            return self._compiled(graph)
+            return self._compiled(graph, kept)
 
-    def _compiled(self, graph: Graph) -> Compiled:
+    def _compiled(self, graph: Graph, kept: Mapping[str, str]) -> Compiled:
         with self.step("passes"):
             graph, reports = self._rewritten(graph, self.passes)
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
         uses = Uses(graph)
-        for number, (nodes, why) in enumerate(split_segments(graph, self.lowerings)):
+        found = split_segments(graph, self.lowerings)
+        kept = _tensors(graph, kept) if len(found) == 1 else NOTHING
+        for number, (nodes, why) in enumerate(found):
             if why:
                 segments.append(HostSegment(HostNode.of(graph, nodes[0], self.custom), why))
             else:
-                segments.append(self._segment(uses.subgraph(nodes, number)))
+                segments.append(self._segment(uses.subgraph(nodes, number), kept))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
 
     def _rewritten(self, graph: Graph, passes: tuple[Pass, ...]) -> tuple[Graph, list[PassReport]]:
@@ -176,27 +202,35 @@ class Compiler:
             reports += more
         return graph, reports
 
-    def _segment(self, graph: Graph) -> ProgramSegment:
+    def _segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
         with self.step("lower"):
-            compute = lower(graph, self.lowerings)
-        return self.program(compute, _ports(graph.inputs), _ports(graph.outputs))
+            found = appended(lower(graph, self.lowerings), kept)
+        return self.program(found.graph, _ports(graph.inputs), _ports(graph.outputs), None, found)
 
     def program(
-        self, compute: ComputeGraph, inputs: tuple[Port, ...], outputs: tuple[Port, ...], ended: Ended | None = None
+        self,
+        compute: ComputeGraph,
+        inputs: tuple[Port, ...],
+        outputs: tuple[Port, ...],
+        ended: Ended | None = None,
+        found: Appended | None = None,
     ) -> ProgramSegment:
         """From tensor expressions to a verified program. One of a range, which has ``ended``, has its policy by
-        prediction: no one length is what it will be run at; and products stay apart, of which each may end by itself."""
+        prediction: no one length is what it will be run at; and products stay apart, of which each may end by itself. What was
+        ``found`` to continue an input lies over it."""
         compute, ranged = inline_decodings(inline_conditions(compute)), ended is not None
+        kept = found.kept if found is not None else NOTHING
+        ends = merged(ended, found.ended) if found is not None else ended
         with self.step("batch"):
             compute, trials = (compute, ()) if ranged else self._batched(compute)
         with self.step("storage"):
-            compute, plan = self._stored(compute)
-            kept = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
-            check_capacity(compute.name, plan, kept, self.backend.vdevice)
+            compute, plan = self._stored(compute, kept)
+            stay = (*(p.tensor for p in (*inputs, *outputs)), *plan.graph.constants)
+            check_capacity(compute.name, plan, stay, self.backend.vdevice)
         with self.step("tile"):
-            tile = self._connected(plan, ranged)
+            tile = self._connected(plan, ranged or bool(kept))
             tile = replace(tile, decisions=(*trials, *tile.decisions))
-            tile = replace(tile, operators=ended_operators(tile.operators, ended)) if ended else tile
+            tile = replace(tile, operators=ended_operators(tile.operators, ends)) if ends else tile
         first, *others = [self._planned(compute, p, tile, inputs, outputs, ranged) for p in self._layouts(plan, tile)]
         return next((o for o in others if self._seconds(o) < self._seconds(first) * (1 - LEAST_GAIN)), first)
 
@@ -217,16 +251,16 @@ class Compiler:
         # A schedule knows tasks; what side by side keeps more vEUs busy than there are takes turns.
         return max(self._seconds(made), 0.0 if MEASURED[self.options.tune] else made.busy_time() / self.backend.vdevice.veus)
 
-    def _stored(self, compute: ComputeGraph) -> tuple[ComputeGraph, StoragePlan]:
+    def _stored(self, compute: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> tuple[ComputeGraph, StoragePlan]:
         """Products of sequences cut into steps where that pays, and where every tensor lives."""
         compute = slice_steps(compute, self.backend.vdevice)
-        return compute, assign_storage(simplified(split_deep(compute, self.backend.vdevice)))
+        return compute, assign_storage(simplified(split_deep(compute, self.backend.vdevice)), kept)
 
-    def _connected(self, plan: StoragePlan, ranged: bool = False) -> TileGraph:
-        """Operators of what meets on chip. Those of a range of lengths are not stitched: each of them may end by itself."""
+    def _connected(self, plan: StoragePlan, apart: bool = False) -> TileGraph:
+        """Operators of what meets on chip. Those that end by themselves (of a range, or over inputs) are not stitched."""
         sources, binding, device = view_sources(plan.graph, plan.storages), self._binding(plan), self.backend.vdevice
         tile, price = connect(plan.graph, device, sources, *self.rates(plan), binding), self._price(binding)
-        return tile if ranged else stitch(tile, device, lambda o: price(o, plan.storages), sources, binding)
+        return tile if apart else stitch(tile, device, lambda o: price(o, plan.storages), sources, binding)
 
     def _planned(
         self,
@@ -348,30 +382,10 @@ class Compiler:
         debug(STEPS, lambda: f"{name} {spent * 1e3:.1f} ms")
 
 
-def split_segments(graph: Graph, lowerings: Lowerings = REGISTRY) -> list[tuple[list[Node], str]]:
-    """Cut the nodes into device segments and single host nodes, in a legal order.
-
-    A node's depth counts the device/host borders on the way to it; nodes of one depth form a segment.
-    Returns (nodes, reason), with an empty reason for device segments.
-    """
-    depth_of: dict[str, int] = {}
-    groups: dict[int, list[tuple[Node, str]]] = {}
-    for node in graph.nodes:
-        why = can_lower(graph, node, lowerings) or ""
-        if why:
-            check_host(node, graph.types)
-            why += f"; {doubt}" if (doubt := reservation(node)) else ""
-        depth = max((depth_of.get(i, 0) for i in node.inputs if i), default=0)
-        depth += (depth % 2 == 1) != bool(why)
-        depth_of.update({o: depth for o in node.outputs if o})
-        groups.setdefault(depth, []).append((node, why))
-    result: list[tuple[list[Node], str]] = []
-    for depth in sorted(groups):
-        if depth % 2:
-            result += [([node], why) for node, why in groups[depth]]
-        else:
-            result.append(([node for node, _ in groups[depth]], ""))
-    return result
+def _tensors(graph: Graph, kept: Mapping[str, str]) -> dict[str, str]:
+    """``kept`` outputs and their inputs as tensors of ``graph``."""
+    names = {v.external or v.name: v.name for v in graph.inputs}
+    return {v.name: names[kept[v.external or v.name]] for v in graph.outputs if v.external in kept or v.name in kept}
 
 
 def _ports(values: tuple[Value, ...]) -> tuple[Port, ...]:

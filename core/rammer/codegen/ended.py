@@ -27,7 +27,9 @@ class EndText:
         """Statements that return where task ``task`` ends; ``before`` must precede every write and return."""
         box, text = self._box(), Text()
         for ending in self.operator.endings:
-            with text.block(f"if ({box[ending.axis][0]} >= {self._extent(ending)})"):
+            low, high = box[ending.axis]
+            test = f"{high} <= {self._extent(ending)}" if ending.below else f"{low} >= {self._extent(ending)}"
+            with text.block(f"if ({test})"):
                 if before:
                     text.line(before)
                 self._fill(text, ending, box)
@@ -37,7 +39,7 @@ class EndText:
     def rest(self) -> list[str]:
         """Statements that write what lies beyond the lengths in a task that has computed what lies before them."""
         whole, text = self._box(), Text()
-        for ending in self.operator.endings:
+        for ending in (e for e in self.operator.endings if not e.below):
             low, high = whole[ending.axis]
             end = f"max((int){self._extent(ending)}, {low})"
             self._fill(text, ending, {**whole, ending.axis: (end, high)})

@@ -8,7 +8,7 @@ producer cannot do so does the reduction ask for the length at every place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -39,7 +39,7 @@ class Ends:
     deep: Mapping[str, Mapping[str, Dim]]
     value: Callable[[Dim], Expr]
     dtypes: Mapping[str, str]
-    inputs: Sequence[str]
+    inputs: Collection[str]  #: Those that hold zeros there.
     constants: Mapping[str, Array]
     names: Names
     needs: dict[Place, Number] = field(default_factory=dict)

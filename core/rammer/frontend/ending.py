@@ -27,6 +27,7 @@ class EndedTensor:
     shape: tuple[int, ...]
     extents: tuple[AffineExtent | None, ...]
     fills: tuple[float | None, ...]
+    starts: tuple[AffineExtent | None, ...] = ()  #: Of an output in an input's place: before these it is the input.
 
 
 @dataclass(frozen=True)
@@ -133,4 +134,8 @@ def _endings(operator: ROperator, tensors: Mapping[str, EndedTensor]) -> tuple[E
         extent = extents.pop()
         if extent is not None and not extents:
             made.append(Ending(axis.name, extent, tuple(k.fills[d] for k in outputs)))
+        begins = {k.starts[d] if k.starts else None for k in outputs}
+        begin = begins.pop()
+        if begin is not None and not begins:
+            made.append(Ending(axis.name, begin, (None,) * len(outputs), below=True))
     return tuple(sorted(made, key=lambda e: e.writes))

@@ -10,27 +10,22 @@ the length, and padding begins there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rammer.errors import BadInput
 from rammer.frontend.beyond import Ends
 from rammer.frontend.ending import Ended, ended_at
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Compute, ComputeGraph, verify_compute_graph
 from rammer.ir.expr import Cast, Const, Expr, Load, Number, Op, Ref, Table
-from rammer.ir.extent import AffineExtent, Dim, Point, Ranged, spelled
+from rammer.ir.extent import AffineExtent, Dim, NoRange, Point, Ranged, spelled
 from rammer.ir.names import Names, identifier
 from rammer.ir.types import TensorType, is_float
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-
-
-class NoRange(BadInput):
-    """A model whose programs of several lengths are no one program."""
 
 
 class Generalised(NamedTuple):
@@ -41,12 +36,14 @@ class Generalised(NamedTuple):
     ended: Ended
 
 
-def generalised(points: Sequence[Point], graphs: Sequence[ComputeGraph]) -> Generalised:
+def generalised(points: Sequence[Point], graphs: Sequence[ComputeGraph], promised: Collection[str] | None = None) -> Generalised:
     """The program that the ``graphs``, lowered at ``points``, are instances of; the first point has the greatest lengths, and for
-    each dimension there is one that differs from it in that alone. NoRange says what is not affine in the lengths."""
+    each dimension there is one that differs from it in that alone. NoRange says what is not affine in the lengths. Of the inputs,
+    those ``promised`` hold zeros beyond the lengths; None: all."""
     taken = Names(n for g in graphs for n in g.types)
     lengths = {name: identifier(f"length_{name}", taken) for name in points[0]}
-    return _Generalisation(points, graphs, lengths, taken).result()
+    promised = graphs[0].inputs if promised is None else promised
+    return _Generalisation(points, graphs, lengths, taken, promised).result()
 
 
 @dataclass
@@ -55,6 +52,7 @@ class _Generalisation:
     graphs: Sequence[ComputeGraph]
     lengths: Mapping[str, str]
     taken: Names
+    promised: Collection[str]
     deep: dict[str, dict[str, Dim]] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)  #: Constants that are computed now, and what holds those of the longest.
 
@@ -66,9 +64,9 @@ class _Generalisation:
         self.shapes = {n: self._shape(n) for n in (*first.inputs, *first.constants, *(c.name for c in first.computes))}
         counted = [self._counted(n) for n in first.constants if not self._prefix(n)]
         found = counted + [self._compute(c.name, number) for number, c in enumerate(first.computes)]
-        names, inputs = self.taken, first.inputs
+        names = self.taken
         constants = {self.named.get(n, n): a for n, a in first.constants.items()}
-        ends = Ends(found, self.shapes, self.deep, self.value, self._dtypes, inputs, constants, names)
+        ends = Ends(found, self.shapes, self.deep, self.value, self._dtypes, self.promised, constants, names)
         computes = tuple(ends.result())
         types = {
             **first.types,

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
+from rammer.errors import BadInput
+
 #: The least length that a model is bound at to find a program of all: where an axis has one element, ONNX's operators may
 #: broadcast it.
 LEAST: Final = 2
 #: A length for each open dimension of a model (elements).
 Point: TypeAlias = Mapping[str, int]
+
+
+class NoRange(BadInput):
+    """A model whose programs of several lengths are no one program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +53,14 @@ _EXTENT: Final = re.compile(rf"({_TERM}(?: \+ {_TERM})*)(?: \+ (-?\d{{1,18}}))?"
 @dataclass(frozen=True, slots=True)
 class Ending:
     """An operator's tasks whose first element along ``axis`` lies at or beyond ``extent`` compute nothing that counts: they
-    write ``fills``, one for each output, and nothing where that is None. ``extent`` is a function of scalar inputs (int64) of the
+    write ``fills``, one for each output, and nothing where that is None. With ``below`` it is the tasks that end at or before
+    ``extent``: what they would write is there (``standing``). ``extent`` is a function of inputs of one element (int64) of the
     program, read anew in every run. A device may compute such tasks instead, which writes the same."""
 
     axis: str
     extent: AffineExtent
     fills: tuple[float | None, ...]
+    below: bool = False
 
     @property
     def writes(self) -> bool:
@@ -61,15 +69,18 @@ class Ending:
 
     def __str__(self) -> str:
         fills = f" with {', '.join('none' if f is None else repr(f) for f in self.fills)}" if self.writes else ""
-        return f"{self.axis} at {self.extent}{fills}"
+        return f"{self.axis} {'below' if self.below else 'at'} {self.extent}{fills}"
 
     @staticmethod
     def parse(text: str, outputs: int) -> Ending:
         """Inverse of ``str``, for an operator with so many ``outputs``. ValueError for anything else."""
-        axis, _, rest = text.partition(" at ")
+        axis, _, rest = text.partition(" ")
+        side, _, rest = rest.partition(" ")
+        if side not in ("at", "below"):
+            raise ValueError(f"{text[:80]!r} says not at which length tasks end")
         extent, filled, fills = rest.partition(" with ")
         made = tuple(None if f == "none" else float(f) for f in fills.split(", ")) if filled else (None,) * outputs
-        return Ending(axis, AffineExtent.parse(extent), made)
+        return Ending(axis, AffineExtent.parse(extent), made, side == "below")
 
 
 @dataclass(frozen=True, slots=True)

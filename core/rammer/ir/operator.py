@@ -122,7 +122,7 @@ class ROperator:
         numbers are others, and what lies beyond is nobody's."""
         if not self.endings and not self.stops:
             return self
-        ends = {(self.anchor.name, e.axis): e.extent for e in self.endings}
+        ends = {(self.anchor.name, e.axis): e.extent for e in self.endings if not e.below}
         ends |= {(s.compute, s.axis): s.extent for s in self.stops}
 
         def cut(c: Compute, axis: Axis) -> Axis:

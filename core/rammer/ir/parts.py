@@ -12,7 +12,8 @@ from typing import Final, Literal, TypeAlias
 from rammer.ir.operator import ROperator
 from rammer.ir.types import itemsize, row_major
 
-BufferKind: TypeAlias = Literal["input", "output", "constant", "arena"]
+#: A ``state`` holds an input and, in its place, an output that continues it (``standing``).
+BufferKind: TypeAlias = Literal["input", "output", "constant", "arena", "state"]
 
 #: What a user may ask for. ``tf32`` lets contractions of float32 round their operands to 10 bits of mantissa, ``bfloat16`` to 7;
 #: ``float16`` stores tensors in 16 bits. Sums are float32 in all.

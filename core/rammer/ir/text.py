@@ -117,7 +117,7 @@ _PATTERNS = {
         "program": rf"{_NAME} policy (.+) on {_NUMBER} vEUs, predicted (\S+) s(?: in ({'|'.join(PRECISIONS[1:])}))?",
         "input": rf'(".*") -> {_NAME}',
         "output": rf'(".*") <- {_NAME}',
-        "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena) @{_NUMBER}",
+        "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena|state) @{_NUMBER}",
         "storage": rf"{_NAME}: {_NAME}\+(-?\d{{1,18}}) {_NUMBERS} strides {_NUMBERS}",
         "operator": rf"{_NAME} tile\[((?:\w+=\d{{1,18}}(?:, \w+=\d{{1,18}})*)?)\]"
         rf"(?: family {_NAME}((?: [A-Za-z_]\w*=-?\d{{1,18}})*))?",

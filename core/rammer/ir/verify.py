@@ -104,7 +104,7 @@ def _check_outputs(program: RProgram, owners: Mapping[str, Owners]) -> None:
     for port in program.outputs:
         storage = program.storage[port.tensor]
         kind = program.buffer[storage.buffer].kind
-        if kind != "output":
+        if kind not in ("output", "state"):
             raise VerifyError(f"output {port.external!r} lives in the {kind} buffer {storage.buffer}", port.tensor)
         if not owners[storage.buffer].of(storage)[1]:
             raise VerifyError(f"output {port.external!r} is not written whole", port.tensor)
@@ -121,6 +121,7 @@ class _Reads:
         self.ordered: set[tuple[str, str]] = set()
         self.single = 0
         self.painted: dict[tuple[str, str], NDArray[np.int32]] = {}
+        self.old = {p.tensor for p in program.inputs}  #: What was there before the run, of states the past.
 
     def check(self) -> None:
         for reader in self.program.operators:
@@ -136,7 +137,7 @@ class _Reads:
 
     def _writers(self, reader: ROperator, tensor: str) -> tuple[str, ...]:
         storage = self.program.storage[tensor]
-        if self.program.buffer[storage.buffer].kind in ("input", "constant"):
+        if self.program.buffer[storage.buffer].kind in ("input", "constant") or tensor in self.old:
             return ()
         writers, complete = self.owners[storage.buffer].of(storage)
         if not complete:

@@ -9,6 +9,7 @@ from rammer.ir.bodies import FARTHEST, MOST_AXES, Bodies, VerifyError
 from rammer.ir.names import is_identifier
 from rammer.ir.operator import ROperator
 from rammer.ir.program import ALIGNMENT, RProgram, Task
+from rammer.ir.standing import check_states
 from rammer.ir.tasks import TaskTable
 from rammer.ir.text import MOST_ROWS, MOST_TASKS
 from rammer.ir.types import SHORT, is_float
@@ -31,6 +32,7 @@ def check_form(program: RProgram) -> TaskTable:
     bodies = Bodies(program.types)
     for operator in program.operators:
         _check_operator(program, operator, bodies)
+    check_states(program)
     _check_counters(program)
     return _check_tasks(program)
 
@@ -56,19 +58,21 @@ def _check_names(program: RProgram) -> None:
 
 
 def _check_ports(program: RProgram) -> None:
-    """Inputs and outputs are dense tensors with a buffer each: they come from and go to arrays of the user's."""
+    """Inputs and outputs are dense tensors with a buffer each, or two of them with a state: they come from and go to arrays of
+    the user's."""
     for port in (*program.inputs, *program.outputs):
         if port.tensor not in program.storage:
             raise VerifyError(f"port {port.external!r} names tensor {port.tensor}, which has no storage", program.name)
     for port in program.inputs:
         kind = program.buffer[program.storage[port.tensor].buffer].kind
-        if kind != "input":
+        if kind not in ("input", "state"):
             raise VerifyError(f"input {port.external!r} lives in a buffer of kind {kind}", port.tensor)
-    whole = {program.storage[p.tensor].buffer: p for p in (*program.inputs, *program.outputs)}
-    if len(whole) != len(program.inputs) + len(program.outputs):
-        raise VerifyError("two inputs or outputs live in one buffer", program.name)
-    for name, port in whole.items():
+    for ports in (program.inputs, program.outputs):
+        if len({program.storage[p.tensor].buffer for p in ports}) != len(ports):
+            raise VerifyError("two inputs or outputs live in one buffer", program.name)
+    for port in (*program.inputs, *program.outputs):
         storage = program.storage[port.tensor]
+        name = storage.buffer
         if storage.offset or not storage.row_major or math.prod(storage.shape) != program.buffer[name].size:
             raise VerifyError(f"port {port.external!r} does not fill its buffer {name} in the order of its axes", port.tensor)
 
@@ -140,8 +144,8 @@ def _check_operator(program: RProgram, operator: ROperator, bodies: Bodies) -> N
 
 
 def _check_endings(program: RProgram, operator: ROperator) -> None:
-    """Lengths are scalar inputs, which nobody writes; those endings that write nothing come first, and others write numbers;
-    what stops is a reduction of the operator."""
+    """Lengths are inputs of one element, which nobody writes; those endings that write nothing come first, and others write
+    numbers; what stops is a reduction of the operator."""
     axes = {a.name for a in operator.anchor.axes}
     inputs = {p.tensor for p in program.inputs}
     for place, ending in enumerate(operator.endings):
@@ -160,8 +164,12 @@ def _check_endings(program: RProgram, operator: ROperator) -> None:
     for what, extent in said:
         for tensor, factor in extent.terms:
             storage = program.storage.get(tensor) if tensor in inputs else None
-            if storage is None or storage.shape or program.buffer[storage.buffer].dtype != "int64" or abs(factor) >= MOST_FACTOR:
-                raise VerifyError(f"'{what}' asks {tensor}, which is no scalar input of int64", operator.name)
+            if (
+                storage is None
+                or math.prod(storage.shape) != 1
+                or (program.buffer[storage.buffer].dtype != "int64" or abs(factor) >= MOST_FACTOR)
+            ):
+                raise VerifyError(f"'{what}' asks {tensor}, which is no input of one int64", operator.name)
 
 
 def _check_counters(program: RProgram) -> None:

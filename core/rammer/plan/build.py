@@ -95,11 +95,12 @@ def _tensors(operators: Sequence[ROperator], inputs: tuple[Port, ...], outputs: 
 def _kinds(
     storages: Mapping[str, Storage], inputs: tuple[Port, ...], outputs: tuple[Port, ...], constants: Collection[str]
 ) -> dict[str, BufferKind]:
-    """Kind of every buffer in use; a buffer that holds both an input and an output is caught later."""
+    """Kind of every buffer in use."""
     kinds: dict[str, BufferKind] = {s.buffer: "arena" for s in storages.values()}
     kinds |= {storages[p.tensor].buffer: "output" for p in outputs}
     kinds |= {storages[t].buffer: "constant" for t in constants if t in storages}
-    kinds |= {storages[p.tensor].buffer: "input" for p in inputs}
+    read = {storages[p.tensor].buffer for p in inputs}
+    kinds |= {b: "state" if kinds[b] == "output" else "input" for b in read}
     return kinds
 
 
@@ -112,7 +113,7 @@ def _check_outputs(
     written = {storages[t].buffer for op in operators for t in op.outputs}
     for port in outputs:
         target = storages[port.tensor]
-        if kinds[target.buffer] != "output" or (target.buffer not in written and 0 not in target.shape):
+        if kinds[target.buffer] not in ("output", "state") or (target.buffer not in written and 0 not in target.shape):
             raise ValueError(
                 f"internal: output {port.external!r} ({port.tensor}) lives in the {kinds[target.buffer]} buffer "
                 f"{target.buffer}, which no operator writes; it needs a copy compute before planning"

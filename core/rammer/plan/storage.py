@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
 
 from rammer.ir import expr as ex
 from rammer.ir.compute import Axis, Box, Compute, ComputeGraph
@@ -20,6 +22,8 @@ from rammer.plan.address import dense, inverted, viewed
 from rammer.tile.siblings import rearranges
 
 Pieces = list[tuple[Box, Load]]
+#: No output that lies over an input.
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,10 @@ class StoragePlan:
         return [c for c in self.graph.computes if rearranges(c) or pieces(c) is not None]
 
 
-def assign_storage(graph: ComputeGraph) -> StoragePlan:
-    """Storage of every tensor of ``graph`` (module docstring); results do not change, bit for bit."""
-    state = _Assigner(graph)
+def assign_storage(graph: ComputeGraph, kept: Mapping[str, str] = NOTHING) -> StoragePlan:
+    """Storage of every tensor of ``graph`` (module docstring); results do not change, bit for bit. ``kept`` outputs lie over
+    their inputs."""
+    state = _Assigner(graph, kept)
     state.ports()
     for name in graph.outputs:
         state.write_behind(name)
@@ -60,6 +65,7 @@ def assign_storage(graph: ComputeGraph) -> StoragePlan:
 @dataclass
 class _Assigner:
     graph: ComputeGraph
+    kept: Mapping[str, str]
     storages: dict[str, Storage] = field(default_factory=dict)
     buffers: dict[str, tuple[str, int]] = field(default_factory=dict)
     #: Computes that need not run, and the copies that run in place of a concatenation.
@@ -83,6 +89,9 @@ class _Assigner:
         """Inputs, constants and outputs live in buffers of their own."""
         for name in dict.fromkeys((*self.graph.inputs, *self.graph.constants, *self.graph.outputs)):
             self.own(name)
+        for output, past in self.kept.items():
+            del self.buffers[past]
+            self.storages[past] = dense(past, output, self.graph.types[past].shape)
 
     def free(self, name: str) -> bool:
         """Whether ``name`` is computed here and has no storage yet."""

@@ -66,8 +66,21 @@ class Tuner:
 
     def offered(self, operator: ROperator, binding: Binding) -> Sequence[ROperator]:
         own = self.backend.candidates(operator, binding)
+        if any(e.below for e in operator.endings):
+            return self._narrow(operator, own, binding)
         extra = [o for o in self.extra(operator, binding) if self._has(o, binding)]
         return self._ranked(extra, Lazily(own), binding) if extra else own
+
+    def _narrow(self, operator: ROperator, own: Sequence[ROperator], binding: Binding) -> Sequence[ROperator]:
+        """Candidates of an operator that writes a few places of an axis in a run: tasks of one place there, of the first of the
+        device's own families that can, so that all others end at once."""
+        axes = {e.axis for e in operator.endings if e.below}
+        for option in own[: MEASURED["full"]]:
+            tile = tuple(1 if a.name in axes else n for a, n in zip(operator.anchor.axes, option.tile, strict=True))
+            for narrow in (replace(option, tile=tile), replace(option, tile=tile, family="", config=())):
+                if self._has(narrow, binding):
+                    return [narrow]
+        return own
 
     def _has(self, option: ROperator, binding: Binding) -> bool:
         """Whether the device has a kernel for a third party's candidate, which may be for another version of the device."""

@@ -95,7 +95,7 @@ class ModelBound:
             self._hosted[name] = self._values[name] = array
 
         def run() -> None:
-            known = {n: self._on_host(n) for n in reads}
+            known = {n: self.fetched(n) for n in reads}
             for name, values in node.run(known).items():
                 np.copyto(self._hosted[name], values)
 
@@ -109,8 +109,8 @@ class ModelBound:
             raise BadInput(f"{what} is on the device, but an operator on the host reads it", hint="bind a host array")
         return host_view(what, self._values[tensor])
 
-    def _on_host(self, tensor: str) -> Array:
-        """The present value of a tensor for a host operator."""
+    def fetched(self, tensor: str) -> Array:
+        """The present value of a tensor, for a host operator."""
         if tensor in self._made:
             bound, name = self._made[tensor]
             return bound.to_host(name)[name]
@@ -144,7 +144,7 @@ class ModelBound:
 
     def run(self) -> None:
         """One run, queued where the device has a queue and no operator runs on the host."""
-        with self._turn():
+        with self.turn():
             for run in self._runs:
                 run()
 
@@ -156,7 +156,7 @@ class ModelBound:
 
     def seconds(self) -> float:
         """One run, waited for; the seconds of its parts by ``clock``."""
-        with self._turn():
+        with self.turn():
             return sum(step() for step in self._steps)
 
     def write(self, inputs: Mapping[str, Any]) -> None:
@@ -165,25 +165,29 @@ class ModelBound:
         check_names("input", inputs, self.inputs)
         ports = {v.external or v.name: v for v in self.graph.inputs}
         tensors = {name: v.name for name, v in ports.items()}
-        with self._turn():
+        with self.turn():
             for name, given in inputs.items():
                 value = _bits("input", ports[name], given)
                 check_values(name, value, _bits("input", ports[name], self.inputs[name]))
-                for bound, port, tensor in self._fed:
-                    if tensor == tensors[name]:
-                        bound.write({port: value})
+                self.put(tensors[name], value)
                 if tensors[name] in self._hosted:
                     np.copyto(self._hosted[tensors[name]], host_view(f"input {name!r}", value))
+
+    def put(self, tensor: str, value: Any) -> None:
+        """Copy a value into an input of the programs that read it."""
+        for bound, port, read in self._fed:
+            if read == tensor:
+                bound.write({port: value})
 
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of the outputs (all, or those named) after the runs queued so far."""
         check_names("output", dict.fromkeys(names), self.outputs)
         ports = {v.external or v.name: v for v in self.graph.outputs}
-        with self._turn():
-            return {n: restored(np.array(self._on_host(ports[n].name)), ports[n].port.dtype) for n in names or self.outputs}
+        with self.turn():
+            return {n: restored(np.array(self.fetched(ports[n].name)), ports[n].port.dtype) for n in names or self.outputs}
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def turn(self) -> Iterator[None]:
         """No other call meanwhile. DeviceFailure once closed."""
         with self._lock:
             if self.closed:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,32 +19,33 @@ from rammer.compiled.kept import KeptConstants
 from rammer.compiled.options import RESIDENT, CompileOptions, Progress, quiet
 from rammer.compiled.segments import Compiled, with_contents
 from rammer.compiled.unpack import as_refusal, check_device, load_artifact
-from rammer.device.arrays import as_numpy, by_name, check_names, dtype_of, mapped, shape_of
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
 from rammer.errors import BadInput, printable
 from rammer.ir.collector import collector_paused
 from rammer.ir.content import Contents
-from rammer.ir.formats import carrier, from_file, name_of
+from rammer.ir.extent import NoRange
 from rammer.ir.operator import RKernel
-from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.profile.store import KernelStore, key_of
+from rammer.runtime.binding import Asked, asked
 from rammer.runtime.bodies import BodyPrograms
 from rammer.runtime.bound import ModelBound
+from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.continuation import Continuation
-from rammer.runtime.lengths import FIXED, Lengths, Span
+from rammer.runtime.lengths import FIXED, Lengths, Shapes, Span
 from rammer.runtime.residents import Residents
 from rammer.runtime.source import Head, ModelSource
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing, load_segments
+from rammer.runtime.standing import Terms
 
 if TYPE_CHECKING:
     from rammer.compiler import Compiler
     from rammer.frontend.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
-ShapeKey: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
+#: Shapes by input at the greatest lengths, ranges by dimension, and what a bound call is made for.
+ShapeKey: TypeAlias = "tuple[tuple[str, Any], ...]"
 #: The folder beside that of programs, of constants by content.
 CONSTANTS: Final = "constants"
 
@@ -73,6 +75,7 @@ class Executable:
     resident: int = RESIDENT
     lengths: Lengths = field(default=FIXED)
     contents: Contents = field(default_factory=Contents, repr=False)  #: Constants of all programs, equal ones once.
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
 
     def __post_init__(self) -> None:
@@ -130,17 +133,40 @@ class Executable:
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, stream: Any = None) -> ModelBound:
         """A call with fixed arrays: ``bound.run()`` reads these inputs and writes these outputs where they are.
 
+        Of a model with ranges, arrays of the greatest lengths are bound for all of them: ``bound.run(past=5)``. An output may
+        stay in the memory of an input for the next run, ``{"present": "past"}``: such an input need not be given, and begins
+        with zeros; where the output continues it, one row is written a run (``rammer.runtime.standing``).
+
         Arrays are the device's (DLPack or ``__cuda_array_interface__``: torch, CuPy, JAX) or the host's; a host array
         bound to a device with memory of its own is copied there once, and ``bound.write`` copies new values. Outputs
         that are not given are allocated: ``bound.outputs``. ``stream`` is a queue of the device's kind to run on (for
         cuda: torch's, CuPy's, or a handle). BadInput for what ``run`` refuses, for an output of the wrong type or shape,
         and for an array that the device cannot reach. Other libraries' arrays of bfloat16 and the like are given as their bits.
         """
-        arrays, given = by_name("input", inputs), by_name("output", outputs or {})
-        bits = {p.name: p.dtype for p in self.head.inputs if p.name in arrays and dtype_of(arrays[p.name]) == carrier(p.dtype)}
-        check_ports(self.head.inputs, {n: (bits.get(n, dtype_of(a)), shape_of(a)) for n, a in arrays.items()})
-        with self._used({n: shape_of(a) for n, a in arrays.items()}) as special:
-            return special.bind(arrays, given, stream)
+        what = asked(self.head, self.lengths, inputs, outputs or {})
+        if not what.spans and not what.kept:
+            with self._used(what.shapes) as special:
+                return special.bind(what.inputs, what.outputs, stream)
+        own = (("memory", next(self._numbers)),) if what.kept else ()  # states are no other call's
+        key = (*sorted(what.shapes.items()), *sorted(what.spans.items()), ("bound", tuple(sorted(what.kept.items()))), *own)
+        terms = Terms(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
+        with self.residents.used(lambda: self._bindable(key, what)) as special:
+            return special.bind(what.inputs, what.outputs, stream, terms)
+
+    def _bindable(self, key: ShapeKey, what: Asked) -> Specialised:
+        """The program of a bound call for a range, or with outputs that stay in their inputs' memory."""
+        with compiling(self.backend):
+            found = self.residents.find(key)
+            if found is None:
+                kept = tuple(item for item in key if item[0] != "memory")
+                found = self._made(key, kept, lambda: self._compiled_bound(what))
+        return found
+
+    def _compiled_bound(self, what: Asked) -> Compiled:
+        """NoRange where a range has no program."""
+        if what.spans:
+            return self.compiler.compile_range(self.source.model, what.shapes, what.spans, self.lengths.derived, what.kept)
+        return self.compiler.compile_model(self.source.model, what.shapes, what.kept)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """``inputs`` as contiguous arrays of the declared types; BadInput says which one is wrong and how."""
@@ -153,43 +179,44 @@ class Executable:
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
         spans = self.lengths.buckets(self.head.inputs, shapes)
+        if spans:
+            try:
+                return self._specialised(shapes, spans)
+            except NoRange as problem:
+                warn(f"{problem}")
+                self.lengths = FIXED
+        return self._specialised(shapes, {})
+
+    def _specialised(self, shapes: Shapes, spans: Mapping[str, Span]) -> Specialised:
+        """What serves these shapes, of which the lengths in ``spans`` may change. NoRange where there is no such program."""
         key = tuple(sorted(self.lengths.longest(self.head.inputs, shapes, spans).items()))
-        ranged = (*key, *sorted(spans.items()))
-        found = self.residents.find(ranged)
+        key = (*key, *sorted(spans.items()))
+        found = self.residents.find(key)
         if found is not None:
             return found
         with compiling(self.backend):  # whoever waits here for the same shapes finds them made
-            return self.residents.find(ranged) or self._made(ranged, shapes, spans)
+            return self.residents.find(key) or self._made(key, key, lambda: self._compiled(shapes, spans))
 
-    def _made(self, key: ShapeKey, shapes: Shapes, spans: Mapping[str, Span]) -> Specialised:
-        """What is kept for the key, or compiled."""
+    def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> Specialised:
+        """What is kept on disk as ``kept``, or compiled."""
         start = time.perf_counter()
         with collector_paused():
-            compiled = self._from_cache(key)
+            compiled = self._from_cache(kept)
         if compiled is not None:
             try:
-                with as_refusal(self._path(key)):
+                with as_refusal(self._path(kept)):
                     return self._load(key, compiled, start)
             except BadInput as problem:
                 warn(f"{problem.what}; compiling again")
-        compiled = self._compiled(shapes, spans)
-        if spans and compiled.ranged is None:
-            key = tuple(sorted(shapes.items()))
-        self._keep(key, compiled)
+        compiled = compile_it()
+        self._keep(kept, compiled)
         return self._load(key, compiled, start)
 
     def _compiled(self, shapes: Shapes, spans: Mapping[str, Span]) -> Compiled:
-        """One program for the lengths in ``spans``; where there is none, the range ends, and it is one for these shapes."""
+        """One program for the lengths in ``spans`` (NoRange where there is none), or for these shapes."""
         if not spans:
             return self.compiler.compile_model(self.source.model, shapes)
-        from rammer.frontend.generalise import NoRange
-
-        try:
-            return self.compiler.compile_range(self.source.model, shapes, spans, self.lengths.derived)
-        except NoRange as problem:
-            warn(f"{problem}")
-        self.lengths = FIXED
-        return self.compiler.compile_model(self.source.model, shapes)
+        return self.compiler.compile_range(self.source.model, shapes, spans, self.lengths.derived)
 
     def adopt(self, compiled: Compiled) -> Specialised:
         """Load a program that was compiled elsewhere; runs of its input shapes use it."""
@@ -226,7 +253,11 @@ class Executable:
         shapes = self.lengths.greatest(self.head.inputs, shapes)
         with compiling(self.backend):
             spans = self.lengths.buckets(self.head.inputs, shapes)
-            return self._compiled(shapes, spans)
+            try:
+                return self._compiled(shapes, spans)
+            except NoRange as problem:
+                warn(f"{problem}")
+            return self._compiled(shapes, {})
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""
@@ -292,13 +323,16 @@ class Executable:
     def _fits(self, compiled: Compiled, key: ShapeKey) -> bool:
         """Whether a program has the model's ports, at the shapes that it was kept for."""
         lengths = compiled.ranged.lengths if compiled.ranged is not None else {}
+        kept = {*dict(dict(key).get("bound", ())).values()}  # they have what their outputs have
         have = {v.external or v.name: v.port for v in compiled.graph.inputs if v.name not in lengths.values()}
         if {*lengths} != {n for n, _ in key} & {*self.lengths.spans} or {n: t.dtype for n, t in have.items()} != {
             p.name: p.dtype for p in self.head.inputs
         }:
             return False
         outputs = tuple(v.external or v.name for v in compiled.graph.outputs)
-        return outputs == self.head.outputs and all(have[n].shape == s for n, s in key if n in have and n not in lengths)
+        return outputs == self.head.outputs and all(
+            have[n].shape == s for n, s in key if n in have and n not in lengths and n not in kept
+        )
 
     def _path(self, key: ShapeKey) -> Path | None:
         if self.programs is None or not self.source.digest:
@@ -329,72 +363,3 @@ class Executable:
 def warn(message: str) -> None:
     """One line on stderr."""
     sys.stderr.write(printable(f"rammer: warning: {message}\n"))
-
-
-def check_inputs(ports: tuple[InputPort, ...], given: Mapping[str, Any]) -> dict[str, Array]:
-    """The inputs as arrays of exactly the declared types; BadInput says which one is wrong and how."""
-    given = mapped("input", given)
-    hosted = {p.name: _on_host(p, given[p.name]) for p in ports if not p.numeric and p.name in given}
-    others = by_name("input", {n: v for n, v in given.items() if n not in hosted})
-    kinds = {p.name: p.dtype for p in ports}
-    arrays = {n: from_file(as_numpy(f"input {n!r}", v), kinds.get(n, "")) for n, v in others.items()}
-    check_ports(ports, {**dict.fromkeys(hosted, ("", ())), **{n: (name_of(a.dtype), a.shape) for n, a in arrays.items()}})
-    return {p.name: hosted[p.name] if p.name in hosted else np.asarray(arrays[p.name], order="C") for p in ports}
-
-
-def _on_host(port: InputPort, value: Any) -> Any:
-    """A value of an input that no device holds. BadInput where it is of another kind."""
-    if port.dtype == SEQUENCE and isinstance(value, list | tuple):
-        return [as_numpy(f"input {port.name!r}", v) for v in value]
-    if port.dtype == OPTIONAL:
-        if value is None or isinstance(value, list | tuple):
-            return value
-        return as_numpy(f"input {port.name!r}", value)
-    array = as_numpy(f"input {port.name!r}", value)
-    if port.dtype == STRING and array.dtype.kind in "OUST":
-        return array.astype(object)
-    wanted = {STRING: "an array of strings", SEQUENCE: "a list of arrays"}[port.dtype]
-    raise BadInput(f"input {port.name!r} is {array.dtype}{list(array.shape)}, the model declares {wanted}")
-
-
-def shapes_of(head: Head, values: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs that a device can hold."""
-    return {p.name: values[p.name].shape for p in head.inputs if p.numeric}
-
-
-def check_ports(ports: tuple[InputPort, ...], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """BadInput unless ``given`` has an element type and shape for every port, and they are as declared."""
-    names = [p.name for p in ports]
-    check_names("input", given, dict.fromkeys(names))
-    for port in ports:
-        if port.name not in given:
-            raise BadInput(f"input {port.name!r} is missing", hint=f"the model needs: {', '.join(names)}")
-        if port.numeric:
-            _check_port(port, *given[port.name])
-    _check_symbols([p for p in ports if p.numeric], {name: shape for name, (_, shape) in given.items()})
-
-
-def _check_port(port: InputPort, dtype: str, shape: tuple[int, ...]) -> None:
-    if dtype == port.dtype and shape == port.shape:
-        return
-    declared = f"{port.dtype}[{','.join('?' if d is None else str(d) for d in port.shape)}]"
-    if dtype != port.dtype:
-        raise BadInput(
-            f"input {port.name!r} is {dtype}, the model declares {declared}", hint=f"convert it: array.astype({port.dtype!r})"
-        )
-    if len(shape) != len(port.shape):
-        raise BadInput(f"input {port.name!r} has rank {len(shape)}, the model declares {declared}")
-    for axis, (have, want) in enumerate(zip(shape, port.shape, strict=True)):
-        if isinstance(want, int) and have != want:
-            raise BadInput(f"input {port.name!r} has {have} elements along axis {axis}, the model declares {declared}")
-
-
-def _check_symbols(ports: Sequence[InputPort], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """A named dimension must have one extent everywhere."""
-    known: dict[str, tuple[int, str]] = {}
-    for port in ports:
-        for have, want in zip(shapes[port.name], port.shape, strict=True):
-            if isinstance(want, str):
-                first, where = known.setdefault(want, (have, port.name))
-                if first != have:
-                    raise BadInput(f"dimension {want!r} is {first} in input {where!r} but {have} in {port.name!r}")

@@ -12,6 +12,7 @@ from rammer.device.arrays import Array, check_names, check_type, dtype_of, host_
 from rammer.device.manifest import RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
+from rammer.ir.standing import state_ports
 from rammer.ir.types import TensorType
 
 __all__ = ["HostBound"]
@@ -84,16 +85,18 @@ def host_ports(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """The arrays of all ports as NumPy's; outputs that are not given are new. BadInput as ``HostBound``."""
     read = {p.external: host_view(f"input {p.external!r}", inputs[p.external]) for p in program.inputs}
-    written: dict[str, Array] = {}
+    written, kept = dict[str, Array](), state_ports(program)
     for port in program.outputs:
         kind = program.types[port.tensor]
-        if port.external in outputs:
+        if port.external in kept:
+            written[port.external] = read[kept[port.external]]
+        elif port.external in outputs:
             written[port.external] = host_view(f"output {port.external!r}", outputs[port.external])
         else:
             written[port.external] = np.zeros(kind.shape, kind.dtype)
         if not written[port.external].flags.writeable:
             raise BadInput(f"output {port.external!r} is an array that cannot be written")
-    check_apart(read, written, np.may_share_memory)
+    check_apart({n: a for n, a in read.items() if n not in kept.values()}, written, np.may_share_memory)
     return read, written
 
 

@@ -15,6 +15,8 @@ from rammer.ir.port import InputPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Span: TypeAlias = "tuple[int, int]"
+#: Input name -> extents.
+Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 
 #: Buckets of one range: the longest and its halves, so that a program computes for at most twice the length, and a range
 #: takes few programs.

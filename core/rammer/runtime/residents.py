@@ -47,6 +47,13 @@ class Residents(Generic[Key]):
             special.close()
         self.trim(special)
 
+    def drop(self, key: Key) -> None:
+        """Free what is held for ``key``, which nobody uses any more."""
+        with self._lock:
+            special = self.held.pop(key, None)
+        if special is not None:
+            special.close()
+
     def trim(self, newest: Specialised) -> None:
         """Free what was not used for longest, until no more than ``limit`` are left or all others are in use."""
         with self._lock:

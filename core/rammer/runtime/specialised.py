@@ -20,6 +20,7 @@ from rammer.ir.formats import carried, restored
 from rammer.ir.mapped import released
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.lengths import narrowed, widened
+from rammer.runtime.standing import PLAIN, StandingBound, Terms
 
 if TYPE_CHECKING:
     from rammer.frontend.control import BodyRunner
@@ -172,18 +173,24 @@ class Specialised:
         notes += result.notes
         return result.seconds
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None, pinned: bool = True) -> ModelBound:
+    def bind(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        stream: Any = None,
+        terms: Terms = PLAIN,
+        pinned: bool = True,
+    ) -> ModelBound:
         """A call with these arrays by ONNX name; inputs have been checked. One that is not ``pinned`` does not keep the
         program on the device. BadInput where a part waits for values."""
         if self.following is not None:
             why = self.following.rest.why
             raise BadInput(f"fixed arrays need fixed shapes, but {why.what}", why.where, "call run instead of bind")
-        if self.compiled.ranged is not None:
-            raise BadInput(
-                "fixed arrays need fixed shapes", "a program for a range of lengths", "open the model without ranges to bind"
-            )
         with self.used():
-            made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
+            if terms == PLAIN and self.compiled.ranged is None:
+                made = ModelBound(self.compiled, self.loaded, inputs, outputs, stream)
+            else:
+                made = StandingBound(self.compiled, self.loaded, inputs, outputs, stream, terms)
             with self._changed:
                 (self.bounds if pinned else self.loose).add(made)
             return made

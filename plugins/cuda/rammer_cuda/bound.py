@@ -16,6 +16,7 @@ from rammer.device.arrays import Array, check_names, host_view, on_host
 from rammer.device.manifest import Bound, RunResult
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import ALIGNMENT
+from rammer.ir.standing import state_ports
 from rammer.runtime.host_bound import check_apart, check_values
 
 from rammer_cuda.resident import Resident
@@ -41,17 +42,24 @@ def place(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping[str, A
     """The arrays as CuPy's, sharing memory where they are on the GPU. BadInput naming one that is elsewhere, cannot be
     written, or overlaps an output."""
     cp, program, places = resident.cp, resident.program, Places()
+    kept = state_ports(program)
     for port in program.inputs:
         what, given = f"input {port.external!r}", inputs[port.external]
         if on_host(given):
             places.notes.append(f"{what} was copied from the host when it was bound")
             given = cp.asarray(host_view(what, given))
         array = places.inputs[port.external] = imported(resident, what, given)
+        if port.external in kept.values():
+            places.inputs[port.external] = _state(resident, places, port.tensor, array)
+            continue
         dense = _replace(resident, places, what, port.tensor, array)
         if dense is not array:
             places.before.append((dense, array))
     for port in program.outputs:
         what, kind = f"output {port.external!r}", program.types[port.tensor]
+        if port.external in kept:
+            places.outputs[port.external] = places.inputs[kept[port.external]]
+            continue
         if port.external in outputs:
             array = imported(resident, what, outputs[port.external], written=True)
         else:
@@ -60,8 +68,19 @@ def place(resident: Resident, inputs: Mapping[str, Any], outputs: Mapping[str, A
         dense = _replace(resident, places, what, port.tensor, array)
         if dense is not array:
             places.after.append((array, dense))
-    check_apart(places.inputs, places.outputs, cp.may_share_memory)
+    check_apart({n: a for n, a in places.inputs.items() if n not in kept.values()}, places.outputs, cp.may_share_memory)
     return places
+
+
+def _state(resident: Resident, places: Places, tensor: str, array: Any) -> Any:
+    """``array``, or a copy that can be a buffer, as the memory of an input and of the output that continues it."""
+    if array.size:
+        fits = array.flags.c_contiguous and not array.data.ptr % ALIGNMENT
+        if not fits:
+            places.notes.append("a state was copied once: its array is not dense, or not aligned")
+            array = resident.cp.array(array, order="C")
+        places.buffers[resident.program.storage[tensor].buffer] = array
+    return array
 
 
 def imported(resident: Resident, what: str, array: Any, written: bool = False) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from rammer.device.manifest import Array
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import RProgram
+from rammer.ir.standing import states
 from rammer.runtime.host_memory import random_inputs
 
 from rammer_cuda.cache import Cached
@@ -78,7 +79,7 @@ def open_executor(
 ) -> Executor:
     """The program, loaded for the executor asked for; ``auto`` measures where a persistent kernel could win."""
     choice = how.choice
-    if choice == "auto" and not keeps_constants(program):
+    if choice == "auto" and (states(program) or not keeps_constants(program)):
         choice = "graph"
     if choice == "auto":
         return _measured(program, constants, gpu, index, how, writer)

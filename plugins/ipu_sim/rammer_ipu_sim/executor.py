@@ -167,7 +167,7 @@ class LoadedProgram:
         if not self.lengths:
             return self.supersteps
         ports = {p.tensor: p.external for p in self.program.inputs}
-        key = tuple(int(inputs[ports[n]]) for n in self.lengths)
+        key = tuple(int(np.asarray(inputs[ports[n]]).item()) for n in self.lengths)
         if key not in self.shorter:
             if len(self.shorter) >= PLANNED:
                 del self.shorter[next(iter(self.shorter))]
@@ -195,7 +195,7 @@ class LoadedProgram:
         if not self.open:
             raise DeviceFailure("the program was closed", self.program.name)
         for b in self.program.buffers:
-            if b.kind not in ("constant", "input"):
+            if b.kind not in ("constant", "input", "state"):
                 self.memory.poison(b.name)
         self._write_inputs(inputs)
         steps = self.at(inputs)

@@ -53,7 +53,7 @@ class _Replay:
     def __init__(self, program: RProgram) -> None:
         self.program = program
         fixed = {
-            b.name: _Shadow.blank(b.nbytes, program.veus, b.kind in ("input", "constant"))
+            b.name: _Shadow.blank(b.nbytes, program.veus, b.kind in ("input", "constant", "state"))
             for b in program.buffers
             if b.kind != "arena"
         }
@@ -95,7 +95,9 @@ class _Replay:
             shadow.readers[where, veu] = place
         for tensor in operator.outputs:
             shadow, where = self._bytes(tensor, output_spans(batch, clip=True))
-            if not _unused(shadow, where, clock):
+            mine = clock.copy()
+            mine[veu] = place + 1  # what a task reads before it writes there
+            if not _unused(shadow, where, mine):
                 self.problems.append(f"{name} writes {tensor} over memory still in use")
             shadow.row[where], shadow.place[where] = veu, place
             shadow.readers[where] = -1

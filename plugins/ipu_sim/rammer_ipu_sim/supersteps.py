@@ -6,7 +6,6 @@ supersteps where a task reads what an earlier task of its own row wrote in the s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -149,9 +148,12 @@ def ended(batch: Batch, point: Mapping[str, int]) -> tuple[Batch | None, list[tu
     axes = [a.name for a in batch.operator.anchor.axes]
     for ending in batch.operator.endings:
         d, extent = axes.index(ending.axis), max(ending.extent.at(point), 0)
-        tile = batch.operator.tile[d]
+        tile, last = batch.operator.tile[d], batch.operator.anchor.axes[d].extent
         places = [range(len(c)) for c in batch.coordinates]
-        within = [i for i, c in enumerate(batch.coordinates[d]) if c < math.ceil(extent / tile)]
+        if ending.below:
+            within = [i for i, c in enumerate(batch.coordinates[d]) if min((c + 1) * tile, last) > extent]
+        else:
+            within = [i for i, c in enumerate(batch.coordinates[d]) if c * tile < extent]
         beyond = [i for i, c in enumerate(batch.coordinates[d]) if c >= extent // tile]
         if ending.writes and beyond:
             fills.append((_part(batch, [beyond if k == d else p for k, p in enumerate(places)], batch.lost), ending.fills))

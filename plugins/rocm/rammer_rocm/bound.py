@@ -12,6 +12,7 @@ import numpy as np
 from rammer.device.arrays import Array, check_names, host_view, on_host
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.program import Port, RProgram
+from rammer.ir.standing import state_ports
 from rammer.runtime.host_bound import WHOLE, check_apart, check_values
 
 from rammer_rocm.units import opencl
@@ -66,9 +67,18 @@ class OpenClBound:
             raise BadInput("programs run on the queue that their device was opened with", hint="leave out stream")
         ports = program.program.inputs, program.program.outputs
         self.inputs = {p.external: self._input(p, inputs[p.external]) for p in ports[0]}
-        self.outputs = {p.external: self._output(p, outputs.get(p.external)) for p in ports[1]}
-        check_apart(self.inputs, self.outputs, _share)
-        moved = sum(a.nbytes for a in (*self.inputs.values(), *self.outputs.values()))
+        kept = state_ports(program.program)
+        self.outputs = {
+            p.external: self.inputs[kept[p.external]] if p.external in kept else self._output(p, outputs.get(p.external))
+            for p in ports[1]
+        }
+        copied = {n: a for n, a in self.inputs.items() if n not in kept.values()}
+        check_apart(copied, self.outputs, _share)
+        #: The tensors of states, which stay in the program's memory, by the names of both ports.
+        self._states = {p.external: p.tensor for p in (*ports[0], *ports[1]) if p.external in {*kept, *kept.values()}}
+        for name in kept.values():
+            self._copy_in(self._states[name], self.inputs[name])
+        moved = sum(a.nbytes for a in (*copied.values(), *(a for n, a in self.outputs.items() if n not in kept)))
         where = "in the host's memory, which is the device's" if self._on_cpu else "on the device"
         self.notes: tuple[str, ...] = (f"{moved} bytes of inputs and outputs are copied {where} in every run",)
         self.clock = WHOLE if self._on_cpu else "wall, copies on the device"
@@ -109,10 +119,12 @@ class OpenClBound:
         program = self._program
         with program.failures():
             for port in program.program.inputs:
-                self._copy_in(port.tensor, self.inputs[port.external])
+                if port.external not in self._states:
+                    self._copy_in(port.tensor, self.inputs[port.external])
             program.queue_run()
             for port in program.program.outputs:
-                self._copy_out(port.tensor, self.outputs[port.external])
+                if port.external not in self._states:
+                    self._copy_out(port.tensor, self.outputs[port.external])
 
     def _copy_in(self, tensor: str, array: Any) -> None:
         if isinstance(array, np.ndarray):
@@ -176,12 +188,18 @@ class OpenClBound:
                 np.copyto(array, values)
             else:
                 raise BadInput(f"{what} was bound as an array that cannot be written")
+            if name in self._states:
+                self._copy_in(self._states[name], array)
+        self.synchronize()
 
     def to_host(self, *names: str) -> dict[str, Array]:
         """Copies of outputs after the runs queued so far."""
         self._open()
         self.synchronize()
         found = {n: self.outputs[n] for n in names or self.outputs}
+        for name in (n for n in found if n in self._states):
+            self._copy_out(self._states[name], found[name])
+        self.synchronize()
         return {n: a.copy() if isinstance(a, np.ndarray) else np.asarray(a.get(self.stream)) for n, a in found.items()}
 
     def _open(self) -> None:

@@ -56,7 +56,7 @@ def lay_out(program: RProgram) -> DeviceMemory:
             buffers[buffer.name] = place + buffer.offset
     place = rounded(place + program.arena_bytes, PART)
     for buffer in program.buffers:
-        if buffer.kind in ("input", "output"):
+        if buffer.kind in ("input", "output", "state"):
             buffers[buffer.name] = place
             place = rounded(place + buffer.nbytes, PART)
     return DeviceMemory(buffers, place + SLACK)

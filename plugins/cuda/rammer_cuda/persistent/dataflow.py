@@ -57,7 +57,9 @@ def plan_words(program: RProgram, binding: Binding) -> Dataflow:
         if t not in received[o.name]
         for _, x in reads.writers[o.name, t]
     }
-    stored |= {t for o in private.operators for t in o.outputs if private.buffer[private.storage[t].buffer].kind == "output"}
+    stored |= {
+        t for o in private.operators for t in o.outputs if private.buffer[private.storage[t].buffer].kind in ("output", "state")
+    }
     rows, counters = _left(private, reads, received)
     words = {o.name: received[o.name] | frozenset(sent.get(o.name, ())) for o in program.operators}
     return Dataflow(replace(private, rows=rows, counters=counters), words, frozenset(stored), kinds)

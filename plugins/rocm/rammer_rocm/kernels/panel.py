@@ -160,7 +160,7 @@ class Panel:
         """Where the rows and columns of a program for a range end, by axis."""
         p, found = self.p, dict[str, str]()
         names = dict(zip((a.name for a in p.operator.anchor.axes), (a.name for a in p.main.axes), strict=True))
-        for ending in p.operator.endings if self.window is None else ():
+        for ending in (e for e in p.operator.endings if self.window is None and not e.below):
             terms = [(f"{self.pointer(n)}[0]", f) for n, f in ending.extent.terms]
             found[names[ending.axis]] = f"({total(terms, ending.extent.offset)})"
         self.stops = bool(found)

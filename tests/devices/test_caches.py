@@ -1,0 +1,225 @@
+"""Bound calls whose lengths change, and caches that grow in their inputs' memory: right at every step, on every device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+from ranged_models import RANGED, RangedModel
+
+import rammer
+from rammer.errors import BadInput
+from rammer.ir.program import RProgram
+from rammer.ir.verify import VerifyError, verify
+from rammer.runtime.executable import Executable
+from rammer.testing.some import some
+
+DEVICES = ["ipu_sim", "rocm", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
+OPTIONS = {"ipu_sim": {"tiles": "16"}}
+CORPUS = Path(__file__).parents[1] / "corpus" / "models"
+
+
+def _whole(model: RangedModel, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``inputs`` in arrays of the greatest lengths, with what is no number, or no place, behind them."""
+    high = model.inputs({s: most for s, (_, most) in model.spans.items()}, np.random.default_rng(0))
+    for name, array in high.items():
+        array[...] = np.nan if array.dtype.kind == "f" else 1 << 40
+        array[tuple(map(slice, inputs[name].shape))] = inputs[name]
+    return high
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", RANGED)
+def test_bound_calls_take_every_length(device: str, name: str, rng: np.random.Generator) -> None:
+    """One program for the whole range, whatever arrays hold beyond the length."""
+    model = RANGED[name](rng)
+    exe, session = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device)), _session(model.proto)
+    bound = exe.bind(_whole(model, model.inputs({s: low for s, (low, _) in model.spans.items()}, rng)))
+    points = [{s: int(rng.integers(low, high + 1)) for s, (low, high) in model.spans.items()} for _ in range(6)]
+    for point in some([*points, {s: high for s, (_, high) in model.spans.items()}]):
+        inputs = model.inputs(point, rng)
+        bound.write(_whole(model, inputs))
+        bound.run(**point)
+        got = bound.to_host()
+        for output, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
+            assert got[output.name].shape == value.shape, point
+            np.testing.assert_allclose(got[output.name], value, 1e-4, 1e-5, err_msg=f"{output.name} at {point}")
+    assert len(exe.cache) == 1
+    exe.close()
+
+
+def _session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def _program(exe: Executable) -> RProgram:
+    (special,) = exe.cache.values()
+    (program,) = special.compiled.programs
+    return program
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cache_grows_where_it_lies(device: str, rng: np.random.Generator) -> None:
+    """Two sequences one after the other, the second one shorter, then one that begins with what is there already."""
+    model = RANGED["cache"](rng)
+    exe, session = rammer.compile(model.proto, device, shapes=model.spans, options=OPTIONS.get(device)), _session(model.proto)
+    bound = exe.bind({"x": np.zeros((2, 1, 4), np.float32)}, {"present": "past"})
+    assert "after every run" not in " ".join(bound.notes)
+    assert [b.kind for b in _program(exe).buffers].count("state") == 1
+    for begin, end in ((0, 10), (0, 4), (3, 7)):
+        past = rng.standard_normal((2, begin, 4)).astype(np.float32)
+        if begin:
+            bound.write({"past": past})
+        for length in range(begin, end):
+            x = rng.standard_normal((2, 1, 4)).astype(np.float32)
+            bound.write({"x": x})
+            bound.run(past=length)
+            y, past = session.run(None, {"x": x, "past": past})
+            np.testing.assert_allclose(bound.to_host("y")["y"], y, 1e-4, 1e-5)
+        np.testing.assert_array_equal(bound.to_host("present")["present"], past)
+    bound.close()
+    assert not exe.cache  # its memory was of this call alone
+    exe.close()
+
+
+def test_a_step_writes_one_row(rng: np.random.Generator) -> None:
+    """Tasks of the operator that appends are one row each, and all but one of them end at once."""
+    model = RANGED["cache"](rng)
+    exe = rammer.compile(model.proto, "ipu_sim", shapes={"past": (0, 63)}, options={"tiles": "8"})
+    exe.bind({"x": np.zeros((2, 1, 4), np.float32)}, {"present": "past"})
+    (operator,) = (o for o in _program(exe).operators if "present" in o.outputs)
+    assert operator.tile[1] == 1
+    assert [str(e) for e in operator.endings] == ["i1 at length_past + 1", "i1 below length_past"]
+    exe.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("batch", "tokens", "mode"), [(1, 1, "linear"), (1, 3, "linear"), (2, 1, "circular"), (3, 2, "linear")])
+def test_tensor_scatter_and_attention_stay(device: str, batch: int, tokens: int, mode: str, rng: np.random.Generator) -> None:
+    """Opset 24's caches of a fixed size, with the position as an input."""
+    proto = parser.parse_model(f"""<ir_version: 11, opset_import: ["" : 24]>
+        scatter (float[{batch}, 2, {tokens}, 4] q, float[{batch}, 2, {tokens}, 4] k, float[{batch}, 2, {tokens}, 4] v,
+                 float[{batch}, 2, 12, 4] keys, float[{batch}, 2, 12, 4] values, int64[{batch}] at)
+            => (float[{batch}, 2, {tokens}, 4] y, float[{batch}, 2, 12, 4] more_keys, float[{batch}, 2, 12, 4] more_values) {{
+            more_keys = TensorScatter <axis = 2, mode = "{mode}"> (keys, k, at)
+            more_values = TensorScatter <axis = 2, mode = "{mode}"> (values, v, at)
+            y = Attention (q, more_keys, more_values)
+        }}""")
+    exe, reference = rammer.compile(proto, device, options=OPTIONS.get(device)), ReferenceEvaluator(proto)
+    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in proto.graph.input}
+    state = {n: rng.standard_normal(shapes[n]).astype(np.float32) for n in ("keys", "values")}
+    new = {n: rng.standard_normal(shapes[n]).astype(np.float32) for n in "qkv"}
+    bound = exe.bind({**new, **state, "at": np.zeros(batch, np.int64)}, {"more_keys": "keys", "more_values": "values"})
+    for step in range(0, 12 - tokens, tokens):
+        at = np.arange(batch) % 2 + step
+        new = {n: rng.standard_normal(shapes[n]).astype(np.float32) for n in "qkv"}
+        bound.write({**new, "at": at})
+        bound.run()
+        y, *more = reference.run(None, {**new, **state, "at": at})
+        state = dict(zip(state, more, strict=True))
+        got = bound.to_host()
+        for name, want in zip(("y", "more_keys", "more_values"), (y, *more), strict=True):
+            np.testing.assert_allclose(got[name], want, 1e-4, 1e-5, err_msg=f"{name} at {at}")
+    program = _program(exe)
+    assert [b.kind for b in program.buffers].count("state") == 2
+    assert any(e.below for o in program.operators for e in o.endings) == (batch == 1)
+    exe.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_does_not_continue_its_input_is_copied(device: str, rng: np.random.Generator) -> None:
+    """A state that every step computes anew from all of the old one."""
+    proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        cell (float[3] x, float[3, 3] h) => (float[3, 3] next, float[3] y) {
+            turned = Transpose (h)  sum = Add (turned, x)  next = Tanh (sum)  y = ReduceSum <keepdims = 0> (next, axis)
+        }""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axis"))
+    exe, session, h = rammer.compile(proto, device, options=OPTIONS.get(device)), _session(proto), np.zeros((3, 3), np.float32)
+    bound = exe.bind({"x": np.zeros(3, np.float32)}, {"next": "h"})
+    assert "after every run" in " ".join(bound.notes)
+    for _ in range(4):
+        x = rng.standard_normal(3).astype(np.float32)
+        bound.write({"x": x})
+        bound.run()
+        h, y = session.run(None, {"x": x, "h": h})
+        np.testing.assert_allclose(bound.to_host("y")["y"], y, 1e-4, 1e-5)
+    exe.close()
+
+
+def test_what_cannot_be_bound_is_refused(rng: np.random.Generator) -> None:
+    model = RANGED["cache"](rng)
+    exe, x = rammer.compile(model.proto, "toy", shapes=model.spans), np.zeros((2, 1, 4), np.float32)
+    for outputs, why in (
+        ({"other": "past"}, "no output"),
+        ({"present": "other"}, "has not"),
+        ({"present": "past", "y": "past"}, "two outputs"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            exe.bind({"x": x}, outputs)
+    with pytest.raises(BadInput, match="stays in input"):
+        exe.bind({"x": x, "past": np.zeros((2, 11, 4), np.float32)}, {"present": "past"})
+    bound = exe.bind({"x": x}, {"present": "past"})
+    for lengths, why in (({"past": 10}, "range is 0..9"), ({"past": 1.5}, "range"), ({"seq": 1}, "no length 'seq'")):
+        with pytest.raises(BadInput, match=why):
+            bound.run(**lengths)
+    exe.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("past[i0, i1, i2], where", "past[i0, i1, i2] * 2.0, where"),  # another number where the old one stays
+        ("past[i0, i1, i2], where", "past[i0, i1, 0], where"),  # another element
+        ("lt(i1, length_past[()]), past", "lt(i1, length_past[()] + -1), past"),  # tasks that end too early
+        ("ends i1 below length_past", "ends i1 below length_past + 1"),
+        ("tnew[b0, m, k] *", "past[b0, k, k] *"),  # another reader of the old cache
+        ("buffer present: f32 80 state", "buffer present: f32 80 output"),
+    ],
+)
+def test_the_verifier_refuses_states_that_are_none(old: str, new: str, rng: np.random.Generator) -> None:
+    model = RANGED["cache"](rng)
+    exe = rammer.compile(model.proto, "toy", shapes=model.spans)
+    exe.bind({"x": np.zeros((2, 1, 4), np.float32)}, {"present": "past"})
+    text = str(_program(exe))
+    verify(RProgram.parse(text))
+    assert old in text
+    with pytest.raises(VerifyError):
+        verify(RProgram.parse(text.replace(old, new)))
+    exe.close()
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("ipu_sim", marks=pytest.mark.large),
+        "rocm",
+        pytest.param("toy", marks=pytest.mark.large),
+        pytest.param("cuda", marks=pytest.mark.cuda),
+    ],
+)
+def test_the_loop_of_the_readme_decodes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedily, the tokens that ONNX Runtime finds: a model with random weights, for which they are hardly ever close."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = (block for block in text.split("```") if "step.run" in block)
+    assert len(code.strip().splitlines()) <= 11
+    known = {"np": np, "rammer": rammer}
+    monkeypatch.chdir(CORPUS)
+    code = code.removeprefix("python").replace("gpt2.onnx", "gpt2_script.onnx")
+    if device in OPTIONS:
+        code = code.replace('"rocm"', f'"{device}", options={OPTIONS[device]}')
+    exec(code.replace('"rocm"', f'"{device}"'), known)
+    session = onnxruntime.InferenceSession("gpt2_script.onnx", providers=["CPUExecutionProvider"])
+    state = {i.name: np.zeros((1, 4, 0, 4), np.float32) for i in session.get_inputs() if "past" in i.name}
+    token, expected = 3, list[int]()
+    for past in range(64):
+        fixed = {"input_ids": np.array([[token]]), "attention_mask": np.ones((1, past + 1), np.int64)}
+        logits, *more = session.run(None, {**fixed, **state})
+        state, token = dict(zip(state, more, strict=True)), int(logits[0, -1].argmax())
+        expected.append(token)
+    assert known["tokens"] == expected
+    known["exe"].close()

@@ -139,7 +139,7 @@ class RandomLoop:
 
     def feeds(self, rng: np.random.Generator) -> Feeds:
         """Inputs for one run."""
-        made = {n: _values(rng, kind) for n, kind in self.ports.items()}
+        made = {n: random_values(rng, kind) for n, kind in self.ports.items()}
         return made | ({"trips": np.array(int(rng.integers(0, self.most)))} if "trips" in made else {})
 
 
@@ -210,7 +210,8 @@ def _steps(rng: np.random.Generator, body: RandomBody) -> None:
         body.step(inside)
 
 
-def _values(rng: np.random.Generator, kind: Kind) -> np.ndarray:
+def random_values(rng: np.random.Generator, kind: Kind) -> np.ndarray:
+    """Any value of a kind."""
     dtype, shape = kind
     if dtype == FLOAT:
         return rng.standard_normal(shape).astype(np.float32)

@@ -32,6 +32,7 @@ from rammer.frontend.later import Later, Rest, Unknown, check_decided, deciding,
 from rammer.frontend.lowering import REGISTRY
 from rammer.frontend.ml.internal import INTERNAL
 from rammer.frontend.reader import Model
+from rammer.frontend.select import selected
 from rammer.frontend.shapes import bound_shapes
 from rammer.frontend.unroll import branch_taken, unrolled
 from rammer.ir.graph import Graph, Node, Value, verify_graph
@@ -207,7 +208,7 @@ class Binder:
         if (_domain(proto), proto.op_type) in FUNCTIONS and self.expand(schema, proto, types, scope):
             return
         inferred = inferred_types(schema, proto, types, operands, scope.opsets)
-        if unrolled(self, proto, scope):
+        if unrolled(self, proto, scope) or selected(self, proto, scope):
             return
         if len(operands) == len(reads) and self.fold(schema, proto, operands, inferred, scope):
             return

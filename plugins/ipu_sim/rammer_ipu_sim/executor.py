@@ -250,7 +250,7 @@ class LoadedProgram:
                     scatter(batch, tile, view)
         for plan, local in zip(step.plans, staged, strict=True):
             self._compute(plan, local)
-            within = tuple(slice(a.extent) for a in plan.batch.operator.anchor.axes)
+            within: Any = (*(slice(a.extent) for a in plan.batch.operator.anchor.axes), ...)  # of a scalar, a view of it too
             for tensor, held in plan.outputs:
                 scatter(plan.batch, local[held], self._written(tensor, written)[within])
             local.clear()

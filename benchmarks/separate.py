@@ -19,8 +19,9 @@ from rammer.runtime.host_memory import view
 import rammer_rocm.backend
 import rammer_rocm.executor
 from rammer_rocm.constants import DeviceConstants, PlacedConstants, packed
-from rammer_rocm.executor import DeviceMemory, OpenClProgram
+from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.memory import DeviceMemory
 from rammer_rocm.units import opencl
 
 #: Bits of a simulated address that are the place in an allocation (Oclgrind's Memory.h: 16 bits are its number).

@@ -14,12 +14,13 @@ from types import MappingProxyType
 from typing import Final
 
 from rammer.compiled.debug import DECISIONS, PROGRAMS, STEPS, debug
-from rammer.compiled.host import HostNode
 from rammer.compiled.options import DEFAULT, CompileOptions, Progress, quiet
-from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment, Segment
+from rammer.compiled.repeated import TurnSteps, hosted
+from rammer.compiled.segments import Compiled, ProgramSegment, Segment
 from rammer.compiled.uses import Uses
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend, Binding, PrologueRated, Rated, reused_constants
+from rammer.device.repeating import repeats
 from rammer.errors import DeviceFailure, blamed
 from rammer.frontend.appending import Appended, appended, merged
 from rammer.frontend.bind import bind_until
@@ -185,11 +186,11 @@ class Compiler:
         debug(DECISIONS, lambda: "\n".join(f"pass {r}" for r in reports))
         segments: list[Segment] = []
         uses = Uses(graph)
-        found = split_segments(graph, self.lowerings)
+        found, steps = split_segments(graph, self.lowerings), self._turn_steps() if repeats(self.backend) else None
         kept = _tensors(graph, kept) if len(found) == 1 else NOTHING
         for number, (nodes, why) in enumerate(found):
             if why:
-                segments.append(HostSegment(HostNode.of(graph, nodes[0], self.custom), why))
+                segments.append(hosted(graph, nodes[0], why, steps, self.custom))
             else:
                 segments.append(self._segment(uses.subgraph(nodes, number), kept))
         return Compiled(graph, tuple(segments), tuple(map(str, reports)), dict(self.seconds))
@@ -201,6 +202,9 @@ class Compiler:
             graph, more = narrowed(graph, passes, self.lowerings)
             reports += more
         return graph, reports
+
+    def _turn_steps(self) -> TurnSteps:
+        return TurnSteps(self.lowerings, lambda g: self._rewritten(g, self.passes)[0], lambda g: self._segment(g, NOTHING))
 
     def _segment(self, graph: Graph, kept: Mapping[str, str]) -> ProgramSegment:
         with self.step("lower"):

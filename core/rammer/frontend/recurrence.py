@@ -224,7 +224,7 @@ class Recurrence:
 
     def _activation(self, name: str, alphas: Iterator[float], betas: Iterator[float], clipped: bool) -> Activation:
         key = name.lower()
-        alpha, beta = _PARAMETERS.get(key, (None, None))
+        alpha, beta = PARAMETERS.get(key, (None, None))
         a = 0.0 if alpha is None else float(next(alphas, alpha))
         b = 0.0 if beta is None else float(next(betas, beta))
         if key not in _FORMULAS:
@@ -279,7 +279,7 @@ def _hard_sigmoid(x: Expr, k: _Literal, a: float, b: float) -> Expr:
 
 
 #: Activation -> (default alpha, default beta); None where it has no such parameter.
-_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "leakyrelu": (0.01, None),
     "thresholdedrelu": (1.0, None),

@@ -14,6 +14,8 @@ from rammer.ir.types import itemsize, row_major
 
 #: A ``state`` holds an input and, in its place, an output that continues it (``standing``).
 BufferKind: TypeAlias = Literal["input", "output", "constant", "arena", "state"]
+#: When a repeated program moves what.
+MoveTime: TypeAlias = Literal["once", "first", "before", "after", "last"]
 
 #: What a user may ask for. ``tf32`` lets contractions of float32 round their operands to 10 bits of mantissa, ``bfloat16`` to 7;
 #: ``float16`` stores tensors in 16 bits. Sums are float32 in all.
@@ -108,11 +110,44 @@ class Port:
     tensor: str
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """``size`` elements from ``source`` to ``target``, two buffers, ``once`` for all turns, for the ``first`` one, ``before``
+    or ``after`` each, or ``last`` of all. In every turn they begin ``by`` elements further on than in the one before."""
+
+    when: MoveTime
+    target: str
+    target_first: int
+    target_by: int
+    source: str
+    source_first: int
+    source_by: int
+    size: int
+
+    def places(self, turn: int) -> tuple[int, int]:
+        """The first element in target and source."""
+        return self.target_first + turn * self.target_by, self.source_first + turn * self.source_by
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A table that runs ``count`` times; ``moves`` in order, of each time. All of a turn has ended before what comes behind it
+    begins."""
+
+    count: int
+    moves: tuple[Move, ...]
+
+    def at(self, when: MoveTime) -> tuple[Move, ...]:
+        """The moves of one time."""
+        return tuple(m for m in self.moves if m.when == when)
+
+
 @dataclass(frozen=True)
 class ProgramParts:
     """``rows[vEU][order]`` and everything that its tasks refer to, except the values of the constants.
 
-    ``predicted`` is the policy's estimate in seconds (0 = none), ``precision`` what its kernels were chosen for.
+    ``predicted`` is the policy's estimate in seconds (0 = none), ``precision`` what its kernels were chosen for. With ``repeat``,
+    the table is that of one turn.
     """
 
     name: str
@@ -126,3 +161,4 @@ class ProgramParts:
     rows: tuple[tuple[Task, ...], ...]
     predicted: float = field(default=0.0, compare=False)
     precision: str = PRECISIONS[0]
+    repeat: Repeat | None = None

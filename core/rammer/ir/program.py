@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rammer.ir.operator import ROperator
-from rammer.ir.parts import ALIGNMENT, Buffer, BufferKind, Counter, Port, ProgramParts, Storage, Task, Wait
+from rammer.ir.parts import (
+    ALIGNMENT,
+    Buffer,
+    BufferKind,
+    Counter,
+    Move,
+    MoveTime,
+    Port,
+    ProgramParts,
+    Repeat,
+    Storage,
+    Task,
+    Wait,
+)
 from rammer.ir.text import format_parts, parse_parts
 from rammer.ir.types import TensorType, row_major
 
@@ -21,8 +34,11 @@ __all__ = [
     "Buffer",
     "BufferKind",
     "Counter",
+    "Move",
+    "MoveTime",
     "Port",
     "RProgram",
+    "Repeat",
     "Storage",
     "Task",
     "Wait",
@@ -71,6 +87,21 @@ class RProgram(ProgramParts):
         """Types of all tensors, stored or interior to an operator."""
         types = {s.tensor: TensorType(self.buffer[s.buffer].dtype, s.shape) for s in self.storages}
         return {**{c.name: c.type for o in self.operators for c in o.computes}, **types}
+
+    @property
+    def turns(self) -> int:
+        """How often the table runs."""
+        return self.repeat.count if self.repeat is not None else 1
+
+    def moves(self, when: MoveTime) -> tuple[Move, ...]:
+        """What a repeated program moves then."""
+        return self.repeat.at(when) if self.repeat is not None else ()
+
+    @property
+    def moved_constants(self) -> frozenset[str]:
+        """The constant buffers that are read by moves, whoever else reads them."""
+        moves = self.repeat.moves if self.repeat is not None else ()
+        return frozenset(m.source for m in moves if self.buffer[m.source].kind == "constant")
 
     @property
     def arena_bytes(self) -> int:

@@ -20,7 +20,7 @@ from rammer.ir.compute import Compute
 from rammer.ir.extent import Ending, Stop
 from rammer.ir.names import quoted, shortened, unquoted
 from rammer.ir.operator import Connection, ROperator
-from rammer.ir.parts import PRECISIONS, Buffer, Counter, Port, ProgramParts, Storage, Task, Wait
+from rammer.ir.parts import PRECISIONS, Buffer, Counter, Move, Port, ProgramParts, Repeat, Storage, Task, Wait
 from rammer.ir.types import LONG, SHORT
 
 
@@ -87,11 +87,25 @@ def format_parts(p: ProgramParts) -> str:
     lines += [f"  output {json.dumps(o.external)} <- {o.tensor}" for o in p.outputs]
     lines += [f"  buffer {b.name}: {SHORT[b.dtype]} {b.size} {b.kind} @{b.offset}" for b in p.buffers]
     lines += [f"  storage {s.tensor}: {s.buffer}+{s.offset} {list(s.shape)} strides {list(s.strides)}" for s in p.storages]
+    lines += _repeat_lines(p.repeat) if p.repeat is not None else []
     for o in p.operators:
         lines += [f"  {line}" for line in str(o).splitlines()]
     lines += [f"  counter {c.name}: {c.operator}[{c.first}:{c.last}]" for c in p.counters]
     lines += _row_lines(p.rows)
     return "\n".join(lines) + "\n"
+
+
+def _repeat_lines(repeat: Repeat) -> list[str]:
+    """``move after y+0 by 640 <- y_turn+0: 640``: what goes where in turn 0, and how much further on in each following one."""
+
+    def end(name: str, first: int, by: int) -> str:
+        return f"{name}+{first} by {by}" if by else f"{name}+{first}"
+
+    lines = [f"  repeat {repeat.count} turns"]
+    for m in repeat.moves:
+        target, source = end(m.target, m.target_first, m.target_by), end(m.source, m.source_first, m.source_by)
+        lines.append(f"  move {m.when} {target} <- {source}: {m.size}")
+    return lines
 
 
 def parse_parts(text: str) -> ProgramParts:
@@ -111,6 +125,7 @@ MOST_ROWS, MOST_TASKS = 1 << 16, 1 << 22
 
 _NAME, _NUMBER = r"([A-Za-z_]\w*)", r"(\d{1,18})"
 _NUMBERS = r"\[((?:-?\d{1,18}(?:, -?\d{1,18})*)?)\]"
+_END = rf"{_NAME}\+{_NUMBER}(?: by (-?\d{{1,18}}))?"
 _PATTERNS = {
     word: re.compile(f"{word} {rest}", re.ASCII)
     for word, rest in {
@@ -119,6 +134,8 @@ _PATTERNS = {
         "output": rf'(".*") <- {_NAME}',
         "buffer": rf"{_NAME}: (\w+) {_NUMBER} (input|output|constant|arena|state) @{_NUMBER}",
         "storage": rf"{_NAME}: {_NAME}\+(-?\d{{1,18}}) {_NUMBERS} strides {_NUMBERS}",
+        "repeat": rf"{_NUMBER} turns",
+        "move": rf"(once|first|before|after|last) {_END} <- {_END}: {_NUMBER}",
         "operator": rf"{_NAME} tile\[((?:\w+=\d{{1,18}}(?:, \w+=\d{{1,18}})*)?)\]"
         rf"(?: family {_NAME}((?: [A-Za-z_]\w*=-?\d{{1,18}})*))?",
         "compute": r"(.*)",
@@ -155,6 +172,8 @@ class _Reader:
         self.outputs: list[Port] = []
         self.buffers: list[Buffer] = []
         self.storages: list[Storage] = []
+        self.turns: int | None = None
+        self.moves: list[Move] = []
         self.operators: list[ROperator] = []
         self.tasks: dict[str, int] = {}
         self.room = 0
@@ -199,6 +218,18 @@ class _Reader:
             if text not in self.numbers:
                 self.numbers[text] = _ints(text)
         self.storages.append(Storage(tensor, buffer, int(offset), self.numbers[shape], self.numbers[strides]))
+
+    def _repeat(self, count: str) -> None:
+        if self.turns is not None:
+            raise ValueError("'repeat' twice")
+        self.turns = int(count)
+
+    def _move(self, when: str, *ends: str | None) -> None:
+        if self.turns is None:
+            raise ValueError("'move' in a program without 'repeat'")
+        target, first, by, source, begin, step, size = ends
+        places = (str(target), int(first or 0), int(by or 0), str(source), int(begin or 0), int(step or 0), int(size or 0))
+        self.moves.append(Move(when, *places))  # type: ignore[arg-type]
 
     def _operator(self, name: str, tile: str, family: str | None, config: str | None) -> None:
         sizes = {axis: int(size) for axis, size in (part.split("=") for part in tile.split(", ") if part)}
@@ -301,6 +332,7 @@ class _Reader:
             rows,
             predicted,
             self.precision,
+            None if self.turns is None else Repeat(self.turns, tuple(self.moves)),
         )
 
 

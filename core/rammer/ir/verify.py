@@ -8,7 +8,7 @@ written twice, outputs are written whole, and rows never wait for each other in 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from rammer.ir.device import VDevice
 from rammer.ir.operator import ROperator
 from rammer.ir.owners import Owners, Write, WrittenTwice, strided
 from rammer.ir.program import Buffer, RProgram
+from rammer.ir.seam import check_seam
 from rammer.ir.tasks import distinct
 from rammer.ir.wellformed import VerifyError, check_form
 
@@ -65,7 +66,8 @@ def verify(
         where = f"v{stuck.veu} place {stuck.place}: {task.operator}[{task.index}]"
         raise VerifyError(f"rows wait for each other in a circle: nothing can finish counter {stuck.counter}", where) from None
     owners = _owners(program)
-    _check_outputs(program, owners)
+    moved = check_seam(program, owners)
+    _check_outputs(program, owners, moved)
     reads = _Reads(program, clocks, owners)
     reads.check()
     pairs = _check_arena(program, clocks)
@@ -100,13 +102,14 @@ def _owners(program: RProgram) -> dict[str, Owners]:
     return result
 
 
-def _check_outputs(program: RProgram, owners: Mapping[str, Owners]) -> None:
+def _check_outputs(program: RProgram, owners: Mapping[str, Owners], moved: Collection[str]) -> None:
+    """Whole outputs, but for those that are ``moved`` there turn by turn."""
     for port in program.outputs:
         storage = program.storage[port.tensor]
         kind = program.buffer[storage.buffer].kind
         if kind not in ("output", "state"):
             raise VerifyError(f"output {port.external!r} lives in the {kind} buffer {storage.buffer}", port.tensor)
-        if not owners[storage.buffer].of(storage)[1]:
+        if storage.buffer not in moved and not owners[storage.buffer].of(storage)[1]:
             raise VerifyError(f"output {port.external!r} is not written whole", port.tensor)
 
 

@@ -18,6 +18,7 @@ from rammer.passes.factors import FoldFactors
 from rammer.passes.fold import Fold
 from rammer.passes.identity import RemoveIdentities
 from rammer.passes.integers import IntegerProducts
+from rammer.passes.roll import RollRecurrences
 from rammer.passes.sink import SinkReshapes
 from rammer.passes.stored import StoredWeights
 from rammer.passes.turn import CancelTranspositions
@@ -27,7 +28,7 @@ __all__ = ["Pass", "PassError", "PassReport", "Pipeline", "default_passes"]
 
 #: Passes whose result follows from the very extents of a graph: a slice that is the whole of its operand at one length is none at
 #: others.
-OF_EXTENTS: Final = (Fold.name, RemoveIdentities.name)
+OF_EXTENTS: Final = (Fold.name, RemoveIdentities.name, RollRecurrences.name)
 #: Passes that join what is equal: at one length, which is another extent as well, more may be than at others.
 OF_EQUALS: Final = (CommonSubexpressions.name,)
 
@@ -145,6 +146,7 @@ def default_passes() -> tuple[Pass, ...]:
         SinkReshapes(),
         CommonSubexpressions(),
         DeadCode(),
+        RollRecurrences(),
     )
 
 
@@ -160,6 +162,7 @@ _KNOWN: Final[Mapping[str, Callable[..., Pass]]] = {
     SinkReshapes.name: SinkReshapes,
     CommonSubexpressions.name: CommonSubexpressions,
     DeadCode.name: DeadCode,
+    RollRecurrences.name: RollRecurrences,
 }
 _SPELLING: Final = re.compile(r"\s*(\w+)(?:\{([^}]*)\})?\s*(?:,|$)")
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rammer.compiled.segments import Compiled, HostSegment, ProgramSegment
 from rammer.device.manifest import Backend, Loaded
+from rammer.device.repeating import repeats
 from rammer.errors import BadInput, DeviceFailure
 from rammer.ir.collector import collector_paused
 from rammer.ir.formats import carried, restored
@@ -232,6 +233,8 @@ def load_segments(backend: Backend, compiled: Compiled) -> dict[int, Loaded]:
         with collector_paused():
             for number, segment in enumerate(compiled.segments):
                 if isinstance(segment, ProgramSegment):
+                    if segment.program.repeat is not None and not repeats(backend):
+                        raise DeviceFailure(f"program {segment.program.name} repeats, which {backend.hardware.name} cannot")
                     loaded[number] = backend.load(segment.program, segment.constants)
                     for array in segment.constants.values():
                         released(array)

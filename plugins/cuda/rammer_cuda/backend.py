@@ -115,6 +115,11 @@ class CudaBackend(FamilyBackend[Gpu, TaskKernel, Held]):
         local = found.shared + made.dynamic  # ptxas knows only what is static
         return Resources(made.threads, found.registers, local, found.spills)
 
+    @property
+    def repeats(self) -> bool:
+        """Turns are launched one behind the other."""
+        return True
+
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled and resident, for the executor asked for or measured to be the faster."""
         self._need_hardware()

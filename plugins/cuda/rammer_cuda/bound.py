@@ -19,6 +19,7 @@ from rammer.ir.program import ALIGNMENT
 from rammer.ir.standing import state_ports
 from rammer.runtime.host_bound import check_apart, check_values
 
+from rammer_cuda.repeat import RepeatedLaunch
 from rammer_cuda.resident import Resident
 
 
@@ -164,8 +165,12 @@ class GpuProgram:
         self.bounds: weakref.WeakSet[CudaBound] = weakref.WeakSet()
 
     def launchable_on(self, resident: Resident) -> Launchable:
-        """What runs the program on the addresses of ``resident``."""
+        """What runs the program, or one turn of it, on the addresses of ``resident``."""
         raise NotImplementedError
+
+    def turning(self, inner: Launchable, resident: Resident) -> Launchable:
+        """All turns of the program, of what launches one."""
+        return inner if self.program.repeat is None else RepeatedLaunch(inner, resident)
 
     def check_finished(self) -> None:
         """DeviceFailure where the last run, which is over, gave up."""
@@ -187,7 +192,8 @@ class GpuProgram:
         with self.resident.device:
             chosen = stream_of(self.resident, stream)
             places = place(self.resident, inputs, outputs)
-            launchable = self.launchable_on(self.resident.with_buffers(places.buffers))
+            there = self.resident.with_buffers(places.buffers)
+            launchable = self.turning(self.launchable_on(there), there)
         self.resident.ready()
         made = CudaBound(self, places, chosen, launchable, stream)
         self.bounds.add(made)

@@ -61,13 +61,15 @@ class CudaProgram(GpuProgram):
         kernels = {o.name: ended(o, kernels[o.name], binding) for o in program.operators}
         arguments = [a for k in kernels.values() for a in k.arguments]
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
+        read |= program.moved_constants
         super().__init__(Resident(program, constants, gpu, index, read))
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values())
             plan = cached_launches(program) if repeat == 1 else launches(program)
             self.recipe = Recipe(plan, kernels, functions, gpu.dependents)
-            self.launchable = CapturedGraph(build_graph(self.resident, self.recipe, repeat), self.resident)
+            graph = CapturedGraph(build_graph(self.resident, self.recipe, repeat), self.resident)
+            self.launchable = self.turning(graph, self.resident)
         self.resident.ready()
         self.pdl: Switches | None = None
         if self.recipe.programmatic and repeat == 1 and len(self.recipe.plan) > 1:
@@ -86,7 +88,8 @@ class CudaProgram(GpuProgram):
     @property
     def kernels(self) -> int:
         """Kernel launches of one run."""
-        return len(self.recipe.plan)
+        turns = self.program.turns
+        return len(self.recipe.plan) * turns + (turns + 1 if self.program.repeat is not None else 0)
 
     def launchable_on(self, resident: Resident) -> CapturedGraph:
         """A graph on the addresses of ``resident``."""

@@ -99,6 +99,11 @@ class SimulatorBackend:
         alone, crowded = operator_times(operator, binding.types, self.chip)
         return RKernel(operator, lambda: Written(codelet(operator, binding)[0], need), alone, crowded, "simulated")
 
+    @property
+    def repeats(self) -> bool:
+        """The supersteps of a turn run again and again."""
+        return True
+
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> LoadedProgram:
         """Place buffers in the tiles and plan all supersteps. DeviceFailure when memory does not suffice."""
         return LoadedProgram(program, constants, self.chip, self.stream, shared=self.constants)

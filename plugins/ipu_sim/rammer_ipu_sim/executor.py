@@ -16,7 +16,7 @@ from rammer.ir import expr as ex
 from rammer.ir.compute import contraction_operands
 from rammer.ir.evaluate import evaluate
 from rammer.ir.mapped import in_memory
-from rammer.ir.program import RProgram
+from rammer.ir.program import MoveTime, RProgram
 from rammer.ir.types import itemsize
 from rammer.runtime.host_bound import HostBound
 from rammer.runtime.host_memory import fills as whole
@@ -26,6 +26,7 @@ from rammer_ipu_sim.chip import Chip
 from rammer_ipu_sim.cycles import Accountant, StepCycles, report, task_costs
 from rammer_ipu_sim.deliver import filled, gather, scatter, tensor_view
 from rammer_ipu_sim.memory import HomeMemory, height, plan_homes, poisoned
+from rammer_ipu_sim.moves import exchanges, moved
 from rammer_ipu_sim.supersteps import Batch, batches, ended, halves, isolate, supersteps
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -179,7 +180,7 @@ class LoadedProgram:
     @property
     def kernels(self) -> int:
         """Supersteps of one run."""
-        return len(self.supersteps)
+        return len(self.supersteps) * self.program.turns + exchanges(self.program)
 
     @property
     def cycles(self) -> list[StepCycles]:
@@ -195,16 +196,33 @@ class LoadedProgram:
         if not self.open:
             raise DeviceFailure("the program was closed", self.program.name)
         for b in self.program.buffers:
-            if b.kind not in ("constant", "input", "state"):
+            if b.kind not in ("constant", "state"):
                 self.memory.poison(b.name)
         self._write_inputs(inputs)
         steps = self.at(inputs)
         with np.errstate(all="ignore"):
+            cycles = self._turns(steps)
+        outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
+        return RunResult(outputs, sum(c.total for c in cycles) / self.chip.clock, tuple(self._notes(cycles)))
+
+    def _moved(self, when: MoveTime, turn: int = 0) -> list[StepCycles]:
+        return moved(self.program, self.chip, self.memory, when, turn)
+
+    def _turns(self, steps: Sequence[Superstep]) -> list[StepCycles]:
+        """All turns (of most programs one); their cycles. What a turn wrote is poison for the next one, but what moves left."""
+        kept = {m.target for m in self.program.moves("after")}
+        cycles = self._moved("once") + self._moved("first")
+        for turn in range(self.program.turns):
+            for b in self.program.buffers:
+                if turn and b.kind in ("arena", "output") and b.name not in kept:
+                    self.memory.poison(b.name)
+            cycles += self._moved("before", turn)
             for step in steps:
                 self._superstep(step)
-        outputs = {p.external: self._tensor(p.tensor).copy() for p in self.program.outputs}
-        cycles = [s.cycles for s in steps]
-        return RunResult(outputs, sum(c.total for c in cycles) / self.chip.clock, tuple(self._notes(cycles)))
+            for move in (*self.program.moves("first"), *self.program.moves("before")):
+                self.memory.poison(move.target)
+            cycles += [s.cycles for s in steps] + self._moved("after", turn)
+        return cycles + self._moved("last")
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None) -> Bound:
         """Fixed host arrays; the simulated host reads and writes them in every run."""

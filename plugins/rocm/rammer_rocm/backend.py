@@ -67,6 +67,11 @@ class OpenClBackend(OpenClKernels):
         detail = self.hardware.detail
         return f"rocm {self.hardware.name} {detail['platform_version']} {detail['driver']} {generator_hash('rammer_rocm')}"
 
+    @property
+    def repeats(self) -> bool:
+        """Turns are queued one behind the other."""
+        return True
+
     def load(self, program: RProgram, constants: Mapping[str, Array]) -> Loaded:
         """The program, compiled and resident."""
         return OpenClProgram(self.builder, self.constants, self, program, constants, self.single)

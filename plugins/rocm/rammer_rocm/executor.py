@@ -21,45 +21,18 @@ from rammer.runtime.host_memory import fills, view
 
 from rammer_rocm.bound import OpenClBound
 from rammer_rocm.build import Builder
-from rammer_rocm.constants import PART, SLACK, DeviceConstants, PlacedConstants, packed, plain, rounded
+from rammer_rocm.constants import PART, DeviceConstants, PlacedConstants, packed, plain, rounded
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.kernels.ended import ended
 from rammer_rocm.kernels.generic import dialect_of
 from rammer_rocm.kernels.task import TaskFunction
-from rammer_rocm.memory import shared_memory
+from rammer_rocm.memory import lay_out, shared_memory
+from rammer_rocm.repeat import turns
 from rammer_rocm.source import LINE_WORDS, RUN_WORDS, WalkShape, program_text
 from rammer_rocm.units import opencl
 
 #: What the printed rows do not promise.
 PLACEMENT = "the OpenCL runtime places rows on compute units"
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Byte addresses of program buffers inside a program's own buffer on the device, and its size."""
-
-    buffers: Mapping[str, int]
-    nbytes: int
-
-
-def lay_out(program: RProgram) -> DeviceMemory:
-    """Addresses: constants that are outputs, arena, inputs, outputs."""
-    outputs = {program.storage[port.tensor].buffer for port in program.outputs}
-    place, buffers = 0, dict[str, int]()
-    for buffer in program.buffers:
-        if buffer.kind == "constant" and buffer.name in outputs:
-            buffers[buffer.name] = place
-            place += rounded(buffer.nbytes, 64)
-    place = rounded(place, PART)
-    for buffer in program.buffers:
-        if buffer.kind == "arena":
-            buffers[buffer.name] = place + buffer.offset
-    place = rounded(place + program.arena_bytes, PART)
-    for buffer in program.buffers:
-        if buffer.kind in ("input", "output", "state"):
-            buffers[buffer.name] = place
-            place = rounded(place + buffer.nbytes, PART)
-    return DeviceMemory(buffers, place + SLACK)
 
 
 @dataclass(frozen=True)
@@ -149,7 +122,7 @@ class OpenClProgram:
     @property
     def kernels(self) -> int:
         """Launches of one run (with ``single``: where no launch ends early)."""
-        return 1 if self.single else len(self.table.kernel_of_wave)
+        return self.program.turns * (1 if self.single else len(self.table.kernel_of_wave))
 
     def placed(
         self, functions: Mapping[str, TaskFunction], constants: Mapping[str, Array], shared: DeviceConstants
@@ -273,7 +246,22 @@ class OpenClProgram:
         return time.perf_counter() - start
 
     def queue_run(self) -> None:
-        """Queue one run on the inputs already there; with ``single`` it has finished when this returns."""
+        """Queue one run on the inputs already there; with ``single`` its last turn has finished when this returns."""
+        if self.program.repeat is None:
+            self._queue_turn()
+        else:
+            turns(self.program, self.memory.buffers, self._queue_turn, self._copy)
+
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy in the program's memory, between addresses in it; where the host sees that, nothing is queued now."""
+        if self.host is not None:
+            self.host[target : target + nbytes] = self.host[source : source + nbytes]
+        else:
+            queue, buffer = self.queue, self.buffer
+            opencl().enqueue_copy(queue, buffer, buffer, src_offset=source, dst_offset=target, byte_count=nbytes)
+
+    def _queue_turn(self) -> None:
+        """Queue one turn of the table."""
         if not self.single:
             for kernel in self.launches:
                 self._enqueue(kernel)

@@ -1,15 +1,51 @@
-"""Memory of an OpenCL unit that the host sees, too: on a CPU whose runtime has shared virtual memory, reading and writing a
-tensor is then an assignment, where a queued copy takes microseconds."""
+"""A program's memory on an OpenCL unit: where its buffers are, and memory that the host sees, too.
+
+On a CPU whose runtime has shared virtual memory, reading and writing a tensor is then an assignment, where a queued copy takes
+microseconds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rammer.device.manifest import Array
+from rammer.ir.program import RProgram
 
+from rammer_rocm.constants import PART, SLACK, rounded
 from rammer_rocm.units import opencl
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Byte addresses of program buffers inside a program's own buffer on the device, and its size."""
+
+    buffers: Mapping[str, int]
+    nbytes: int
+
+
+def lay_out(program: RProgram) -> DeviceMemory:
+    """Addresses: constants that are outputs or move, arena, inputs, outputs."""
+    outputs = {program.storage[port.tensor].buffer for port in program.outputs}
+    outputs |= program.moved_constants
+    place, buffers = 0, dict[str, int]()
+    for buffer in program.buffers:
+        if buffer.kind == "constant" and buffer.name in outputs:
+            buffers[buffer.name] = place
+            place += rounded(buffer.nbytes, 64)
+    place = rounded(place, PART)
+    for buffer in program.buffers:
+        if buffer.kind == "arena":
+            buffers[buffer.name] = place + buffer.offset
+    place = rounded(place + program.arena_bytes, PART)
+    for buffer in program.buffers:
+        if buffer.kind in ("input", "output", "state"):
+            buffers[buffer.name] = place
+            place = rounded(place + buffer.nbytes, PART)
+    return DeviceMemory(buffers, place + SLACK)
 
 
 def shared_memory(context: Any, nbytes: int, on_cpu: bool, idle: bool) -> tuple[Any, Array | None]:

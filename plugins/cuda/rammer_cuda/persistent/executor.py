@@ -54,13 +54,13 @@ class PersistentProgram(GpuProgram):
             text = kernel_text(self.parts.bodies, table.form, self.parts.threads)
             self.function = self.resident.function(compile_cubin(text, gpu.architecture).code, "rm_persistent", self.parts.shared)
             self._check_resident()
-            self.launchable = Walk(self, table)
+            self.launchable = self.turning(Walk(self, table), self.resident)
         self.resident.ready()
 
     @property
     def kernels(self) -> int:
         """Kernel launches of one run."""
-        return 1
+        return 1 if self.program.repeat is None else 2 * self.program.turns + 1
 
     def _words(self, tensors: Collection[str]) -> dict[str, Any]:
         """Device memory for both sets of words of each tensor, empty."""

@@ -1,0 +1,50 @@
+"""Operators without a tensor expression: a Scan whose turns are alike as a repeated program, all others on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rammer.compiled.host import HostNode
+from rammer.compiled.segments import HostSegment, ProgramSegment, Segment
+from rammer.compiled.uses import Uses
+from rammer.device.operators import CustomOperators
+from rammer.errors import BadInput
+from rammer.frontend.lower import Lowerings
+from rammer.frontend.rolled import bound_turn, rolled_turn
+from rammer.frontend.sections import split_segments
+from rammer.ir.graph import Graph, Node
+from rammer.ir.verify import verify
+from rammer.plan.repeat import repeated, turn_ports
+
+
+@dataclass(frozen=True)
+class TurnSteps:
+    """What the compiler does with the graph of a turn: all passes, and from there to its program."""
+
+    lowerings: Lowerings
+    rewritten: Callable[[Graph], Graph]
+    segment: Callable[[Graph], ProgramSegment]
+
+    def all_turns(self, graph: Graph, node: Node) -> ProgramSegment:
+        """The turns of a Scan as one program. BadInput where a turn is none."""
+        turn = rolled_turn(graph, node)
+        bound = self.rewritten(bound_turn(turn, graph, self.lowerings))
+        (nodes, why), *others = split_segments(bound, self.lowerings)
+        if why or others:
+            raise BadInput(why or "a part of one runs on the host")
+        made = self.segment(Uses(bound).subgraph(nodes, 0))
+        program = repeated(made.program, turn_ports(turn, made.program), graph.types, graph.constants)
+        verify(program)
+        first = {name: graph.constants[name] for name in program.moved_constants}
+        return replace(made, program=program, constants={**made.constants, **first}, compute=None)
+
+
+def hosted(graph: Graph, node: Node, why: str, steps: TurnSteps | None, custom: CustomOperators) -> Segment:
+    """The segment of an operator that has no tensor expression, as ``why`` tells; ``steps`` of devices that repeat programs."""
+    if steps is not None and node.op == "Scan" and not node.domain:
+        try:
+            return steps.all_turns(graph, node)
+        except BadInput as problem:
+            why += f"; its turns are no program: {problem.what}"
+    return HostSegment(HostNode.of(graph, node, custom), why)

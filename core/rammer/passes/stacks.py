@@ -1,0 +1,171 @@
+"""Recurrent layers that can take their steps together: what hangs together by operators that work on every step by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rammer.ir.graph import Graph, Node
+from rammer.passes.rewrite import output_names
+
+#: Recurrent operators and how many states they have: initial ones from input 5 on, last ones from output 1 on.
+STATES: Final[Mapping[str, int]] = {"LSTM": 2, "GRU": 1, "RNN": 1}
+_UNARY: Final = ("Abs", "Cast", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Neg")
+_UNARY_MORE: Final = ("Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Tanh")
+_BINARY: Final = ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub")
+
+
+def is_cell(node: Node) -> bool:
+    """Whether a node is a recurrent layer."""
+    return node.op in STATES and not node.domain
+
+
+def steps_of(graph: Graph, node: Node) -> int:
+    """Time steps of a recurrent layer whose layout is 0."""
+    return graph.types[node.inputs[0]].shape[0]
+
+
+def backwards(node: Node) -> bool:
+    """Whether a layer of one direction goes backwards."""
+    return str(node.attributes.get("direction", "forward")) == "reverse"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Recurrent layers over ``steps`` and what is between them, in order, with the way (backwards?) that each of them goes.
+    A layer that reads another one goes its way. ``read`` are its results that others read, and those of the graph."""
+
+    steps: int
+    nodes: tuple[tuple[Node, bool], ...]
+    read: frozenset[str]
+
+    @property
+    def cells(self) -> list[tuple[Node, bool]]:
+        """The layers."""
+        return [(n, way) for n, way in self.nodes if is_cell(n)]
+
+    @property
+    def ways(self) -> dict[str, bool]:
+        """Result -> whether it goes backwards."""
+        return {n.outputs[0]: way for n, way in self.nodes}
+
+    @property
+    def made(self) -> set[str]:
+        """All that the nodes compute."""
+        return {o for node, _ in self.nodes for o in node.outputs if o}
+
+
+def first_stack(graph: Graph, most: int) -> Stack | None:
+    """The first layers of more than ``most`` steps, with all that may join them; None where there is none."""
+    growing: _Growing | None = None
+    for node in graph.nodes:
+        if growing is None and is_cell(node) and steps_of(graph, node) > most:
+            growing = _Growing(graph, steps_of(graph, node))
+        if growing is not None:
+            growing.offer(node)
+    return growing.stack() if growing is not None else None
+
+
+class _Growing:
+    """A stack on its way: ``ways`` are the values that have a part for every step, ``tainted`` others that hang on them."""
+
+    def __init__(self, graph: Graph, steps: int) -> None:
+        self.graph, self.steps = graph, steps
+        self.nodes: list[tuple[Node, bool]] = []
+        self.ways: dict[str, bool] = {}
+        self.tainted: set[str] = set()
+
+    def offer(self, node: Node) -> None:
+        """Take ``node`` in, or note that it hangs on what is in."""
+        way = self._way(node)
+        if way is None:
+            if any(i in self.ways or i in self.tainted for i in node.inputs):
+                self.tainted.update(filter(None, node.outputs))
+            return
+        self.nodes.append((node, way))
+        self.ways[node.outputs[0]] = way
+        self.tainted.update(filter(None, node.outputs[1:]))
+        self.ways.pop("", None)
+
+    def _way(self, node: Node) -> bool | None:
+        """The way that a node goes in the stack; None where it is none of it."""
+        inputs = [i for i in node.inputs if i]
+        if self.tainted.intersection(inputs):
+            return None
+        if is_cell(node):
+            own, x = backwards(node), node.inputs[0]
+            fits = steps_of(self.graph, node) == self.steps and self.ways.get(x, own) == own
+            return own if fits and not any(i in self.ways for i in inputs[1:]) else None
+        given = {self.ways[i] for i in inputs if i in self.ways}
+        if len(given) != 1 or not _each_step(self.graph, node, self.ways, self.steps):
+            return None
+        return given.pop()
+
+    def stack(self) -> Stack:
+        """What is needed of it: nodes behind the last layers stay outside."""
+        needed, kept = set[str](), list[tuple[Node, bool]]()
+        for node, way in reversed(self.nodes):
+            if is_cell(node):
+                needed.add(node.inputs[0])
+            elif node.outputs[0] in needed:
+                needed.update(i for i in node.inputs if i in self.ways)
+            else:
+                continue
+            kept.append((node, way))
+        inside = {id(n) for n, _ in kept}
+        read = {i for n in self.graph.nodes if id(n) not in inside for i in n.inputs} | output_names(self.graph)
+        return Stack(self.steps, tuple(reversed(kept)), frozenset(read))
+
+
+def _each_step(graph: Graph, node: Node, ways: Collection[str], steps: int) -> bool:
+    """Whether a node with one result computes each step of it from that step of those operands that are in ``ways``."""
+    shape = graph.types[node.outputs[0]].shape if len([o for o in node.outputs if o]) == 1 else ()
+    test = _TESTS.get(node.op) if not node.domain else None
+    return test is not None and bool(shape) and shape[0] == steps and test(graph, node, ways)
+
+
+def _same(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+    return node.inputs[0] in ways and not any(i in ways for i in node.inputs[1:])
+
+
+def _unmoved(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+    """What only gives the elements of a step another shape."""
+    return _same(graph, node, ways) and graph.types[node.inputs[0]].shape[:1] == graph.types[node.outputs[0]].shape[:1]
+
+
+def _order(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+    return bool(node.attributes.get("perm")) and int(node.attributes["perm"][0]) == 0
+
+
+def _broadcast(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+    """Operands are in ``ways`` and of the result's rank, or the same for all steps."""
+    rank = len(graph.types[node.outputs[0]].shape)
+    shapes = [(i in ways, graph.types[i].shape) for i in node.inputs]
+    return all(len(s) == rank if inside else len(s) < rank or s[0] == 1 for inside, s in shapes)
+
+
+def _product(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+    a, b = node.inputs
+    return a in ways and b not in ways and len(graph.types[a].shape) > 2 and len(graph.types[b].shape) <= 2
+
+
+def _rows(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+    axis, rank = int(node.attributes.get("axis", -1)), len(graph.types[node.inputs[0]].shape)
+    return axis % rank != 0 and _same(graph, node, ways) and all(len(graph.types[i].shape) < rank for i in node.inputs[1:] if i)
+
+
+def _concat(graph: Graph, node: Node, ways: Collection[str]) -> bool:
+    rank = len(graph.types[node.outputs[0]].shape)
+    return int(node.attributes["axis"]) % rank != 0 and all(i in ways for i in node.inputs)
+
+
+_TESTS: Final[Mapping[str, Callable[[Graph, Node, Collection[str]], bool]]] = {
+    **dict.fromkeys((*_UNARY, *_UNARY_MORE), _same),
+    **dict.fromkeys(_BINARY, _broadcast),
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), _unmoved),
+    "Transpose": _order,
+    "MatMul": _product,
+    "LayerNormalization": _rows,
+    "Concat": _concat,
+}

@@ -1,0 +1,45 @@
+"""Long recurrences become a Scan over turns: what is compiled no longer grows with the sequence, and the results stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from recurrent_models import Net
+
+from rammer.frontend.bind import bind
+from rammer.frontend.reader import read_model
+from rammer.ir.graph import Graph
+from rammer.passes.pipeline import parse_passes
+from rammer.passes.roll import MOST_STEPS, RollRecurrences, turn_of
+from rammer.testing.some import some
+
+
+def graph_of(net: Net) -> Graph:
+    return bind(read_model(net.model(np.random.default_rng(0))), {})
+
+
+def test_short_sequences_stay() -> None:
+    for steps in (1, 100, MOST_STEPS):
+        graph = graph_of(Net("LSTM", steps, layers=2))
+        assert RollRecurrences()(graph) is graph
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_layers_take_their_turns_together(direction: str) -> None:
+    graph = RollRecurrences()(graph_of(Net("LSTM", 5000, direction, layers=3)))
+    scans = [n for n in some(graph.nodes) if n.op == "Scan"]
+    # Both directions of a layer are one Scan; the next layer reads all steps of both.
+    assert len(scans) == (3 if direction == "bidirectional" else 1)
+    assert not [n for n in some(graph.nodes) if n.op == "LSTM"]  # 5,000 are 100 turns of 50
+    assert {graph.types[n.outputs[-1]].shape[0] for n in scans} == {100}
+
+
+def test_turns() -> None:
+    for steps in range(2, 600):
+        turn = turn_of(steps)
+        assert 1 <= turn <= min(64, steps // 2) and (steps % turn == 0 or turn == min(64, steps // 2))
+
+
+def test_the_pass_has_a_spelling() -> None:
+    for made in (RollRecurrences(), RollRecurrences(7, 3)):
+        assert parse_passes(str(made)) == (made,)

@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from rammer.codegen.generators import generator_hash
-from rammer.device.manifest import Array, Backend, Hardware, Loaded, OpenOptions, Span
+from rammer.device.manifest import Array, Backend, Binding, Hardware, Loaded, OpenOptions, Span
 from rammer.errors import BadInput, DeviceUnavailable
+from rammer.ir.operator import Resources, ROperator
 from rammer.ir.program import RProgram
 
 from rammer_rocm.build import Builder, standard, version
@@ -16,6 +17,7 @@ from rammer_rocm.constants import DeviceConstants
 from rammer_rocm.executor import OpenClProgram
 from rammer_rocm.kernels import OpenClKernels
 from rammer_rocm.profiler import OpenClProfiler
+from rammer_rocm.resources import resources
 from rammer_rocm.trace import TracedProgram, trace
 from rammer_rocm.units import hardware, kind_of, opencl, units, virtual_device
 
@@ -59,7 +61,11 @@ class OpenClBackend(OpenClKernels):
     @property
     def profiler(self) -> OpenClProfiler:
         """Real measurements on this unit."""
-        return OpenClProfiler(self.vdevice, self.load)
+        return OpenClProfiler(self.vdevice, self.load, None if self.vdevice.threads == 1 else self.resources)
+
+    def resources(self, operator: ROperator, binding: Binding) -> Resources:
+        """What a GPU's compiler reports of an operator's kernel."""
+        return resources(self, operator, binding, self.context, self.builder.options)
 
     @cached_property
     def fingerprint(self) -> str:

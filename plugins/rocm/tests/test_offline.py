@@ -16,6 +16,7 @@ from rammer.ir.program import RProgram, dense
 from rammer_rocm import offline
 from rammer_rocm.offline import CARDS, OfflineBackend, Toolchain, resources_in
 from rammer_rocm.plugin import DEVICE
+from rammer_rocm.resources import of_code_object, of_log
 
 REMARKS = """k.cl:5:1: remark: Function Name: wave_0 [-Rpass-analysis=kernel-resource-usage]
 k.cl:5:1: remark:     SGPRs: 70 [-Rpass-analysis=kernel-resource-usage]
@@ -40,6 +41,17 @@ def test_remarks_are_read() -> None:
     assert (found.registers, found.scalar_registers, found.local_bytes, found.spills) == (102, 70, 4096, 17)
     with pytest.raises(DeviceFailure, match="reports no resources"):
         resources_in("")
+
+
+def test_reports_of_runtimes_are_read() -> None:
+    """NVIDIA's log, and the MessagePack of AMD's code objects: numbers of one, two and three bytes."""
+    log = """ptxas info    : Compiling entry function 'wave_0' for 'sm_90'
+    32 bytes stack frame, 24 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 168 registers, 4096 bytes smem"""
+    assert of_log(log) == (168, 6, -1) and of_log("a banner") is None
+    notes = b"\xab.vgpr_count\xcc\x80\xb1.vgpr_spill_count\x02\xab.sgpr_count\x46\xbb.private_segment_fixed_size\xcd\x01\x10"
+    assert of_code_object(b"\x7fELF" + notes) == (128, 68, 70)
+    assert of_code_object(b"\x7fELF of another") is None
 
 
 @pytest.mark.parametrize("target", ["gfx906", "gfx90a"])

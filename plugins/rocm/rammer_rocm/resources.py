@@ -1,0 +1,68 @@
+"""What one task needs of a unit's registers and memory, where the runtime tells: GPUs of NVIDIA and AMD.
+
+OpenCL itself tells the local bytes of a built kernel. NVIDIA's compiler writes registers and spills into the build log
+when asked to (``cl_nv_compiler_options``); AMD's leaves them in the code object, as MessagePack under names of the AMDGPU backend
+("Code Object V4 Metadata", LLVM's AMDGPU usage). A CPU's runtime tells neither.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any, Final
+
+from rammer.device.manifest import Binding
+from rammer.ir.device import VDevice
+from rammer.ir.operator import Resources, ROperator
+
+from rammer_rocm.kernels import OpenClKernels
+from rammer_rocm.kernels.generic import dialect_of
+from rammer_rocm.source import WalkShape, program_text
+from rammer_rocm.units import opencl
+
+#: Asks NVIDIA's compiler for its report; the extension that has it.
+_VERBOSE: Final = ("-cl-nv-verbose", "cl_nv_compiler_options")
+#: A whole number in MessagePack: up to 127 in one byte, else behind one that says how many follow.
+_NUMBER: Final = rb"(?:([\x00-\x7f])|\xcc(.)|\xcd(..)|\xce(....))"
+
+
+def resources(kernels: OpenClKernels, operator: ROperator, binding: Binding, context: Any, options: tuple[str, ...]) -> Resources:
+    """Of the kernel that walks a table of this operator's tasks alone, built anew: a kept binary has no log."""
+    cl, device = opencl(), context.devices[0]
+    vdevice: VDevice = kernels.vdevice
+    function = kernels.writer.written(operator, binding)
+    shape = WalkShape(vdevice.veus, vdevice.threads, function.scratch)
+    text = program_text([function], [(0,)], shape, dialect_of(vdevice), single=False)
+    asked = [_VERBOSE[0]] if _VERBOSE[1] in device.extensions.split() else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report is output, of which pyopencl warns
+        program = cl.Program(context, text).build([*options, *asked], cache_dir=False)
+    info, walk = cl.kernel_work_group_info, cl.Kernel(program, "wave_0")
+    local = int(walk.get_work_group_info(info.LOCAL_MEM_SIZE, device))
+    found = of_log(program.get_build_info(device, cl.program_build_info.LOG) or "") or of_code_object(bytes(program.binaries[0]))
+    registers, spills, scalar = found or (-1, -1, -1)
+    return Resources(vdevice.threads, registers, local, spills, scalar)
+
+
+def of_log(log: str) -> tuple[int, int, int] | None:
+    """Registers of a thread, spilled registers (of 4 bytes) and -1, from NVIDIA's build log; None where it reports none."""
+    used = re.findall(r"Used (\d+) registers", log)
+    if not used:
+        return None
+    spilled = re.findall(r"(\d+) bytes spill stores", log)
+    return max(map(int, used)), max(map(int, spilled), default=0) // 4, -1
+
+
+def of_code_object(binary: bytes) -> tuple[int, int, int] | None:
+    """Vector registers, spilled registers and scalar registers from an AMD code object; None for another binary."""
+
+    def figure(name: str) -> int | None:
+        found = re.search(re.escape(name.encode()) + _NUMBER, binary, re.DOTALL)
+        return int.from_bytes(next(g for g in found.groups() if g is not None), "big") if found else None
+
+    vector = figure(".vgpr_count")
+    if vector is None:
+        return None
+    spills = (figure(".vgpr_spill_count") or 0) + (figure(".sgpr_spill_count") or 0)
+    scratch = figure(".private_segment_fixed_size") or 0
+    return vector + (figure(".agpr_count") or 0), max(spills, scratch // 4), figure(".sgpr_count") or -1

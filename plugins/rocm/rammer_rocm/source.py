@@ -38,7 +38,7 @@ CLOCK: Final = """
 #if defined(cl_khr_kernel_clock) && defined(__opencl_c_kernel_clock_scope_device)
 #define rm_clock() clock_read_device()
 #elif defined(cl_nv_pragma_unroll)
-inline static ulong rm_clock(void) { ulong t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t) : : "memory"); return t; }
+inline static ulong rm_clock(void) { ulong t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t) : : "memory"); return t; }
 #elif defined(__AMDGCN__)
 #define rm_clock() __builtin_amdgcn_s_memrealtime()
 #else

@@ -31,7 +31,9 @@ from rammer.testing.operators.voices import judge, onnxruntime, ours
 F32 = np.float32
 #: Judged operators without a generator, and what judges them: control flow below, constants by their own words, optionals
 #: in test_foreign and ONNX's own tests, maps in test_classical, bits in tests/devices/test_stored_types.
-ELSEWHERE = {"If", "Loop", "Scan", "Constant", "CastLike", "Optional", "BitCast", "ZipMap"}
+ELSEWHERE = {"If", "Loop", "Scan", "Constant", "CastLike", "Optional", "BitCast", "ZipMap"} | {
+    *("OneHotEncoder", "CategoryMapper", "DictVectorizer", "CastMap")  # test_words.py
+}
 #: Of these only the outermost use has no implementation at all, or a decision refuses some uses.
 MAY_REFUSE = {"MaxRoiPool", "Erf"}
 

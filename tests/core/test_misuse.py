@@ -34,6 +34,7 @@ FOUND = (
     ("com.microsoft.GroupQueryAttention", "input 6 that ends with 2147483647"),
     ("com.microsoft.GroupQueryAttention", "input 6 that ends with -3"),
     ("GroupNormalization", "input 0 empty along 2"),
+    ("com.microsoft.MultiHeadAttention", "num_heads=9223372036854775807"),
 )
 
 

@@ -23,7 +23,7 @@ from rammer.frontend.reader import Model
 from rammer.ir.formats import name_of
 from rammer.ir.graph import Node
 from rammer.ir.mapped import in_memory
-from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
+from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.ir.types import KNOWN
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -199,6 +199,8 @@ def port_of(name: str, value: Any) -> InputPort:
         return InputPort(name, name_of(value.dtype), value.shape)
     if isinstance(value, np.ndarray):
         return InputPort(name, STRING, value.shape)
+    if isinstance(value, Mapping):
+        return InputPort(name, MAP, ())
     return InputPort(name, OPTIONAL if value is None else SEQUENCE, ())
 
 

@@ -25,7 +25,7 @@ from rammer.frontend.sparse import dense_model
 from rammer.frontend.upgrade import TARGET_OPSET, upgraded
 from rammer.frontend.veils import open_extents
 from rammer.ir.mapped import Mapped
-from rammer.ir.port import OPTIONAL, SEQUENCE, InputPort
+from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, InputPort
 
 __all__ = ["TARGET_OPSET", "InputPort", "Model", "read_model"]
 
@@ -157,7 +157,7 @@ def _ports(proto: ModelProto) -> tuple[InputPort, ...]:
 
 def _port(value: ValueInfoProto) -> InputPort:
     dtype = checks.check_port_type("input", value.name, value.type)
-    if dtype in (SEQUENCE, OPTIONAL):
+    if dtype in (SEQUENCE, OPTIONAL, MAP):
         return InputPort(value.name, dtype, ())
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from rammer.ir.types import KNOWN
 
 #: What an input may hold besides tensors of numbers. Such values stay on the host.
-STRING, SEQUENCE, OPTIONAL = "string", "sequence", "optional"
-ON_HOST = (STRING, SEQUENCE, OPTIONAL)
+STRING, SEQUENCE, OPTIONAL, MAP = "string", "sequence", "optional", "map"
+ON_HOST = (STRING, SEQUENCE, OPTIONAL, MAP)
 
 
 @dataclass(frozen=True, slots=True)
 class InputPort:
     """Name, element type and declared shape: an extent is a number, a symbol or None (anything). The type of what is no tensor of
-    numbers is ``string``, ``sequence`` or ``optional``; the latter two have no shape."""
+    numbers is ``string``, ``sequence``, ``optional`` or ``map``; all but the first have no shape."""
 
     name: str
     dtype: str

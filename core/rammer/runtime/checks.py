@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from rammer.device.arrays import as_numpy, by_name, check_names, mapped
 from rammer.errors import BadInput
 from rammer.ir.formats import from_file, name_of
-from rammer.ir.port import OPTIONAL, SEQUENCE, STRING, InputPort
+from rammer.ir.port import MAP, OPTIONAL, SEQUENCE, STRING, InputPort
 from rammer.runtime.source import Head
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -35,11 +35,19 @@ def _on_host(port: InputPort, value: Any) -> Any:
         if value is None or isinstance(value, list | tuple):
             return value
         return as_numpy(f"input {port.name!r}", value)
+    if port.dtype == MAP and isinstance(value, Mapping) and _of_one_kind(value.keys()) and _of_one_kind(value.values()):
+        return dict(value)
     array = as_numpy(f"input {port.name!r}", value)
     if port.dtype == STRING and array.dtype.kind in "OUST":
         return array.astype(object)
-    wanted = {STRING: "an array of strings", SEQUENCE: "a list of arrays"}[port.dtype]
+    wanted = {STRING: "an array of strings", SEQUENCE: "a list of arrays", MAP: "a dict of numbers or words"}[port.dtype]
     raise BadInput(f"input {port.name!r} is {array.dtype}{list(array.shape)}, the model declares {wanted}")
+
+
+def _of_one_kind(values: Iterable[Any]) -> bool:
+    """Whether all are numbers, or all words."""
+    kinds = {str if isinstance(v, str) else isinstance(v, int | float | np.number) for v in values}
+    return kinds <= {str} or kinds <= {True}
 
 
 def shapes_of(head: Head, values: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:

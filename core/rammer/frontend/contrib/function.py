@@ -84,8 +84,11 @@ class FunctionBody:
         return lambda *inputs, **attributes: self.op(kind, *inputs, **attributes)[0]
 
     def constant(self, value: Any, dtype: str = "int64") -> str:
-        """A constant: an array as it is, numbers in ``dtype``."""
-        array = value if isinstance(value, np.ndarray) else np.array(value, dtype)
+        """A constant: an array as it is, numbers in ``dtype``. Declined where one does not fit, which attributes may have."""
+        try:
+            array = value if isinstance(value, np.ndarray) else np.array(value, dtype)
+        except OverflowError:
+            raise Declined(f"{value} does not fit into {dtype}") from None
         name = f"{self.prefix}k{len(self.constants)}"
         self.constants[name] = array
         return name

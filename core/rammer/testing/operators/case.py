@@ -67,6 +67,8 @@ class OperatorCase:
     outputs: int = 1
     static: frozenset[int] = frozenset()
     absent: frozenset[int] = frozenset()
+    #: Element types of the outputs, by NumPy's names, where attributes alone decide them.
+    made: tuple[str, ...] = ()
 
     @property
     def domain(self) -> str:
@@ -91,6 +93,8 @@ class OperatorCase:
     @property
     def kinds(self) -> list[int]:
         """Element types of the outputs, by the schema, which has one of each or that of an operand."""
+        if self.made:
+            return [helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in self.made]
         schema = self.schema
         last = len(schema.inputs) - 1
         bound = {schema.inputs[min(i, last)].type_str: a.dtype for i, a in enumerate(self.operands) if a is not None}
@@ -120,7 +124,14 @@ class OperatorCase:
     def folded(self) -> OperatorCase:
         """The same with every operand a constant."""
         return OperatorCase(
-            self.op, self.opset, self.operands, self.attributes, self.outputs, frozenset(range(len(self.operands))), self.absent
+            self.op,
+            self.opset,
+            self.operands,
+            self.attributes,
+            self.outputs,
+            frozenset(range(len(self.operands))),
+            self.absent,
+            self.made,
         )
 
     def model(self) -> ModelProto:

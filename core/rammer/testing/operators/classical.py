@@ -229,3 +229,20 @@ def rows(draw: OperandDraw, op: str) -> OperatorCase:
         return OperatorCase(op, 17, (x, draw.array((draw.size(1, 4),), "int64", low=0, high=features - 1)))
     other = draw.array((x.shape[0], draw.size(1, 3)), kind)
     return OperatorCase(op, 17, (x, other), {"inputdimensions": [features, other.shape[1]]})
+
+
+@family(*(f"{_DOMAIN}.{n}" for n in ("OneHotEncoder", "LabelEncoder")))
+def encoders(draw: OperandDraw, op: str) -> OperatorCase:
+    """Categories and labels that are numbers, some more than once, and elements that are none of them."""
+    kind = draw.pick("float32", "float64", "int64") if op.endswith("OneHotEncoder") else draw.pick("float32", "int64")
+    count = draw.size(1, 7)
+    keys = [draw.random.randint(-4, 4) for _ in range(count)]
+    x = np.asarray(np.round(draw.array(draw.shape(1, 2), low=-5, high=5) * 2) / 2, kind)
+    if op.endswith("OneHotEncoder"):
+        return OperatorCase(op, 17, (x,), {"cats_int64s": keys, "zeros": draw.pick(None, 1)})
+    to = draw.pick("int64", "float")
+    attributes: dict[str, Any] = {"keys_int64s": keys} if kind == "int64" else {"keys_floats": [k / 2 for k in keys]}
+    whole = to == "int64"
+    attributes |= {f"values_{to}s": [draw.random.randint(-9, 9) * (1 if whole else 0.5) for _ in keys]}
+    attributes |= {f"default_{to}": draw.pick(None, 7 if whole else 0.75)}
+    return OperatorCase(op, 17, (x,), attributes, made=("int64" if whole else "float32",))

@@ -136,7 +136,7 @@ class Compiler:
             segment = self.program(found.graph, _ports(graph.inputs), _ports(graph.outputs), ended, found)
         segment = replace(segment, program=interleaved(segment.program))
         verify(segment.program, self.backend.vdevice)
-        return Compiled(graph, (segment,), (), dict(self.seconds), ranged=ranged)
+        return Compiled(graph, (segment,), (), dict(self.seconds), ranged=replace(ranged, spans=dict(spans)))
 
     def _general(
         self,

@@ -12,6 +12,7 @@ from ranged_models import RANGED
 
 from rammer import compile as open_model
 from rammer.compiler import Compiler
+from rammer.errors import BadInput
 from rammer.testing.some import some
 
 Array = np.ndarray
@@ -48,10 +49,30 @@ def test_what_is_no_range_is_bad_input(model: Path, said: str, rammer: Command) 
     assert "Traceback" not in done.err
 
 
-def test_a_file_needs_fixed_shapes(model: Path, tmp_path: Path, rammer: Command, own_cache: Path) -> None:
-    done = rammer("compile", model, "--device", "toy", "--shape", "seq=1..9", "-o", tmp_path / "out.rammer")
-    assert (done.code, (tmp_path / "out.rammer").exists()) == (2, False)
-    assert "range" in done.err
+def test_a_file_has_one_program_for_the_range(model: Path, tmp_path: Path, rammer: Command, rng: np.random.Generator) -> None:
+    """Runs of it and bound calls take all lengths, and no others; what is behind the length does not matter."""
+    path = tmp_path / "out.rammer"
+    assert rammer("compile", model, "--device", "toy", "--shape", "seq=1..9", "-o", path).code == 0
+    assert rammer("run", path, "--shape", "x:2x4x3").code == 0
+    plain, exe = open_model(model, "toy"), open_model(path)
+    assert [p.shape for p in exe.head.inputs] == [(2, "seq", 3)]
+    bound = exe.bind({"x": np.full((2, 9, 3), np.nan, np.float32)})
+    for length in (1, 4, 9):
+        x = rng.standard_normal((2, length, 3)).astype(np.float32)
+        expected = plain.run({"x": x})
+        bound.write({"x": np.concatenate([x, np.full((2, 9 - length, 3), np.nan, np.float32)], 1)})
+        bound.run(seq=length)
+        for got in (exe.run({"x": x}), bound.to_host()):
+            for name in some(expected):
+                np.testing.assert_allclose(got[name], expected[name], 1e-5, 1e-6)
+    assert len(exe.cache) == 1
+    with pytest.raises(BadInput, match=r"seq=1\.\.9"):
+        exe.run({"x": np.zeros((2, 10, 3), np.float32)})
+    exe.close()
+    plain.close()
+
+
+def test_kept_programs_are_no_files_of_ones_own(model: Path, rammer: Command, own_cache: Path) -> None:
     assert rammer("run", model, "--device", "toy", "--shape", "seq=1..9").code == 0
     for kept in some(own_cache.rglob("*.rammer")):
         done = rammer("run", kept)

@@ -124,7 +124,7 @@ def test_a_length_may_follow_from_others() -> None:
     ports = (InputPort("x", "float32", ("past", "tokens")), InputPort("mask", "int64", ("total",)))
     lengths = Lengths.of(ports, {"past": (0, 64), "tokens": (1, 8), "total": "past + 2*tokens + 3"})
     assert lengths.whole({"past": 5, "tokens": 2}) == {"past": 5, "tokens": 2, "total": 12}
-    spans = lengths.buckets(ports, {"x": (5, 2), "mask": (12,)})
+    spans = lengths.spans_of(ports, {"x": (5, 2), "mask": (12,)})
     assert spans == {"past": (5, 8), "tokens": (1, 4)}
     assert lengths.longest(ports, {"x": (5, 2), "mask": (12,)}, spans) == {"x": (8, 4), "mask": (19,)}
-    assert lengths.buckets(ports, {"x": (5, 2), "mask": (11,)}) == {}
+    assert lengths.spans_of(ports, {"x": (5, 2), "mask": (11,)}) == {}

@@ -30,7 +30,7 @@ def command(model: Path, device: str, output: Path | None, shapes: tuple[str, ..
     check_writable(output, model)
     with progress(model.name) as sink:
         exe = opened(model, device, request, sink)
-        compiled = exe.compile_only(parse_shapes(shapes))
+        compiled = exe.compile_whole(parse_shapes(shapes))
         chosen = exe.resources(compiled)
         artifact = exe.artifact(compiled) if output is not None else None
     click.echo(plain([_row(k) for k in chosen], HEADERS))

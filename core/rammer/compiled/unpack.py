@@ -157,6 +157,8 @@ class _Members:
         graph = Graph(checked("the model", head["name"]), inputs, outputs, (), types, constants)
         ranks = {v.name: len(v.type.shape) for v in (*inputs, *outputs)}
         ranged = Ranged.restored(head["ranged"], ranks) if "ranged" in head else None
+        if ranged is not None:
+            _check_lengths(ranged, (*inputs, *outputs))
         compiled = Compiled(graph, segments, ranged=ranged)
         if self.members:
             raise ValueError(f"member {shortened(next(iter(self.members)))!r} belongs to nothing")
@@ -287,6 +289,15 @@ def _check_constants(program: RProgram, constants: Mapping[str, Array]) -> None:
             raise VerifyError(f"constant {name} is {value.dtype}{list(value.shape)}, not {wanted}", program.name)
     for name in empty:
         raise VerifyError(f"constant buffer {name} has no value", program.name)
+
+
+def _check_lengths(ranged: Ranged, values: tuple[Value, ...]) -> None:
+    """ValueError unless ports have the shapes of the greatest lengths, or more, and none is negative."""
+    low, high = ({n: s[end] for n, s in ranged.spans.items()} for end in (0, 1))
+    for v in (v for v in values if v.name not in ranged.lengths.values()):
+        least, most = ranged.shape(v.name, low), ranged.shape(v.name, high)
+        if any(not 0 <= min(a, b) <= max(a, b) <= n for a, b, n in zip(least, most, v.type.shape, strict=True)):
+            raise ValueError(f"port {v.name} has no room for its lengths")
 
 
 def _check_flow(compiled: Compiled) -> None:

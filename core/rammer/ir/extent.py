@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -117,11 +117,12 @@ class Ranged:
 
     lengths: Mapping[str, str]
     shapes: Mapping[str, tuple[Dim, ...]]
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)  #: Least and greatest length by dimension.
 
     def record(self) -> dict[str, Any]:
         """Plain data, for a file."""
         shapes = {n: [d if isinstance(d, int) else [list(d.terms), d.offset] for d in s] for n, s in self.shapes.items()}
-        return {"lengths": dict(self.lengths), "shapes": shapes}
+        return {"lengths": dict(self.lengths), "shapes": shapes, "spans": {n: list(s) for n, s in self.spans.items()}}
 
     @staticmethod
     def restored(record: Any, tensors: Mapping[str, int]) -> Ranged:
@@ -132,7 +133,10 @@ class Ranged:
             n: rank for n, rank in tensors.items() if n not in lengths.values()
         }:
             raise ValueError("lengths of other tensors")
-        return Ranged(lengths, shapes)
+        spans = {str(n): (low, high) for n, (low, high) in record["spans"].items()}
+        if {*spans} != {*lengths} or not all(type(n) is int and n >= 0 for s in spans.values() for n in s):
+            raise ValueError("other lengths have ranges")
+        return Ranged(lengths, shapes, spans)
 
     def shape(self, tensor: str, point: Point) -> tuple[int, ...]:
         """The shape of an input or output where the lengths are those of ``point``."""

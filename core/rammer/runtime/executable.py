@@ -148,7 +148,9 @@ class Executable:
             with self._used(what.shapes) as special:
                 return special.bind(what.inputs, what.outputs, stream)
         own = (("memory", next(self._numbers)),) if what.kept else ()  # states are no other call's
-        key = (*sorted(what.shapes.items()), *sorted(what.spans.items()), ("bound", tuple(sorted(what.kept.items()))), *own)
+        key: ShapeKey = (*sorted(what.shapes.items()), *sorted(what.spans.items()))
+        if what.kept or self.lengths.buckets > 1:  # a file's program is for bound calls, too
+            key = (*key, ("bound", tuple(sorted(what.kept.items()))), *own)
         terms = Terms(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
         with self.residents.used(lambda: self._bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, stream, terms)
@@ -178,7 +180,7 @@ class Executable:
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
-        spans = self.lengths.buckets(self.head.inputs, shapes)
+        spans = self.lengths.spans_of(self.head.inputs, shapes)
         if spans:
             try:
                 return self._specialised(shapes, spans)
@@ -219,8 +221,10 @@ class Executable:
         return self.compiler.compile_range(self.source.model, shapes, spans, self.lengths.derived)
 
     def adopt(self, compiled: Compiled) -> Specialised:
-        """Load a program that was compiled elsewhere; runs of its input shapes use it."""
-        key = tuple(sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs))
+        """Load a program that was compiled elsewhere; runs of its input shapes or lengths use it."""
+        hidden, spans = ((), {}) if compiled.ranged is None else (compiled.ranged.lengths.values(), compiled.ranged.spans)
+        shapes = sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs if v.name not in hidden)
+        key = (*shapes, *sorted(spans.items()))
         with compiling(self.backend):
             return self._load(key, compiled, time.perf_counter())
 
@@ -252,12 +256,20 @@ class Executable:
         greatest."""
         shapes = self.lengths.greatest(self.head.inputs, shapes)
         with compiling(self.backend):
-            spans = self.lengths.buckets(self.head.inputs, shapes)
+            spans = self.lengths.spans_of(self.head.inputs, shapes)
             try:
                 return self._compiled(shapes, spans)
             except NoRange as problem:
                 warn(f"{problem}")
             return self._compiled(shapes, {})
+
+    def compile_whole(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
+        """For a file: as ``compile_only``, of a range one program for all of it. NoRange where there is none."""
+        if not self.lengths.spans:
+            return self.compile_only(shapes)
+        shapes = self.lengths.greatest(self.head.inputs, shapes)
+        with compiling(self.backend):
+            return self.compiler.compile_range(self.source.model, shapes, self.lengths.spans, self.lengths.derived, {})
 
     def resources(self, compiled: Compiled) -> list[RKernel]:
         """The chosen kernel of every operator with the resources that the device's compiler reports."""
@@ -269,10 +281,6 @@ class Executable:
         if compiled.rest is not None:
             why = compiled.rest.why
             raise BadInput(f"a compiled file needs fixed shapes, but {why.what}", why.where, why.hint)
-        if compiled.ranged is not None:
-            raise BadInput(
-                "a compiled file needs fixed shapes", "a program for a range of lengths", "give the shapes of all inputs"
-            )
         return self._artifact(compiled)
 
     def _artifact(self, compiled: Compiled) -> Artifact:

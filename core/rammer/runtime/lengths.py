@@ -9,8 +9,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from rammer.errors import BadInput
-from rammer.ir.extent import LEAST, AffineExtent, Point, Ranged
-from rammer.ir.graph import Graph
+from rammer.ir.extent import LEAST, AffineExtent, Dim, Point, Ranged
+from rammer.ir.graph import Graph, Value
 from rammer.ir.port import InputPort
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -23,10 +23,10 @@ Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 BUCKETS: Final = 5
 
 
-def bucket(span: Span, value: int) -> Span:
-    """The least and greatest length of the program for ``value``, which lies in ``span``: it is halved BUCKETS - 1 times."""
+def bucket(span: Span, value: int, buckets: int = BUCKETS) -> Span:
+    """The least and greatest length of the program for ``value``, which lies in ``span``: it is halved ``buckets`` - 1 times."""
     low, high = span
-    for _ in range(BUCKETS - 1):
+    for _ in range(buckets - 1):
         half = high // 2
         if half <= max(low - 1, LEAST):
             break
@@ -38,10 +38,12 @@ def bucket(span: Span, value: int) -> Span:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a user said of open dimensions: least and greatest length of some, and how others follow from these."""
+    """What a user said of open dimensions: least and greatest length of some, and how others follow from these. A range has
+    programs for so many ``buckets`` at most."""
 
     spans: Mapping[str, Span] = field(default_factory=dict)
     derived: Mapping[str, AffineExtent] = field(default_factory=dict)
+    buckets: int = BUCKETS
 
     @staticmethod
     def of(ports: tuple[InputPort, ...], given: Mapping[str, Span | str]) -> Lengths:
@@ -68,7 +70,18 @@ class Lengths:
         """The lengths of ``point`` and those that follow from them."""
         return {**point, **{name: extent.at(point) for name, extent in self.derived.items()}}
 
-    def buckets(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
+    @staticmethod
+    def of_file(ranged: Ranged, inputs: tuple[Value, ...]) -> tuple[Lengths, tuple[InputPort, ...]]:
+        """Those of a compiled file, which has one program, and its ports: what follows from others is named after how."""
+        ports, derived = list[InputPort](), dict[str, AffineExtent]()
+        for value in inputs:
+            if value.name not in ranged.lengths.values():
+                shape = ranged.shapes[value.name]
+                ports.append(InputPort(value.external or value.name, value.port.dtype, tuple(map(_named, shape))))
+                derived |= {str(d): d for d in shape if isinstance(d, AffineExtent) and str(d) not in ranged.lengths}
+        return Lengths(ranged.spans, derived, buckets=1), tuple(ports)
+
+    def spans_of(self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Span]:
         """Dimension -> the range of the program for inputs of these ``shapes``; {} where a length lies in no range."""
         if not self.spans:
             return {}  # as in most runs, of which every one asks
@@ -78,7 +91,7 @@ class Lengths:
             return {}
         if any(found.get(name, -1) != extent for name, extent in self.whole(lengths).items()):
             return {}
-        return {name: bucket(self.spans[name], length) for name, length in lengths.items()}
+        return {name: bucket(self.spans[name], length, self.buckets) for name, length in lengths.items()}
 
     def longest(
         self, ports: tuple[InputPort, ...], shapes: Mapping[str, tuple[int, ...]], spans: Mapping[str, Span]
@@ -89,6 +102,10 @@ class Lengths:
         high = self.whole({name: span[1] for name, span in spans.items()})
         by_name = {p.name: p for p in ports}
         return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].shape, s, strict=True)) for n, s in shapes.items()}
+
+
+def _named(dim: Dim) -> int | str:
+    return dim if isinstance(dim, int) else str(dim)
 
 
 #: Of a model of which nothing was said.

@@ -30,7 +30,7 @@ from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED
 from rammer.runtime.executable import Executable, warn
-from rammer.runtime.lengths import Lengths
+from rammer.runtime.lengths import FIXED, Lengths
 from rammer.runtime.residents import check_resident
 from rammer.runtime.source import Head, ModelSource, open_source
 
@@ -112,8 +112,8 @@ def open_artifact(path: Path, device: str, request: Request, registry: Registry)
     the hardware it was meant for has no fingerprint to compare. Where that has fewer vEUs, rows are folded.
     """
     artifact = load_artifact(path, registry.operators)
-    if artifact.compiled.ranged is not None:
-        raise BadInput(f"{path} is kept for a range of lengths of its model", hint="run the model itself")
+    if artifact.compiled.ranged is not None and artifact.key:
+        raise BadInput(f"{path} is kept for a part of a range of its model", hint="run the model itself")
     spec = device or artifact.device
     made_for, asked = artifact.device.partition(":")[0], spec.partition(":")[0]
     if made_for != asked:
@@ -157,12 +157,14 @@ def _adopted(
     check_device(path, compiled, backend)
     check_precision(artifact.precision, spec, backend.vdevice)
     graph = compiled.graph
-    ports = tuple(InputPort(v.external or v.name, v.port.dtype, v.type.shape) for v in graph.inputs)
+    ports, lengths = tuple(InputPort(v.external or v.name, v.port.dtype, v.type.shape) for v in graph.inputs), FIXED
+    if compiled.ranged is not None:
+        lengths, ports = Lengths.of_file(compiled.ranged, graph.inputs)
     head = Head(graph.name, ports, tuple(v.external or v.name for v in graph.outputs))
     name = spec if ":" in spec else f"{spec}:0"
     chosen = CompileOptions(artifact.policy, precision=artifact.precision)
-    source = ModelSource(_no_model(path), "", path, head)
-    exe = Executable(source, backend, name, chosen, registry, device_options=device_options, owner=True)
+    source = ModelSource(_no_model(path, lengths), "", path, head)
+    exe = Executable(source, backend, name, chosen, registry, device_options=device_options, lengths=lengths, owner=True)
     with as_refusal(path):
         exe.adopt(compiled)
     return exe
@@ -180,9 +182,13 @@ def _folded(compiled: Compiled, veus: int) -> Compiled:
     return replace(compiled, segments=segments)
 
 
-def _no_model(path: Path) -> Callable[[], Model]:
+def _no_model(path: Path, lengths: Lengths) -> Callable[[], Model]:
     def read() -> Model:
-        raise BadInput(f"{path} is a compiled model", hint="this needs the ONNX model that it was compiled from")
+        spans = ", ".join(f"{n}={low}..{high}" for n, (low, high) in lengths.spans.items())
+        raise BadInput(
+            f"{path} is a compiled model{f' for {spans}' if spans else ''}",
+            hint="this needs the ONNX model that it was compiled from",
+        )
 
     return read
 

@@ -1,0 +1,220 @@
+"""Many lengths of one model: right at each, few programs, memory that stays, one copy of the weights on disk.
+
+    python benchmarks/lengths.py --device rocm
+    python benchmarks/lengths.py --device ipu_sim --option tiles=64 --most 64
+    python benchmarks/lengths.py --device rocm --runs 10000 --hidden 32 --most 64
+
+An encoder runs at ``--lengths`` lengths from 1 to ``--most``, twice in random order; a decoder generates ``--tokens`` tokens
+from no past on, by runs and by a bound call whose caches stay. Each result is compared with ONNX Runtime's. With ``--runs`` the
+encoder runs so many times at random lengths from ``--threads`` threads. The models have BERT's and GPT-2's operators and random
+weights. It ends with 1 where something is not as it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from ranges import Size, decoder, encoder, inputs_at
+
+import rammer
+from rammer.runtime.executable import Executable
+from rammer.runtime.lengths import BUCKETS
+
+Array = np.ndarray
+#: Relative to the largest value of an output: float32, and sums in another order.
+TOLERANCE = 2e-5
+#: Bytes that a process may grow by while nothing new is compiled: allocators keep what threads freed.
+GROWTH = 8 << 20
+
+
+@dataclass
+class Found:
+    """What a measurement found: programs that were compiled, the largest error, bytes by which the process grew while nothing new
+    was needed, and bytes on disk for each byte of weights (0: not asked)."""
+
+    what: str
+    runs: int
+    programs: int
+    error: float
+    growth: int
+    disk: float = 0.0
+    most_programs: int = BUCKETS
+
+    @property
+    def fine(self) -> bool:
+        """Whether all is as it should be."""
+        return self.programs <= self.most_programs and self.error <= TOLERANCE and self.growth <= GROWTH and self.disk < 1.5
+
+    def __str__(self) -> str:
+        kept = f", {self.disk:.2f} bytes on disk a byte of weights" if self.disk else ""
+        verdict = "" if self.fine else "  NOT FINE"
+        return (
+            f"{self.what}: {self.runs} runs, {self.programs} programs, error {self.error:.1e}, "
+            f"grew by {self.growth / 2**20:.1f} MiB{kept}{verdict}"
+        )
+
+
+@dataclass
+class Judge:
+    """ONNX Runtime on the same model; its answers are kept by length, since inputs are, too."""
+
+    proto: onnx.ModelProto
+    seed: int
+    known: dict[int, tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(self.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        self.names = [o.name for o in self.session.get_outputs()]
+
+    def at(self, length: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Inputs of this length, and what comes out."""
+        if length not in self.known:
+            inputs = inputs_at(self.proto, length, np.random.default_rng(self.seed + length))
+            self.known[length] = inputs, self.of(inputs)
+        return self.known[length]
+
+    def of(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """What comes out."""
+        return dict(zip(self.names, self.session.run(None, dict(inputs)), strict=True))
+
+
+def error_of(got: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
+    """The largest difference of an output, relative to its largest value; infinite for other shapes, and where NaN is."""
+    worst = 0.0
+    for name, value in expected.items():
+        if got[name].shape != value.shape:
+            return float("inf")
+        error = float(np.abs(got[name] - value).max(initial=0.0) / max(np.abs(value).max(initial=0.0), 1e-6))
+        worst = max(worst, error if np.isfinite(error) else float("inf"))
+    return worst
+
+
+def resident() -> int:
+    """Bytes of this process's memory."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def many_lengths(proto: onnx.ModelProto, lengths: Sequence[int], span: tuple[int, int], args: argparse.Namespace) -> Found:
+    """All lengths in random order, and again."""
+    judge, rng = Judge(proto, args.seed), np.random.default_rng(args.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        exe = opened(proto, {"seq": span}, args)
+        exe.programs = Path(folder) / "programs"
+        worst, before = 0.0, 0
+        for again in (False, True):
+            for length in rng.permutation(lengths):
+                inputs, expected = judge.at(int(length))
+                worst = max(worst, error_of(exe.run(inputs), expected))
+            before = before if again else resident()
+        growth, programs = resident() - before, len(exe.cache)
+        exe.close()
+        kept = sum(f.stat().st_size for f in Path(folder).rglob("constants/*") if f.is_file())
+    weights = sum(len(t.raw_data) for t in proto.graph.initializer if len(t.raw_data) >= 1 << 16)
+    return Found(f"encoder, {len(lengths)} lengths", 2 * len(lengths), programs, worst, growth, kept / max(weights, 1))
+
+
+def opened(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, int]], args: argparse.Namespace) -> Executable:
+    """The model for these ranges."""
+    options = dict(o.split("=", 1) for o in args.option)
+    return rammer.compile(proto, args.device, shapes=shapes, options=options)
+
+
+def tokens(proto: onnx.ModelProto, count: int, args: argparse.Namespace) -> list[Found]:
+    """A sequence by runs, and one by a bound call: keys and values of the past stay in its memory."""
+    judge, exe = Judge(proto, args.seed), opened(proto, {"past": (0, count - 1)}, args)
+    caches = [i.name for i in proto.graph.input if i.name != "ids"]
+    bound = exe.bind({"ids": np.array([[3]])}, {n[:-1] + n[0]: n for n in caches})
+    first = inputs_at(proto, 0, np.random.default_rng(args.seed))
+    worst, grown, start = [0.0, 0.0], [0, 0], list[int]()
+    for way in range(2):
+        state, token = {n: first[n] for n in caches}, 3
+        for past in range(count):
+            inputs = {"ids": np.array([[token]]), **state}
+            expected = judge.of(inputs)
+            if way:
+                bound.write({"ids": [[token]]})
+                bound.run(past=past)
+            got = bound.to_host() if way else exe.run(inputs)
+            worst[way] = max(worst[way], error_of(got, expected))
+            state = {n: expected[n[:-1] + n[0]] for n in caches}
+            token = int(np.abs(expected["y"]).argmax()) % 1000
+            if past == count - 2:
+                start.append(resident())
+        grown[way] = resident() - start[-1]
+    programs = len(exe.cache) - 1
+    made = [Found(f"decoder, {count} tokens by runs", count, programs, worst[0], grown[0])]
+    made.append(Found(f"decoder, {count} tokens in place", count, 1, worst[1], grown[1], most_programs=1))
+    exe.close()
+    return made
+
+
+def from_threads(proto: onnx.ModelProto, span: tuple[int, int], args: argparse.Namespace) -> Found:
+    """Runs at random lengths from several threads, the memory measured after a tenth of them."""
+    judge, exe, lock = Judge(proto, args.seed), opened(proto, {"seq": span}, args), threading.Lock()
+    for length in range(span[0], span[1] + 1):
+        exe.run(judge.at(length)[0])
+
+    def work(number: int, runs: int) -> float:
+        rng, worst = np.random.default_rng([args.seed, number, runs]), 0.0
+        for length in rng.integers(span[0], span[1] + 1, runs):
+            with lock:
+                inputs, expected = judge.at(int(length))
+            worst = max(worst, error_of(exe.run(inputs), expected))
+        return worst
+
+    each, worst, before = args.runs // args.threads, 0.0, 0
+    for runs in (max(each // 10, 1), each - max(each // 10, 1)):
+        with ThreadPoolExecutor(args.threads) as pool:
+            worst = max(worst, *pool.map(work, range(args.threads), [runs] * args.threads))
+        before = before or resident()
+    made = Found(f"encoder, {args.threads} threads", each * args.threads, len(exe.cache), worst, resident() - before)
+    exe.close()
+    return made
+
+
+def measured(args: argparse.Namespace) -> list[Found]:
+    """What ``args`` ask for."""
+    rng, size = np.random.default_rng(args.seed), Size(args.hidden, args.layers, args.heads, args.most)
+    model, span = encoder(size, rng), (1, args.most)
+    if args.runs:
+        return [from_threads(model, span, args)]
+    lengths = sorted({1, args.most, *(int(n) for n in rng.choice(np.arange(2, args.most), args.lengths - 2, replace=False))})
+    found = [many_lengths(model, lengths, span, args)]
+    return found + tokens(decoder(size, rng), args.tokens, args)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--device", default="rocm")
+    made.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
+    defaults = {"hidden": 128, "layers": 2, "heads": 4, "most": 512, "lengths": 100, "tokens": 64, "runs": 0, "threads": 4}
+    for name, value in {**defaults, "seed": 0}.items():
+        made.add_argument(f"--{name}", type=int, default=value)
+    return made
+
+
+def main() -> int:
+    """Entry point."""
+    found = measured(parser().parse_args())
+    print("\n".join(map(str, found)))
+    return 0 if all(f.fine for f in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

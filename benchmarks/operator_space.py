@@ -86,6 +86,28 @@ def conv(d: Draw) -> onnx.ModelProto:
     return net.model(net.node("Transpose", y, perm=[0, 2, 3, 1]) if form == "nhwc" else y)
 
 
+#: Image sizes, channels, windows and strides of the depthwise convolutions of EfficientNet-B0, MobileNetV3 and ConvNeXt-T.
+DEPTHWISE = (
+    (112, 32, 3, 1), (112, 96, 3, 2), (56, 144, 3, 1), (56, 144, 5, 2), (28, 240, 5, 1), (28, 240, 3, 2), (14, 480, 3, 1),
+    (14, 480, 5, 1), (14, 672, 5, 1), (14, 672, 5, 2), (7, 1152, 5, 1), (7, 1152, 3, 1), (112, 16, 3, 1), (112, 64, 3, 2),
+    (56, 72, 3, 1), (56, 72, 5, 2), (28, 120, 5, 1), (14, 184, 3, 1), (7, 960, 5, 1), (56, 96, 7, 1), (28, 192, 7, 1),
+    (14, 384, 7, 1), (7, 768, 7, 1),
+)  # fmt: skip
+
+
+def depthwise(d: Draw) -> onnx.ModelProto:
+    """The depthwise convolutions of today's image models, their activation behind them."""
+    size, channels, kernel, stride = d.of("hw,c,k,s", DEPTHWISE)
+    net, batch = _net(d), d.of("n", (1, 1, 1, 4))
+    nhwc = d.of("form", ("nchw", "nchw", "nhwc")) == "nhwc"
+    x = net.input(batch, size, size, channels) if nhwc else net.input(batch, channels, size, size)
+    x = net.node("Transpose", x, perm=[0, 3, 1, 2]) if nhwc else x
+    attributes = {"pads": [kernel // 2] * 4, "strides": [stride] * 2, "group": channels}
+    y = net.node("Conv", x, _scaled(net, channels, 1, kernel, kernel), _scaled(net, channels), **attributes)
+    y = net.node(d.of("act", ("Relu", "HardSwish")), y)
+    return net.model(net.node("Transpose", y, perm=[0, 2, 3, 1]) if nhwc else y)
+
+
 def conv_transpose(d: Draw) -> onnx.ModelProto:
     """Upsampling convolutions."""
     size, channels, outputs = d.of("hw", SPATIAL[:8]), d.of("c", CHANNELS[2:14]), d.of("m", CHANNELS[:12])
@@ -307,6 +329,7 @@ def elementwise(d: Draw) -> onnx.ModelProto:
 KINDS: Mapping[str, Callable[[Draw], onnx.ModelProto]] = {
     "conv": conv, "conv_transpose": conv_transpose, "pool": pool, "matmul": matmul, "reduction": reduction,
     "normalisation": normalisation, "resize": resize, "move": move, "recurrent": recurrent, "elementwise": elementwise,
+    "depthwise": depthwise,
 }  # fmt: skip
 #: How often a kind is drawn.
 SHARES = {"conv": 8, "matmul": 3, "move": 3, "pool": 2, "elementwise": 2}

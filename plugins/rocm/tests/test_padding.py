@@ -134,9 +134,8 @@ def test_deeplabs_deepest_convolution_multiplies_no_padding(backend: Any) -> Non
 @pytest.mark.parametrize(
     "text", ["matmul b=1 m=100 depth=4096 width=1 off=0 +free", "depthwise n=8 c=16 h=80 w=80 k=7 s=2 d=1 p=3 off=0"]
 )
-def test_what_is_gathered_for_one_row_goes_to_the_generic_kernel(text: str, backend: Any) -> None:
+def test_what_is_gathered_for_one_row_is_no_panel(text: str, backend: Any) -> None:
     """A product with one column took 10 times ONNX Runtime's time while its rows were transposed, as if they were columns."""
     subject = subject_of(text, backend)
-    best = next(iter(backend.candidates(subject.operator, subject.binding)))
     offered = {o.family for o in backend.offered(subject.operator, subject.binding)}
-    assert best.family == "" and "panel" not in offered
+    assert "" in offered and "panel" not in offered

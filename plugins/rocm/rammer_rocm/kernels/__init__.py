@@ -10,8 +10,10 @@ from rammer.device.manifest import Binding
 from rammer.ir.device import VDevice
 from rammer.ir.operator import Resources, ROperator, compared
 
+from rammer_rocm.kernels.channels import channels
 from rammer_rocm.kernels.choose import GENERIC_RATE, panels
 from rammer_rocm.kernels.generic import generic_tiles
+from rammer_rocm.kernels.sliding import images
 from rammer_rocm.kernels.task import Family, TaskFunction
 
 __all__ = ["OpenClKernels", "families_of", "task_function"]
@@ -22,7 +24,7 @@ PANEL_TILES = 6
 
 def families_of(device: VDevice) -> tuple[Family, ...]:
     """The families whose kernels a unit can run."""
-    return tuple(f for f in (*panels(device), generic_tiles(device)) if f.needs(device))
+    return tuple(f for f in (*panels(device), images(device), channels(device), generic_tiles(device)) if f.needs(device))
 
 
 def task_function(operator: ROperator, binding: Binding, device: VDevice) -> TaskFunction:

@@ -21,6 +21,7 @@ from rammer_rocm.kernels.depth import PanelDepth
 from rammer_rocm.kernels.dots import bytes_product, check_bytes, dots
 from rammer_rocm.kernels.panel import check_maps, panel
 from rammer_rocm.kernels.skipping import WORTH, outside, skips_of
+from rammer_rocm.kernels.sliding import plain_seconds
 from rammer_rocm.kernels.task import Family
 from rammer_rocm.kernels.window import PanelWindow, window_of
 
@@ -105,7 +106,8 @@ def _tilings(form: PanelForm, device: VDevice) -> Iterator[PanelForm]:
     found = list(_tiled(form, device, _smallest(form.operator, device.veus)))
     if form.product_of is panel_product:
         work = form.operator.main.flops / (device.flops * device.veus)
-        most = {True: work / GENERIC_RATE, False: work / GENERIC_ROW_RATE}
+        plain = plain_seconds(form.operator, form.binding, device)
+        most = {True: work / GENERIC_RATE, False: min(plain, work / GENERIC_ROW_RATE)}
         found = [
             f
             for f in found

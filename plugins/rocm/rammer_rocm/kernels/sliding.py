@@ -1,0 +1,338 @@
+"""Windows that slide over an image: depthwise convolutions and pools, one image after another (the family ``image``).
+
+Each output combines a few taps of one image, and nothing else is shared: there is no matrix to multiply. So a task copies an
+image once, with its padding, to where every tap of every output is a whole vector: what strides leave out lies in planes of its
+own. Some rows of outputs are then computed at a time, as what is loaded for one is a tap of its neighbours, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+from rammer.codegen.contraction import check_followers, counts
+from rammer.codegen.family import Choice, Forms, by_seconds
+from rammer.codegen.task import Unsuited
+from rammer.codegen.vectors import STORED
+from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute, contraction_operands
+from rammer.ir.device import VDevice
+from rammer.ir.expr import Expr, Load, Op
+from rammer.ir.operator import ROperator
+
+from rammer_rocm.kernels.task import Family
+from rammer_rocm.kernels.vector import Vector
+
+#: Strides along rows that are taken apart by shuffles, and the most taps of a window (sums are not cut into blocks).
+STRIDES, MOST_TAPS = (1, 2), 256
+#: Rows of outputs that are computed together, and the most terms of their sums, which are written out.
+ROWS, MOST_TERMS = range(1, 9), 400
+#: Most bytes of a copied image: half of what the smallest first-level caches hold.
+MOST_BYTES = 1 << 18
+#: Tasks of each vEU that are tried.
+ROUNDS = (1, 2, 4, 8, 16, 32)
+#: Cycles of one core (fitted on a Zen 4): to begin an image, to copy a vector of it, to begin rows of sums, to load a vector that
+#: they share, for a tap of a sum and of a maximum, whose NaN is to stay; for a vector of outputs on its way to memory, and an
+#: operation and a function (exp) of the maps on it.
+IMAGE, COPY, BLOCK, LOAD, SUM, MAXIMUM, OUTPUT, MAP, FUNCTION = 60.0, 7.0, 8.0, 1.5, 1.1, 3.0, 8.0, 1.5, 30.0
+#: How much slower copies and loads are of what outgrows most of the first-level cache (bytes), and copies from memory.
+FAR, CACHE, MEMORY = 1.5, 28 << 10, 2.0
+#: Cycles of the generic kernel for a vector of outputs, to load one with a stride, and to mask one that meets padding.
+PLAIN, STRIDED, MASKED = 10.0, 3.0, 2.0
+#: Rows that the generic kernel computes together, where windows slide by one.
+PLAIN_ROWS = 8
+
+CONFIGS = {"rows": ROWS}
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """A dimension of the image: read at ``first + step * axis + reach * tap``, of ``extent`` elements ``stride`` apart;
+    ``outputs`` along the axis, of which a task has ``tile``."""
+
+    axis: str = ""
+    outputs: int = 1
+    tile: int = 1
+    step: int = 1
+    tap: str = ""
+    taps: int = 1
+    reach: int = 0
+    first: int = 0
+    extent: int = 1
+    stride: int = 0
+
+    @property
+    def staged(self) -> int:
+        """Elements under a tile, with its halo."""
+        return (self.tile - 1) * self.step + (self.taps - 1) * self.reach + 1
+
+    @property
+    def length(self) -> int:
+        """Elements of one plane along this dimension: every ``step``-th of the staged ones."""
+        return self.tile + (self.taps - 1) * self.reach // self.step
+
+    def shared(self, outputs: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """For each (plane, place in it) that so many neighbouring outputs read: which of them, as which tap."""
+        found = dict[tuple[int, int], list[tuple[int, int]]]()
+        for j, tap in product(range(outputs), range(self.taps)):
+            place, plane = divmod(tap * self.reach, self.step)
+            found.setdefault((plane, place + j), []).append((j, tap))
+        return found
+
+
+@dataclass(frozen=True)
+class WindowForm:
+    """An operator of windows on images: ``x`` is the image's load, ``weights`` that of a constant or None, ``after`` the maps
+    behind, ``slides`` the image's dimensions."""
+
+    operator: ROperator
+    binding: Binding
+    main: Compute
+    x: Load
+    weights: Load | None
+    after: tuple[Compute, ...]
+    slides: tuple[Slide, ...]
+
+
+@dataclass(frozen=True)
+class ImageForm(WindowForm):
+    """``high`` and ``wide`` are the image's rows' and columns' dimensions, ``outer`` the other axes of the result."""
+
+    high: Slide
+    wide: Slide
+    outer: tuple[str, ...]
+
+    @cached_property
+    def tile(self) -> dict[str, int]:
+        """Tile size by axis."""
+        return {a.name: t for a, t in zip(self.main.axes, self.operator.tile, strict=True)}
+
+    @property
+    def planes(self) -> int:
+        """Planes of a copied image."""
+        return self.high.step * self.wide.step
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of a plane to the next."""
+        return self.wide.length
+
+    @property
+    def images(self) -> int:
+        """Images of a full task."""
+        return math.prod(self.tile[a] for a in self.outer)
+
+    @property
+    def rows(self) -> int:
+        """Rows of outputs that are computed together."""
+        return dict(self.operator.config).get("rows", 1)
+
+    @property
+    def height(self) -> int:
+        """Rows of outputs that are computed."""
+        return -(-self.high.tile // self.rows) * self.rows
+
+    def lanes(self, most: int) -> int:
+        """Elements of a vector: no more than a row of outputs fills."""
+        return min((n for n in (4, 8, 16) if n >= self.wide.tile and n <= most), default=most)
+
+    def sums_pitch(self, lanes: int) -> int:
+        """Elements from one row of sums to the next."""
+        return -(-self.wide.tile // lanes) * lanes
+
+    def plane(self, lanes: int) -> int:
+        """Elements of a plane: one vector more than it needs, since vectors are copied and read whole."""
+        rows = self.high.length - self.high.tile + self.height
+        return -(-(rows * self.pitch) // lanes) * lanes + lanes
+
+    def scratch(self, lanes: int) -> int:
+        """Bytes of an image's planes and of its sums."""
+        return 4 * (self.planes * self.plane(lanes) + self.height * self.sums_pitch(lanes))
+
+    def tiled(self, tile: Mapping[str, int], rows: int) -> ImageForm:
+        """The same with this tile and so many rows at once."""
+        sizes = tuple(tile[a.name] for a in self.main.axes)
+        operator = replace(self.operator, tile=sizes, family="image", config=(("rows", rows),))
+        return replace(self, operator=operator, high=_cut(self.high, tile), wide=_cut(self.wide, tile))
+
+
+def _cut(slide: Slide, tile: Mapping[str, int]) -> Slide:
+    return replace(slide, tile=tile.get(slide.axis, 1))
+
+
+def window_form(operator: ROperator, binding: Binding) -> WindowForm:
+    """The windows of an operator, and the maps behind them. Raises Unsuited."""
+    main, after = operator.main, operator.computes[1:]
+    if operator.computes[0] is not main or operator.endings or 0 in main.shape:
+        raise Unsuited("more than windows and the maps behind them")
+    if operator.anchor.shape != main.shape or not 1 <= math.prod(r.extent for r in main.reduce) <= MOST_TAPS:
+        raise Unsuited("no short window")
+    check_followers(main, after)
+    names = (*operator.inputs, *(c.name for c in operator.computes))
+    if not {binding.types[n].dtype for n in names if not counts(n, binding)} <= STORED.keys():
+        raise Unsuited("no floats")
+    for c in after:
+        Vector(1, lambda load: load.tensor).value(c.body)
+    x, weights = _operands(main, binding)
+    return WindowForm(operator, binding, main, x, weights, after, tuple(_slides(main, x, binding)))
+
+
+def image_form(operator: ROperator, binding: Binding) -> ImageForm:
+    """The form of an operator, tiled or not. Raises Unsuited."""
+    window = window_form(operator, binding)
+    main, slides, weights = window.main, window.slides, window.weights
+    wide = [s for s in slides if s.axis and s.stride == 1 and s.outputs > 1]
+    if len(wide) != 1 or wide[0].step not in STRIDES:
+        raise Unsuited("no row of an image")
+    high = [s for s in slides if s.tap and s is not wide[0]]
+    if len(high) > 1:
+        raise Unsuited("more than two axes of windows")
+    sliding = {wide[0].axis, *(s.axis for s in high)}
+    if weights is not None and ex.axes_of(weights) & sliding:
+        raise Unsuited("weights that differ along the image")
+    outer = tuple(a.name for a in main.axes if a.name not in sliding)
+    form = ImageForm(**vars(window), high=next(iter(high), Slide()), wide=wide[0], outer=outer)
+    return _placed(form) if operator.tile else form
+
+
+def _placed(form: ImageForm) -> ImageForm:
+    found = replace(form, high=_cut(form.high, form.tile), wide=_cut(form.wide, form.tile))
+    if found.wide.tile != found.wide.outputs:
+        raise Unsuited("rows of an image in parts")
+    return found
+
+
+def _operands(main: Compute, binding: Binding) -> tuple[Load, Load | None]:
+    """The load of the image and that of the weights."""
+    operands = contraction_operands(main)
+    if operands is None:
+        if not isinstance(main.body, Load) or main.combiner not in ("sum", "max"):
+            raise Unsuited("no window of one image")
+        return main.body, None
+    known = [o for o in operands if o.tensor in binding.constants and o.fill is None]
+    taps = {r.name for r in main.reduce if r.extent > 1}
+    if len(known) != 1 or not ex.axes_of(known[0]) >= taps:
+        raise Unsuited("no known weights")
+    return operands[operands[0] is known[0]], known[0]
+
+
+def _slides(main: Compute, x: Load, binding: Binding) -> Iterator[Slide]:
+    """The dimensions of the image; Unsuited unless each is read along one axis of the result, and one of the window, at most."""
+    axes, taps = ({a.name: a.extent for a in group if a.extent > 1} for group in (main.axes, main.reduce))
+    storage, shape, seen = binding.storages[x.tensor], binding.types[x.tensor].shape, list[str]()
+    for index, stride, extent in zip(x.indices, storage.strides, shape, strict=True):
+        form = ex.affine(index)
+        if form is None:
+            raise Unsuited(f"{x} is not affine")
+        along, over = ([n for n in form[0] if n in group] for group in (axes, taps))
+        if len(along) > 1 or len(over) > len(along) or any(f <= 0 for f in form[0].values()):
+            raise Unsuited("no window that slides along one axis")
+        seen += along + over
+        slide = Slide(first=form[1], extent=extent, stride=stride)
+        for axis in along:
+            slide = replace(slide, axis=axis, outputs=axes[axis], tile=axes[axis], step=form[0][axis])
+        for tap in over:
+            slide = replace(slide, tap=tap, taps=taps[tap], reach=form[0][tap])
+        if not over and not (along and stride == 1) and not _inside(slide):
+            raise Unsuited("padding beside the image")
+        yield slide
+    if len(seen) != len(set(seen)) or not taps.keys() <= set(seen):
+        raise Unsuited("an axis runs through several dimensions, or none")
+
+
+def _inside(slide: Slide) -> bool:
+    return slide.first >= 0 and slide.first + slide.staged <= slide.extent
+
+
+def _tilings(form: ImageForm, device: VDevice) -> Iterator[ImageForm]:
+    """Whole images as far as they fit, from the outer axes in; rows in parts where there are few images."""
+    found = set[tuple[tuple[str, int], ...]]()
+    for rounds in ROUNDS:
+        tile, want = dict[str, int](), device.veus * rounds
+        for axis in (*form.outer, form.high.axis):
+            extent = next((a.extent for a in form.main.axes if a.name == axis), 1)
+            parts = min(want, extent)
+            tile[axis] = -(-extent // parts)
+            want = -(-want // -(-extent // tile[axis]))
+        tile[form.wide.axis] = form.wide.outputs
+        found.add(tuple(tile.items()))
+        for part in (4, 8, 16):
+            rows = 8 * -(-form.high.outputs // (8 * part))
+            found.add(tuple({**tile, form.high.axis: min(rows, tile[form.high.axis])}.items()))
+    for sizes in sorted(found):
+        ways = [
+            form.tiled(dict(sizes), rows) for rows in ROWS if rows * form.high.taps * form.wide.taps <= MOST_TERMS or rows == 1
+        ]
+        best = min(ways, key=lambda way: (cycles(way, device), way.rows))
+        if best.scratch(device.vector) <= MOST_BYTES and cycles(best, device) < plain_cycles(best, device.vector):
+            yield best
+
+
+def cycles(form: ImageForm, device: VDevice) -> float:
+    """Cycles of one core for a full task."""
+    high, wide, lanes = form.high, form.wide, form.lanes(device.vector)
+    slow, far = lanes / device.vector, FAR if form.scratch(device.vector) > CACHE else 1.0
+    source = form.binding.types[form.x.tensor].nbytes > device.layer("veu").capacity
+    copy = COPY * far * (MEMORY if source else 1.0)
+    copied = min(high.staged, high.extent) * -(-min(wide.staged, wide.extent) // (lanes * wide.step)) * wide.step
+    across = -(-wide.tile // lanes)
+    each = (SUM if form.main.combiner == "sum" else MAXIMUM) * form.rows * high.taps * wide.taps
+    together = slow * (each + LOAD * far * len(high.shared(form.rows)) * wide.taps) + BLOCK + form.rows
+    behind = OUTPUT + sum(operations(c.body) for c in form.after)
+    one = IMAGE + copy * copied + form.height // form.rows * across * together + high.tile * across * behind
+    return form.images * one
+
+
+def plain_seconds(operator: ROperator, binding: Binding, device: VDevice) -> float:
+    """Seconds of the generic kernel for all of an untiled operator that slides over images; infinite for others."""
+    try:
+        form = image_form(replace(operator, tile=()), binding)
+    except Unsuited:
+        return math.inf
+    whole = form.tiled({a.name: a.extent for a in form.main.axes}, 1)
+    return plain_cycles(whole, device.vector) / (device.flops / (2 * device.vector) * device.veus)
+
+
+def plain_cycles(form: ImageForm, most: int) -> float:
+    """Cycles of one core for a task of this size by the generic kernel, which reads each tap from the image, and masks it at the
+    edges."""
+    high, wide = form.high, form.wide
+    lanes = max((n for n in (4, 8, 16) if n <= min(wide.tile, most)), default=1)
+    across = -(-wide.tile // lanes)
+    edges = (wide.first < 0) + (wide.first + wide.staged > wide.extent)
+    rows = next((n for n in range(PLAIN_ROWS, 1, -1) if high.outputs % n == 0), 1) if high.step == 1 else 1
+    loads = wide.taps * high.taps if rows == 1 else wide.taps * (high.taps + rows - 1) / rows
+    load = (1.0 if wide.step == 1 else STRIDED) + MASKED * min(1.0, edges / across)
+    each = (SUM if form.main.combiner == "sum" else MAXIMUM) * high.taps * wide.taps
+    behind = sum(operations(c.body) for c in form.after)
+    return form.images * high.tile * across * (PLAIN + loads * load + each + behind)
+
+
+def operations(e: Expr) -> float:
+    """Cycles of a map for a vector of outputs."""
+    inner = sum(operations(k) for k in ex.children(e)) if not isinstance(e, Load) else 0.0
+    return inner + (0.0 if not isinstance(e, Op) else FUNCTION if e.fn in ex.TRANSCENDENTAL else MAP)
+
+
+def _seconds(form: ImageForm, binding: Binding, device: VDevice) -> float:
+    """Predicted seconds of all tasks, without the launch."""
+    clock = device.flops / (2 * device.vector)
+    lanes = device.vector
+    task = (cycles(form, device) + form.scratch(lanes) / (4 * lanes)) / clock + device.dispatch
+    return -(-form.operator.task_count // device.veus) * task
+
+
+def images(device: VDevice) -> Family:
+    """The family for a unit."""
+    from rammer_rocm.kernels.sliding_kernel import image_function
+
+    forms = Forms(image_form, _tilings, _seconds, lambda form, binding: image_function(form, device.vector), _ordered)
+    return replace(forms.family("image", CONFIGS), needs=lambda unit: unit.threads == 1 and unit.vector in (4, 8, 16), most=4)
+
+
+def _ordered(choices: Iterable[Choice]) -> list[Choice]:
+    return list(by_seconds(choices))

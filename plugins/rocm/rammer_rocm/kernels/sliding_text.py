@@ -1,0 +1,140 @@
+"""What families of windows write alike: where a vector of outputs is, the maps behind it, and its way to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from rammer.codegen.contraction import address
+from rammer.codegen.operations import literal, put
+from rammer.codegen.target import head_of
+from rammer.codegen.task import Argument, Packing, Unsuited, hash_of
+from rammer.codegen.text import Text, digits, total
+from rammer.ir import expr as ex
+from rammer.ir.compute import Compute
+from rammer.ir.expr import Load, Ref
+
+from rammer_rocm.kernels.generic import CPU_DIALECT
+from rammer_rocm.kernels.sliding import WindowForm
+from rammer_rocm.kernels.task import TaskFunction
+from rammer_rocm.kernels.vector import Vector, element, read, vector_type, write
+
+
+class WindowText:
+    """Writes one task function. A vector of outputs lies along the axis ``lane``: ``at`` says where it begins along every axis,
+    and ``room`` how many elements behind its first one there are along ``lane`` (C texts)."""
+
+    def __init__(self, form: WindowForm, lanes: int, lane: str) -> None:
+        self.window, self.lanes, self.lane = form, lanes, lane
+        self.text = Text()
+        self.arguments: dict[tuple[str, str], Argument] = {}
+        self.kind = vector_type(lanes)
+        self.at: dict[str, str] = {}
+        self.room = "0"
+
+    def finished(self, family: str, scratch: int) -> TaskFunction:
+        """The function of what was written."""
+        arguments = tuple(self.arguments.values())
+        types = tuple(CPU_DIALECT.types[self.stored(a.tensor, a.packing)] for a in arguments)
+        pointers = [(t, a.written) for t, a in zip(types, arguments, strict=True)]
+        body = f" {{\n{self.text}}}\n"
+        name = f"{family}_" + hash_of(head_of(CPU_DIALECT, "", pointers) + body)
+        return TaskFunction(name, head_of(CPU_DIALECT, name, pointers) + body, arguments, types, scratch)
+
+    def stored(self, tensor: str, packed: Packing | None = None) -> str:
+        """The element type of a tensor, or of its packed form, in memory."""
+        return packed.dtype if packed else self.window.binding.types[tensor].dtype
+
+    def pointer(self, tensor: str, written: bool = False, packed: Packing | None = None) -> str:
+        """Name of the parameter for ``tensor``."""
+        key = (tensor, packed.key if packed else "")
+        self.arguments.setdefault(key, Argument(tensor, written, packed))
+        return f"p{list(self.arguments).index(key)}"
+
+    def spread(self, scalar: str) -> str:
+        """A scalar in every lane."""
+        return f"({self.kind})({scalar})"
+
+    @property
+    def fill(self) -> str:
+        """What lies outside the image."""
+        return literal(CPU_DIALECT, float(self.window.x.fill or 0.0), "float32")
+
+    @property
+    def start(self) -> str:
+        """What a sum begins with."""
+        return "-INFINITY" if self.window.main.combiner == "max" else "0"
+
+    def combined(self, so_far: str, value: str, weight: str) -> str:
+        """What a sum becomes with one more element; ``weight`` is "" where there are none."""
+        if self.window.main.combiner == "max":
+            return f"rm_vmax{self.lanes}({so_far}, {value})"
+        return f"fma({value}, {weight}, {so_far})" if weight else f"{so_far} + {value}"
+
+    def origins(self) -> None:
+        """Origins ``o_`` and clipped extents ``e_`` of every axis."""
+        operator = self.window.operator
+        places = zip(self.window.main.axes, operator.tile, digits("task", operator.grid), strict=True)
+        for axis, tile, place in places:
+            self.text.line(f"const int o_{axis.name} = {f'{place} * {tile}' if tile < axis.extent else '0'};")
+            size = str(tile) if axis.extent % tile == 0 else f"min({tile}, {axis.extent} - o_{axis.name})"
+            self.text.line(f"const int e_{axis.name} = {size};")
+
+    def steps(self, load: Load, axes: Mapping[str, str] | None = None) -> tuple[dict[str, int], int]:
+        """The address of a load behind the window, whose axes are renamed by ``axes``, or of the image."""
+        renamed = ex.substitute(load, {old: Ref(new) for old, new in (axes or {}).items()})
+        if not isinstance(renamed, Load) or (axes is not None and load.fill is not None):
+            raise Unsuited(f"{load} behind a window")
+        return address(renamed, self.window.binding.storages[load.tensor].strides)
+
+    def place(self, steps: Mapping[str, int], constant: int) -> str:
+        """The address of the vector's first element."""
+        return total([(f"({self.at[a]})", steps[a]) for a in self.at if a in steps], constant)
+
+    def maps(self, value: str) -> None:
+        """What is behind the window for the vector ``value`` of sums, and the stores."""
+        main = self.window.main
+        names = {main.name: value}
+        self._store(main, value)
+        for number, c in enumerate(self.window.after):
+            axes = dict(zip((a.name for a in c.axes), (a.name for a in main.axes), strict=True))
+            vector = Vector(self.lanes, partial(self._load, names, axes), f"v{number}_")
+            names[c.name] = vector.value(c.body)
+            self.text.all(vector.lines)
+            self._store(c, names[c.name])
+
+    def _load(self, names: Mapping[str, str], axes: Mapping[str, str], load: Load) -> str:
+        if load.tensor in names:
+            return names[load.tensor]
+        steps, constant = self.steps(load, axes)
+        pointer, kind, step = self.pointer(load.tensor), self.stored(load.tensor), steps.get(self.lane, 0)
+        place = self.place(steps, constant)
+        if step == 0:
+            return self.spread(element(kind, pointer, place))
+        if step == 1:
+            return read(kind, self.lanes, f"{pointer} + ({place})")
+        lanes = (element(kind, pointer, f"{place} + min({n}, {self.room}) * {step}") for n in range(self.lanes))
+        return f"({self.kind})({', '.join(lanes)})"
+
+    def _store(self, c: Compute, value: str) -> None:
+        text, lanes = self.text, self.lanes
+        if c.name not in self.window.operator.outputs:
+            return
+        axes = dict(zip((a.name for a in c.axes), (a.name for a in self.window.main.axes), strict=True))
+        steps, constant = self.steps(Load(c.name, tuple(Ref(a.name) for a in c.axes)), axes)
+        pointer, kind, step = self.pointer(c.name, written=True), self.stored(c.name), steps.get(self.lane, 0)
+        place = self.place(steps, constant)
+        if step == 1:
+            whole = write(kind, lanes, f"{pointer} + ({place})", value)
+            text.line(f"if ({self.left(steps)} >= {lanes}) {whole}")
+            text.line("else {")
+        else:
+            text.line("{")
+        text.line(f"float lane[{lanes}]; vstore{lanes}({value}, 0, lane);")
+        each = put(CPU_DIALECT, pointer, f"{place} + l * {step}", kind, "lane[l]")
+        text.line(f"for (int l = 0; l < min({lanes}, {self.room} + 1); ++l) {each}")
+        text.line("}")
+
+    def left(self, steps: Mapping[str, int]) -> str:
+        """Elements from the vector's first one on that may be written whole."""
+        return f"{self.room} + 1"

@@ -41,7 +41,8 @@ class KernelFamily(Generic[Unit, Code, Own]):
     together as many (``product``). ``first`` says of an operator whether only this family is offered where it has
     candidates. ``last`` is true of a family that can write everything and is offered behind all others, in its own order:
     it counts bytes, and operations at the peak, so schedules never take it for less work than the best of the others.
-    ``holds`` is true of families that keep a product's operand on chip. ``times`` predicts seconds of one round of tasks,
+    ``beside`` is true of families whose kernels may stand beside others' in one launch, ``holds`` of those that keep a product's
+    operand on chip. ``times`` predicts seconds of one round of tasks,
     alone and crowded, where that is no share of ``seconds``. ``own`` is for the device's executors.
     """
 
@@ -56,6 +57,7 @@ class KernelFamily(Generic[Unit, Code, Own]):
     first: Callable[[ROperator, Binding, Unit], bool] | None = None
     last: bool = False
     holds: bool = False
+    beside: bool = False
     times: Callable[[ROperator, Binding, Unit], tuple[float, float]] | None = None
     own: Own | None = None
     spread: Callable[[ROperator], int] = lambda operator: 1

@@ -29,6 +29,8 @@ from rammer.tile.search import ranked_tiles
 
 #: Plans that the search keeps, and the most results of one operator.
 BEAM, MOST_RESULTS = 4, 8
+#: By how much a move may be slower than its parts: two of them may pay where neither does alone.
+UPHILL: Final = 1.3
 #: Operators of a region from which on only the best plan is kept: a search is no longer than its region is large.
 WIDE: Final = 24
 
@@ -130,7 +132,8 @@ class _Stitcher:
         if len(group) == 1:
             return self.operators[next(iter(group))]
         if group not in self.stitched:
-            self.stitched[group] = self._made(group)
+            made = self._made(group)
+            self.stitched[group] = min((made, recomputing(made)), key=self._price) if made is not None else None
         return self.stitched[group]
 
     def _made(self, group: Members) -> ROperator | None:
@@ -194,14 +197,15 @@ class _Stitcher:
             moved = {p.groups: p for plan in plans for p in self._moves(plan, region)}
             plans = sorted(moved.values(), key=lambda p: (p.delta, sorted(map(sorted, p.groups))))[:width]
             found += plans
-        shortlist = [_Plan(), *sorted(found[1:], key=lambda p: p.delta)[:width]]
+        paying = sorted((p for p in found if p.delta < 0), key=lambda p: p.delta)
+        shortlist = [_Plan(), *paying[:width]]
         timed = [self._seconds(p, region) for p in shortlist]
         chosen = min(range(len(timed)), key=timed.__getitem__)
         self._log(shortlist, timed, chosen)
         return sorted(shortlist[chosen].groups, key=sorted)
 
     def _moves(self, plan: _Plan, region: Iterable[tuple[int, int]]) -> list[_Plan]:
-        """Every plan that joins two groups of ``plan`` and saves time by it."""
+        """Every plan that joins two groups of ``plan`` and saves time by it, or might with further moves."""
         moves = dict.fromkeys((plan.group(a), plan.group(b)) for a, b in region)
         result = []
         for a, b in moves:
@@ -209,9 +213,9 @@ class _Stitcher:
             if whole is None:
                 continue
             parts = [o for o in (self.operator(a), self.operator(b)) if o is not None]
-            delta = self._price(whole) - sum(map(self._price, parts))
-            if delta < 0 and not self._circular(plan, a | b):
-                result.append(plan.joined(a, b, delta))
+            together, apart = self._price(whole), sum(map(self._price, parts))
+            if together < apart * UPHILL and not self._circular(plan, a | b):
+                result.append(plan.joined(a, b, together - apart))
         return result
 
     def _price(self, operator: ROperator) -> float:
@@ -239,6 +243,13 @@ def memory_bound(operator: ROperator) -> bool:
     """Whether an operator is maps and reductions alone, and has something to compute."""
     kinds = {c.kind for c in operator.computes}
     return kinds <= {"map", "reduction"} and not operator.endings and 0 not in operator.anchor.shape
+
+
+def recomputing(operator: ROperator) -> ROperator:
+    """The same operator that keeps no rows of maps on chip: who reads them computes them again. So rows may be of any length."""
+    maps = {c.name for c in operator.computes if not c.reduce}
+    links = tuple(replace(e, layer="thread") if e.producer in maps else e for e in operator.connections)
+    return replace(operator, connections=links)
 
 
 def meeting(group: Sequence[Compute], c: Compute) -> Scope | None:

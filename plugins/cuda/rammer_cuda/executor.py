@@ -20,6 +20,7 @@ from rammer_cuda.gpu import Gpu
 from rammer_cuda.kernels.ended import ended
 from rammer_cuda.kernels.task import TaskKernel
 from rammer_cuda.launches import Launch, cached_launches, consecutive, launches
+from rammer_cuda.packs import packed
 from rammer_cuda.pdl import Switches
 from rammer_cuda.resident import Resident
 from rammer_cuda.source import Writer
@@ -63,10 +64,12 @@ class CudaProgram(GpuProgram):
         read = {program.storage[a.tensor].buffer for a in arguments if a.packing is None}
         read |= program.moved_constants
         super().__init__(Resident(program, constants, gpu, index, read))
+        plan = cached_launches(program) if repeat == 1 else launches(program)
+        plan, kernels = packed(plan, kernels, program, binding, gpu)
+        kernels = {x.operator: kernels[x.operator] for x in plan}
         with self.resident.device:
             self.resident.pack(arguments, constants)
             functions = self.resident.load(kernels.values())
-            plan = cached_launches(program) if repeat == 1 else launches(program)
             self.recipe = Recipe(plan, kernels, functions, gpu.dependents)
             graph = CapturedGraph(build_graph(self.resident, self.recipe, repeat), self.resident)
             self.launchable = self.turning(graph, self.resident)

@@ -110,4 +110,4 @@ def times(operator: ROperator, binding: Binding, gpu: Gpu) -> tuple[float, float
     return max(cost.alone, slow), max(cost.crowded, slow)
 
 
-GENERIC: Final = Family("", {"threads": range(32, 1025)}, plain_candidates, plain_seconds, generic, times=times)
+GENERIC: Final = Family("", {"threads": range(32, 1025)}, plain_candidates, plain_seconds, generic, times=times, beside=True)

@@ -32,7 +32,8 @@ class Frame:
     """One kernel under construction: ``p0, p1, ...`` point at the operator's inputs, then its outputs.
 
     ``block`` collects the statements; Computes in ``inlined`` are computed where they are read. The task's origin along
-    the anchor's axis ``k`` is ``o{k}``. ``device``, ``dynamic`` and ``resident`` are the kernel's (``TaskKernel``).
+    the anchor's axis ``k`` is ``o{k}``. ``device``, ``dynamic``, ``resident`` and ``blocks`` are the kernel's (``TaskKernel``);
+    of several blocks a task this one is number ``rank``.
     """
 
     operator: ROperator
@@ -44,6 +45,7 @@ class Frame:
     dynamic: int = 0
     device: str = ""
     resident: int = 0
+    blocks: int = 1
 
     def __post_init__(self) -> None:
         tensors = [(n, False) for n in self.operator.inputs] + [(n, True) for n in self.operator.outputs]
@@ -58,7 +60,10 @@ class Frame:
         operator, below = self.operator, self.operator.task_count
         self.line("// The task, and where its tile begins.")
         self.line("const int tid = (int)threadIdx.x;")
-        self.line("const int task = order ? order[blockIdx.x] : first + (int)blockIdx.x;")
+        if self.blocks > 1:
+            self.line(f"const int rank = (int)blockIdx.x % {self.blocks}, slot = (int)blockIdx.x / {self.blocks};")
+        slot = "slot" if self.blocks > 1 else "(int)blockIdx.x"
+        self.line(f"const int task = order ? order[{slot.removeprefix('(int)')}] : first + {slot};")
         for d, (tile, count) in enumerate(zip(operator.tile, operator.grid, strict=True)):
             below //= count
             place = f"task / {below} % {count}" if below > 1 else f"task % {count}"
@@ -95,7 +100,7 @@ class Frame:
         text = Text()
         text.all(line.lstrip() for line in self.block.lines)
         made = TaskKernel("", device, parameters, str(text), self.arguments, self.threads, self.shared, self.dynamic)
-        return replace(made, resident=self.resident).named(prefix)
+        return replace(made, resident=self.resident, blocks=self.blocks).named(prefix)
 
 
 def steps_of(load: Load, strides: Sequence[int]) -> tuple[dict[str, int], int] | None:
@@ -157,6 +162,19 @@ def join_lanes(frame: Frame, c: Compute, totals: Sequence[Val], lanes: int, numb
         with frame.scope(f"for (int w = 1; w < {warps}; ++w)", "#pragma unroll"):
             block.line(f"const {kind} other = {share}[{k}][tid / {lanes} * {warps} + w];")
             block.line(block.combine(c, total.text, other))
+
+
+def join_blocks(frame: Frame, c: Compute, total: Val, number: int = 0) -> None:
+    """Combine ``total``, which all threads of a block have, over the blocks of its cluster in the order of their ranks."""
+    block, kind, shared = frame.block, ctype(CUDA, total.cdtype), f"whole{number}"
+    frame.shared += 8
+    block.line(f"__shared__ {kind} {shared};")
+    block.line(f"if (tid == 0) {shared} = {total.text};")
+    block.line("rm_cluster_meet();")
+    block.line(f"{total.text} = rm_peer_value(&{shared}, 0);")
+    with frame.scope(f"for (int r = 1; r < {frame.blocks}; ++r)", "#pragma unroll"):
+        block.line(f"const {kind} other = rm_peer_value(&{shared}, r);")
+        block.line(block.combine(c, total.text, Val("other", total.cdtype, atom=True)))
 
 
 def moved_bytes(operator: ROperator, binding: Binding) -> int:

@@ -3,6 +3,7 @@
 ``lanes`` neighbouring threads share one row and keep their elements of it in registers from the first load to the last
 store; a reduction is a sum (or maximum ...) of a thread's own elements in order, then a butterfly of warp shuffles, and
 where a row takes several warps their results meet in shared memory in the order of the warps: results repeat bit for bit.
+A row that is too long for a block is a cluster's of up to 8, whose results meet in the order of the blocks.
 Every expression, maps before and after the reductions included, is the core's emitter's.
 """
 
@@ -27,10 +28,11 @@ from rammer.ir.compute import Compute
 from rammer.ir.expr import Expr, Load, Ref, add, integer
 from rammer.ir.operator import ROperator
 
+from rammer_cuda.device import source
 from rammer_cuda.dialect import CUDA
 from rammer_cuda.family import sizes
 from rammer_cuda.gpu import Gpu
-from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_lanes, moved_bytes
+from rammer_cuda.kernels.frame import VECTOR, WARP, Frame, aligned, coordinates, join_blocks, join_lanes, moved_bytes
 from rammer_cuda.kernels.task import TaskKernel
 
 #: Threads that share a row, most elements a thread keeps, and threads of a block.
@@ -40,18 +42,27 @@ MOST_ELEMENTS, MOST_THREADS = 32, 1024
 MAP_ELEMENTS = 2048
 #: Registers that constants loaded ahead may take.
 AHEAD = 48
+#: Blocks that may share a row (the largest cluster that every GPU with clusters can schedule), and from which length on.
+CLUSTERS, LONG = (1, 2, 4, 8), 8192
 #: Types that a reduction may have here: those that warp shuffles move.
 SHUFFLED = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
 
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """``lanes`` threads a row, ``vector`` neighbouring elements a load, ``chunks`` loads a thread, ``rows`` a block."""
+    """``lanes`` threads a row and block, ``vector`` neighbouring elements a load, ``chunks`` loads a thread, ``rows`` a block;
+    ``blocks`` share a row."""
 
     lanes: int
     vector: int
     chunks: int
     rows: int
+    blocks: int = 1
+
+    @property
+    def across(self) -> int:
+        """Threads that share a row, over all blocks."""
+        return self.lanes * self.blocks
 
     @property
     def threads(self) -> int:
@@ -62,9 +73,9 @@ class RowShape:
 def shape_of(form: RowForm) -> RowShape:
     """The block of a tiled operator under its config."""
     operator, config = form.operator, dict(form.operator.config)
-    lanes, vector = config.get("lanes", WARP), config.get("vector", 1)
+    lanes, vector, blocks = config.get("lanes", WARP), config.get("vector", 1), config.get("blocks", 1)
     rows = math.prod(t for t, r in zip(operator.tile, form.row_of, strict=True) if r is not None)
-    return RowShape(lanes, vector, -(-form.length // (lanes * vector)), rows)
+    return RowShape(lanes, vector, -(-form.length // (lanes * blocks * vector)), rows, blocks)
 
 
 def strides_of(operator: ROperator, binding: Binding) -> dict[str, tuple[int, ...]]:
@@ -96,10 +107,14 @@ class _Rowwise:
             raise Unsuited(f"tile {operator.tile} of {shape.threads} threads")
         if shape.chunks * shape.vector > MOST_ELEMENTS or form.length % shape.vector or shape.lanes & (shape.lanes - 1):
             raise Unsuited(f"{shape.chunks} x {shape.vector} elements a thread for rows of {form.length}")
+        if shape.blocks not in CLUSTERS or (shape.blocks > 1 and (shape.rows > 1 or not form.reductions)):
+            raise Unsuited(f"{shape.blocks} blocks for {shape.rows} rows")
         self.joined = joinable(form, strides_of(operator, binding))
         # Reductions are not computed in place: where one is not yet known at a point, the emitter finds no such tensor.
         maps = {c.name: c for c in operator.computes if not c.reduce}
-        self.frame = Frame(operator, binding, maps, shape.threads)
+        device = source("cluster_rows") if shape.blocks > 1 else ""
+        resident = int(shape.blocks > 1)  # else ptxas leaves some clusters half of the registers
+        self.frame = Frame(operator, binding, maps, shape.threads, device=device, resident=resident, blocks=shape.blocks)
         self.block = self.frame.block
 
     def kernel(self) -> TaskKernel:
@@ -110,6 +125,8 @@ class _Rowwise:
             for number, c in enumerate(self.form.reductions):
                 self._reduce(number, c)
             self._store()
+            if self.s.blocks > 1:  # no block's shared memory ends while another may read it
+                self.frame.line("rm_cluster_meet();")
         except KeyError as problem:
             raise Unsuited(f"{problem} is read at another place than its row") from problem
         return self.frame.kernel("r_")
@@ -120,7 +137,8 @@ class _Rowwise:
         """This thread's row and elements; places beyond the end are moved back inside and never stored."""
         f, s, operator = self.frame, self.s, self.form.operator
         f.line("// This thread's row and its elements.")
-        f.line(f"const int lane = tid % {s.lanes}, local = tid / {s.lanes};")
+        rank = f" + rank * {s.lanes}" if s.blocks > 1 else ""
+        f.line(f"const int lane = tid % {s.lanes}{rank}, local = tid / {s.lanes};")
         tiles = [operator.tile[self.form.row_of.index(k)] for k in range(len(self.form.rows))]
         tests = [f"local < {s.rows}"] if s.rows * s.lanes < s.threads else []
         f.line(f"const int own = {f'min(local, {s.rows - 1})' if tests else 'local'};")
@@ -139,7 +157,7 @@ class _Rowwise:
     def _start(self, chunk: int) -> Ref:
         """First element of this thread's chunk, and whether the chunk is there (``m{chunk}``)."""
         s, n = self.s, self.form.length
-        place = f"(lane + {chunk * s.lanes}) * {s.vector}" if s.vector > 1 else f"lane + {chunk * s.lanes}"
+        place = f"(lane + {chunk * s.across}) * {s.vector}" if s.vector > 1 else f"lane + {chunk * s.across}"
         if self._partial(chunk):
             self.frame.line(f"const bool m{chunk} = {place} < {n};")
             place = f"min({place}, {n - s.vector})"
@@ -148,7 +166,7 @@ class _Rowwise:
         return ref
 
     def _partial(self, chunk: int) -> bool:
-        return (chunk + 1) * self.s.lanes * self.s.vector > self.form.length
+        return (chunk + 1) * self.s.across * self.s.vector > self.form.length
 
     def _element(self, start: Ref, v: int) -> tuple[Expr, ...]:
         """The element axes of element ``v`` of a chunk."""
@@ -218,6 +236,8 @@ class _Rowwise:
                 statement = self.block.combine(c, total.text, value)
                 self.block.line(f"if (m{chunk}) {statement}" if self._partial(chunk) else statement)
         join_lanes(self.frame, c, [total], self.s.lanes, number)
+        if self.s.blocks > 1:
+            join_blocks(self.frame, c, total, number)
         row = tuple(self.form.reduced(c, self.rows, self.elements[0][0])[a.name] for a in c.axes)
         self.block.memo[Load(c.name, row)] = total
 
@@ -230,7 +250,7 @@ class _Rowwise:
             if not form.whole:
                 point = form.point(self.rows, self.elements[0][0])
                 value = self.block.load(Load(name, point))
-                inside = " && ".join(filter(None, ("lane == 0" if self.s.lanes > 1 else "", self.inside)))
+                inside = " && ".join(filter(None, ("lane == 0" if self.s.across > 1 else "", self.inside)))
                 with self.block.nest(f"if ({inside or 'true'})") as scope:
                     scope.store(self.frame.places[name], point, value, ())
                 continue
@@ -258,6 +278,8 @@ class _Rowwise:
 #: its scheduler, and of working out an element's several coordinates. Fitted to 278 kernels of the zoo's models on an H200:
 #: the measured time over the predicted has a standard deviation of 0.11.
 START, BLOCK, BUTTERFLY, WARP_READ, CHAIN, LINE, PLACE = 612, 1.23, 20, 36, 6.7, 1.88, 7.3
+#: Cycles of a cluster's barrier, and of reading one value of another block of it.
+MEET, PEER = 600, 30
 #: Bytes of a cache line.
 LINE_BYTES = 128
 #: Threads of a block that are aimed at.
@@ -266,11 +288,12 @@ BLOCKS = (64, 128, 256)
 
 def _tilings(form: RowForm, gpu: Gpu) -> Iterator[RowForm]:
     """Lanes and vectors that leave every thread at most ``MOST_ELEMENTS`` and no lane without any, in all blocks."""
-    for lanes, vector in product(LANES, (VECTOR, 1)):
-        fits = form.length % vector == 0 and -(-form.length // (lanes * vector)) * vector <= MOST_ELEMENTS
-        if fits and lanes * vector < 2 * max(form.length, 2):
+    long = gpu.clusters and form.reductions and form.length >= LONG
+    for lanes, vector, blocks in product(LANES, (VECTOR, 1), CLUSTERS if long else (1,)):
+        fits = form.length % vector == 0 and -(-form.length // (lanes * blocks * vector)) * vector <= MOST_ELEMENTS
+        if fits and lanes * blocks * vector < 2 * max(form.length, 2) and (blocks == 1 or lanes >= BLOCKS[-1]):
             for tile in sorted({_tile(form, max(1, threads // lanes)) for threads in BLOCKS}):
-                config = (("lanes", lanes), ("vector", vector))
+                config = (("lanes", lanes), ("vector", vector), *([("blocks", blocks)] * (blocks > 1)))
                 yield replace(form, operator=replace(form.operator, tile=tile, family="rowwise", config=config))
 
 
@@ -293,8 +316,9 @@ def _seconds(form: RowForm, binding: Binding, gpu: Gpu) -> float:
     found, strides = accesses(form), strides_of(operator, binding)
     lines = sum(_lines(ld, strides.get(ld.tensor, ()), found, s) for ld in found.loads)
     join = BUTTERFLY * (narrow.bit_length() - 1) + (WARP_READ * s.lanes // WARP if s.lanes > WARP else 0)
-    busy = s.threads / WARP * -(-operator.task_count // gpu.sms) / 4
-    cycles = START + BLOCK * operator.task_count + len(form.reductions) * join
+    join += (MEET + PEER * s.blocks) if s.blocks > 1 else 0
+    busy = s.threads / WARP * -(-operator.task_count * s.blocks // gpu.sms) / 4
+    cycles = START + BLOCK * operator.task_count * s.blocks + len(form.reductions) * join
     cycles += CHAIN * each * sum(ex.flops(c.body) + 1 for c in operator.computes) + busy * LINE * s.chunks * lines
     if not joinable(form, strides):
         cycles += PLACE * each
@@ -316,6 +340,7 @@ def _lines(load: Load, strides: tuple[int, ...], found: Accesses, s: RowShape) -
     return max(1, apart) * (1 if abs(across) == 1 else rows)
 
 
-ROWWISE: Final = Forms(form_of, _tilings, _seconds, lambda form, binding: _Rowwise(form, binding).kernel()).family(
-    "rowwise", sizes("lanes", "vector")
+_ROWS: Final = Forms(form_of, _tilings, _seconds, lambda form, binding: _Rowwise(form, binding).kernel())
+ROWWISE: Final = replace(
+    _ROWS.family("rowwise", sizes("lanes", "vector", "blocks")), beside=True, spread=lambda o: dict(o.config).get("blocks", 1)
 )

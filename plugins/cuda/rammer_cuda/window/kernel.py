@@ -220,6 +220,5 @@ def _distinct_loads(main: Compute, strip: tuple[int, ...]) -> int:
     return len(found)
 
 
-WINDOW: Final = Forms(window_of, _tilings, _seconds, lambda w, binding: _Window(w, binding).kernel()).family(
-    "window", sizes("high", "wide")
-)
+_WINDOWS: Final = Forms(window_of, _tilings, _seconds, lambda w, binding: _Window(w, binding).kernel())
+WINDOW: Final = replace(_WINDOWS.family("window", sizes("high", "wide")), beside=True)

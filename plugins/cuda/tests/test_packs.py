@@ -1,0 +1,131 @@
+"""Launches of small independent operators are one kernel, which computes what each of them does."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from rammer.compiled.segments import Compiled, ProgramSegment
+from rammer.compiler import Compiler
+from rammer.device.manifest import Binding, OpenOptions
+from rammer.frontend.bind import bind
+from rammer.frontend.reader import read_model
+from rammer.ir.evaluate import run_graph
+from rammer.profile.store import KernelStore
+from rammer.testing.some import some
+
+from rammer_cuda.emulator.launch import COMPILER, HostKernel, run_on_host
+
+pytest.importorskip("cuda.bindings")
+
+from rammer_cuda.backend import CudaBackend, open_backend
+from rammer_cuda.compile import compile_cubin
+from rammer_cuda.kernels.task import TaskKernel
+from rammer_cuda.launches import Launch, launches
+from rammer_cuda.packs import packed
+from rammer_cuda.source import translation_unit
+
+
+def target() -> CudaBackend:
+    backend = open_backend(OpenOptions(target="sm_90a"))
+    assert isinstance(backend, CudaBackend)
+    return backend
+
+
+def unrelated(shapes: list[tuple[int, ...]], operators: list[str]) -> Compiled:
+    """A model of operators, each on an input of its own."""
+    nodes = [
+        helper.make_node(op, [f"x{i}"], [f"y{i}"], **({"axis": -1} if op == "Softmax" else {})) for i, op in enumerate(operators)
+    ]
+    inputs = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, s) for i, s in enumerate(shapes)]
+    outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, s) for i, s in enumerate(shapes)]
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 21)], ir_version=9
+    )
+    return Compiler(target(), store=KernelStore(None)).compile(bind(read_model(made), {}))
+
+
+def kernels_of(compiled: Compiled) -> tuple[ProgramSegment, Binding, list[Launch], dict[str, TaskKernel]]:
+    (segment,) = compiled.segments
+    assert isinstance(segment, ProgramSegment)
+    binding, backend = Binding.of(segment.program, segment.constants), target()
+    kernels = backend.writer.all(segment.program.operators, binding)
+    plan, made = packed(launches(segment.program), kernels, segment.program, binding, backend.gpu)
+    return segment, binding, plan, made
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+def test_a_kernel_of_unrelated_operators_is_right(seed: int) -> None:
+    """On host threads: every part has its own blocks, pointers and first task."""
+    random, rng = Random(seed), np.random.default_rng(seed)
+    count = random.randrange(3, 6)
+    shapes = [(random.randrange(1, 9), random.choice((3, 17, 33, 64))) for _ in range(count)]
+    compiled = unrelated(shapes, [random.choice(("Relu", "Exp", "Tanh", "Softmax", "Neg")) for _ in range(count)])
+    segment, binding, plan, kernels = kernels_of(compiled)
+    (launch,) = plan
+    assert segment.compute is not None
+    values = {n: rng.standard_normal(segment.compute.types[n].shape).astype(np.float32) for n in segment.compute.inputs}
+    wanted = run_graph(segment.compute, values, precise=True)
+    have = run_on_host(HostKernel.of(kernels[launch.operator], binding, values, blocks=len(launch.tasks)), values)
+    for port in some(segment.program.outputs):
+        np.testing.assert_allclose(have[port.tensor], wanted[port.tensor], rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_different_blocks_are_one_kernel() -> None:
+    """Parts with fewer threads than the kernel wait for their own alone: a row of several warps beside others."""
+    compiled = unrelated([(4, 2000), (64, 33), (4, 700), (3, 5)], ["Softmax", "Relu", "Softmax", "Exp"])
+    _, _, plan, kernels = kernels_of(compiled)
+    (launch,) = plan
+    kernel = kernels[launch.operator]
+    assert "rm_part_meet<" in kernel.text
+    for architecture in ("sm_80", "sm_90a"):
+        assert compile_cubin(translation_unit([kernel]), architecture).resources[kernel.entry].spills == 0
+
+
+def test_launches_keep_their_order() -> None:
+    """What reads a result of a kernel of several comes behind it."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Exp", ["z"], ["b"]),
+        helper.make_node("ReduceMax", ["b"], ["c"], keepdims=0),
+        helper.make_node("Softmax", ["a"], ["d"], axis=0),
+    ]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", (40, 30)), ("z", (50, 7)))]
+    outputs = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
+        for n, s in (("a", (40, 30)), ("c", ()), ("d", (40, 30)), ("b", (50, 7)))
+    ]
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
+    compiled = Compiler(target(), store=KernelStore(None)).compile(bind(read_model(made), {}))
+    segment, _, plan, _ = kernels_of(compiled)
+    before = launches(segment.program)
+    assert len(plan) < len(before)
+    assert all(p < number for number, launch in enumerate(plan) for p in launch.after)
+    names = [o for launch in plan for o in launch.operator.split("__")]
+    assert sorted(names) == sorted(x.operator for x in before)
+
+
+#: Rows by their number and length, operators, and the scheme that these are worth: what of the text shows it.
+SCHEMES = {
+    "thread": ([(1000000, 8)], ["Softmax"], lambda text: "__shfl" not in text and "__syncthreads" not in text),
+    "warp": ([(4096, 100)], ["Softmax"], lambda text: "__shfl" in text and "__syncthreads" not in text),
+    "block": ([(16, 4000)], ["Softmax"], lambda text: "__shfl" in text and "__syncthreads" in text),
+    "cluster": ([(4, 262144)], ["Softmax"], lambda text: "rm_cluster_meet" in text),
+    "mixed": ([(4, 4000), (32, 3), (64, 33)], ["Softmax", "Softmax", "Relu"], lambda text: text.count("rm_part") >= 6),
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_is_chosen_by_some_case(scheme: str) -> None:
+    """Rows of a thread, a warp, a block or a cluster, and several of these in one kernel."""
+    shapes, operators, shows = SCHEMES[scheme]
+    _, _, plan, kernels = kernels_of(unrelated(shapes, operators))
+    (launch,) = plan
+    kernel = kernels[launch.operator]
+    assert shows(kernel.text), kernel.text
+    assert compile_cubin(translation_unit([kernel]), "sm_90a").resources[kernel.entry].spills == 0

@@ -8,8 +8,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "core")]
 
-from command import main  # noqa: E402 - the folder is no package: its modules find each other by path
 from entry import run  # noqa: E402
+from tables_command import main  # noqa: E402 - the folder is no package: its modules find each other by path
 
 if __name__ == "__main__":
     run(lambda: main(prog_name="python -m benchmarks"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from statistics import median
 from typing import Any, Final
 
 import onnx
-from zoo import SEED, Entry, find
+from zoo import SEED, SMALL, ZOO, Entry, find
 
 from rammer.compiled.options import Request
 from rammer.compiled.segments import ProgramSegment
@@ -98,8 +99,9 @@ class Subject:
 
 
 def exported(key: str, folder: Path, seed: int) -> Path:
-    """The model as a file, built once per folder."""
-    path = folder / f"{key.replace(':', '-')}-{seed}.onnx"
+    """The model as a file, built once per folder. A small form's name tells its arguments, which are the model as well."""
+    form = hashlib.sha256(repr(ZOO[key.removesuffix(SMALL)].small).encode()).hexdigest()[:8] if key.endswith(SMALL) else ""
+    path = folder / f"{key.replace(':', '-')}{form}-{seed}.onnx"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")

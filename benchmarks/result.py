@@ -48,8 +48,8 @@ def page(folder: Path, order: Sequence[str]) -> str:
     files = [p for p in folder.glob("*.md") if p.name != PAGE]
     files.sort(key=lambda p: (known.get(p.stem.partition("_")[2], len(known)), p.name))
     head = ["# All tables", "Written by `python -m benchmarks page`; each section is a file of this folder."]
-    head.append("\n".join(f"- [{p.stem}](#{p.stem})" for p in files))
-    return "\n\n".join((*head, *(f'<a id="{p.stem}"></a>\n\n{lowered(p.read_text(), p.stem)}' for p in files))) + "\n"
+    head.append("\n".join(f"- [{p.stem}]({p.name})" for p in files))
+    return "\n\n".join((*head, *(lowered(p.read_text(), p.stem) for p in files))) + "\n"
 
 
 def lowered(text: str, title: str) -> str:

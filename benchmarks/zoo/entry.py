@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from rammer.errors import BadInput
 from zoo.net import Array
 
 SEED: Final = 2026
@@ -50,8 +51,11 @@ class Entry:
         }
 
     def of_batch(self, batch: int) -> Entry:
-        """The same model for ``batch`` inputs at once. Nothing is published of it."""
-        return self._other(f"{self.key}_bs{batch}", partial(self.builder, batch=batch), self.integers)
+        """The same model for ``batch`` inputs at once, of which nothing is published. BadInput where there is none."""
+        try:
+            return self._other(f"{self.key}_bs{batch}", partial(self.builder, batch=batch), self.integers)
+        except (TypeError, ValueError) as problem:
+            raise BadInput(f"model {self.key} has no form for a batch of {batch}") from problem
 
     def narrow(self) -> Entry:
         """The small form, of which nothing is published."""

@@ -108,6 +108,17 @@ def test_a_bit_flip_in_a_compiled_program_is_never_a_wrong_result(
         check_result(rng, path)
 
 
+def test_programs_of_other_device_options_are_kept_beside_each_other(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
+    """Options that change no program, so no fingerprint (how much memory there is, which executor runs it), do not drive
+    each other's files out."""
+    path, given = saved(tmp_path / "m.onnx", model()), arrays(np.random.default_rng(0))
+    ways = ({}, {"memory": "1000000"}, {"memory": "2000000"})
+    for options in (*ways, *ways):
+        rammer.compile(path, device="toy", options=options).run(given)
+    assert len(list(own_cache.glob("programs/*.rammer"))) == len(ways)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_kept_program_is_that_of_its_name(tmp_path: Path, own_cache: Path, capsys: Capture) -> None:
     """Equal models with other weights differ in nothing but their keys: the file of one in the place of the other's."""
     head = '<ir_version: 9, opset_import: ["" : 21]> m (float[4] x) => (float[4] y)'

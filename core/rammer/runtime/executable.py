@@ -351,6 +351,8 @@ class Executable:
             self.source.digest,
             repr(key) + "".join(f" {n}={e}" for n, e in self.lengths.derived.items()),
             self.backend.fingerprint,
+            self.device,
+            repr(sorted(self.device_options.items())),
             options.policy,
             options.tune,
             options.precision,

@@ -121,14 +121,9 @@ def main(
     chosen = table(name)
     if chosen.script:
         keys = ",".join(_keys(chosen, models, small)) if models else ""
-        asked = {
-            "device": ",".join(devices or chosen.devices[:1]),
-            "models": keys,
-            "tune": tune,
-            "precision": precision,
-            "rounds": rounds,
-            "seed": seed,
-        }
+        named = devices or (chosen.devices[:1] if "device" in chosen.spelled else ())
+        asked: dict[str, Any] = {"device": ",".join(named), "models": keys, "tune": tune, "precision": precision}
+        asked |= {"rounds": rounds, "seed": seed}
         code = _script(chosen, out, asked, (*(w for o in options for w in ("--option", o)), *rest))
         if out is not None and not code:
             _page(out)

@@ -1,0 +1,182 @@
+"""One command for all tables: what it lists, measures, writes and refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tables_command
+from click.testing import CliRunner, Result
+from measuring import Settings, Subject, Way, measured, opened, subject
+from registry import TABLES
+from replay import Replay, graphs_of, searched
+from result import page
+from tables import matrices
+from tables.stitching import Kernels, xla_kernels
+from zoo import ZOO
+
+from rammer.errors import BadInput
+from rammer.schedule.ios import IOS
+from rammer.testing.some import some
+
+ROOT = Path(__file__).parents[2]
+TINY = ("--device", "ipu_sim", "--option", "tiles=8", "--rounds", "1")
+QUIET = Settings(("ipu_sim",), (), options={"tiles": "8"}, rounds=1, say=lambda text: None)
+
+
+def called(*words: str) -> Result:
+    return CliRunner().invoke(tables_command.main, words, catch_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def small() -> Subject:
+    return subject("squeezenet_bypass:small", 3)
+
+
+def test_every_table_is_listed_and_there() -> None:
+    text = called("--list").output
+    for table in some(TABLES.values()):
+        assert re.search(rf"^{table.name} +{re.escape(table.what)}", text, re.MULTILINE)
+        if table.script:
+            assert (ROOT / "benchmarks" / f"{table.where}.py").is_file()
+        else:
+            module, _, function = table.where.partition(":")
+            assert callable(getattr(__import__(module, fromlist=["x"]), function))
+            assert set(table.models.split(",")) <= {*ZOO, "*"}
+
+
+def test_every_script_has_the_options_that_it_is_given() -> None:
+    for table in some(t for t in TABLES.values() if t.spelled):
+        text = (ROOT / "benchmarks" / f"{table.where}.py").read_text()
+        for word in some(re.findall(r"--[a-z-]+", " ".join(table.spelled.values()))):
+            assert f'"{word}"' in text, f"{table.name}: {table.where}.py has no option {word}"
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "name", ["policies", "rammer-ablation", "ios-five-bars", "ios-pruning", "ios-batch", "stitching-kernels"]
+)
+def test_a_table_is_measured_written_and_on_the_page(name: str, tmp_path: Path) -> None:
+    done = called(name, *TINY, "--models", "alexnet", "--small", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / f"ipu_sim_{name.replace('-', '_')}.md").read_text()
+    assert f"`python -m benchmarks {name} --device ipu_sim --models alexnet:small" in text
+    assert "alexnet:small" in text and "## Environment" in text and "numpy" in text
+    assert text.partition("\n")[0] in (tmp_path / "tables.md").read_text().replace("## ", "# ")
+
+
+def test_the_command_is_a_program(tmp_path: Path) -> None:
+    """From the repository's root; a mistake is one message and exit code 2."""
+    for words, said in ((["polices"], "unknown table 'polices'"), (["policies", "--models", "alexnt"], "unknown model 'alexnt'")):
+        done = subprocess.run([sys.executable, "-m", "benchmarks", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("oclgrind", "--precision", "float32"), "table oclgrind takes no --precision"),
+        (("ios-batch", *TINY, "--models", "nerf_mlp:small"), "nerf_mlp:small has no form for a batch of 1"),
+        (("policies", "more"), "table policies takes no 'more'"),
+        (("ios-device", *TINY, "--models", "nerf_mlp:small"), "ios-device compares devices"),
+        (("policies", "--option", "tiles", "--models", "nerf_mlp:small"), "is not KEY=VALUE"),
+    ],
+)
+def test_what_a_table_cannot_do_is_said(words: tuple[str, ...], said: str) -> None:
+    done = called(*words)
+    assert isinstance(done.exception, BadInput) and said in str(done.exception)
+
+
+def test_a_wrong_result_fails_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("matrix", *TINY, "--models", "nerf_mlp:small")
+    good = called(*words)
+    assert good.exit_code == 0 and "None failed." in good.output
+    for wrong in (2e-4, float("nan"), float("inf")):
+        monkeypatch.setattr(matrices, "relative_error", lambda have, want, wrong=wrong: wrong)
+        monkeypatch.setattr(matrices, "POLICIES", ("sequential",))
+        done = called(*words)
+        assert done.exit_code == 1 and "relative L2 error" in done.output
+
+
+def test_a_way_that_fails_is_a_row_of_its_own(small: Subject) -> None:
+    good, bad = measured(small.path, small.feeds, [Way("good"), Way("bad", {"precision": "float17"})], QUIET, small.reference)
+    assert not good.failure and good.seconds > 0 and good.error < 1e-4 and good.operators >= good.memory_bound > 0
+    assert "float17" in bad.failure and bad.seconds == 0.0
+
+
+def test_stages_of_one_program_are_replayed_on_another_batch(rng: np.random.Generator) -> None:
+    """The same expressions share stages, nothing waits for a later stage, and results are the same."""
+    small = subject("crnn:small", 3)
+    entry = small.entry
+    plan = searched(small.path, small.feeds, QUIET, "one")
+    other = entry.of_batch(2)
+    model, feeds = other.build(3), other.feeds(int(rng.integers(1 << 20)))
+    same, moved = measured(model, feeds, [Way("own"), Way("moved", {"batching": "off"}, policy=plan)], QUIET)
+    assert moved.policy == plan.name != same.policy and moved.error < 1e-5
+    ((graph, device),) = graphs_of(small, QUIET)
+    schedule = plan(graph, device)
+    assert schedule.stages == IOS()(graph, device).stages
+    shuffled = Replay({n: int(rng.integers(5)) for n in plan.stages}, "shuffled")(graph, device)
+    place = {n: i for i, stage in enumerate(shuffled.stages) for n in stage}
+    assert all(place[p] <= place[n] for n in some(graph.names) for p in graph.after.get(n, ()))
+    opened(small.path, small.feeds, Way("", policy=Replay(dict.fromkeys(plan.stages, 0), "all at once")), QUIET).close()
+
+
+HLO = """HloModule jit_f, entry_computation_layout={(f32[4,8]{1,0})->f32[4]{0}}
+
+%fused (p: f32[4,4]) -> f32[4] {
+  %p = f32[4,4]{1,0} parameter(0)
+  ROOT %r = f32[4]{0} reduce(%p, %c), dimensions={1}, to_apply=%add
+}
+
+%loop (t: (f32[4])) -> (f32[4]) {
+  %t = (f32[4]{0}) parameter(0)
+  %g = f32[4]{0} get-tuple-element(%t), index=0
+  %e = f32[4]{0} exponential(%g)
+  ROOT %o = (f32[4]{0}) tuple(%e)
+}
+
+ENTRY %main.10 (Arg_0.1: f32[4,8]) -> f32[4] {
+  %Arg_0.1 = f32[4,8]{1,0} parameter(0)
+  %w = f32[8,4]{1,0} constant({...})
+  %dot.3 = f32[4,4]{1,0} dot(%Arg_0.1, %w), lhs_contracting_dims={1}
+  %call.1 = (f32[4,4]{1,0}, s8[16]{0}) custom-call(%Arg_0.1, %w), custom_call_target="__cublas$gemm"
+  %fusion = f32[4]{0} fusion(%dot.3), kind=kInput, calls=%fused
+  %while.1 = (f32[4]{0}) while(%tup), condition=%cond, body=%loop
+  ROOT %bitcast = f32[4]{0} bitcast(%fusion)
+}
+"""
+
+
+def test_kernels_of_a_compiled_module_of_xla_are_counted() -> None:
+    assert xla_kernels(HLO) == Kernels(kernels=4, memory_bound=2)
+    heavy = HLO.replace("reduce(%p, %c), dimensions={1}, to_apply=%add", "dot(%p, %p)")
+    assert xla_kernels(heavy) == Kernels(kernels=4, memory_bound=1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+def test_kernels_of_xla_are_counted_where_it_is_there(small: Subject) -> None:
+    import onnx
+    from tables.stitching import xla
+
+    found = xla(onnx.load(str(small.path)), small.feeds)
+    assert found.kernels >= found.memory_bound > 0
+
+
+def test_the_page_has_every_table_one_level_lower(tmp_path: Path) -> None:
+    (tmp_path / "cpu_b.md").write_text("# B\n\n## Part\n\n```\n# no heading\n```\n")
+    (tmp_path / "cpu_a.md").write_text("| x |\n")
+    text = page(tmp_path, ["b"])
+    assert text.index("## B") < text.index("## cpu_a") and "### Part" in text and "\n# no heading" in text
+    assert "- [cpu_b](cpu_b.md)" in text
+
+
+def test_the_page_of_all_results_is_what_is_in_their_folder() -> None:
+    folder = ROOT / "benchmarks" / "results"
+    said = (folder / "tables.md").read_text()
+    assert said == page(folder, [n.replace("-", "_") for n in TABLES]), "python -m benchmarks page"

@@ -80,7 +80,7 @@ MISTAKES: dict[str, tuple[Any, str, Any, str, str]] = {
     ),
     "writes between programs": (
         ModelBound,
-        "_turn",
+        "turn",
         lambda self: nullcontext(),
         "threads: bound calls",
         "neither of two written sets",

@@ -22,7 +22,7 @@ from rammer.compiled.unpack import as_refusal, check_device, load_artifact
 from rammer.device.guard import compiling, guarded
 from rammer.device.loader import Registry
 from rammer.device.manifest import Backend
-from rammer.errors import BadInput, printable
+from rammer.errors import BadInput, DeviceFailure, printable
 from rammer.ir.collector import collector_paused
 from rammer.ir.content import Contents
 from rammer.ir.extent import NoRange
@@ -33,8 +33,10 @@ from rammer.runtime.bodies import BodyPrograms
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.checks import check_inputs, shapes_of
 from rammer.runtime.continuation import Continuation
-from rammer.runtime.lengths import FIXED, Lengths, Shapes, Span
+from rammer.runtime.keys import BOUND, MEMORY, SPANS, ShapeKey, key_for
+from rammer.runtime.lengths import FIXED, Lengths, Shapes, Span, spelled
 from rammer.runtime.residents import Residents
+from rammer.runtime.seen import Seen
 from rammer.runtime.source import Head, ModelSource
 from rammer.runtime.specialised import NO_RUN, Specialised, Timing, load_segments
 from rammer.runtime.standing import Terms
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from rammer.frontend.reader import Model
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-#: Shapes by input at the greatest lengths, ranges by dimension, and what a bound call is made for.
-ShapeKey: TypeAlias = "tuple[tuple[str, Any], ...]"
 #: The folder beside that of programs, of constants by content.
 CONSTANTS: Final = "constants"
 
@@ -60,7 +60,7 @@ class Executable:
 
     ``device`` is the name it was opened by, ``NAME:INDEX``, ``device_options`` its own options. With ``programs``, a
     folder, compiled programs are kept there and found again by the next process. ``lengths`` are ranges of open dimensions: a
-    program serves all lengths of a part of them."""
+    program serves all lengths of a part of them. Of a model for which none were given, ``seen`` tells them."""
 
     source: ModelSource
     backend: Backend
@@ -74,6 +74,7 @@ class Executable:
     timing: Timing = NO_RUN  #: Of the run that ended last.
     resident: int = RESIDENT
     lengths: Lengths = field(default=FIXED)
+    seen: Seen = field(default_factory=Seen)
     contents: Contents = field(default_factory=Contents, repr=False)  #: Constants of all programs, equal ones once.
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     owner: bool = False  #: Whether ``close`` closes ``backend``, too: nobody else has it.
@@ -147,10 +148,10 @@ class Executable:
         if not what.spans and not what.kept:
             with self._used(what.shapes) as special:
                 return special.bind(what.inputs, what.outputs, stream)
-        own = (("memory", next(self._numbers)),) if what.kept else ()  # states are no other call's
-        key: ShapeKey = (*sorted(what.shapes.items()), *sorted(what.spans.items()))
+        own = ((MEMORY, next(self._numbers)),) if what.kept else ()  # states are no other call's
+        key = key_for(what.shapes, what.spans, self.lengths.derived if what.spans else {})
         if what.kept or self.lengths.buckets > 1:  # a file's program is for bound calls, too
-            key = (*key, ("bound", tuple(sorted(what.kept.items()))), *own)
+            key = (*key, (BOUND, tuple(sorted(what.kept.items()))), *own)
         terms = Terms(what.spans, what.kept, (lambda: self.residents.drop(key)) if own else None)
         with self.residents.used(lambda: self._bindable(key, what)) as special:
             return special.bind(what.inputs, what.outputs, stream, terms)
@@ -160,7 +161,7 @@ class Executable:
         with compiling(self.backend):
             found = self.residents.find(key)
             if found is None:
-                kept = tuple(item for item in key if item[0] != "memory")
+                kept = tuple(item for item in key if item[0] != MEMORY)
                 found = self._made(key, kept, lambda: self._compiled_bound(what))
         return found
 
@@ -180,24 +181,44 @@ class Executable:
 
     def specialise(self, shapes: Mapping[str, tuple[int, ...]]) -> Specialised:
         """Compile and load for these input shapes, or return what is cached. It may be freed when others are needed."""
-        spans = self.lengths.spans_of(self.head.inputs, shapes)
+        lengths = self.lengths
+        if not lengths.spans and self.seen.on:
+            alone = self.residents.find(tuple(sorted(shapes.items())))
+            if alone is not None:
+                return alone
+            lengths = self.seen.learned(self.head.inputs, shapes)
+        spans = lengths.spans_of(self.head.inputs, shapes)
         if spans:
             try:
-                return self._specialised(shapes, spans)
+                return self._specialised(shapes, spans, lengths)
             except NoRange as problem:
-                warn(f"{problem}")
-                self.lengths = FIXED
-        return self._specialised(shapes, {})
+                self._unranged(f"{problem}")
+            except (BadInput, DeviceFailure) as problem:  # nobody asked for the range, and it may ask for more memory
+                if self.lengths.spans or self.closed:
+                    raise
+                self._unranged(f"no program for {spelled(spans)}, so each shape is compiled on its own: {problem.what}")
+        return self._specialised(shapes, {}, FIXED)
 
-    def _specialised(self, shapes: Shapes, spans: Mapping[str, Span]) -> Specialised:
+    def _unranged(self, why: str) -> None:
+        """From now on each shape is compiled on its own."""
+        warn(why)
+        self.lengths, self.seen.on = FIXED, False
+
+    def _specialised(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Specialised:
         """What serves these shapes, of which the lengths in ``spans`` may change. NoRange where there is no such program."""
-        key = tuple(sorted(self.lengths.longest(self.head.inputs, shapes, spans).items()))
-        key = (*key, *sorted(spans.items()))
+        longest = lengths.longest(self.head.inputs, shapes, spans)
+        key = key_for(longest, spans, lengths.derived)
         found = self.residents.find(key)
         if found is not None:
             return found
+
+        def compiled() -> Compiled:
+            if spans and not self.lengths.spans:
+                self.progress("range", spelled(spans))
+            return self._compiled(shapes, spans, lengths)
+
         with compiling(self.backend):  # whoever waits here for the same shapes finds them made
-            return self.residents.find(key) or self._made(key, key, lambda: self._compiled(shapes, spans))
+            return self.residents.find(key) or self._made(key, key, compiled)
 
     def _made(self, key: ShapeKey, kept: ShapeKey, compile_it: Callable[[], Compiled]) -> Specialised:
         """What is kept on disk as ``kept``, or compiled."""
@@ -214,17 +235,17 @@ class Executable:
         self._keep(kept, compiled)
         return self._load(key, compiled, start)
 
-    def _compiled(self, shapes: Shapes, spans: Mapping[str, Span]) -> Compiled:
+    def _compiled(self, shapes: Shapes, spans: Mapping[str, Span], lengths: Lengths) -> Compiled:
         """One program for the lengths in ``spans`` (NoRange where there is none), or for these shapes."""
         if not spans:
             return self.compiler.compile_model(self.source.model, shapes)
-        return self.compiler.compile_range(self.source.model, shapes, spans, self.lengths.derived)
+        return self.compiler.compile_range(self.source.model, shapes, spans, lengths.derived)
 
     def adopt(self, compiled: Compiled) -> Specialised:
         """Load a program that was compiled elsewhere; runs of its input shapes or lengths use it."""
         hidden, spans = ((), {}) if compiled.ranged is None else (compiled.ranged.lengths.values(), compiled.ranged.spans)
         shapes = sorted((v.external or v.name, v.type.shape) for v in compiled.graph.inputs if v.name not in hidden)
-        key = (*shapes, *sorted(spans.items()))
+        key = key_for(dict(shapes), spans, self.lengths.derived)
         with compiling(self.backend):
             return self._load(key, compiled, time.perf_counter())
 
@@ -258,10 +279,10 @@ class Executable:
         with compiling(self.backend):
             spans = self.lengths.spans_of(self.head.inputs, shapes)
             try:
-                return self._compiled(shapes, spans)
+                return self._compiled(shapes, spans, self.lengths)
             except NoRange as problem:
                 warn(f"{problem}")
-            return self._compiled(shapes, {})
+            return self._compiled(shapes, {}, FIXED)
 
     def compile_whole(self, shapes: Mapping[str, tuple[int, ...]]) -> Compiled:
         """For a file: as ``compile_only``, of a range one program for all of it. NoRange where there is none."""
@@ -331,16 +352,16 @@ class Executable:
     def _fits(self, compiled: Compiled, key: ShapeKey) -> bool:
         """Whether a program has the model's ports, at the shapes that it was kept for."""
         lengths = compiled.ranged.lengths if compiled.ranged is not None else {}
-        kept = {*dict(dict(key).get("bound", ())).values()}  # they have what their outputs have
+        more = dict(key)
+        kept = {*dict(more.get(BOUND, ())).values()}  # they have what their outputs have
+        spans = dict(more.get(SPANS, ()))
         have = {v.external or v.name: v.port for v in compiled.graph.inputs if v.name not in lengths.values()}
-        if {*lengths} != {n for n, _ in key} & {*self.lengths.spans} or {n: t.dtype for n, t in have.items()} != {
+        if (compiled.ranged.spans if compiled.ranged is not None else {}) != spans or {n: t.dtype for n, t in have.items()} != {
             p.name: p.dtype for p in self.head.inputs
         }:
             return False
         outputs = tuple(v.external or v.name for v in compiled.graph.outputs)
-        return outputs == self.head.outputs and all(
-            have[n].shape == s for n, s in key if n in have and n not in lengths and n not in kept
-        )
+        return outputs == self.head.outputs and all(have[n].shape == s for n, s in key if n in have and n not in kept)
 
     def _path(self, key: ShapeKey) -> Path | None:
         if self.programs is None or not self.source.digest:
@@ -349,7 +370,7 @@ class Executable:
         extensions = self.registry.extension_key() if self.registry else ""
         parts = (
             self.source.digest,
-            repr(key) + "".join(f" {n}={e}" for n, e in self.lengths.derived.items()),
+            repr(key),
             self.backend.fingerprint,
             self.device,
             repr(sorted(self.device_options.items())),

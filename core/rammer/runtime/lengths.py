@@ -104,6 +104,11 @@ class Lengths:
         return {n: tuple(high.get(str(d), e) for d, e in zip(by_name[n].shape, s, strict=True)) for n, s in shapes.items()}
 
 
+def spelled(spans: Mapping[str, Span]) -> str:
+    """``seq=9..16, batch=1..8``."""
+    return ", ".join(f"{n}={low}..{high}" for n, (low, high) in spans.items())
+
+
 def _named(dim: Dim) -> int | str:
     return dim if isinstance(dim, int) else str(dim)
 

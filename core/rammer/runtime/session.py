@@ -30,8 +30,9 @@ from rammer.profile.folder import cache_folder
 from rammer.profile.store import KernelStore
 from rammer.profile.tune import MEASURED
 from rammer.runtime.executable import Executable, warn
-from rammer.runtime.lengths import FIXED, Lengths
+from rammer.runtime.lengths import FIXED, Lengths, spelled
 from rammer.runtime.residents import check_resident
+from rammer.runtime.seen import Seen
 from rammer.runtime.source import Head, ModelSource, open_source
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def open_executable(
         request.device_options,
         resident=request.resident,
         lengths=lengths,
+        seen=Seen(on=True),
         owner=True,
     )
 
@@ -184,11 +186,8 @@ def _folded(compiled: Compiled, veus: int) -> Compiled:
 
 def _no_model(path: Path, lengths: Lengths) -> Callable[[], Model]:
     def read() -> Model:
-        spans = ", ".join(f"{n}={low}..{high}" for n, (low, high) in lengths.spans.items())
-        raise BadInput(
-            f"{path} is a compiled model{f' for {spans}' if spans else ''}",
-            hint="this needs the ONNX model that it was compiled from",
-        )
+        spans = f" for {spelled(lengths.spans)}" if lengths.spans else ""
+        raise BadInput(f"{path} is a compiled model{spans}", hint="this needs the ONNX model that it was compiled from")
 
     return read
 

@@ -168,3 +168,16 @@ def test_stitched_operators_are_right_in_every_tile(target: object, seed: int) -
             types = Binding(graph.types, {}).types
             check(HostCase(replace(operator, tile=random.choice(tiles)), types, {}, values), target)  # type: ignore[arg-type]
             tried += 1
+
+
+def test_reductions_over_the_same_elements_share_a_loop(rng: np.random.Generator) -> None:
+    """Two reductions of one row have as many loops as one of them."""
+    graph = graph_of(CASES["two reductions"][0], rng)
+    before, after = (tiles.operators for tiles in stitched(graph, device()))
+    loops = []
+    for operator in (before[0], after[0]):
+        values = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in operator.inputs}
+        function = check(HostCase(replace(operator, tile=(8,)), graph.types, {}, values))
+        loops.append(function.text.count("for ("))
+    assert len(after[0].outputs) == 2
+    assert loops[0] == loops[1] > 1

@@ -113,7 +113,7 @@ class Group:
                 step //= r.extent
                 self.unit.ranges[str(names[r.name])] = (0, max(r.extent - 1, 0))
                 inner.line(f"const int {names[r.name]} = f / {step} % {r.extent};")
-            inner.walk(c, [(total.text, {**axes, **names})], [])
+            inner.walk([(c, [(total.text, {**axes, **names})])], [])
         body.line(f"{self.pointer(number)}[{slot}] = {total.text};")
 
     def tree(self, body: Block, number: int) -> None:

@@ -19,7 +19,7 @@ from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
 from rammer.codegen.context import INT32, Place
 from rammer.codegen.operations import Val
-from rammer.codegen.scalar import Block
+from rammer.codegen.scalar import Block, Reducing
 from rammer.codegen.vectors import CODES, MATH, STORED
 from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
@@ -326,52 +326,50 @@ class LaneBlock(Block):
 class ColumnBlock(Block):
     """A scalar scope whose reductions in ``unit.columns`` walk one of their axes in vectors."""
 
-    def accumulate(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:
-        column = self.unit.columns.get(c.name)
+    def accumulate(self, items: Sequence[Reducing]) -> None:
+        columns = [self.unit.columns.get(c.name) for c, _ in items]
+        column = columns[0]
         if column is None:
-            super().accumulate(c, sums)
+            super().accumulate(items)
             return
-        names = {r.name: self.unit.fresh("r") for r in c.reduce}
-        inner: dict[str, Expr] = {r: Ref(n) for r, n in names.items()}
-        extent = next(r.extent for r in c.reduce if r.name == column.axis)
-        lane, width = names[column.axis], column.width
-        rest = [(names[r.name], r.extent) for r in c.reduce if r.name != column.axis]
+        lead = items[0][0].reduce
+        names = [self.unit.fresh("r") for _ in lead]
+        at = next(k for k, r in enumerate(lead) if r.name == column.axis)
+        lane, width, extent = names[at], column.width, lead[at].extent
+        rest = [(n, r.extent) for k, (n, r) in enumerate(zip(names, lead, strict=True)) if k != at]
         self.unit.ranges[lane] = (0, extent - 1)
-        wide = [self.unit.fresh("a") for _ in sums]
-        for name in wide:
-            self.line(f"rm_f{width} {name} = rm_splat{width}({ops.start(self.unit.target, c)});")
-            self.unit.wide.add(name)
-        vectors = [(w, {**axes, **inner}) for w, (_, axes) in zip(wide, sums, strict=True)]
-        scalars = [(total, {**axes, **inner}) for total, axes in sums]
-        self._columns(c, rest, lane, vectors, scalars)
-        for name, (total, _) in zip(wide, sums, strict=True):
+        vectors, ends = list[Reducing](), list[tuple[Compute, str, str]]()
+        for c, sums in items:
+            wide = [self.unit.fresh("a") for _ in sums]
+            for name in wide:
+                self.line(f"rm_f{width} {name} = rm_splat{width}({ops.start(self.unit.target, c)});")
+                self.unit.wide.add(name)
+            vectors.append(self.along(c, [(w, axes) for w, (_, axes) in zip(wide, sums, strict=True)], names))
+            ends += [(c, w, total) for w, (total, _) in zip(wide, sums, strict=True)]
+        self._columns(rest, lane, width, (vectors, [self.along(c, sums, names) for c, sums in items]))
+        for c, name, total in ends:
             folded = Val(f"rm_fold_{c.combiner}{width}({name})", "float32")
             self.line(self.combine(c, total, folded))
 
     def _columns(
-        self,
-        c: Compute,
-        rest: list[tuple[str, int]],
-        lane: str,
-        vectors: Sequence[tuple[str, Mapping[str, Expr]]],
-        scalars: Sequence[tuple[str, Mapping[str, Expr]]],
+        self, rest: list[tuple[str, int]], lane: str, width: int, both: tuple[Sequence[Reducing], Sequence[Reducing]]
     ) -> None:
-        """Loops over the other axes, the vectors along ``lane``, then its remainder."""
+        """Loops over the other axes, the vectors along ``lane``, then its remainder: ``both`` kinds of accumulators."""
         if rest:
             name, extent = rest[0]
             self.unit.ranges[name] = (0, max(extent - 1, 0))
             with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
-                inner._columns(c, rest[1:], lane, vectors, scalars)
+                inner._columns(rest[1:], lane, width, both)
             return
-        extent, width = self.unit.ranges[lane][1] + 1, self.unit.columns[c.name].width
+        extent = self.unit.ranges[lane][1] + 1
         end = extent - extent % width
         with self.nest(self.loop(lane, "0", str(end), extent, width)) as body:
             block = LaneBlock(self.unit, body, lane=lane, width=width, padded=True)
-            block.walk(c, vectors, [])
+            block.walk(both[0], [])
             body.lines += block.lines
         if end < extent:
             with self.nest(self.loop(lane, str(end), str(extent), extent)) as tail:
-                tail.walk(c, scalars, [])
+                tail.walk(both[1], [])
 
 
 def _typed(e: Op) -> list[Expr]:

@@ -228,8 +228,7 @@ class Nest:
         points: list[tuple[Expr, ...]] = [
             tuple(ex.add(n, k) for n, k in zip(self.names, shift, strict=True)) for shift in itertools.product(*steps)
         ]
-        if len(points) > 1:
-            self._reduce_together(body, points)
+        self._reduce_together(body, points)
         for point in points:
             for c, targets in self.targets:
                 key = Load(c.name, point)
@@ -240,15 +239,43 @@ class Nest:
                     body.store(target.place, point, value, tests)
 
     def _reduce_together(self, body: Block, points: list[tuple[Expr, ...]]) -> None:
-        """Interleave the reductions that the points need, so that they share loops and loads."""
+        """Interleave the reductions that the points need, so that they share loops and loads: of one at several points, and of
+        several over the same elements."""
         found: dict[str, tuple[Compute, list[tuple[Expr, ...]]]] = {}
         for point in points:
             for c, _ in self.targets:
                 for head, indices in heads(self.unit.inlined, c, point):
                     _, places = found.setdefault(head.name, (head, []))
-                    places += [indices] if indices not in places else []
-        for c, places in found.values():
-            body.reduce_at(c, places)
+                    known = body.known(Load(head.name, indices)) is not None
+                    places += [indices] if indices not in places and not known else []
+        wanted = [(c, places) for c, places in found.values() if places]
+        if len(points) == 1 and len(wanted) < 2:
+            return
+        while wanted:
+            first = wanted[0]
+            together = [w for w in wanted if w is first or self._alike(first[0], w[0])]
+            body.reduce_at(together)
+            wanted = [w for w in wanted if w not in together]
+
+    def _alike(self, a: Compute, b: Compute) -> bool:
+        """Whether two reductions go over the same elements side by side: neither needs the other first."""
+        extents = [tuple(r.extent for r in c.reduce) for c in (a, b)]
+        columns = [self.unit.columns.get(c.name) for c in (a, b)]
+        places = [
+            None if k is None else ([r.name for r in c.reduce].index(k.axis), k.width)
+            for c, k in zip((a, b), columns, strict=True)
+        ]
+        alike = (
+            extents[0] == extents[1]
+            and places[0] == places[1]
+            and (a.name in self.unit.unrolled) == (b.name in self.unit.unrolled)
+        )
+        return alike and not self._needs(a, b.name) and not self._needs(b, a.name)
+
+    def _needs(self, c: Compute, name: str) -> bool:
+        """Whether ``c`` reads ``name``, or computes in place what does."""
+        inlined = self.unit.inlined
+        return any(r == name or (r in inlined and self._needs(inlined[r], name)) for r in c.reads)
 
 
 def _point(c: Compute) -> tuple[Expr, ...]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeAlias
 
 from rammer.codegen import operations as ops
 from rammer.codegen.bounds import tidy
@@ -25,6 +25,9 @@ from rammer.ir.types import is_float
 #: partial sums, whose errors grow with the number of blocks only. A mean over 160 x 120 pixels by 19,200 additions in a
 #: row made a text detector's output 5 times less accurate.
 LONGEST_SUM = 1024
+#: An accumulator with the axes that its reduction is at, and a reduction with all of its accumulators.
+Sum: TypeAlias = "tuple[str, Mapping[str, Expr]]"
+Reducing: TypeAlias = "tuple[Compute, Sequence[Sum]]"
 
 
 @dataclass
@@ -251,15 +254,19 @@ class Block:
     def reduction(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
         """``c`` at ``axes``: an accumulator and its loops, in order."""
         total = self.accumulator(c, axes)
-        self.accumulate(c, [(total.text, axes)])
+        self.accumulate([(c, [(total.text, axes)])])
         return total
 
-    def reduce_at(self, c: Compute, points: Sequence[tuple[Expr, ...]]) -> None:
-        """``c`` at several points in the same loops; later loads of them find the results."""
-        axes = [dict(zip((a.name for a in c.axes), p, strict=True)) for p in points]
-        totals = [self.accumulator(c, a) for a in axes]
-        self.accumulate(c, [(t.text, a) for t, a in zip(totals, axes, strict=True)])
-        for point, total in zip(points, totals, strict=True):
+    def reduce_at(self, wanted: Sequence[tuple[Compute, Sequence[tuple[Expr, ...]]]]) -> None:
+        """Reductions over equal axes, each at several points, in the same loops; later loads of them find the results."""
+        items, totals = list[Reducing](), list[tuple[Compute, tuple[Expr, ...], Val]]()
+        for c, points in wanted:
+            axes = [dict(zip((a.name for a in c.axes), p, strict=True)) for p in points]
+            values = [self.accumulator(c, a) for a in axes]
+            items.append((c, [(t.text, a) for t, a in zip(values, axes, strict=True)]))
+            totals += [(c, p, t) for p, t in zip(points, values, strict=True)]
+        self.accumulate(items)
+        for c, point, total in totals:
             self.memo[Load(c.name, tuple(tidy(i) for i in point))] = total
 
     def accumulator(self, c: Compute, axes: Mapping[str, Expr]) -> Val:
@@ -268,49 +275,52 @@ class Block:
         self.line(f"{ops.ctype(target, ops.compute_type(c.dtype))} {total} = {ops.start(target, c)};")
         return Val(total, c.dtype, atom=True)
 
-    def accumulate(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]]) -> None:
-        """Combine the body of ``c`` over its reduction axes, in order, into each accumulator."""
-        names = {r.name: self.unit.fresh("r") for r in c.reduce}
-        inner: dict[str, Expr] = {r: Ref(n) for r, n in names.items()}
-        inside = [(total, {**axes, **inner}) for total, axes in sums]
-        self.walk(c, inside, [(names[r.name], r.extent) for r in c.reduce])
+    def accumulate(self, items: Sequence[Reducing]) -> None:
+        """Combine the bodies of some reductions, over equal axes, in order, into each of their accumulators."""
+        names = [(self.unit.fresh("r"), r.extent) for r in items[0][0].reduce]
+        self.walk([self.along(c, sums, [n for n, _ in names]) for c, sums in items], names)
 
-    def walk(self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]]) -> None:
+    def along(self, c: Compute, sums: Sequence[Sum], names: Sequence[str]) -> Reducing:
+        """A reduction with its axes as the variables ``names``."""
+        inner: dict[str, Expr] = {r.name: Ref(n) for r, n in zip(c.reduce, names, strict=True)}
+        return c, [(total, {**axes, **inner}) for total, axes in sums]
+
+    def walk(self, items: Sequence[Reducing], over: Sequence[tuple[str, int]]) -> None:
         """Loops over the axes ``over`` around the combining statements."""
         if not over:
-            for total, axes in sums:
-                self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
+            for c, sums in items:
+                for total, axes in sums:
+                    self.line(self.combine(c, total, self.value(ex.substitute(c.body, axes))))
             return
         name, extent = over[0]
-        if c.name in self.unit.unrolled:
+        if items[0][0].name in self.unit.unrolled:
             for k in range(extent):
-                self.walk(c, [(t, _fixed(axes, name, k)) for t, axes in sums], over[1:])
+                self.walk([(c, [(t, _fixed(axes, name, k)) for t, axes in sums]) for c, sums in items], over[1:])
             return
         self.unit.ranges[name] = (0, max(extent - 1, 0))
         if extent == 1:
             self.line(f"const int {name} = 0;")
-            self.walk(c, sums, over[1:])
+            self.walk(items, over[1:])
             return
         block = max(1, LONGEST_SUM // math.prod(n for _, n in over[1:]))
-        if c.combiner == "sum" and is_float(c.dtype) and block < extent:
-            self._by_blocks(c, sums, over, block)
+        if block < extent and any(c.combiner == "sum" and is_float(c.dtype) for c, _ in items):
+            self._by_blocks(items, over, block)
             return
         with self.nest(self.loop(name, "0", str(extent), extent)) as inner:
-            inner.walk(c, sums, over[1:])
+            inner.walk(items, over[1:])
 
-    def _by_blocks(
-        self, c: Compute, sums: Sequence[tuple[str, Mapping[str, Expr]]], over: list[tuple[str, int]], block: int
-    ) -> None:
+    def _by_blocks(self, items: Sequence[Reducing], over: Sequence[tuple[str, int]], block: int) -> None:
         """``walk`` with a partial sum for every ``block`` places along the first axis."""
         (name, extent), first = over[0], self.unit.fresh("r")
         with self.nest(self.loop(first, "0", str(extent), extent, block)) as outer:
-            parts = [outer.accumulator(c, axes) for _, axes in sums]
+            parts = [(c, [(outer.accumulator(c, axes), total, axes) for total, axes in sums]) for c, sums in items]
             least = "rm_min_i32" if extent <= INT32 else "rm_min_i64"
             end = f"{first} + {block}" if extent % block == 0 else f"{least}({first} + {block}, {extent})"
             with outer.nest(outer.loop(name, first, end, extent)) as inner:
-                inner.walk(c, [(p.text, axes) for p, (_, axes) in zip(parts, sums, strict=True)], over[1:])
-            for (total, _), part in zip(sums, parts, strict=True):
-                outer.line(outer.combine(c, total, part))
+                inner.walk([(c, [(p.text, axes) for p, _, axes in sums]) for c, sums in parts], over[1:])
+            for c, sums in parts:
+                for part, total, _ in sums:
+                    outer.line(outer.combine(c, total, part))
 
     def combine(self, c: Compute, total: str, value: Val) -> str:
         """Statement that combines one value into the accumulator."""

@@ -18,6 +18,7 @@ from itertools import combinations
 from typing import Final, TypeAlias
 
 from rammer.device.manifest import Binding
+from rammer.ir import expr as ex
 from rammer.ir.compute import Compute
 from rammer.ir.device import Scope, VDevice
 from rammer.ir.expr import Const, Ref
@@ -31,6 +32,8 @@ from rammer.tile.search import ranked_tiles
 BEAM, MOST_RESULTS = 4, 8
 #: By how much a move may be slower than its parts: two of them may pay where neither does alone.
 UPHILL: Final = 1.3
+#: Operations of a map that is as well computed again as read: an exponential is not.
+CHEAP: Final = 4
 #: Operators of a region from which on only the best plan is kept: a search is no longer than its region is large.
 WIDE: Final = 24
 
@@ -133,8 +136,14 @@ class _Stitcher:
             return self.operators[next(iter(group))]
         if group not in self.stitched:
             made = self._made(group)
-            self.stitched[group] = min((made, recomputing(made)), key=self._price) if made is not None else None
+            self.stitched[group] = recomputing(made) if made is not None and self._outgrown(made) else made
         return self.stitched[group]
+
+    def _outgrown(self, operator: ROperator) -> bool:
+        """Whether rows of maps do not fit on chip, and whoever reads them may as well compute them again."""
+        kept = {e.producer for e in operator.connections if e.layer == "veu"}
+        cheap = all(ex.flops(c.body) <= CHEAP for c in operator.computes if c.name in kept and not c.reduce)
+        return cheap and not ranked_tiles(operator, self.tile.graph.types, self.device)
 
     def _made(self, group: Members) -> ROperator | None:
         members = [self.operators[i] for i in sorted(group)]
@@ -219,10 +228,12 @@ class _Stitcher:
         return result
 
     def _price(self, operator: ROperator) -> float:
-        """The delta evaluator: seconds with the best tile, launch included, as the core counts bytes and operations."""
+        """The delta evaluator: seconds with the best tile, launch included, as the core counts bytes and operations. Kernels may
+        keep rows that do not fit on chip in registers, which the latency evaluator knows; here they are computed again."""
         key = self.binding.key(operator)
         if key not in self.prices:
-            ranked = ranked_tiles(operator, self.tile.graph.types, self.device)
+            types = self.tile.graph.types
+            ranked = ranked_tiles(operator, types, self.device) or ranked_tiles(recomputing(operator), types, self.device)
             self.prices[key] = ranked[0][0] if ranked else math.inf
         return self.prices[key]
 

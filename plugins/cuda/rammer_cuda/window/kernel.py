@@ -133,7 +133,7 @@ class _Window:
             f.line("rm_after();")
         preload(f.block, loads)
         f.line("// Windows, maps and stores.")
-        f.block.reduce_at(main, points)
+        f.block.reduce_at([(main, points)])
         for point in points:
             tests = " && ".join((*inside, *self.strips.own(f, point)))
             for name in self.w.operator.outputs:

@@ -139,7 +139,7 @@ def _reference(tiled: ROperator, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return values[tiled.anchor.name]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Generator) -> None:

@@ -166,6 +166,7 @@ def ffma_on_host(kernel: TaskKernel) -> str:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.Generator) -> None:
     operator, binding = PROLOGUES[case]
@@ -180,6 +181,7 @@ def test_ffma_kernels_agree_with_float64_on_the_host(case: str, rng: np.random.G
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("late_copies", "late_products"), [(False, True), (True, False)])
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 2e-6), ("tf32", 2e-3)])
 @pytest.mark.parametrize("case", ["strided", "three by three"])
@@ -220,6 +222,7 @@ def test_maps_cost_something(families: tuple[Family, ...]) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", sorted(PROLOGUES))
 def test_every_family_agrees_with_float64(case: str, rng: np.random.Generator) -> None:
     from rammer_cuda.profiler import whole_program

@@ -55,6 +55,7 @@ def wide(precision: str, case: str) -> tuple[list[ROperator], Binding]:
 
 
 # Copies that arrive late, or products that do, in turns: `make test-all` takes them the other way round as well.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("late_copies", [(False, True), pytest.param((True, False), marks=pytest.mark.large)])
 @pytest.mark.parametrize(
     "precision, case",

@@ -6,7 +6,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from zoo import ZOO
+from zoo import ZOO, find
 from zoo.sequence import bert_base, lstm_tc
 
 from rammer.errors import BadInput
@@ -14,7 +14,11 @@ from rammer.peers.graph import peer_graph
 from rammer.peers.prepare import open_peer, relative_error
 from rammer.testing.weights import runner
 
-SMALL = ("squeezenet", "mobilenet_v2", "nasnet_cifar", "lstm_tc_bs4", "nerf_mlp")
+#: By every peer that is here.
+SMALL = (
+    *("squeezenet", "mobilenet_v2", "nasnet_cifar", "lstm_tc_bs4", "nerf_mlp"),
+    *("transformer:small", "alexnet:small", "swin_t:small", "conformer:small"),
+)
 
 
 def has(package: str) -> pytest.MarkDecorator:
@@ -50,7 +54,7 @@ def test_attention_and_linear_layers_are_single_nodes() -> None:
 @pytest.mark.parametrize("name", [pytest.param("torch", marks=has("torch")), pytest.param("jax", marks=has("jax"))])
 @pytest.mark.parametrize("key", SMALL)
 def test_peer_agrees_with_onnxruntime(name: str, key: str, rng: np.random.Generator) -> None:
-    entry = ZOO[key]
+    entry = find(key)
     model, feeds = entry.build(), entry.feeds(int(rng.integers(1 << 20)))
     made = open_peer(name, model, feeds, "cpu")
     assert relative_error(made.outputs(), runner(model)(feeds)) < 5e-5

@@ -58,6 +58,8 @@ def cases(rng: np.random.Generator) -> dict[str, ModelProto]:
     """A model of each operator, with constants of ``rng``."""
     return {
         "Sum of one": model("Sum", X, []),
+        "Where": model("Where", X, [normal(rng, 7), rng.integers(0, 2, (5, 1)).astype(bool)], swapped=True),
+        "LRN": model("LRN", X, [], size=3, alpha=0.1, beta=0.5, bias=2.0),
         "Sum of four": model("Sum", X, [normal(rng), normal(rng, 7), normal(rng, 6, 1, 1)]),
         "Max": model("Max", X, [normal(rng, 7), normal(rng)]),
         "Min": model("Min", X, [normal(rng, 5, 1)]),

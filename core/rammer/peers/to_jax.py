@@ -145,6 +145,28 @@ def _pad(jax: Any, node: PeerNode, x: list[Any]) -> Any:
     return jax.numpy.pad(x[0], spans, constant_values=x[2] if len(x) > 2 else 0)
 
 
+def _split(jax: Any, node: PeerNode, x: list[Any]) -> tuple[Any, ...]:
+    """Sizes as given, or equal parts of which the last may be smaller."""
+    axis, count = node.attr("axis", 0), len(node.outputs)
+    each = -(-x[0].shape[axis] // count)
+    places = np.cumsum(x[1])[:-1] if len(x) > 1 else np.arange(1, count) * each
+    parts = jax.numpy.split(x[0], [int(p) for p in places], axis)
+    return tuple(part for part, name in zip(parts, node.outputs, strict=True) if name)
+
+
+def _mean(jax: Any, node: PeerNode, x: list[Any]) -> Any:
+    axes = tuple(int(d) for d in x[1]) if len(x) > 1 else tuple(range(x[0].ndim))
+    return x[0].mean(axes, keepdims=bool(node.attr("keepdims", 1)))
+
+
+def _lrn(jax: Any, node: PeerNode, x: list[Any]) -> Any:
+    size = node.attr("size")
+    around = ((0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x[0].ndim - 2))
+    window = (1, size, *[1] * (x[0].ndim - 2))
+    total = jax.lax.reduce_window(x[0] * x[0], 0.0, jax.lax.add, window, (1,) * x[0].ndim, around)
+    return x[0] / (node.attr("bias", 1.0) + node.attr("alpha", 1e-4) / size * total) ** node.attr("beta", 0.75)
+
+
 _EMIT: Final[Mapping[str, _Emit]] = {
     "Conv": _conv,
     "MaxPool": _max_pool,
@@ -155,6 +177,10 @@ _EMIT: Final[Mapping[str, _Emit]] = {
     "BatchNormalization": _norm,
     "LayerNormalization": _layer_norm,
     "Slice": _slice,
+    "Split": _split,
+    "ReduceMean": _mean,
+    "LRN": _lrn,
+    "Where": lambda jax, n, x: jax.numpy.where(x[0], x[1], x[2]),
     "Pad": _pad,
     "Linear": lambda jax, n, x: x[0] @ x[1] + x[2],
     "MatMul": lambda jax, n, x: x[0] @ x[1],

@@ -184,6 +184,18 @@ def _plain(path: str) -> Emit:
     return emit
 
 
+def _where(e: Emitter, node: PeerNode) -> Any:
+    return e.call(e.torch.where, *map(e.tensor, node.inputs))
+
+
+def _lrn(e: Emitter, node: PeerNode) -> Any:
+    """torch pads channels by size / 2 in front, as ONNX does for odd sizes."""
+    size, alpha, beta = node.attr("size"), node.attr("alpha", 1e-4), node.attr("beta", 0.75)
+    if size % 2 == 0:
+        raise BadInput("the torch peer covers LRN over odd numbers of channels only", where=node.outputs[0])
+    return e.call(e.F.local_response_norm, e.tensor(node.inputs[0]), size, alpha, beta, node.attr("bias", 1.0))
+
+
 def _identity(e: Emitter, node: PeerNode) -> Any:
     return e.value(node.inputs[0])
 
@@ -241,4 +253,6 @@ _EMIT: Final[dict[str, Emit]] = {
     "ReduceMax": _reduction("amax"),
     "ReduceMin": _reduction("amin"),
     "GlobalMaxPool": _global_max,
+    "Where": _where,
+    "LRN": _lrn,
 }

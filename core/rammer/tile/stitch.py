@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, groupby, islice
 from typing import Final, TypeAlias
 
 from rammer.device.manifest import Binding
@@ -77,6 +77,10 @@ class _Plan:
         """The group of operator ``i``: itself alone, or with others."""
         return self.of.get(i) or frozenset((i,))
 
+    def rank(self) -> tuple[float, list[list[int]]]:
+        """By which plans are compared: what they save, then their groups."""
+        return self.delta, sorted(map(sorted, self.groups))
+
     def joined(self, a: Members, b: Members, delta: float) -> _Plan:
         """This plan with two groups as one."""
         return _Plan(self.groups - {a, b} | {a | b}, self.delta + delta)
@@ -106,6 +110,7 @@ class _Stitcher:
                         self.after[self.owner[root]].add(i)
         self.stitched: dict[Members, ROperator | None] = {}
         self.prices: dict[str, float] = {}
+        self.deltas: dict[tuple[Members, Members], float | None] = {}
 
     def roots(self, tensor: str) -> tuple[str, ...]:
         """The tensors whose memory ``tensor`` reads: itself unless it is a view."""
@@ -203,8 +208,8 @@ class _Stitcher:
         found, plans = [_Plan()], [_Plan()]
         width = BEAM if len({i for p in region for i in p}) < WIDE else 1
         while plans:
-            moved = {p.groups: p for plan in plans for p in self._moves(plan, region)}
-            plans = sorted(moved.values(), key=lambda p: (p.delta, sorted(map(sorted, p.groups))))[:width]
+            moved = {p.groups: p for plan in plans for p in self._moves(plan, region, width)}
+            plans = sorted(moved.values(), key=_Plan.rank)[:width]
             found += plans
         paying = sorted((p for p in found if p.delta < 0), key=lambda p: p.delta)
         shortlist = [_Plan(), *paying[:width]]
@@ -213,18 +218,28 @@ class _Stitcher:
         self._log(shortlist, timed, chosen)
         return sorted(shortlist[chosen].groups, key=sorted)
 
-    def _moves(self, plan: _Plan, region: Iterable[tuple[int, int]]) -> list[_Plan]:
-        """Every plan that joins two groups of ``plan`` and saves time by it, or might with further moves."""
-        moves = dict.fromkeys((plan.group(a), plan.group(b)) for a, b in region)
-        result = []
-        for a, b in moves:
+    def _delta(self, a: Members, b: Members) -> float | None:
+        """What joining two groups changes; None where that is no move. Asked once: plans share most of their groups."""
+        if (a, b) not in self.deltas:
             whole = self.operator(a | b) if a != b else None
-            if whole is None:
-                continue
             parts = [o for o in (self.operator(a), self.operator(b)) if o is not None]
-            together, apart = self._price(whole), sum(map(self._price, parts))
-            if together < apart * UPHILL and not self._circular(plan, a | b):
-                result.append(plan.joined(a, b, together - apart))
+            together, apart = (self._price(whole), sum(map(self._price, parts))) if whole is not None else (math.inf, 0.0)
+            self.deltas[a, b] = together - apart if together < apart * UPHILL else None
+        return self.deltas[a, b]
+
+    def _moves(self, plan: _Plan, region: Iterable[tuple[int, int]], most: int) -> list[_Plan]:
+        """The ``most`` best plans that join two groups of ``plan`` and save time by it, or might with further moves. Which moves
+        lead in a circle is asked in that order, so of few of them."""
+        moves = dict.fromkeys((plan.group(a), plan.group(b)) for a, b in region)
+        priced = sorted(((d, a, b) for a, b in moves if (d := self._delta(a, b)) is not None), key=lambda move: move[0])
+        result = list[_Plan]()
+        for _, equal in groupby(priced, key=lambda move: move[0]):
+            joined = sorted((plan.joined(a, b, d) for d, a, b in equal), key=_Plan.rank)
+            result += islice(
+                (p for p in joined if not self._circular(plan, next(iter(p.groups - plan.groups)))), most - len(result)
+            )
+            if len(result) == most:
+                break
         return result
 
     def _price(self, operator: ROperator) -> float:

@@ -102,6 +102,7 @@ def overlap(tiled: ROperator, binding: Binding) -> bool:
     return any(t % s for t, s in zip(tiled.tile, strips_of(matvec_of(tiled, binding)).sizes, strict=True))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", sorted({**VECTORS, **ROWS}))
 def test_families_that_reduce_across_threads(case: str, rng: np.random.Generator) -> None:
     """Windows and maps are left out, and of ``gemv`` the choices whose strips overlap."""

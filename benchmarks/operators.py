@@ -2,11 +2,13 @@
 
     python benchmarks/operators.py --kinds conv,pool --count 40 --seed 1 --out rows.jsonl
     python benchmarks/operators.py --case conv:1:17
+    python benchmarks/operators.py --count 0 --rows rows.jsonl --markdown results/cpu_operators.md
 
 Runs of both alternate in one process in short bursts, so that other load on the machine meets both; what is compared are the
 medians over bursts. Ours are runs on inputs that are there already, less those of an empty program: a launch, and copies between
 a caller's arrays and the program's memory, weigh as much as a small operator and are spread over all operators of a model.
-``--whole`` counts them. The floor is what the operations and the bytes of the graph take at the device's peak.
+``--whole`` counts them. ONNX Runtime's call is counted whole, and less than a microsecond of ours as one. The floor is what the
+operations and the bytes of the graph take at the device's peak.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from entry import run
+from facts import environment_of, section
 from operator_space import KINDS, SHARES, Case, drawn
 
 import rammer
@@ -34,13 +37,18 @@ from rammer.errors import DeviceUnavailable, RammerError
 from rammer.peers.bench import bound_call
 from rammer.peers.graph import Array
 from rammer.peers.prepare import relative_error
-from rammer.report.table import plain
+from rammer.report.table import markdown, plain
 from rammer.testing.net import Net
 
 #: Seconds of a burst, and bursts of each.
 BURST, BURSTS = 0.02, 7
+#: What ours takes at the least (seconds): launches that are taken off differ by about as much.
+LEAST = 1e-6
+#: Ratios up to which cases are counted, and the worst rows in a result file.
+STEPS, WORST = (1.0, 1.5, 2.0, 3.0), 30
 #: The largest relative error beside ONNX Runtime's result that is no fault.
 WRONG = 1e-3
+HEADERS = ["ratio", "us", "ONNX Runtime", "floor", "case", "drawn", "kernels"]
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,7 @@ def measured(case: Case, name: str, how: How) -> Row:
     hosted = [f"host {n}" for n in special.host_nodes]
     texts = "; ".join([*hosted, *(f"{o.family or 'generic'}{list(o.tile)}{dict(o.config) or ''}" for o in operators)])
     exe.close()
-    return Row(name, case.what, max(ours - how.launch, 1e-9), other, floor, texts, error, compiled)
+    return Row(name, case.what, max(ours - how.launch, LEAST), other, floor, texts, error, compiled)
 
 
 def names(kinds: str, seed: int, count: int, first: int) -> Iterator[tuple[str, int, int]]:
@@ -188,6 +196,33 @@ def line(row: Row) -> list[str]:
     return [f"{row.ratio:.2f}", *times, row.case, row.what + error, row.kernels[:150]]
 
 
+def kept(path: Path) -> list[Row]:
+    """Rows that ``--out`` wrote."""
+    names_of = {f.name for f in fields(Row)}
+    return [Row(**{k: v for k, v in json.loads(text).items() if k in names_of}) for text in path.read_text().splitlines()]
+
+
+def spread(name: str, rows: list[Row]) -> list[str]:
+    """How the ratios of some rows are distributed."""
+    ratios = np.array([r.ratio for r in rows])
+    counts = [str(int((ratios <= step).sum())) for step in STEPS]
+    found = [np.exp(np.log(ratios).mean()), np.median(ratios), ratios.max()]
+    return [name, str(len(rows)), *(f"{v:.2f}" for v in found), *counts]
+
+
+def document(rows: list[Row]) -> str:
+    """The result file: distributions of the ratios by kind, and the worst rows."""
+    kinds = {kind: [r for r in rows if r.case.split(":")[0] == kind] for kind in KINDS}
+    table = [spread(kind, found) for kind, found in kinds.items() if found] + [spread("all", rows)]
+    heads = ["kind", "cases", "geometric mean", "median", "worst", *(f"to {step:g}" for step in STEPS)]
+    worst = sorted(rows, key=lambda r: -r.ratio)[:WORST]
+    wrong = [r.case for r in rows if not r.error < WRONG]
+    parts = ["# Single operators on a CPU beside ONNX Runtime", __doc__ or "", "## Ratios of times, ours over theirs"]
+    parts += [markdown(table, heads), f"Results that differ by more than {WRONG:g}: {', '.join(wrong) or 'none'}."]
+    parts += ["## The worst", markdown([line(r) for r in worst], HEADERS), section(environment_of(gpu=False))]
+    return "\n\n".join(parts)
+
+
 @click.command(help=__doc__)
 @click.option("--device", default="rocm")
 @click.option("--kinds", default=",".join(KINDS), help="With commas.")
@@ -202,9 +237,11 @@ def line(row: Row) -> list[str]:
 @click.option("--layout", default="")
 @click.option("--show", default=30, help="Rows that are printed.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where rows are kept, one JSON object a line.")
+@click.option("--rows", "old", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Kept before.")
+@click.option("--markdown", "markdown_file", type=click.Path(dir_okay=False, path_type=Path), help="Where the result file goes.")
 def main(
     device: str, kinds: str, count: int, first: int, seed: int, one: str, threads: int, cpu: bool, whole: bool, tune: str,
-    layout: str, show: int, out: Path | None,
+    layout: str, show: int, out: Path | None, old: tuple[Path, ...], markdown_file: Path | None,
 ) -> None:  # fmt: skip
     options: dict[str, Any] = {"tune": tune, **({"layout": layout} if layout else {})}
     how = How(device, threads, cpu, whole, 0.0 if whole else launch_seconds(device, cpu), options)
@@ -221,9 +258,11 @@ def main(
         if out is not None:
             with out.open("a") as file:
                 file.write(json.dumps({**asdict(row), "ratio": row.ratio}) + "\n")
+    rows += [row for path in old for row in kept(path)]
     rows.sort(key=lambda r: -r.ratio)
-    headers = ["ratio", "us", "ONNX Runtime", "floor", "case", "drawn", "kernels"]
-    click.echo(plain([line(r) for r in rows[:show]], headers))
+    click.echo(plain([line(r) for r in rows[:show]], HEADERS))
+    if markdown_file is not None:
+        markdown_file.write_text(document(rows))
     ratios = np.array([r.ratio for r in rows]) if rows else np.ones(1)
     click.echo(f"{len(rows)} cases, geometric mean {np.exp(np.log(ratios).mean()):.2f}, over 1.5: {(ratios > 1.5).sum()}")
 

@@ -169,6 +169,23 @@ class LaneBlock(Block):
 
     # --- loads --------------------------------------------------------------------------------
 
+    def turn(self, e: Load, near: str) -> None:
+        """Read ``e`` for all lanes and as many indices along ``near``, where neighbours are neighbours in memory, and transpose:
+        later loads find their vectors."""
+        name, lane, k, w = self.unit.fresh("t"), self.unit.fresh("y"), self.unit.fresh("k"), self.width
+        place, kind = self.unit.places[e.tensor], self.unit.axis_type(self.unit.ranges[self.lane][1])
+        self.unit.ranges[lane] = self.unit.ranges[self.lane]
+        inner = Block(self.unit, self)
+        inner.line(f"const {kind} {lane} = {self.lane} + {k};")
+        address = inner.address(place, tuple(ex.substitute(i, {self.lane: Ref(lane)}) for i in e.indices))
+        inner.line(f"{name}[{k}] = {self._row(place, address, 1)};")
+        self.line(f"rm_f{w} {name}[{w}];")
+        self.lines += [f"for (int {k} = 0; {k} < {w}; ++{k}) {{", *(f"  {t}" for t in inner.lines), "}"]
+        self.line(f"rm_turn{w}({name});")
+        for j in range(w):
+            indices = (ex.substitute(i, {near: ex.add(near, j)}) for i in e.indices)
+            self.memo[Load(e.tensor, tuple(tidy(i) for i in indices))] = Val(f"{name}[{j}]", "float32", atom=True, lanes=w)
+
     def load(self, e: Load) -> Val:
         """A load: one vector where the lanes are one or two elements apart."""
         if not self._varies(e):

@@ -46,6 +46,7 @@ class Nest:
     names: list[str] = field(init=False)
     blocking: dict[int, int] = field(default_factory=dict)
     shift: list[int] = field(default_factory=list)
+    turned: tuple[Load, ...] = ()
 
     def __post_init__(self) -> None:
         self._join()
@@ -71,6 +72,7 @@ class Nest:
         limit = 4 if single else math.prod(self.stage.extents) // THREADS
         plan = choose(self.unit, self.stage, list(roots.values()), places, limit, axes=1 if single else 2)
         self.blocking, self.unit.columns, self.unit.unrolled = plan.blocking, plan.columns, plan.unrolled
+        self.turned = plan.turned
         row = plan.row.axis if plan.row is not None else -1
         self.shift = [self._apart(d, plan.row) for d in range(len(self.names))]
         for d, block in self.blocking.items():
@@ -109,8 +111,12 @@ class Nest:
             body.line(f"const {kind} {self.names[d]} = {self._ends(body, d)[0]};")
             self._loops(body, order[1:], row)
             return
-        head = body.loop(self.names[d], *self._ends(body, d), self.stage.root.axes[d].extent, self.blocking.get(d, 1))
-        with body.nest(head) as inner:
+        block, extent, (low, high) = self.blocking.get(d, 1), self.stage.root.axes[d].extent, self._ends(body, d)
+        uneven = block > 1 and self.stage.extents[d] % block
+        at = self.unit.fresh("n") if uneven else self.names[d]
+        with body.nest(body.loop(at, low, high, extent, block)) as inner:
+            if uneven:  # the last square begins earlier, and writes some elements again
+                inner.line(f"const {self.unit.axis_type(extent)} {self.names[d]} = rm_min_i32({at}, {high} - {block});")
             self._loops(inner, order[1:], row)
 
     def _row(self, body: Block, row: LaneAxis) -> None:
@@ -172,6 +178,8 @@ class Nest:
     def _vector(self, body: Block, row: LaneAxis, padded: bool = False, whole: bool = False) -> None:
         lane = self.names[row.axis]
         block = LaneBlock(self.unit, body, lane=lane, width=row.width, padded=padded, whole=whole)
+        for load in self.turned:
+            block.turn(load, next(self.names[d] for d in self.blocking))
         self._elements(block)
         body.lines += block.lines
 

@@ -19,6 +19,10 @@ from rammer.ir.expr import Expr, Interval, Load, Op, Ref, integer
 _FOLD = 8.0
 #: Points of the largest window that is written out, and statements that a block of windows may have.
 _UNROLLED, _STATEMENTS = 64, 200
+#: Loads of the largest map that is written out for a square of vectors.
+_TURNED = 4
+#: Vector accesses that a vector of a square costs: its load, and its share of the shuffles.
+_SQUARE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,14 @@ class LaneAxis:
 @dataclass(frozen=True, slots=True)
 class RowPlan:
     """``row``: the lane axis, None for scalars. ``columns``: reductions whose own axis is vectorised.
-    ``blocking``: elements computed together, by axis number. ``unrolled``: reductions written out."""
+    ``blocking``: elements computed together, by axis number. ``unrolled``: reductions written out. ``turned``: loads of maps
+    whose neighbours lie along the blocked axis, of which a square of vectors is read and transposed."""
 
     row: LaneAxis | None
     columns: dict[str, Column]
     blocking: dict[int, int]
     unrolled: frozenset[str] = frozenset()
+    turned: tuple[Load, ...] = ()
 
 
 def choose(
@@ -68,6 +74,9 @@ def choose(
             windows = _windows(stage, heads, found, row)
             if windows is not None:
                 return RowPlan(row, {}, windows, frozenset(c.name for c in heads))
+        turned = _turned(unit, stage, found, row.axis)
+        if turned is not None:
+            return RowPlan(row, {}, {turned[0]: row.width}, frozenset(), turned[1])
         return RowPlan(row, {}, blocking or _wide(stage, found, row) or _lines(unit, stage, found, row))
     return RowPlan(None, {}, _blocking(stage, found, -1, (), limit, axes))
 
@@ -83,7 +92,9 @@ def _choose_row(
         width = _width(unit, count)
         if not width:
             continue
-        cost = sum(r.weight * access_cost(unit, r.load, f"x{d}", width) for r in found)
+        turned = _turned(unit, stage, found, d)
+        squares = turned[1] if turned is not None else ()
+        cost = sum(_SQUARE if r.load in squares else r.weight * access_cost(unit, r.load, f"x{d}", width) for r in found)
         cost += sum(vector_cost(p.strides[d], width) for p in stores)
         cost *= -(-count // width) / count
         if cost < best:
@@ -240,6 +251,29 @@ def _lines(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], row:
             if d != row.axis and block > 1 and even and step(unit, r.load, f"x{d}") == 1:
                 return {d: block}
     return {}
+
+
+def _turned(unit: FunctionContext, stage: Stage, found: Sequence[StageLoad], lane: int) -> tuple[int, tuple[Load, ...]] | None:
+    """The axis along which the neighbours of a map's loads lie whose lanes, along axis number ``lane``, are far apart, and those
+    loads."""
+    width = _width(unit, stage.extents[lane])
+    padded = any(r.load.fill is not None for r in found)
+    if not width or padded or len(found) > _TURNED or any(r.reducer for r in found) or not _constant(stage, lane):
+        return None
+    name = f"x{lane}"
+    far = [r.load for r in found if r.load.tensor not in unit.inlined and step(unit, r.load, name) not in (None, 0, 1, 2)]
+    for d, count in enumerate(stage.extents):
+        if d == lane or count < width or not _constant(stage, d):
+            continue
+        near = [e for e in far if unit.dtypes[e.tensor] in STORED and step(unit, e, f"x{d}") == 1]
+        if near:
+            return d, tuple(dict.fromkeys(near))
+    return None
+
+
+def _constant(stage: Stage, d: int) -> bool:
+    """Whether every task's box is as wide along an axis."""
+    return fold("sub", stage.box[d].high, stage.box[d].low) == integer(stage.extents[d])
 
 
 def _width(unit: FunctionContext, count: int) -> int:

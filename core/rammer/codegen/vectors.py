@@ -2,7 +2,8 @@
 
 ``rm_f{W}`` is a vector and ``rm_i{W}`` a mask of 0 and -1. ``rm_vload``/``rm_vstore`` need no alignment,
 ``rm_veven`` loads every second element; ``rm_hload`` and its kin do so where memory is float16. ``rm_vsel`` chooses by
-mask, ``rm_within`` tests ``i + s * lane`` against ``[0, n)``, ``rm_fold_sum`` and its kin combine the lanes.
+mask, ``rm_within`` tests ``i + s * lane`` against ``[0, n)``, ``rm_fold_sum`` and its kin combine the lanes, ``rm_turn``
+transposes as many vectors as they have lanes.
 """
 
 from __future__ import annotations
@@ -80,6 +81,13 @@ static inline rm_f{w} rm_veven{w}(const float *p) {{
   return __builtin_shuffle(rm_vload{w}(p), rm_vload{w}(p + {last}), (rm_i{w}){{{even}}});
 #endif
 }}
+#ifdef __clang__
+#define rm_evens{w}(a, b) __builtin_shufflevector(a, b, {evens})
+#define rm_odds{w}(a, b) __builtin_shufflevector(a, b, {odds})
+#else
+#define rm_evens{w}(a, b) __builtin_shuffle(a, b, (rm_i{w}){{{evens}}})
+#define rm_odds{w}(a, b) __builtin_shuffle(a, b, (rm_i{w}){{{odds}}})
+#endif
 static inline rm_f{w} rm_vmax{w}(rm_f{w} a, rm_f{w} b) {{
   rm_i{w} m = (a > b) | (a != a);
   return rm_vsel{w}(m, a, b);
@@ -96,8 +104,9 @@ class Vectors:
     """How a language spells them.
 
     ``template``: text of one width ``w``, with ``bytes``, ``last`` (its last lane), ``lanes`` (their numbers) and ``even``
-    (the lanes that ``rm_veven`` takes of two vectors); ``head``: qualifiers of a function; ``lane``: lane ``k`` of a vector
-    ``v``; ``function``: text that gives a function of ``MATH`` its ``vector_name``; ``halves``: a vector has ``.lo`` and ``.hi``.
+    (the lanes that ``rm_veven`` takes of two vectors), ``evens`` and ``odds`` (of both); ``head``: qualifiers of a function;
+    ``lane``: lane ``k`` of a vector ``v``; ``function``: text that gives a function of ``MATH`` its ``vector_name``; ``halves``:
+    a vector has ``.lo`` and ``.hi``.
     """
 
     template: str
@@ -141,10 +150,33 @@ def vectors(spelled: Vectors) -> str:
         # A stride-2 load: half from one vector, half from the one that ends on its last element.
         even = ", ".join(str(2 * k if 2 * k < w else 2 * k + 1) for k in range(w))
         lanes = ", ".join(map(str, range(w)))
-        parts.append(spelled.template.format(w=w, bytes=4 * w, last=w - 1, even=even, lanes=lanes))
-        parts.append(_folds(w, spelled))
+        evens, odds = (", ".join(map(str, range(k, 2 * w, 2))) for k in (0, 1))
+        places = {"lanes": lanes, "even": even, "evens": evens, "odds": odds}
+        parts.append(spelled.template.format(w=w, bytes=4 * w, last=w - 1, **places))
+        parts += [_folds(w, spelled), _turn(w, spelled)]
         parts += [spelled.function(name, w) for name in sorted(MATH, key=_place)]
     return "".join(parts)
+
+
+def _turn(w: int, spelled: Vectors) -> str:
+    """A function that exchanges rows and columns of ``w`` vectors: each step puts the even lanes of two of them side by side, and
+    the odd ones."""
+    lines = list[str]()
+    names = [f"v[{k}]" for k in range(w)]
+    step, number = 1, 0
+    while step < w:
+        made = list[str]()
+        for k in range(0, w, 2):
+            pair = names[k], names[k + 1]
+            for odd in (0, 1):
+                made.append(f"t{number}")
+                pick = ("rm_evens", "rm_odds")[odd]
+                lines.append(f"const rm_f{w} t{number} = {pick}{w}({pair[0]}, {pair[1]});")
+                number += 1
+        names = made[0::2] + made[1::2]
+        step *= 2
+    lines += [f"v[{k}] = {name};" for k, name in enumerate(names)]
+    return f"{spelled.head} void rm_turn{w}(rm_f{w} *v) {{ {' '.join(lines)} }}\n"
 
 
 def _folds(w: int, spelled: Vectors) -> str:

@@ -47,6 +47,8 @@ _VECTORS = """
 #define rm_every{w}(x) ((int{w})(-(x)))
 #define rm_vsel{w}(m, a, b) select(b, a, m)
 #define rm_within{w}(i, s, n) (((uint{w})((uint)(i)) + (uint)(s) * (uint{w})({lanes})) < (uint{w})(n))
+#define rm_evens{w}(a, b) ((float{w})((a).even, (b).even))
+#define rm_odds{w}(a, b) ((float{w})((a).odd, (b).odd))
 inline static float{w} rm_vmax{w}(float{w} a, float{w} b) {{ return select(b, a, (a > b) | (a != a)); }}
 inline static float{w} rm_vmin{w}(float{w} a, float{w} b) {{ return select(b, a, (a < b) | (a != a)); }}
 """

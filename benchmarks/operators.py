@@ -2,7 +2,7 @@
 
     python benchmarks/operators.py --kinds conv,pool --count 40 --seed 1 --out rows.jsonl
     python benchmarks/operators.py --case conv:1:17
-    python benchmarks/operators.py --count 0 --rows rows.jsonl --markdown results/cpu_operators.md
+    python benchmarks/operators.py --count 0 --rows rows.jsonl --markdown cpu_operators.md
 
 Runs of both alternate in one process in short bursts, so that other load on the machine meets both; what is compared are the
 medians over bursts. Ours are runs on inputs that are there already, less those of an empty program: a launch, and copies between

@@ -130,7 +130,7 @@ _TABLES: Final = (
         devices=("cuda",),
     ),
     Table("four-bits", "weights of 4 bits beside ONNX Runtime", "four_bits", spelled=_MARKED),
-    Table("operators", "models of one operator beside ONNX Runtime", "operators"),
+    Table("operators", "models of one operator beside ONNX Runtime", "operators", spelled=_MARKED),
     Table("exports", "torch's exports beside the zoo's models", "exports", spelled=_MARKED, devices=("cuda",)),
     Table("half-models", "errors of float16 against torch's", "half_models", spelled=_MARKED, devices=("cuda",)),
     Table("planted", "faults planted into kernels and found", "planted", spelled={"device": "--device"}),

@@ -28,4 +28,5 @@ def test_a_row_has_both_times_and_the_kernels(seed: int, monkeypatch: pytest.Mon
     monkeypatch.setattr("operators.BURSTS", 1)
     row = measured(drawn("pool", seed, 0), "pool", How("rocm", 1, False, False, 0.0, {}))
     assert row.error < WRONG and min(row.ours, row.theirs, row.floor, row.compile) > 0
-    assert np.isclose(float(line(row)[0]), row.ratio, atol=0.01) and "generic" in row.kernels
+    assert np.isclose(float(line(row)[0]), row.ratio, atol=0.01)
+    assert row.kernels.startswith(("generic[", "image["))

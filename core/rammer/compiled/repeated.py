@@ -10,11 +10,13 @@ from rammer.compiled.segments import HostSegment, ProgramSegment, Segment
 from rammer.compiled.uses import Uses
 from rammer.device.operators import CustomOperators
 from rammer.errors import BadInput
+from rammer.frontend.control import graph_of
 from rammer.frontend.lower import Lowerings
 from rammer.frontend.rolled import bound_turn, rolled_turn
 from rammer.frontend.sections import split_segments
 from rammer.ir.graph import Graph, Node
 from rammer.ir.verify import verify
+from rammer.passes.stacks import STATES
 from rammer.plan.repeat import repeated, turn_ports
 
 
@@ -40,9 +42,15 @@ class TurnSteps:
         return replace(made, program=program, constants={**made.constants, **first}, compute=None)
 
 
+def _many_steps(node: Node) -> bool:
+    """Whether a turn has recurrent layers, as those that pass ``roll`` makes do: of lighter ones the host runs many as one
+    program."""
+    return any(n.op_type in STATES for n in graph_of(node.attributes["body"]).node)
+
+
 def hosted(graph: Graph, node: Node, why: str, steps: TurnSteps | None, custom: CustomOperators) -> Segment:
     """The segment of an operator that has no tensor expression, as ``why`` tells; ``steps`` of devices that repeat programs."""
-    if steps is not None and node.op == "Scan" and not node.domain:
+    if steps is not None and node.op == "Scan" and not node.domain and _many_steps(node):
         try:
             return steps.all_turns(graph, node)
         except BadInput as problem:

@@ -94,7 +94,7 @@ def test_a_candidate_that_breaks_the_device_costs_itself(
     kept, measurer = measured(open_hazard(_1=deed), 3.0, monkeypatch)  # type: ignore[operator]
     assert kept and all(k.operator.task_count % 3 != 1 and k.alone != os.getpid() for k in kept)
     told = capfd.readouterr().err
-    assert said in told and "candidate left out: operator" in told
+    assert said in told and "candidate left out: operator " in told
     assert measurer.started == 1 + told.count("candidate left out")  # each cost its process, and nothing else did
 
 

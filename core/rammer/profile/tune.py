@@ -133,22 +133,23 @@ class Tuner:
         return (kernels[0],) if thrifty is kernels[0] else (kernels[0], thrifty)
 
     def _measure(self, options: Sequence[ROperator], binding: Binding) -> tuple[RKernel, ...]:
-        profiler, timed, lost = self.backend.profiler, list[RKernel](), list[DeviceFailure]()
+        profiler, timed, lost = self.backend.profiler, list[RKernel](), list[tuple[ROperator, DeviceFailure]]()
         timer = self.timer or profiler.task_time
         for option in options[: MEASURED[self.level]]:
             kernel = self.backend.kernel(option, binding)
             try:
                 alone, crowded = timer(kernel, binding)
             except DeviceFailure as problem:  # its loss, not the compile's
-                print(f"rammer: warning: candidate left out: {option}\n  {problem.what}", file=sys.stderr)
-                lost.append(problem)
+                lost.append((option, problem))
                 continue
             origin = "simulated" if self.backend.vdevice.simulated else "measured"
             resources = profiler.resources(kernel, binding)
             timed.append(replace(kernel, alone=alone, crowded=crowded, origin=origin, compiled=resources))
             self.measured += 1
         if not timed:
-            raise lost[-1]
+            raise lost[-1][1]
+        for option, reason in lost:
+            print(f"rammer: warning: candidate left out: {option.head()}: {reason.what}", file=sys.stderr)
         veus = self.backend.vdevice.veus
         ranked = sorted(timed, key=lambda k: k.operator_time(veus))
         thrifty = min(timed, key=_veu_seconds)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from rammer.device.arrays import on_host
 from rammer.ir.formats import numpy_type
 from rammer.runtime.bound import ModelBound
 from rammer.runtime.specialised import Specialised
@@ -33,7 +34,9 @@ class TurningProgram:
         states = range(len(turns.states))
         there = special.bind(blank, {}, pinned=False)
         again = {turns.name("state", i): there.outputs[turns.name("after", i)] for i in states}
-        into = {turns.name("after", i): there.inputs[turns.name("state", i)] for i in states}
+        # A state that no turn reads stays the host's array, where a device with memory of its own cannot write it, and need not.
+        pairs = [(turns.name("after", i), there.inputs[turns.name("state", i)]) for i in states]
+        into = {after: array for after, array in pairs if on_host(array) == on_host(there.outputs[after])}
         back = special.bind({**there.inputs, **again}, into, pinned=False)
         self._bounds = there, back
         self._after = [turns.name("after", i) for i in states]
